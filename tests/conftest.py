@@ -1,4 +1,5 @@
-"""What holds for every test: property tests have no deadline, since a machine under load is slow and not wrong."""
+"""What holds for every test: property tests have no deadline, since a machine under load is slow
+and not wrong."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ COVERED_ELSEWHERE = (
     "test_traced_accumulation.py",
     "test_traced_answers.py",
 )
-"""Files that run the same lines for the hundredth time, on other cases: following them there would take a third of CI's time, and what
-CI says is covered is covered without them."""
+"""Files that run the same lines for the hundredth time, on other cases: following them there would
+take a third of CI's time, and what CI says is covered is covered without them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,8 @@
-"""The real backends that this project offers through the entry-point group `zsim.backends`: fake, gloo and nccl.
+"""The real backends that this project offers through the entry-point group `zsim.backends`: fake,
+gloo and nccl.
 
-Importing this module loads no torch; making a backend does, and says how to install it when it is not there.
+Importing this module loads no torch; making a backend does, and says how to install it when it is
+not there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ MAX_PROCESSES = 64
 
 
 def _require_torch(name: str) -> None:
-    """BackendUnavailableError where there is no torch, or one that does not load: half installed, or without a library that it needs."""
+    """BackendUnavailableError where there is no torch, or one that does not load: half installed,
+    or without a library that it needs."""
     spec = find_spec("torch")
     if spec is None:
         raise BackendUnavailableError(
@@ -33,19 +36,21 @@ def _require_torch(name: str) -> None:
             remedy="pip install 'zsim[real]'",
         )
     try:
-        import torch  # noqa: F401 -- whether it can be
+        import torch  # noqa: F401
     except Exception as error:  # whatever a broken installation raises
         said = str(error).strip().partition("\n")[0][:300]
         raise BackendUnavailableError(
             where=f"backend {name}",
             expected="a torch that can be imported",
             found=f"one at {spec.origin} that cannot: {type(error).__name__}: {said}",
-            remedy="install it anew, pip install --force-reinstall 'zsim[real]', or take what shadows it off the path",
+            remedy="install it anew, pip install --force-reinstall 'zsim[real]', or take what "
+                   "shadows it off the path",
         ) from error
 
 
 def _require_transformers(scenario: Scenario, name: str) -> None:
-    """BackendUnavailableError for a config.json where what makes modules of it is not there, or is another than was observed."""
+    """BackendUnavailableError for a config.json where what makes modules of it is not there, or is
+    another than was observed."""
     if not isinstance(scenario.model, TransformersModel):
         return
     try:
@@ -62,7 +67,8 @@ def _require_transformers(scenario: Scenario, name: str) -> None:
 
 
 class FakeBackend:
-    """One process stands for any rank of any world: real memory and order, collectives that move nothing."""
+    """One process stands for any rank of any world: real memory and order, collectives that move
+    nothing."""
 
     name = "fake"
 
@@ -84,12 +90,11 @@ class FakeBackend:
         if options.all_ranks:
             ranks = tuple(range(scenario.world_size))
         return Run(
-            scenario=scenario.name,
-            backend=self.name,
-            interpreter=interpreter,
-            world_size=scenario.world_size,
-            mesh=scenario.mesh,
-            ranks=tuple(worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks),
+            scenario=scenario.name, backend=self.name, interpreter=interpreter,
+            world_size=scenario.world_size, mesh=scenario.mesh,
+            ranks=tuple(
+                worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks
+            ),
             provenance=worker.provenance(scenario, device="cpu")
             | {"memory": EXACT}  # no thread but the host's lets go of anything
             | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
@@ -103,13 +108,15 @@ class GlooBackend:
     device = "cpu"
 
     def capabilities(self) -> Capabilities:
-        """Memory and numerics, and nothing of when single operators ran. A Run has a step time all the same, to calibrate on, and to be
-        compared with predictions for hardware that is calibrated."""
+        """Memory and numerics, and nothing of when single operators ran. A Run has a step time all
+        the same, to calibrate on, and to be compared with predictions for hardware that is
+        calibrated."""
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        """The Run of every rank; IncompleteRunError, with what all had ended by then, when one fails."""
+        """The Run of every rank; IncompleteRunError, with what all had ended by then, when one
+        fails."""
         _require_torch(self.name)
         if scenario.world_size > MAX_PROCESSES:
             raise BackendUnavailableError(
@@ -126,7 +133,9 @@ class GlooBackend:
         interpreter = worker.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
         if self.device == "cpu":
-            room.require_room(scenario, backend=self.name, processes=scenario.world_size, parity=True)
+            room.require_room(
+                scenario, backend=self.name, processes=scenario.world_size, parity=True
+            )
         job: dict[str, Any] = {
             "text": scenario.text,
             "where": f"{scenario.name}.toml",
@@ -138,7 +147,8 @@ class GlooBackend:
         failure: LaunchError | None = None
         try:
             tables = launch.launch(
-                "zreal.worker:gloo_rank", job, world_size=scenario.world_size, timeout_s=options.timeout_s
+                "zreal.worker:gloo_rank", job, world_size=scenario.world_size,
+                timeout_s=options.timeout_s,
             )
         except LaunchError as error:
             failure, tables = error, [table for _, table in sorted(error.results.items())]
@@ -182,7 +192,8 @@ class NcclBackend(GlooBackend):
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        """As gloo. NCCL refuses two ranks on one device unless their NCCL_HOSTID differ, so more ranks than devices are too."""
+        """As gloo. NCCL refuses two ranks on one device unless their NCCL_HOSTID differ, so more
+        ranks than devices are too."""
         import torch
 
         devices = torch.cuda.device_count()

@@ -1,4 +1,5 @@
-"""The only file that touches names of torch which are private or may move. One small function per name, one test each."""
+"""The only file that touches names of torch which are private or may move. One small function per
+name, one test each."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def is_dtensor_type(kind: type) -> bool:
 def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     """The fake process group, whose collectives return at once and move nothing.
 
-    At its end DTensor forgets what it has cached of meshes: a mesh of the same shape would be taken for one whose groups are gone.
+    At its end DTensor forgets what it has cached of meshes: a mesh of the same shape would be taken
+    for one whose groups are gone.
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
@@ -45,27 +47,32 @@ def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
 
 
 def hybrid_shard_grad_op() -> ShardingStrategy:
-    """FSDP's strategy that shards over one axis of a mesh and keeps what forward gathered until backward."""
+    """FSDP's strategy that shards over one axis of a mesh and keeps what forward gathered until
+    backward."""
     return ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
 def flat_parameters(root: FullyShardedDataParallel) -> list[torch.Tensor]:
-    """The flat parameters of a module: a rank's shards as they are, of which its parameters may be views."""
+    """The flat parameters of a module: a rank's shards as they are, of which its parameters may be
+    views."""
     found = (module._flat_param for module in FullyShardedDataParallel.fsdp_modules(root))
     return [flat for flat in found if flat is not None]
 
 
 def ddp_bucket_caps() -> tuple[int, int]:
-    """The bytes at which DistributedDataParallel closes its first and its later buckets when no cap is given."""
+    """The bytes at which DistributedDataParallel closes its first and its later buckets when no cap
+    is given."""
     first: int = dist._DEFAULT_FIRST_BUCKET_BYTES
     later: int = distributed._DEFAULT_BUCKET_CAP_MB * 1024 * 1024
     return first, later
 
 
 def forget_peak(tracker: FSDPMemTracker) -> None:
-    """Let a memory tracker find its peak anew: that of its first iteration counts tensors that nobody ever made.
+    """Let a memory tracker find its peak anew: that of its first iteration counts tensors that
+    nobody ever made.
 
-    Under a FakeTensorMode, DTensor's sharding propagation makes global-shape tensors in that mode, which the tracker takes for real.
+    Under a FakeTensorMode, DTensor's sharding propagation makes global-shape tensors in that mode,
+    which the tracker takes for real.
     """
     tracker._peak_mem.clear()
     tracker._peak_mem_snap.clear()
@@ -74,7 +81,8 @@ def forget_peak(tracker: FSDPMemTracker) -> None:
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
     """The process group among a c10d operator's arguments, None if there is none."""
     for argument in arguments:
-        if isinstance(argument, str):  # functional collectives name their group, besides the reduction
+        # functional collectives name their group, besides the reduction
+        if isinstance(argument, str):
             with suppress(RuntimeError, ValueError, KeyError):
                 return cast(Any, _resolve_process_group)(argument)
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
@@ -95,7 +103,8 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *, group: dist.Pr
 
 
 def fake_mode() -> Any:
-    """A context in which tensors have shapes and no memory; operators that would need values to run are refused."""
+    """A context in which tensors have shapes and no memory; operators that would need values to run
+    are refused."""
     return FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
 
@@ -106,7 +115,8 @@ def real_tensors() -> Any:
 
 @contextmanager
 def failures_unlogged() -> Iterator[None]:
-    """Inside, torch does not log the traceback of an operator that fails on fake tensors: the error itself is raised all the same."""
+    """Inside, torch does not log the traceback of an operator that fails on fake tensors: the error
+    itself is raised all the same."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def other(record: logging.LogRecord) -> bool:
@@ -121,7 +131,8 @@ def failures_unlogged() -> Iterator[None]:
 
 @contextmanager
 def nothing_drawn() -> Iterator[None]:
-    """Inside, truncated normal distributions are not drawn, as torch then asks whether values lie in their bounds; others ask nothing."""
+    """Inside, truncated normal distributions are not drawn, as torch then asks whether values lie
+    in their bounds; others ask nothing."""
     original = torch.nn.init._no_grad_trunc_normal_
     torch.nn.init._no_grad_trunc_normal_ = _undrawn
     try:
@@ -152,12 +163,14 @@ def next_sequence_number() -> int:
 
 
 def sequence_number(node: Any) -> int:
-    """The number of a node of autograd's graph; of two that are ready the engine takes the one with the larger number."""
+    """The number of a node of autograd's graph; of two that are ready the engine takes the one with
+    the larger number."""
     return int(node._sequence_nr())
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often the memory of a tensor has been changed in place, whoever of those that share it did it."""
+    """How often the memory of a tensor has been changed in place, whoever of those that share it
+    did it."""
     return int(tensor._version)
 
 
@@ -172,5 +185,8 @@ def below_autograd() -> Any:
 
 
 def run_backward(result: torch.Tensor, gradient: torch.Tensor) -> None:
-    """`torch.autograd.backward(result, gradient)` without its detour through torch-function modes, which would be off inside it."""
-    _engine_run_backward((result,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    """`torch.autograd.backward(result, gradient)` without its detour through torch-function modes,
+    which would be off inside it."""
+    _engine_run_backward(
+        (result,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )

@@ -1,6 +1,8 @@
-"""What one rank runs: a scenario, observed or executed, with its parity to the single-process reference.
+"""What one rank runs: a scenario, observed or executed, with its parity to the single-process
+reference.
 
-Also the entry point under a cluster's own launcher: `torchrun … -m zreal.worker SCENARIO --save measured.json`.
+Also the entry point under a cluster's own launcher: `torchrun … -m zreal.worker SCENARIO --save
+measured.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from zsim.scenario.scenario import Scenario, load, parse
 
 RENDEZVOUS_S = 60.0
 SAMPLES = 3
-"""Last steps of which the lowest peak is the steady one where other threads, as gloo's, may hold a buffer a moment too long."""
+"""Last steps of which the lowest peak is the steady one where other threads, as gloo's, may hold a
+buffer a moment too long."""
 
 Keep = Callable[[dict[str, Any]], None]
 
@@ -52,20 +55,27 @@ class LauncherError(ZsimError):
 
 
 def interpreter_of(scenario: Scenario, asked: str | None) -> str:
-    """ "observer" where torch has the strategy itself, else "executor"; InterpreterError when the one asked for has not."""
-    can = [name for name, table in (("observer", SUBJECTS), ("executor", RANKS)) if scenario.strategy in table]
+    """"observer" where torch has the strategy itself, else "executor"; InterpreterError when the
+    one asked for has not."""
+    can = [
+        name
+        for name, table in (("observer", SUBJECTS), ("executor", RANKS))
+        if scenario.strategy in table
+    ]
     if not can:
         raise BackendUnavailableError(
             where=f"strategy {scenario.strategy}",
             expected="an interpreter that runs it for real",
             found="none",
-            remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in zreal/observer/subjects/table.py, or use --backend sim",
+            remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in "
+                   "zreal/observer/subjects/table.py, or use --backend sim",
         )
     if asked is None:
         return can[0]
     if asked not in can:
         raise InterpreterError(
-            where="--interpreter", expected=f"{' or '.join(can)} for {scenario.strategy}", found=asked
+            where="--interpreter", expected=f"{' or '.join(can)} for {scenario.strategy}",
+            found=asked,
         )
     return asked
 
@@ -80,7 +90,8 @@ def run_rank(
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
 ) -> RankRun:
-    """Run `scenario` on this rank of an existing process group; with `parity`, compare parameters with the reference and time steps."""
+    """Run `scenario` on this rank of an existing process group; with `parity`, compare parameters
+    with the reference and time steps."""
     samples = SAMPLES if parity else 1
     steps = max(3, scenario.steps, 2 + samples)
     if interpreter == "observer":
@@ -117,10 +128,15 @@ def run_rank(
         initial, step_difference = done.initial, done.step_difference
     if not parity:
         return run
-    numbers = _numerics(scenario, steps, losses, parameters, gradients, initial, step_difference, progress=progress)
+    numbers = _numerics(
+        scenario, steps, losses, parameters, gradients, initial, step_difference, progress=progress
+    )
     del parameters, gradients, initial
-    # At the end, since parameters move on: what they were compared with is what the watched steps made of them.
-    return replace(run, numerics=numbers, step_time_ns=step_time.step_time_ns(plain_step, device=device))
+    # At the end, since parameters move on: what they were compared with is what the watched steps
+    # made of them.
+    return replace(
+        run, numerics=numbers, step_time_ns=step_time.step_time_ns(plain_step, device=device)
+    )
 
 
 def _numerics(
@@ -136,7 +152,9 @@ def _numerics(
 ) -> Numerics:
     """How far `steps` steps took this rank's world from where they take a single process."""
     progress(REFERENCE)
-    reference = numerics.reference(scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype)
+    reference = numerics.reference(
+        scenario, steps=steps, stepped_in=next(iter(parameters.values())).dtype
+    )
     difference, furthest = numerics.largest(numerics.relative_differences(parameters, reference))
     expected = numerics.gradients_at(scenario, parameters, step=steps)
     gradient, of = numerics.largest(numerics.gradient_differences(gradients, expected))
@@ -155,10 +173,15 @@ def _numerics(
 
 
 def _initial_difference(found: dict[str, Tensor], reference: numerics.Reference) -> float | None:
-    """How far what is stepped began from the model that the reference began with; None where nobody kept it."""
+    """How far what is stepped began from the model that the reference began with; None where nobody
+    kept it."""
     if not found:
         return None
-    began = {name: found[name].reshape(want.shape) for name, want in reference.initial.items() if name in found}
+    began = {
+        name: found[name].reshape(want.shape)
+        for name, want in reference.initial.items()
+        if name in found
+    }
     return largest_difference(began, reference.initial)
 
 
@@ -166,12 +189,15 @@ def _parameters_and_gradients(subject: Subject) -> tuple[dict[str, Tensor], dict
     """Every parameter and every gradient whole, on every rank."""
     if subject.whole is not None:
         return subject.whole("parameters"), subject.whole("gradients")
-    gradients = {name: p.grad for name, p in subject.module.named_parameters() if p.grad is not None}
+    gradients = {
+        name: p.grad for name, p in subject.module.named_parameters() if p.grad is not None
+    }
     return _whole(_stepped(subject)), _whole(gradients)
 
 
 def _stepped(subject: Subject) -> dict[str, Tensor]:
-    """What the optimizer steps, by the names of the module's parameters; after it those that it does not step."""
+    """What the optimizer steps, by the names of the module's parameters; after it those that it
+    does not step."""
     named = dict(subject.module.named_parameters())
     stepped = {name: p for name, p in named.items() if p.requires_grad}
     masters = dict(zip(stepped, subject.masters, strict=True)) if subject.masters else stepped
@@ -181,13 +207,16 @@ def _stepped(subject: Subject) -> dict[str, Tensor]:
 def _whole(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every parameter whole, on every rank, under the model's own fqns."""
     return {
-        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu()
+        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p)
+        .detach()
+        .cpu()
         for name, p in parameters.items()
     }
 
 
 def _c10d_backend(scenario: Scenario, device: Device) -> str:
-    """What the process group is made of: norms of offloaded gradients are all-reduced in host memory, which NCCL cannot."""
+    """What the process group is made of: norms of offloaded gradients are all-reduced in host
+    memory, which NCCL cannot."""
     if device == "cpu":
         return "gloo"
     clips_on_host = getattr(scenario.options, "offload", False) and scenario.optimizer.clip_norm
@@ -195,12 +224,16 @@ def _c10d_backend(scenario: Scenario, device: Device) -> str:
 
 
 def gloo_rank(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Callable[[str], None], keep: Keep
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
+    progress: Callable[[str], None], keep: Keep,
 ) -> dict[str, Any]:
-    """One rank of a gloo or NCCL run that zreal.processes.launch started. Returns its RankRun as a table, and keeps it by phase."""
+    """One rank of a gloo or NCCL run that zreal.processes.launch started. Returns its RankRun as a
+    table, and keeps it by phase."""
     torch.set_num_threads(1)
     device: Device = arguments["device"]
-    scenario = parse(arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"]))
+    scenario = parse(
+        arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])
+    )
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -227,7 +260,8 @@ def gloo_rank(
 
 
 def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
-    """One rank of any world in this process: real memory and real compute, collectives that move nothing."""
+    """One rank of any world in this process: real memory and real compute, collectives that move
+    nothing."""
     with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
         return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", parity=False)
 
@@ -247,10 +281,15 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
 
 
 def timed(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:
-    """The step time of a Run, which is its slowest rank's, and what its provenance says of it; None where a rank has not come so far."""
+    """The step time of a Run, which is its slowest rank's, and what its provenance says of it; None
+    where a rank has not come so far."""
     times = [rank.step_time_ns for rank in ranks]
     known = [found for found in times if found is not None]
-    return (max(known), {"timed": step_time.WORDS}) if known and len(known) == len(times) else (None, {})
+    return (
+        (max(known), {"timed": step_time.WORDS})
+        if known and len(known) == len(times)
+        else (None, {})
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -275,14 +314,12 @@ def main(arguments: list[str] | None = None) -> int:
         ranks = tuple(saved.from_table(RankRun, table) for table in gathered)
         step_time_ns, how_timed = timed(ranks)
         run = Run(
-            scenario=scenario.name,
-            backend="nccl" if device == "cuda" else "gloo",
-            interpreter=interpreter,
-            world_size=scenario.world_size,
-            mesh=scenario.mesh,
-            ranks=ranks,
-            step_time_ns=step_time_ns,
-            provenance=provenance(scenario, device=device) | how_timed | {"sees": "memory numerics"},
+            scenario=scenario.name, backend="nccl" if device == "cuda" else "gloo",
+            interpreter=interpreter, world_size=scenario.world_size, mesh=scenario.mesh,
+            ranks=ranks, step_time_ns=step_time_ns,
+            provenance=provenance(scenario, device=device)
+            | how_timed
+            | {"sees": "memory numerics"},
         )
         saved.save(run, options.save)
     dist.destroy_process_group()
@@ -290,22 +327,32 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _rank_under_torchrun(scenario: Scenario) -> int:
-    """This process's rank; LauncherError when there is no launcher or it started another number of ranks."""
+    """This process's rank; LauncherError when there is no launcher or it started another number of
+    ranks."""
     started = os.environ.get("WORLD_SIZE")
     numbers = ("WORLD_SIZE", "RANK", "MASTER_PORT")
-    known = all(os.environ.get(name, "").isdecimal() for name in numbers) and "MASTER_ADDR" in os.environ
+    known = (
+        all(os.environ.get(name, "").isdecimal() for name in numbers)
+        and "MASTER_ADDR" in os.environ
+    )
     if started is None or not known or not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
-        remedy = f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save RUN.json"
+        remedy = (
+            f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save "
+            f"RUN.json"
+        )
         expected = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher"
         raise LauncherError(where="zreal.worker", expected=expected, found="none", remedy=remedy)
     if int(started) != scenario.world_size:
         expected = f"{scenario.world_size} ranks, as the scenario's mesh has"
         raise LauncherError(
-            where=scenario.name, expected=expected, found=started, remedy="start as many, or change the mesh"
+            where=scenario.name, expected=expected, found=started,
+            remedy="start as many, or change the mesh",
         )
     rank = int(os.environ["RANK"])
     if rank >= scenario.world_size:
-        raise LauncherError(where="zreal.worker", expected=f"a RANK below {scenario.world_size}", found=str(rank))
+        raise LauncherError(
+            where="zreal.worker", expected=f"a RANK below {scenario.world_size}", found=str(rank)
+        )
     return rank
 
 

@@ -1,6 +1,7 @@
 """What can go wrong, said so that a reader can mend it.
 
-Each error has where it was found, what was expected, what was found, and how to mend it. This module knows nothing else of the package.
+Each error has where it was found, what was expected, what was found, and how to mend it. This
+module knows nothing else of the package.
 """
 
 from __future__ import annotations
@@ -14,16 +15,25 @@ MOST_ITEMS = 8
 """Of so many items of a list or a table."""
 
 def visible(text: str) -> str:
-    """`text` with a ? for each character that a terminal would not show but obey; lines and tabs stay."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    """`text` with a ? for each character that a terminal would not show but obey; lines and tabs
+    stay."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    )
 
 
 def shown(value: object) -> str:
-    """A value of a file as TOML writes it: true, 1.5, "text", ["a", "b"], { a = 1 }; null is JSON's. What is long or deep is cut."""
+    """A value of a file as TOML writes it: true, 1.5, "text", ["a", "b"], { a = 1 }; null is
+    JSON's. What is long or deep is cut."""
     if isinstance(value, str):
         return json.dumps(_cut(value), ensure_ascii=False)
     if isinstance(value, dict):
-        pairs = [f"{str(key)[:MOST_SHOWN]} = {_inner(item)}" for key, item in islice(value.items(), MOST_ITEMS)]
+        pairs = [
+            f"{str(key)[:MOST_SHOWN]} = {_inner(item)}"
+            for key, item in islice(value.items(), MOST_ITEMS)
+        ]
         return f"{{ {_cut(', '.join(pairs))} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         items = [*map(_inner, value[:MOST_ITEMS]), *(["…"] if len(value) > MOST_ITEMS else [])]
@@ -42,7 +52,8 @@ def _cut(text: str) -> str:
 
 
 class ZsimError(Exception):
-    """An error with the four things its reader needs; `exit_code` is what the command line returns for it."""
+    """An error with the four things its reader needs; `exit_code` is what the command line returns
+    for it."""
 
     exit_code = 2
 
@@ -56,7 +67,8 @@ class ZsimError(Exception):
 
 
 class ScenarioError(ZsimError):
-    """A scenario file that cannot be used. `problems` lists every complaint, one `file: key: …` line each."""
+    """A scenario file that cannot be used. `problems` lists every complaint, one `file: key: …`
+    line each."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         self.problems = tuple(map(visible, problems))
@@ -67,11 +79,13 @@ class ScenarioError(ZsimError):
 
 
 class ProgramError(ZsimError):
-    """A Program that breaks a rule of the IR: an unknown wait, a buffer freed twice, a text line that does not parse."""
+    """A Program that breaks a rule of the IR: an unknown wait, a buffer freed twice, a text line
+    that does not parse."""
 
 
 class DeadlockError(ZsimError):
-    """Ranks that wait for one another forever; the message names each waiting rank and the op it waits at."""
+    """Ranks that wait for one another forever; the message names each waiting rank and the op it
+    waits at."""
 
     exit_code = 1
 

@@ -1,8 +1,10 @@
-"""How fast it is: `python -m tests.benchmarks [--json]` measures what is promised, on this machine, and says which one it is.
+"""How fast it is: `python -m tests.benchmarks [--json]` measures what is promised, on this machine,
+and says which one it is.
 
-Not part of the suite: a time is a property of a machine. Each figure is the median of several runs, of a whole process
-where it says so; the best of them is shown beside it, since a shared machine only ever adds. A first run is not counted: after it
-modules are compiled, as they are for whoever has used `zsim` once.
+Not part of the suite: a time is a property of a machine. Each figure is the median of several runs,
+of a whole process where it says so; the best of them is shown beside it, since a shared machine
+only ever adds. A first run is not counted: after it modules are compiled, as they are for whoever
+has used `zsim` once.
 """
 
 from __future__ import annotations
@@ -43,19 +45,25 @@ def seconds(work: Callable[[], object]) -> float:
 def process(*arguments: str) -> Measure:
     """The seconds of a whole process `zsim arguments`."""
     command = [sys.executable, "-m", "zsim", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     environment |= {"PYTHONPYCACHEPREFIX": COMPILED}
-    return lambda: seconds(lambda: subprocess.run(command, check=True, capture_output=True, env=environment))
+    return lambda: seconds(
+        lambda: subprocess.run(command, check=True, capture_output=True, env=environment)
+    )
 
 
 def folded_step() -> float:
-    """One 32-layer FSDP2 step folded to its distinct ranks, from the loaded scenario to the Run, in this process."""
+    """One 32-layer FSDP2 step folded to its distinct ranks, from the loaded scenario to the Run, in
+    this process."""
     found = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
     return seconds(lambda: SimBackend().run(found, options=RunOptions()))
 
 
 def memory_timeline(name: str) -> Measure:
-    """From a loaded scenario to the memory timeline of one rank's phases, in an interpreter that has planned something else."""
+    """From a loaded scenario to the memory timeline of one rank's phases, in an interpreter that
+    has planned something else."""
 
     def measure() -> float:
         found, other = scenario.load(HERE / name), scenario.load(OTHER)
@@ -66,7 +74,8 @@ def memory_timeline(name: str) -> Measure:
 
 
 def warm_launch() -> float:
-    """Two ranks from a fork server that is warm, until both have answered; without a process group."""
+    """Two ranks from a fork server that is warm, until both have answered; without a process group.
+    """
     from zreal.processes.launch import launch
 
     def start() -> object:
@@ -77,19 +86,34 @@ def warm_launch() -> float:
 
 
 def all_ranks(name: str) -> Measure:
-    """The seconds of a whole process that simulates every rank of a scenario, saves the Run and prints its JSON."""
+    """The seconds of a whole process that simulates every rank of a scenario, saves the Run and
+    prints its JSON."""
     folder = Path(tempfile.mkdtemp())
-    return process("run", str(HERE / name), "--all-ranks", "--json", "--save", str(folder / "run.json"))
+    return process(
+        "run", str(HERE / name), "--all-ranks", "--json", "--save", str(folder / "run.json")
+    )
 
 
 BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     "zsim --help, whole process": (0.2, 7, process("--help")),
-    "64 ranks x 32 layers, --all-ranks --save, whole process": (1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")),
-    "1,024 ranks x 80 layers, --all-ranks --save, whole process": (8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")),
-    "64 ranks x 32 layers, HSDP, links shared, whole process": (3.0, 5, all_ranks("hsdp-32-layers-64-ranks.toml")),
-    "1,024 ranks x 80 layers, HSDP, links shared, whole process": (16.0, 3, all_ranks("hsdp-80-layers-1024-ranks.toml")),
-    "memory timeline, 32 layers, 8 ranks, in process": (0.010, 15, memory_timeline("fsdp2-32-layers-8-ranks.toml")),
-    "memory timeline, Llama 3 405B, 1,024 ranks, in process": (0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")),
+    "64 ranks x 32 layers, --all-ranks --save, whole process": (
+        1.5, 5, all_ranks("fsdp2-32-layers-64-ranks.toml")
+    ),
+    "1,024 ranks x 80 layers, --all-ranks --save, whole process": (
+        8.0, 3, all_ranks("fsdp2-80-layers-1024-ranks.toml")
+    ),
+    "64 ranks x 32 layers, HSDP, links shared, whole process": (
+        3.0, 5, all_ranks("hsdp-32-layers-64-ranks.toml")
+    ),
+    "1,024 ranks x 80 layers, HSDP, links shared, whole process": (
+        16.0, 3, all_ranks("hsdp-80-layers-1024-ranks.toml")
+    ),
+    "memory timeline, 32 layers, 8 ranks, in process": (
+        0.010, 15, memory_timeline("fsdp2-32-layers-8-ranks.toml")
+    ),
+    "memory timeline, Llama 3 405B, 1,024 ranks, in process": (
+        0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")
+    ),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
     "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }
@@ -102,14 +126,22 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
     software = f"Python {platform.python_version()}, torch {version('torch')}"
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {software}, load {os.getloadavg()[0]:.2f}"
+    machine = (
+        f"{os.cpu_count()} cores, {platform.machine()}, {software}, load {os.getloadavg()[0]:.2f}"
+    )
     rows = []
     for name, (target, times, measure) in BENCHMARKS.items():
         measure()
         taken = sorted(measure() for _ in range(times))
-        rows.append({"name": name, "target_s": target, "median_s": median(taken), "best_s": taken[0], "runs": times})
+        rows.append(
+            {
+                "name": name, "target_s": target, "median_s": median(taken), "best_s": taken[0],
+                "runs": times,
+            }
+        )
         if not as_json:
-            sys.stdout.write(f"{name:<58} target {target:6.3f} s   median {median(taken):6.3f}   best {taken[0]:6.3f}   of {times}\n")
+            sys.stdout.write(f"{name:<58} target {target:6.3f} s   median {median(taken):6.3f}   "
+                             f"best {taken[0]:6.3f}   of {times}\n")
             sys.stdout.flush()
     if as_json:
         sys.stdout.write(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

@@ -1,9 +1,12 @@
-"""What FSDP's hooks take the host: `python -m tests.benchmarks.hooks` measures it per unit, in forward and in backward, on this machine.
+"""What FSDP's hooks take the host: `python -m tests.benchmarks.hooks` measures it per unit, in
+forward and in backward, on this machine.
 
-Blocks of two tiny linear layers, with and without units, on the fake process group, where a collective is a call and nothing more; the
-difference between 48 and 16 blocks, so that what the root does goes out. The lowest of many steps, as a shared machine only ever adds.
-It has in it what the simulator counts by itself: the copies' kernels and the calls of the collectives. `issue_hook` of the cluster
-presets is what is left, rounded: measured on one processor, so "assumed" for those of servers.
+Blocks of two tiny linear layers, with and without units, on the fake process group, where a
+collective is a call and nothing more; the difference between 48 and 16 blocks, so that what the
+root does goes out. The lowest of many steps, as a shared machine only ever adds. It has in it what
+the simulator counts by itself: the copies' kernels and the calls of the collectives. `issue_hook`
+of the cluster presets is what is left, rounded: measured on one processor, so "assumed" for those
+of servers.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 Make = Callable[[list[nn.Module]], nn.Module]
 
 
-def _fully_shard(blocks: list[nn.Module], *, keeps: bool = False, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+def _fully_shard(
+    blocks: list[nn.Module], *, keeps: bool = False, policy: MixedPrecisionPolicy | None = None
+) -> nn.Module:
     policy = policy or MixedPrecisionPolicy()
     for block in blocks:
         fully_shard(block, mp_policy=policy, reshard_after_forward=not keeps)
@@ -36,7 +41,9 @@ def _fully_shard(blocks: list[nn.Module], *, keeps: bool = False, policy: MixedP
 
 def _flat(blocks: list[nn.Module], *, original: bool) -> nn.Module:
     def wrapped(module: nn.Module) -> FullyShardedDataParallel:
-        return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=original)
+        return FullyShardedDataParallel(
+            module, device_id=torch.device("cpu"), use_orig_params=original
+        )
 
     return wrapped(nn.Sequential(*map(wrapped, blocks)))
 
@@ -51,7 +58,10 @@ CASES: dict[str, Make] = {
 
 
 def _blocks(number: int) -> list[nn.Module]:
-    return [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)) for _ in range(number)]
+    return [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False))
+        for _ in range(number)
+    ]
 
 
 def _lowest(module: nn.Module) -> tuple[float, float]:
@@ -85,8 +95,10 @@ def main() -> None:
     with torch_private.fake_group(rank=0, world_size=8):
         for name, make in CASES.items():
             forward, backward = per_unit(make)
-            sys.stdout.write(f"{name:38} forward {1e6 * forward:4.0f} us, backward {1e6 * backward:4.0f} us per unit\n")
-    sys.stdout.write(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}\n")
+            sys.stdout.write(f"{name:38} forward {1e6 * forward:4.0f} us, backward "
+                             f"{1e6 * backward:4.0f} us per unit\n")
+    sys.stdout.write(f"{platform.machine()}, Python {platform.python_version()}, torch "
+                     f"{torch.__version__}\n")
 
 
 if __name__ == "__main__":

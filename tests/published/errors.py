@@ -1,4 +1,5 @@
-"""The README's table of errors, from the rows beside this file: `python -m tests.published.errors`."""
+"""The README's table of errors, from the rows beside this file: `python -m tests.published.errors`.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ STEPS = {
 }
 SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "small": "below 1 MiB"}
 LEFT_OUT = {"mpt_llm_foundry.csv": "1.0, 2.9"}
-"""What takes minutes and is recorded: `python -m tests.published.errors left-out`, rows left out with their GPU and model."""
+"""What takes minutes and is recorded: `python -m tests.published.errors left-out`, rows left out
+with their GPU and model."""
 WIDER, ROUNDS = 3.0, 4
-"""Of the priors there: the presets have seen these rows, so as they are they would tell what is left out."""
+"""Of the priors there: the presets have seen these rows, so as they are they would tell what is
+left out."""
 FITTED_IN_PART = {
     "fms_fsdp.csv": "never fitted, but its norms seen",
     SLOW: "its host and pauses are fitted",
@@ -40,7 +43,8 @@ FITTED_IN_PART = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of one source: predicted over measured less 1 of each row, how many lie in their band, and what the table says of rows left out."""
+    """Of one source: predicted over measured less 1 of each row, how many lie in their band, and
+    what the table says of rows left out."""
 
     words: str
     errors: tuple[float, ...]
@@ -86,21 +90,39 @@ def of_steps(file: str) -> Line:
 def of_collectives(size: Size) -> Line:
     """The line of all collectives of one size but those whose network others used."""
     rows = [row for path in sorted(FOLDER.glob("nccl_*.csv")) for row in tables.rows(path)]
-    scored = score(row for row in rows if isinstance(row, NcclRow) and not is_shared(row.inter_node) and size_of(row.size_bytes) == size)
-    unseen = figures(one.error for one in score((one.row for one in scored), predictor=predict_left_out))
-    inside = sum(one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored)
+    scored = score(
+        row
+        for row in rows
+        if isinstance(row, NcclRow)
+        and not is_shared(row.inter_node)
+        and size_of(row.size_bytes) == size
+    )
+    unseen = figures(
+        one.error for one in score((one.row for one in scored), predictor=predict_left_out)
+    )
+    inside = sum(
+        one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored
+    )
     said = f"{_percent(unseen[0])}, {_percent(unseen[2])}"
-    return Line(f"collectives {SIZES[size]}, 2 to 32 GPUs", tuple(one.error for one in scored), inside, said)
+    return Line(
+        f"collectives {SIZES[size]}, 2 to 32 GPUs", tuple(one.error for one in scored), inside, said
+    )
 
 
 def lines(*, slow: bool) -> list[str]:
     """The table's lines; without the slow source where asked."""
-    return [*(str(of_steps(file)) for file in STEPS if slow or file != SLOW), *(str(of_collectives(size)) for size in SIZES)]
+    return [
+        *(str(of_steps(file)) for file in STEPS if slow or file != SLOW),
+        *(str(of_collectives(size)) for size in SIZES),
+    ]
 
 
 def left_out(file: str) -> str:
-    """Median and 95th percentile of a file's rows, each predicted by constants fitted without its group."""
-    cases, _ = fit_steps.prepared(row for row in tables.rows(FOLDER / file) if isinstance(row, Step))
+    """Median and 95th percentile of a file's rows, each predicted by constants fitted without its
+    group."""
+    cases, _ = fit_steps.prepared(
+        row for row in tables.rows(FOLDER / file) if isinstance(row, Step)
+    )
     found = figures(fit_steps.fit(cases, wider=WIDER, rounds=ROUNDS).left_out)
     return f"{_percent(found[0])}, {_percent(found[2])} (largest {_percent(found[3])})"
 

@@ -1,7 +1,9 @@
-"""Modules with the shapes, dtypes and lifetimes of what was measured: torchtitan's Llama and nanotron's. Written for tracing.
+"""Modules with the shapes, dtypes and lifetimes of what was measured: torchtitan's Llama and
+nanotron's. Written for tracing.
 
-Kernels that torch on a CPU has not (Triton's norm, flash-attn's rotary) stand here as functions of the same inputs, outputs and
-saved tensors. Values mean nothing: only sizes and lifetimes are asked for.
+Kernels that torch on a CPU has not (Triton's norm, flash-attn's rotary) stand here as functions of
+the same inputs, outputs and saved tensors. Values mean nothing: only sizes and lifetimes are asked
+for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention, silu
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
 PRODUCT = torch.ops.aten.mm.default
@@ -33,15 +39,20 @@ class Sizes:
 
 
 class EverySecondProduct:
-    """torchtitan's selective "op" policy: outputs of attention and of the 1st, 3rd, 5th … product are kept, all else is
-    recomputed. Seven products in a block: q, v, gate and down are kept; k, o and up are not."""
+    """torchtitan's selective "op" policy: outputs of attention and of the 1st, 3rd, 5th … product
+    are kept, all else is recomputed. Seven products in a block: q, v, gate and down are kept; k, o
+    and up are not."""
 
     def __init__(self) -> None:
         self.products = {False: 0, True: 0}
 
-    def __call__(self, context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    def __call__(
+        self, context: Any, operator: Any, *arguments: Any, **options: Any
+    ) -> CheckpointPolicy:
         self.products[context.is_recompute] += operator == PRODUCT
-        kept = operator == ATTENTION or (operator == PRODUCT and self.products[context.is_recompute] % 2 == 1)
+        kept = operator == ATTENTION or (
+            operator == PRODUCT and self.products[context.is_recompute] % 2 == 1
+        )
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -54,7 +65,9 @@ class WideNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(
+            x
+        ) * self.weight
 
 
 def turned(x: Tensor, table: Tensor) -> Tensor:
@@ -74,14 +87,21 @@ class TitanBlock(nn.Module):
         self.q, self.o = plain(sizes.width, sizes.width), plain(sizes.width, sizes.width)
         self.k = plain(sizes.width, sizes.kv_heads * self.head_dim)
         self.v = plain(sizes.width, sizes.kv_heads * self.head_dim)
-        self.gate, self.up = plain(sizes.width, sizes.feed_forward), plain(sizes.width, sizes.feed_forward)
+        self.gate, self.up = (
+            plain(sizes.width, sizes.feed_forward), plain(sizes.width, sizes.feed_forward),
+        )
         self.down = plain(sizes.feed_forward, sizes.width)
 
     def attention(self, x: Tensor, table: Tensor) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (-1, self.head_dim)) for part in (self.q, self.k, self.v))
         q, k = turned(q, table), turned(k, table)
-        k, v = (part.repeat_interleave(self.repeats, dim=2) if self.repeats > 1 else part for part in (k, v))
-        mixed = scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), is_causal=True)
+        k, v = (
+            part.repeat_interleave(self.repeats, dim=2) if self.repeats > 1 else part
+            for part in (k, v)
+        )
+        mixed = scaled_dot_product_attention(
+            *(part.transpose(1, 2) for part in (q, k, v)), is_causal=True
+        )
         return self.o(mixed.transpose(1, 2).contiguous().flatten(2))
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
@@ -99,7 +119,9 @@ class Selective(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         contexts = partial(create_selective_checkpoint_contexts, EverySecondProduct())
-        return checkpoint(self.block, x, table, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        return checkpoint(
+            self.block, x, table, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+        )
 
 
 class Titan(nn.Module):
@@ -109,7 +131,9 @@ class Titan(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
         self.layers = nn.ModuleList(Selective(TitanBlock(sizes)) for _ in range(sizes.num_layers))
-        self.norm, self.head = WideNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        self.norm, self.head = (
+            WideNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False),
+        )
         pairs = sizes.width // sizes.heads // 2
         self.register_buffer("table", torch.zeros(sequence_length, pairs, dtype=torch.complex64))
 
@@ -129,7 +153,9 @@ class FusedNorm(Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor) -> Tensor:
-        context.save_for_backward(x, weight, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device))
+        context.save_for_backward(
+            x, weight, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        )
         return torch.empty_like(x)
 
     @staticmethod
@@ -194,7 +220,8 @@ class ShardedLoss(Function):
 
 
 class NanotronBlock(nn.Module):
-    """nanotron's block, sequence first: one product for q, k, v, whose parts are copied into flash-attn's layout."""
+    """nanotron's block, sequence first: one product for q, k, v, whose parts are copied into
+    flash-attn's layout."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -202,14 +229,18 @@ class NanotronBlock(nn.Module):
         self.heads, self.feed_forward = sizes.heads, sizes.feed_forward
         self.norm_1, self.norm_2 = Norm(sizes.width), Norm(sizes.width)
         self.qkv, self.o = plain(sizes.width, 3 * sizes.width), plain(sizes.width, sizes.width)
-        self.gate_up, self.down = plain(sizes.width, 2 * sizes.feed_forward), plain(sizes.feed_forward, sizes.width)
+        self.gate_up, self.down = (
+            plain(sizes.width, 2 * sizes.feed_forward), plain(sizes.feed_forward, sizes.width),
+        )
 
     def attention(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 1, 0, 3, 4).contiguous()
         pair = torch.stack([k, v]).permute(1, 2, 0, 3, 4).contiguous()
         q, pair = Turn.apply(q), TurnInPlace.apply(pair)
         k, v = (part.squeeze(2) for part in torch.split(pair, 1, dim=2))
-        mixed = scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), is_causal=True)
+        mixed = scaled_dot_product_attention(
+            *(part.transpose(1, 2) for part in (q, k, v)), is_causal=True
+        )
         return self.o(mixed.transpose(1, 2).contiguous().flatten(2).transpose(0, 1))
 
     def feed(self, x: Tensor) -> Tensor:

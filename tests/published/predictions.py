@@ -1,6 +1,8 @@
-"""Published peaks of reserved memory against what the simulator says of the same runs: `python -m tests.published.predictions`.
+"""Published peaks of reserved memory against what the simulator says of the same runs: `python -m
+tests.published.predictions`.
 
-No constant here or in zsim was fitted to these rows. It needs no torch: the models were traced before (`tests.published.traces`).
+No constant here or in zsim was fitted to these rows. It needs no torch: the models were traced
+before (`tests.published.traces`).
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ cluster = {{ preset = "dgx-h100", nodes = {nodes} }}
 strategy = {{ name = "ddp", dp_replicate = {gpus}, sync = "last", gradient_as_bucket_view = true }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 optimizer = {{ name = "adamw", implementation = "fused" }}
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One published peak. `unit` is as published; nanotron's own log divides by 1024³ and says GB, so both are read as GiB."""
+    """One published peak. `unit` is as published; nanotron's own log divides by 1024³ and says GB,
+    so both are read as GiB."""
 
     row: str
     framework: str
@@ -84,7 +87,9 @@ def rows() -> dict[str, Row]:
 
 
 def _row(table: dict[str, str]) -> Row:
-    counts = {key: int(table[key]) for key in ("gpus", "micro_batch", "sequence_length", "accumulation")}
+    counts = {
+        key: int(table[key]) for key in ("gpus", "micro_batch", "sequence_length", "accumulation")
+    }
     return Row(**(table | counts | {"peak": float(table["peak"])}))  # type: ignore[arg-type]
 
 
@@ -93,13 +98,20 @@ def _answers(scenario_of: str, *, is_traced: bool) -> tuple[Answer, Answer]:
     row = rows()[scenario_of]
     scenario = row.traced() if is_traced else row.scenario()
     program = plan(scenario, device="cuda")
-    return answer(program, scenario.cluster), answer(program, scenario.cluster, expandable_segments=True)
+    return answer(program, scenario.cluster), answer(
+        program, scenario.cluster, expandable_segments=True
+    )
 
 
 def answers(row: Row, *, is_traced: bool = True) -> tuple[Answer, Answer]:
-    """The simulator's answer, without and with expandable segments. Rows that differ in what is not modelled share one."""
+    """The simulator's answer, without and with expandable segments. Rows that differ in what is not
+    modelled share one."""
     alike = (row.framework, row.gpus, row.micro_batch)
-    first = next(other for other in rows().values() if (other.framework, other.gpus, other.micro_batch) == alike)
+    first = next(
+        other
+        for other in rows().values()
+        if (other.framework, other.gpus, other.micro_batch) == alike
+    )
     return _answers(first.row, is_traced=is_traced)
 
 
@@ -125,9 +137,11 @@ def errors(row: Row, *, is_traced: bool = True) -> tuple[float, float]:
 
 
 def table(chosen: Iterable[Row]) -> str:
-    """The error table as Markdown; reserved bytes and errors with expandable segments and without."""
+    """The error table as Markdown; reserved bytes and errors with expandable segments and without.
+    """
     head = (
-        "| run | GPUs | micro-batch | measured, GiB | allocated, GiB | reserved, GiB | error | scenario alone |",
+        "| run | GPUs | micro-batch | measured, GiB | allocated, GiB | reserved, GiB | error | "
+        "scenario alone |",
         "|---|---|---|---|---|---|---|---|",
     )
     return "\n".join((*head, *map(_line, chosen)))

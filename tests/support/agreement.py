@@ -19,15 +19,21 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
     memory = replay(program)
     found = []
     for phase in PHASES:
-        issued = [(op.kind, op.nbytes, op.group.split(":")[0]) for op in program.phase(phase) if op.kind in COLLECTIVES]
+        issued = [
+            (op.kind, op.nbytes, op.group.split(":")[0])
+            for op in program.phase(phase)
+            if op.kind in COLLECTIVES
+        ]
         seen = measured.phases[phase]
         recorded = [(one.op, one.nbytes, one.group) for one in seen.collectives]
         if issued != recorded:
             found.append(f"{phase}: issued {issued}, recorded {recorded}")
         if memory[phase].end_bytes != seen.memory.end_bytes:
-            found.append(f"{phase}: ends at {memory[phase].end_bytes}, measured {seen.memory.end_bytes}")
+            found.append(f"{phase}: ends at {memory[phase].end_bytes}, measured "
+                         f"{seen.memory.end_bytes}")
         if memory[phase].peak_bytes != seen.memory.peak_bytes:
-            found.append(f"{phase}: peak {memory[phase].peak_bytes}, measured {seen.memory.peak_bytes}")
+            found.append(f"{phase}: peak {memory[phase].peak_bytes}, measured "
+                         f"{seen.memory.peak_bytes}")
         if dict(memory[phase].held) != dict(seen.memory.held):
             found.append(f"{phase}: held {memory[phase].held}, measured {seen.memory.held}")
     return found

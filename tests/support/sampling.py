@@ -1,4 +1,5 @@
-"""Which of many alike cases the suite takes every time; the others stand behind the marker `slow`."""
+"""Which of many alike cases the suite takes every time; the others stand behind the marker `slow`.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ FEW = 4
 
 
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
-    """Every case, all but each `step`-th marked `slow`; of more than `MOST` of those only every second one is not, of twice as many every
-    third.
+    """Every case, all but each `step`-th marked `slow`; of more than `MOST` of those only every
+    second one is not, of twice as many every third.
 
-    Where cases are a product of options, the step grows until it shares no factor with the number of values of any of them, and as few
-    more are taken as it needs for each value of a short option to be among them.
+    Where cases are a product of options, the step grows until it shares no factor with the number
+    of values of any of them, and as few more are taken as it needs for each value of a short option
+    to be among them.
     """
     cases = list(cases)
     sizes = Counter(place for place, _ in {value for case in cases for value in values(case)})
@@ -33,7 +35,10 @@ def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
         place = max(range(len(cases)), key=lambda place: len(missing & values(cases[place])))
         taken.add(place)
         missing -= values(cases[place])
-    return [case if place in taken else pytest.param(*arguments(case), marks=pytest.mark.slow) for place, case in enumerate(cases)]
+    return [
+        case if place in taken else pytest.param(*arguments(case), marks=pytest.mark.slow)
+        for place, case in enumerate(cases)
+    ]
 
 
 def arguments(case: Any) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""Hypothesis strategies that several test files share: sizes, shapes and groups that are small, awkward and legal."""
+"""Hypothesis strategies that several test files share: sizes, shapes and groups that are small,
+awkward and legal."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def param_groups(draw: st.DrawFn) -> tuple[ParamGroup, ...]:
         ParamGroup(
             fqn=f"blocks.{unit}",
             parameters=tuple(
-                Parameter(fqn=f"blocks.{unit}.p{index}", shape=shape) for index, shape in enumerate(unit_shapes)
+                Parameter(fqn=f"blocks.{unit}.p{index}", shape=shape)
+                for index, shape in enumerate(unit_shapes)
             ),
         )
         for unit, unit_shapes in enumerate(sizes)

@@ -27,11 +27,16 @@ def small_model() -> ModelSpec:
 def one_unit(model: ModelSpec) -> ModelSpec:
     """`model` with all its parameters in the root's param group."""
     modules = tuple(replace(module, unit="root") for module in model.modules)
-    return replace(model, modules=modules, units=(ParamGroup(fqn="root", parameters=model.parameters),))
+    return replace(
+        model, modules=modules, units=(ParamGroup(fqn="root", parameters=model.parameters),)
+    )
 
 
-def small_training(model: ModelSpec | None = None, *, checkpointing: Checkpointing = NO_CHECKPOINTING) -> Training:
-    """The small model, or `model`, in bf16, reduced in bf16; every dim 0 divides by 8, so that nothing is padded."""
+def small_training(
+    model: ModelSpec | None = None, *, checkpointing: Checkpointing = NO_CHECKPOINTING
+) -> Training:
+    """The small model, or `model`, in bf16, reduced in bf16; every dim 0 divides by 8, so that
+    nothing is padded."""
     model = model or small_model()
     batch = Batch(micro_batch=1, sequence_length=64)
     assert all(parameter.shape[0] % 8 == 0 for parameter in model.parameters)
@@ -83,7 +88,8 @@ def ddp_bytes(training: Training, n: int) -> int:
 
 
 def model_state_bytes_before_the_optimizer(program: Program) -> int:
-    """Bytes of parameters, gradients and optimizer states of rank 0 when the steady step's optimizer begins."""
+    """Bytes of parameters, gradients and optimizer states of rank 0 when the steady step's
+    optimizer begins."""
     rank = program.of_rank(0)
     until = next(op.index for op in rank.steady if op.kind == "optimizer")
     ledger = Ledger()

@@ -1,4 +1,5 @@
-"""Programs whose times a person can follow: equal blocks, a root that takes no time, and durations of a few nanoseconds."""
+"""Programs whose times a person can follow: equal blocks, a root that takes no time, and durations
+of a few nanoseconds."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ Row = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toy:
-    """A block's `collectives` take what is given, by kind, those of the root nothing; a copy takes its `copies` share of a block's.
+    """A block's `collectives` take what is given, by kind, those of the root nothing; a copy takes
+    its `copies` share of a block's.
 
-    `forward` and `backward` of a block take what its kernels say. `issue` is what the host takes for an op, nothing by default.
+    `forward` and `backward` of a block take what its kernels say. `issue` is what the host takes
+    for an op, nothing by default.
     """
 
     collectives: Mapping[str, int]
@@ -45,7 +48,9 @@ class Toy:
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of blocks and of copies; nothing else takes any."""
         blocks = sum(kernel.flops for kernel in kernels if kernel.operator == "block")
-        copied = sum(kernel.nbytes for kernel in kernels if kernel.operator in ("copy", MOVE_GRADIENT))
+        copied = sum(
+            kernel.nbytes for kernel in kernels if kernel.operator in ("copy", MOVE_GRADIENT)
+        )
         return blocks + self.copies * copied // (8 * BLOCK_NUMEL)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
@@ -58,7 +63,8 @@ class Toy:
 
 
 def training(blocks: int, *, forward: int, backward: int, accumulation: int = 1) -> Training:
-    """`blocks` equal blocks, whose forward and backward take so many nanoseconds, and a head of the root's that takes none."""
+    """`blocks` equal blocks, whose forward and backward take so many nanoseconds, and a head of the
+    root's that takes none."""
     sizes = MlpSizes(dims=(WIDTH,) * (blocks + 1), hidden=WIDTH, num_classes=2)
     model = build(sizes, name="toy", sequence_length=1)
     batch = Batch(micro_batch=1, accumulation=accumulation)
@@ -72,14 +78,20 @@ def _timed(module: LoweredModule, *, forward: int, backward: int) -> LoweredModu
         kernels = (Kernel("block", duration, 0, "float32"),) if module.unit != ROOT else ()
         return replace(computation, kernels=kernels)
 
-    return replace(module, forward=taking(module.forward, forward), backward=taking(module.backward, backward))
+    return replace(
+        module, forward=taking(module.forward, forward), backward=taking(module.backward, backward)
+    )
 
 
 def timeline(program: Program, toy: Toy) -> list[Row]:
-    """What takes time in rank 0's steady step, in the order of its starts; equal starts in issue order."""
+    """What takes time in rank 0's steady step, in the order of its starts; equal starts in issue
+    order."""
     times = simulate(program, costs=toy).ranks[0]
     rows = [
-        (f"{op.kind} {op.unit.removeprefix('blocks.')}", times.starts[op.index], times.ends[op.index])
+        (
+            f"{op.kind} {op.unit.removeprefix('blocks.')}", times.starts[op.index],
+            times.ends[op.index],
+        )
         for op in program.of_rank(0).steady
         if times.ends[op.index] > times.starts[op.index]
     ]

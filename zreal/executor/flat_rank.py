@@ -1,7 +1,9 @@
-"""One rank's real memory under zero1, zero2 and zero3: flat buffers, freed and gathered again as the Program says.
+"""One rank's real memory under zero1, zero2 and zero3: flat buffers, freed and gathered again as
+the Program says.
 
-Buffers bear the names that the Program gives them. Each op is carried out by its kind and the buffers it allocates and
-frees; when it is carried out is the executor's business, which reads it from the Program too.
+Buffers bear the names that the Program gives them. Each op is carried out by its kind and the
+buffers it allocates and frees; when it is carried out is the executor's business, which reads it
+from the Program too.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class FlatRank:
     model: Model
     process_group: dist.ProcessGroup
     looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around collectives: copies that the backend makes inside (gloo's reduce-scatter does) are not the strategy's."""
+    """Around collectives: copies that the backend makes inside (gloo's reduce-scatter does) are not
+    the strategy's."""
     keeps_whole_gradients: bool = False
     """Whether whole gradients live until the optimizer has stepped, as in ZeRO-1."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -65,21 +68,24 @@ class FlatRank:
 
     @property
     def gradient_scale(self) -> float:
-        """What the loss's gradient begins with: each rank's share of the mean, as reductions sum."""
+        """What the loss's gradient begins with: each rank's share of the mean, as reductions sum.
+        """
         return 1 / self.process_group.size()
 
     def begin(self, *, first: bool) -> None:
         """A step begins; nothing changes between steps."""
 
     def construct(self, op: Op) -> None:
-        """Make a group's flat buffer, or free it where only the shard is kept; the model itself exists already."""
+        """Make a group's flat buffer, or free it where only the shard is kept; the model itself
+        exists already."""
         if op.kind == "copy":
             self._flatten(op)
         elif op.kind == "free":
             self._free(op)
 
     def _flatten(self, op: Op) -> None:
-        """float32 parameters become one flat buffer; 2-byte ones are views of a rounded copy of it."""
+        """float32 parameters become one flat buffer; 2-byte ones are views of a rounded copy of it.
+        """
         group, made, unit = self._groups[op.unit], _allocated(op), op.unit
         exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=self._device)
         for parameter, view in self._views(group, exact):
@@ -115,12 +121,16 @@ class FlatRank:
         return full.narrow(0, self.process_group.rank() * size, size)
 
     def _shard(self, unit: str) -> Tensor:
-        """This rank's parameters: a buffer of its own where they are sharded, else a slice of the whole."""
+        """This rank's parameters: a buffer of its own where they are sharded, else a slice of the
+        whole."""
         kept = self.buffers[f"{unit}:parameters"]
-        return kept if kept.numel() == self._groups[unit].layout.shard_numel else self._own(unit, kept)
+        return (
+            kept if kept.numel() == self._groups[unit].layout.shard_numel else self._own(unit, kept)
+        )
 
     def enter(self, module: Module, *, backward: bool) -> None:
-        """Before `module` computes: ProgramError if a parameter is not there; backward makes missing gradients."""
+        """Before `module` computes: ProgramError if a parameter is not there; backward makes
+        missing gradients."""
         used = set(used_parameters(module))
         for unit, group in self._groups.items():
             if not any(parameter.fqn in used for parameter in group.group.parameters):
@@ -144,20 +154,27 @@ class FlatRank:
         match op.kind:
             case "all_gather":
                 self._all_gather(op)
-            case "copy" if op.stream == "reduce_scatter" and f"{op.unit}:reduce_output" in self.buffers:
+            case "copy" if op.stream == "reduce_scatter" and f"{op.unit}:reduce_output" in self.buffers:  # noqa: E501
                 self._keep_output(op)
             case "copy" if op.stream != "compute":
                 self._put_back(op)
             case "copy":
                 source = self.buffers[f"{op.unit}:gradients"]
-                self.buffers[f"{op.unit}:reduce_input"] = source.to(DTYPES[self.scenario.precision.reduce])
+                self.buffers[f"{op.unit}:reduce_input"] = source.to(
+                    DTYPES[self.scenario.precision.reduce]
+                )
             case "optimizer" if op.unit == clipping.NORMS:
                 self._clipping = Clipping()
-                self._clipping.measure([*map(self._gradient, self._stepped)], sharded=self.process_group.size() > 1)
+                self._clipping.measure(
+                    [*map(self._gradient, self._stepped)], sharded=self.process_group.size() > 1
+                )
             case "all_reduce" if op.unit == clipping.NORMS:
                 self._clipping.reduce(self.process_group)
             case "optimizer" if op.unit == clipping.CLIP:
-                self._clipping.clip([*map(self._gradient, self._stepped)], max_norm=self.scenario.optimizer.clip_norm)
+                self._clipping.clip(
+                    [*map(self._gradient, self._stepped)],
+                    max_norm=self.scenario.optimizer.clip_norm,
+                )
                 self._clipping = Clipping()
             case "all_reduce" | "reduce_scatter" if not _allocated(op):
                 self._reduce_in_place(op)
@@ -168,7 +185,9 @@ class FlatRank:
             case "optimizer":
                 self._step()
             case _:
-                raise ProgramError(where=f"op {op.index}", expected="an op of zero1, zero2 or zero3", found=op.kind)
+                raise ProgramError(
+                    where=f"op {op.index}", expected="an op of zero1, zero2 or zero3", found=op.kind
+                )
 
     def _all_gather(self, op: Op) -> None:
         full = self.buffers.get(f"{op.unit}:unsharded", self.buffers[f"{op.unit}:parameters"])
@@ -182,10 +201,13 @@ class FlatRank:
             if op.kind == "all_reduce":
                 dist.all_reduce(buffer, group=self.process_group)
             else:
-                torch_private.reduce_scatter(self._own(op.unit, buffer), buffer, group=self.process_group)
+                torch_private.reduce_scatter(
+                    self._own(op.unit, buffer), buffer, group=self.process_group
+                )
 
     def _put_back(self, op: Op) -> None:
-        """Cast back what has been reduced, all of it or this rank's slice, and leave zeros elsewhere if the Program fills."""
+        """Cast back what has been reduced, all of it or this rank's slice, and leave zeros
+        elsewhere if the Program fills."""
         gradients = self.buffers[f"{op.unit}:gradients"]
         source = self.buffers.pop(f"{op.unit}:reduce_input", None)
         if source is not None and op.stream == "all_reduce":
@@ -209,10 +231,13 @@ class FlatRank:
             torch_private.reduce_scatter(output, source, group=self.process_group)
         if source is not self.buffers[f"{unit}:gradients"]:
             release(source)
-        self.buffers[f"{unit}:reduce_output" if f"{unit}:reduce_output" in made else f"{unit}:gradient_shard"] = output
+        self.buffers[
+            f"{unit}:reduce_output" if f"{unit}:reduce_output" in made else f"{unit}:gradient_shard"
+        ] = output
 
     def _keep_output(self, op: Op) -> None:
-        """A reduction's output becomes the gradient shard, in its dtype, or is added to the one that is there."""
+        """A reduction's output becomes the gradient shard, in its dtype, or is added to the one
+        that is there."""
         output = self.buffers.pop(f"{op.unit}:reduce_output")
         if f"{op.unit}:gradient_shard" in _allocated(op):
             self.buffers[f"{op.unit}:gradient_shard"] = output.to(self.dtype, copy=True)
@@ -221,7 +246,8 @@ class FlatRank:
         release(output)
 
     def _free(self, op: Op) -> None:
-        """Free what the Program frees: gathered parameters keep their place but no memory, gradients go."""
+        """Free what the Program frees: gathered parameters keep their place but no memory,
+        gradients go."""
         for event in op.memory:
             if isinstance(event, Free):
                 unit, what = event.buffer.rsplit(":", 1)
@@ -238,7 +264,8 @@ class FlatRank:
         return self._own(unit, self.buffers[f"{unit}:gradients"]) if shard is None else shard
 
     def _step(self) -> None:
-        """The optimizer's step on this rank's shards; stepped master copies are cast into the parameters."""
+        """The optimizer's step on this rank's shards; stepped master copies are cast into the
+        parameters."""
         settings, tensors = self.scenario.optimizer, list(self._stepped.values())
         hand_over(settings, tensors, [self._gradient(unit) for unit in self._stepped])
         if self._optimizer is None:
@@ -247,17 +274,20 @@ class FlatRank:
         hand_back(settings, [self._shard(unit) for unit in self._stepped], tensors)
 
     def stepped(self) -> dict[str, Tensor]:
-        """Copies of this rank's shards as the optimizer has them: master copies where there are some."""
+        """Copies of this rank's shards as the optimizer has them: master copies where there are
+        some."""
         return {unit: tensor.detach().clone() for unit, tensor in self._stepped.items()}
 
     def stepped_again(self) -> dict[str, Tensor]:
-        """What the step that comes next must make of the shards: that of a new optimizer, from the same state and gradients."""
+        """What the step that comes next must make of the shards: that of a new optimizer, from the
+        same state and gradients."""
         gradients = {unit: self._gradient(unit) for unit in self._stepped}
         states = self._optimizer.state if self._optimizer is not None else {}
         return stepped_again(self.scenario.optimizer, self._stepped, gradients, states=states)
 
     def held(self) -> Mapping[str, int]:
-        """Bytes of this rank's parameters, gradients (whole ones in ZeRO-1, and where nothing is sharded) and optimizer states."""
+        """Bytes of this rank's parameters, gradients (whole ones in ZeRO-1, and where nothing is
+        sharded) and optimizer states."""
         assert self._optimizer is not None
         whole = self.keeps_whole_gradients or self.process_group.size() == 1
         kept = (":gradients", ":gradient_shard") if whole else (":gradient_shard",)
@@ -270,7 +300,8 @@ class FlatRank:
         )
 
     def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks; for parity.
+        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks;
+        for parity.
 
         With `stepped` those groups as they were when these copies were made of them.
         """
@@ -289,13 +320,16 @@ class FlatRank:
             torch_private.all_gather(full, shard, group=self.process_group)
             whole |= {
                 parameter.fqn: view.clone()
-                for parameter, (_, view) in zip(group.group.parameters, self._views(group, full), strict=True)
+                for parameter, (_, view) in zip(
+                    group.group.parameters, self._views(group, full), strict=True
+                )
             }
         return whole
 
 
 def release(tensor: Tensor) -> None:
-    """Free a tensor's memory now; waiting for its last reference would wait for gloo's threads to drop theirs."""
+    """Free a tensor's memory now; waiting for its last reference would wait for gloo's threads to
+    drop theirs."""
     tensor.untyped_storage().resize_(0)
 
 

@@ -31,7 +31,8 @@ from zsim.strategies.replicated.construction import ONE_BUCKET
 
 @dataclass(slots=True)
 class ReplicatedRank:
-    """The model of one rank, the buckets that its gradients are averaged in, and its optimizer of everything.
+    """The model of one rank, the buckets that its gradients are averaged in, and its optimizer of
+    everything.
 
     2-byte parameters are rounded copies of the float32 ones that the optimizer steps.
     """
@@ -66,11 +67,14 @@ class ReplicatedRank:
             checkpointing=scenario.checkpointing,
             autocast=scenario.precision.autocast,
         )
-        return Training(model=model, modules=lowered, batch=scenario.batch, precision=scenario.precision)
+        return Training(
+            model=model, modules=lowered, batch=scenario.batch, precision=scenario.precision
+        )
 
     @property
     def gradient_scale(self) -> float:
-        """What the loss's gradient begins with: buckets are divided by the number of ranks, as torch does."""
+        """What the loss's gradient begins with: buckets are divided by the number of ranks, as
+        torch does."""
         return 1.0
 
     def begin(self, *, first: bool) -> None:
@@ -93,7 +97,9 @@ class ReplicatedRank:
                 self._allocate(op)
                 if self.scenario.options.find_unused_parameters:
                     for place, device in (("host", torch.device("cpu")), ("device", self._device)):
-                        self.buffers[f"{buckets.USED}:{place}"] = torch.zeros(len(self._stepped), dtype=torch.int32, device=device)
+                        self.buffers[f"{buckets.USED}:{place}"] = torch.zeros(
+                            len(self._stepped), dtype=torch.int32, device=device
+                        )
 
     def _used_parameters(self) -> Tensor:
         """Which of the parameters in buckets have a gradient, as the ranks tell one another."""
@@ -109,7 +115,8 @@ class ReplicatedRank:
         return next(self.model.parameters()).device
 
     def _broadcast(self, op: Op) -> None:
-        """Rank 0's parameters in one piece, with buffers of their dtype; other broadcasts carry as much of what every rank has alike."""
+        """Rank 0's parameters in one piece, with buffers of their dtype; other broadcasts carry as
+        much of what every rank has alike."""
         if op.unit != "parameters":
             width: torch.dtype = getattr(torch, op.dtype)
             numbers = torch.zeros(op.nbytes // width.itemsize, dtype=width, device=self._device)
@@ -118,7 +125,9 @@ class ReplicatedRank:
         buffers = [buffer for buffer in self.model.buffers() if buffer.dtype == self._dtype]
         parameters = [tensor.data for tensor in (*self.model.parameters(), *buffers)]
         joined = torch.cat([tensor.flatten() for tensor in parameters])
-        dist.broadcast(joined, dist.get_global_rank(self.process_group, 0), group=self.process_group)
+        dist.broadcast(
+            joined, dist.get_global_rank(self.process_group, 0), group=self.process_group
+        )
         parts = torch.split(joined, [tensor.numel() for tensor in parameters])
         for tensor, part in zip(parameters, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
@@ -149,7 +158,9 @@ class ReplicatedRank:
             case "optimizer":
                 self._step()
             case "free" if op.unit == ONE_BUCKET:
-                pass  # what DDP holds while it reduces inside backward is gone here, where buckets are reduced between modules
+                # what DDP holds while it reduces inside backward is gone here, where buckets are
+                # reduced between modules
+                pass
             case "free":
                 for parameter in self.model.parameters():
                     parameter.grad = None
@@ -166,7 +177,11 @@ class ReplicatedRank:
 
     def _allocate(self, op: Op) -> None:
         """The storages of buckets that the op makes."""
-        made = [event for event in op.memory if isinstance(event, Alloc) and not event.buffer.startswith(f"{buckets.USED}:")]
+        made = [
+            event
+            for event in op.memory
+            if isinstance(event, Alloc) and not event.buffer.startswith(f"{buckets.USED}:")
+        ]
         for event in made:
             numel = event.nbytes // self._dtype.itemsize
             self.buffers[event.buffer] = torch.empty(numel, dtype=self._dtype, device=self._device)
@@ -180,10 +195,14 @@ class ReplicatedRank:
     def _parts(self, unit: str) -> list[tuple[nn.Parameter, Tensor]]:
         bucket = self._buckets[int(unit.rsplit(".", 1)[1])]
         pieces = torch.split(self._bucket(unit), [parameter.numel for parameter in bucket])
-        return [(self.model.get_parameter(p.fqn), piece.view(p.shape)) for p, piece in zip(bucket, pieces, strict=True)]
+        return [
+            (self.model.get_parameter(p.fqn), piece.view(p.shape))
+            for p, piece in zip(bucket, pieces, strict=True)
+        ]
 
     def _fill(self, op: Op) -> None:
-        """Divide gradients by the number of ranks as they are copied in; where the bucket is cast, when that is done."""
+        """Divide gradients by the number of ranks as they are copied in; where the bucket is cast,
+        when that is done."""
         self._full.add(op.unit)
         reduce, ranks = DTYPES[self.scenario.precision.reduce], self.process_group.size()
         casts = reduce != self._dtype
@@ -209,9 +228,17 @@ class ReplicatedRank:
                 parameter.grad.copy_(part)
 
     def _step(self) -> None:
-        """The optimizer's step on parameters that have a gradient, or on their master copies, which are cast back."""
-        settings, named = self.scenario.optimizer, [(self.model.get_parameter(fqn), tensor) for fqn, tensor in self._stepped.items()]
-        stepped = [(parameter, gradient, tensor) for parameter, tensor in named if (gradient := parameter.grad) is not None]
+        """The optimizer's step on parameters that have a gradient, or on their master copies, which
+        are cast back."""
+        settings, named = (
+            self.scenario.optimizer,
+            [(self.model.get_parameter(fqn), tensor) for fqn, tensor in self._stepped.items()],
+        )
+        stepped = [
+            (parameter, gradient, tensor)
+            for parameter, tensor in named
+            if (gradient := parameter.grad) is not None
+        ]
         tensors = [tensor for _, _, tensor in stepped]
         hand_over(settings, tensors, [gradient for _, gradient, _ in stepped])
         if self._optimizer is None:
@@ -220,20 +247,27 @@ class ReplicatedRank:
         hand_back(settings, [parameter.data for parameter, _, _ in stepped], tensors)
 
     def stepped(self) -> dict[str, Tensor]:
-        """Copies of the parameters as the optimizer has them: master copies where there are some."""
+        """Copies of the parameters as the optimizer has them: master copies where there are some.
+        """
         return {fqn: tensor.detach().clone() for fqn, tensor in self._stepped.items()}
 
     def stepped_again(self) -> dict[str, Tensor]:
-        """What the step that comes next must make of the parameters: that of a new optimizer, from the same state and gradients."""
+        """What the step that comes next must make of the parameters: that of a new optimizer, from
+        the same state and gradients."""
         gradients = {fqn: self.model.get_parameter(fqn).grad for fqn in self._stepped}
         states = self._optimizer.state if self._optimizer is not None else {}
         return stepped_again(self.scenario.optimizer, self._stepped, gradients, states=states)
 
     def held(self) -> Mapping[str, int]:
-        """Bytes of this rank's parameters, gradients and optimizer states, master copies among them."""
+        """Bytes of this rank's parameters, gradients and optimizer states, master copies among
+        them."""
         assert self._optimizer is not None
         parameters = list(self.model.parameters())
-        gradients = [parameter.grad for parameter in parameters if not self.scenario.options.gradient_as_bucket_view]
+        gradients = [
+            parameter.grad
+            for parameter in parameters
+            if not self.scenario.options.gradient_as_bucket_view
+        ]
         states = [*self._stepped.values(), *state_tensors(self._optimizer)]
         return held(parameters=parameters, gradients=gradients, states=states)
 
@@ -243,6 +277,14 @@ class ReplicatedRank:
         return {fqn: p.grad.clone() for fqn, p in named if p.grad is not None}
 
     def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Every parameter, in the dtype that is stepped if it is; with `stepped` as it was when these copies were made of them."""
-        kept = {fqn: p.detach() for fqn, p in self.model.named_parameters() if fqn not in self._stepped}
-        return {fqn: tensor.clone() for fqn, tensor in (*(self._stepped if stepped is None else stepped).items(), *kept.items())}
+        """Every parameter, in the dtype that is stepped if it is; with `stepped` as it was when
+        these copies were made of them."""
+        kept = {
+            fqn: p.detach() for fqn, p in self.model.named_parameters() if fqn not in self._stepped
+        }
+        return {
+            fqn: tensor.clone()
+            for fqn, tensor in (
+                *(self._stepped if stepped is None else stepped).items(), *kept.items()
+            )
+        }

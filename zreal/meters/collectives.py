@@ -1,7 +1,9 @@
-"""The collectives that torch really issues, seen at the dispatcher, in order: op, payload bytes, and the group's name.
+"""The collectives that torch really issues, seen at the dispatcher, in order: op, payload bytes,
+and the group's name.
 
-Patching `torch.distributed` functions misses what FSDP2 calls; every c10d op passes the dispatcher. Payloads: the output of an
-all-gather, the input of a reduce-scatter, the tensors of an all-reduce or broadcast.
+Patching `torch.distributed` functions misses what FSDP2 calls; every c10d op passes the dispatcher.
+Payloads: the output of an all-gather, the input of a reduce-scatter, the tensors of an all-reduce
+or broadcast.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ _ROOT = 2
 """Which argument of a broadcast is its root's place in the group."""
 
 SETTLE_S = 0.003
-"""After a collective gloo's worker thread holds its tensors a moment longer than the caller. It is waited for, so that bytes follow the
-host's order, as they do where a stream orders the frees. No time is measured on such runs."""
+"""After a collective gloo's worker thread holds its tensors a moment longer than the caller. It is
+waited for, so that bytes follow the host's order, as they do where a stream orders the frees. No
+time is measured on such runs."""
 
 _SILENT = frozenset(
     {
@@ -52,7 +55,8 @@ _SILENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
-    """A process group as a mesh axis. `ranks` are its global ranks in group order; with them a part of it can be recognised."""
+    """A process group as a mesh axis. `ranks` are its global ranks in group order; with them a part
+    of it can be recognised."""
 
     axis: str
     size: int
@@ -66,9 +70,11 @@ class GroupName:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records every collective while active. `groups` maps c10d group names to mesh axes; others are called "world".
+    """Records every collective while active. `groups` maps c10d group names to mesh axes; others
+    are called "world".
 
-    `progress` is told of each collective before it is issued, so that a rank that hangs in one can be named with it.
+    `progress` is told of each collective before it is issued, so that a rank that hangs in one can
+    be named with it.
     """
 
     def __init__(
@@ -89,9 +95,11 @@ class CollectiveRecorder(TorchDispatchMode):
         self._world = GroupName("world", world_size, tuple(range(world_size)))
 
     def settle(self) -> None:
-        """Wait until gloo's threads have let go of what they were given, as a GPU's stream would have long before the optimizer.
+        """Wait until gloo's threads have let go of what they were given, as a GPU's stream would
+        have long before the optimizer.
 
-        Where nothing is in flight any more, what is still counted afterwards is held by somebody else.
+        Where nothing is in flight any more, what is still counted afterwards is held by somebody
+        else.
         """
         time.sleep(10 * self._settle_s)
 
@@ -101,7 +109,8 @@ class CollectiveRecorder(TorchDispatchMode):
         return records
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(torch_private.is_dtensor_type(kind) for kind in types):
             return NotImplemented
@@ -131,10 +140,15 @@ class CollectiveRecorder(TorchDispatchMode):
         self.group_ranks.setdefault(group.name, group.ranks)
         self._progress(f"{op} #{self._issued} of {nbytes:,} B over {group.axis}")
         self._issued += 1
-        self.records.append(CollectiveRecord(op=op, nbytes=nbytes, group=group.axis, group_size=group.size, root=root))
+        self.records.append(
+            CollectiveRecord(
+                op=op, nbytes=nbytes, group=group.axis, group_size=group.size, root=root
+            )
+        )
 
     def _group(self, arguments: tuple[Any, ...]) -> GroupName:
-        """A known group, a part of one (which fully_shard makes for an int reshard_after_forward), or the world."""
+        """A known group, a part of one (which fully_shard makes for an int reshard_after_forward),
+        or the world."""
         group = torch_private.process_group(arguments)
         if group is None:
             return self._world
@@ -147,7 +161,8 @@ class CollectiveRecorder(TorchDispatchMode):
 
 
 def _finish(result: Any) -> None:
-    """Wait for what a collective returned to end on this rank: another may enter it much later, and only then can gloo let go of it."""
+    """Wait for what a collective returned to end on this rank: another may enter it much later, and
+    only then can gloo let go of it."""
     for part in result if isinstance(result, tuple) else (result,):
         if isinstance(part, torch.ScriptObject):
             dist.Work.unbox(part).wait()

@@ -1,6 +1,8 @@
-"""What a rank holds from step to step, seen on the tensors themselves: parameters, gradients and optimizer states.
+"""What a rank holds from step to step, seen on the tensors themselves: parameters, gradients and
+optimizer states.
 
-The meter counts bytes without knowing what they are for; these three kinds are known by where their tensors hang.
+The meter counts bytes without knowing what they are for; these three kinds are known by where their
+tensors hang.
 """
 
 from __future__ import annotations
@@ -16,10 +18,14 @@ from torch.distributed.tensor import DTensor
 def held(
     *, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None], states: Iterable[Tensor]
 ) -> Mapping[str, int]:
-    """Bytes of each kind; a storage that several tensors share counts once, and for the first kind that has it."""
+    """Bytes of each kind; a storage that several tensors share counts once, and for the first kind
+    that has it."""
     seen: set[int] = set()
     kinds = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
-    return {kind: sum(_fresh(tensor, seen) for tensor in tensors if tensor is not None) for kind, tensors in kinds.items()}
+    return {
+        kind: sum(_fresh(tensor, seen) for tensor in tensors if tensor is not None)
+        for kind, tensors in kinds.items()
+    }
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -1,10 +1,11 @@
 """Bytes that torch's allocator was asked for, measured where operators are dispatched.
 
-The meter sees every storage that an operator returns, `UntypedStorage.resize_` (which is how FSDP2 frees and
-allocates unsharded parameters), and the end of each storage's life. It does not see scratch inside an operator. What a
-collective of gloo leaves to its `wait()` is such scratch too, and kept apart in `scratch`: a reduce-scatter is an all-reduce of
-a copy, from which `wait()` cuts the result. On a CUDA device the same bytes are what `memory_allocated` counts before rounding.
-It must not know strategies.
+The meter sees every storage that an operator returns, `UntypedStorage.resize_` (which is how FSDP2
+frees and allocates unsharded parameters), and the end of each storage's life. It does not see
+scratch inside an operator. What a collective of gloo leaves to its `wait()` is such scratch too,
+and kept apart in `scratch`: a reduce-scatter is an all-reduce of a copy, from which `wait()` cuts
+the result. On a CUDA device the same bytes are what `memory_allocated` counts before rounding. It
+must not know strategies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from zsim.ir.run import MemoryRecord, PartRecord
 
 @dataclass(slots=True)
 class Span:
-    """Allocated bytes of a stretch of the run, and of the parts of a step in it, once it is over."""
+    """Allocated bytes of a stretch of the run, and of the parts of a step in it, once it is over.
+    """
 
     start: int
     peak: int = 0
@@ -38,8 +40,8 @@ class Span:
 class MemoryMeter(TorchDispatchMode):
     """Counts live bytes of storages made while it is active; `watch` adds ones made before.
 
-    `allocated` is the running total, `peak` the largest total since the last `reset_peak`, `events` the deltas in
-    order when `log` is asked for. Storages of fake or meta tensors count nothing.
+    `allocated` is the running total, `peak` the largest total since the last `reset_peak`, `events`
+    the deltas in order when `log` is asked for. Storages of fake or meta tensors count nothing.
     """
 
     def __init__(self, *, log: bool = False) -> None:
@@ -56,7 +58,8 @@ class MemoryMeter(TorchDispatchMode):
         """Of the span so far; the last one is not over."""
 
     def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
-        """What is allocated from here on, in the span that there is, belongs to this part of a step."""
+        """What is allocated from here on, in the span that there is, belongs to this part of a
+        step."""
         self._parts.append(PartRecord(part, micro_batch, self.allocated, self.allocated))
 
     def _grow_part(self) -> None:
@@ -107,10 +110,12 @@ class MemoryMeter(TorchDispatchMode):
         self._change(-self._live.pop(key, 0), f"free {label}")
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(torch_private.is_dtensor_type(kind) for kind in types):
-            return NotImplemented  # let DTensor turn into operators on local tensors first, then see those
+            # let DTensor turn into operators on local tensors first, then see those
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         self._register(result, func.name())
         return result
@@ -142,7 +147,8 @@ class MemoryMeter(TorchDispatchMode):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
         torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
@@ -160,7 +166,8 @@ class MemoryMeter(TorchDispatchMode):
 
     @contextmanager
     def span(self) -> Iterator[Span]:
-        """A stretch of the run: the yielded span gets its bytes, and those of the parts that began in it, when it closes."""
+        """A stretch of the run: the yielded span gets its bytes, and those of the parts that began
+        in it, when it closes."""
         span = Span(start=self.allocated)
         self.reset_peak()
         self._parts = []
@@ -170,4 +177,7 @@ class MemoryMeter(TorchDispatchMode):
 
 def as_record(span: Span, held: Mapping[str, int] | None = None) -> MemoryRecord:
     """A span as a Run has it, with what the rank held by kind where that is known."""
-    return MemoryRecord(start_bytes=span.start, peak_bytes=span.peak, end_bytes=span.end, held=held or {}, parts=span.parts)
+    return MemoryRecord(
+        start_bytes=span.start, peak_bytes=span.peak, end_bytes=span.end, held=held or {},
+        parts=span.parts,
+    )

@@ -1,6 +1,8 @@
-"""What a step takes when nobody watches it: the meter and the recorder look at every operator, and make a step several times as long.
+"""What a step takes when nobody watches it: the meter and the recorder look at every operator, and
+make a step several times as long.
 
-Steps run back to back on all ranks, as in training. The clock is read when the device has done what the step gave it.
+Steps run back to back on all ranks, as in training. The clock is read when the device has done what
+the step gave it.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import torch.distributed as dist
 
 TIMED = 3
 WARM = 1
-"""Steps that are not timed: the first without meter and recorder comes after something else, and ranks come to it from all sides."""
+"""Steps that are not timed: the first without meter and recorder comes after something else, and
+ranks come to it from all sides."""
 WORDS = f"median of {TIMED} steps that neither meter nor recorder watches, the largest of any rank"
 
 
 def step_time_ns(step: Callable[[], object], *, device: str) -> int:
-    """The median of `TIMED` calls of `step`, which is one whole step of training. The process group must exist."""
+    """The median of `TIMED` calls of `step`, which is one whole step of training. The process group
+    must exist."""
     for _ in range(WARM):
         step()
     _synchronize(device)

@@ -1,4 +1,5 @@
-"""Activation checkpointing for real: stretches of forward that torch runs again in backward, keeping what a policy says."""
+"""Activation checkpointing for real: stretches of forward that torch runs again in backward,
+keeping what a policy says."""
 
 from __future__ import annotations
 
@@ -32,8 +33,12 @@ SAVED: dict[str, tuple[str, ...]] = {
 """The aten calls whose outputs a selective policy keeps, by operator."""
 
 
-def recomputed(function: Callable[..., Any], *inputs: Any, save: tuple[str, ...] = (), every: int = 1, **named: Any) -> Any:
-    """`function(*inputs, **named)` under torch's non-reentrant activation checkpointing; outputs of `save` operators are kept.
+def recomputed(
+    function: Callable[..., Any], *inputs: Any, save: tuple[str, ...] = (), every: int = 1,
+    **named: Any,
+) -> Any:
+    """`function(*inputs, **named)` under torch's non-reentrant activation checkpointing; outputs of
+    `save` operators are kept.
 
     Of the linears only the first of each `every` are.
     """
@@ -52,7 +57,8 @@ def as_asked(asked: Checkpointing, function: Callable[..., Any], *inputs: Any, *
 
 @contextmanager
 def recomputing(model: nn.Module, fqns: Iterable[str], asked: Checkpointing) -> Iterator[None]:
-    """Inside, each module of `model` called one of `fqns` is recomputed as `asked` says, its hooks apart, which run once."""
+    """Inside, each module of `model` called one of `fqns` is recomputed as `asked` says, its hooks
+    apart, which run once."""
     before = [(part, part.__dict__.get("forward")) for part in map(model.get_submodule, fqns)]
     for part, _ in before:
         part.forward = partial(as_asked, asked, part.forward)
@@ -66,14 +72,21 @@ def recomputing(model: nn.Module, fqns: Iterable[str], asked: Checkpointing) -> 
 
 
 def _contexts(kept: list[Any], *, every: int) -> Any:
-    """torch's selective contexts, which ask for each aten call; products are counted apart in forward and in recomputation."""
+    """torch's selective contexts, which ask for each aten call; products are counted apart in
+    forward and in recomputation."""
     products = {getattr(torch.ops.aten, name).default for name in SAVED["linear"]}
     counts: Counter[bool] = Counter()
 
-    def policy(context: SelectiveCheckpointContext, call: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    def policy(
+        context: SelectiveCheckpointContext, call: Any, *_: Any, **__: Any
+    ) -> CheckpointPolicy:
         if call in products:
             counts[context.is_recompute] += 1
         passed_over = call in products and (counts[context.is_recompute] - 1) % every
-        return CheckpointPolicy.MUST_SAVE if call in kept and not passed_over else CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if call in kept and not passed_over
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     return create_selective_checkpoint_contexts(policy)

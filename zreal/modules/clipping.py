@@ -1,4 +1,5 @@
-"""Clipping of sharded gradients as torch does it for its own: a norm per gradient, squares all-reduced, one coefficient for all."""
+"""Clipping of sharded gradients as torch does it for its own: a norm per gradient, squares
+all-reduced, one coefficient for all."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ EPSILON = 1e-6
 
 @dataclass(slots=True)
 class Clipping:
-    """The clipping of one step, in the three ops of a Program: norms, their all-reduce, the scaling."""
+    """The clipping of one step, in the three ops of a Program: norms, their all-reduce, the
+    scaling."""
 
     norms: list[Tensor] = field(default_factory=list)
     stack: Tensor | None = None

@@ -1,4 +1,5 @@
-"""What parameters and inputs begin with: from the seed and their own names alone, so that every rank and strategy has the same numbers."""
+"""What parameters and inputs begin with: from the seed and their own names alone, so that every
+rank and strategy has the same numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ from torch import Tensor
 from zsim.errors import ZsimError
 from zsim.models.spec import Parameter
 
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
+}
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """A generator that depends on the whole `key`. torch's on the CPU looks at the low 32 bits of its seed only."""
+    """A generator that depends on the whole `key`. torch's on the CPU looks at the low 32 bits of
+    its seed only."""
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
 

@@ -1,4 +1,5 @@
-"""ModelSpec to nn.Module: one generic interpreter over operators, so that what is simulated is what runs.
+"""ModelSpec to nn.Module: one generic interpreter over operators, so that what is simulated is what
+runs.
 
 Python drops each value after its last use, as hand-written modules that reassign `x` do.
 """
@@ -23,12 +24,17 @@ from zsim.models.spec import ROOT, ModelSpec, Module
 
 
 class Stretch(nn.Module):
-    """One Module of the ModelSpec, checkpointed or not. Parameters of blocks live in the stretch itself.
+    """One Module of the ModelSpec, checkpointed or not. Parameters of blocks live in the stretch
+    itself.
 
-    One that stands in the spec in parts has `later` ones: its own, and those of stretches in it, which are called.
+    One that stands in the spec in parts has `later` ones: its own, and those of stretches in it,
+    which are called.
     """
 
-    def __init__(self, module: Module, checkpointing: Checkpointing = NO_CHECKPOINTING, *, later: tuple[Module, ...] = ()) -> None:
+    def __init__(
+        self, module: Module, checkpointing: Checkpointing = NO_CHECKPOINTING, *,
+        later: tuple[Module, ...] = (),
+    ) -> None:
         super().__init__()
         self.spec = module
         self.checkpointing = checkpointing
@@ -39,7 +45,10 @@ class Stretch(nn.Module):
     def inside(cls, part: Module, checkpointing: Checkpointing) -> Stretch:
         """A unit in a block, which reads one of the block's values."""
         (read,) = part.given
-        named = tuple(replace(op, inputs=tuple("x" if v == read else v for v in op.inputs)) for op in part.operators)
+        named = tuple(
+            replace(op, inputs=tuple("x" if v == read else v for v in op.inputs))
+            for op in part.operators
+        )
         found = cls(replace(part, operators=named), checkpointing)
         found.reads = read
         return found
@@ -63,7 +72,8 @@ class Stretch(nn.Module):
 
 
 def interpret(
-    parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: Stretch | Model, *, again: tuple[str, ...] = ()
+    parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: Stretch | Model, *,
+    again: tuple[str, ...] = (),
 ) -> Tensor:
     """Run the operators of a module's `parts` on `x`; values are dropped after their last use.
 
@@ -85,7 +95,11 @@ def interpret(
             values[output] = call(values[reads[0]])
         else:
             output = call.output
-            values[output] = _checkpointed(call, values, owner) if call.kind in again else _apply(call, values, owner)
+            values[output] = (
+                _checkpointed(call, values, owner)
+                if call.kind in again
+                else _apply(call, values, owner)
+            )
         for value in dict.fromkeys(reads):
             if last_use[value] is call:
                 del values[value]
@@ -98,7 +112,8 @@ def _reads(call: Operator | Stretch) -> tuple[str, ...]:
 
 def _checkpointed(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
     return recomputed(
-        lambda *inputs: _apply(op, dict(zip(op.inputs, inputs, strict=True)), owner), *(values[name] for name in op.inputs)
+        lambda *inputs: _apply(op, dict(zip(op.inputs, inputs, strict=True)), owner),
+        *(values[name] for name in op.inputs),
     )
 
 
@@ -128,7 +143,8 @@ def _made(module: nn.Module, path: str) -> nn.Module:
 
 
 class Model(nn.Module):
-    """The whole model: blocks in `blocks`, unused ones too, stretches apart and the root's own parameters under their fqns in itself.
+    """The whole model: blocks in `blocks`, unused ones too, stretches apart and the root's own
+    parameters under their fqns in itself.
 
     They are registered in forward order, the root's own parameters last.
     """
@@ -152,24 +168,33 @@ class Model(nn.Module):
         for module in modules:
             if module.within not in ("", module.path):
                 continue
-            later = tuple(part for part in modules if part.within == module.path and part is not module)
-            stretch = Stretch(module, checkpointing if module.fqn in again else NO_CHECKPOINTING, later=later)
+            later = tuple(
+                part for part in modules if part.within == module.path and part is not module
+            )
+            stretch = Stretch(
+                module, checkpointing if module.fqn in again else NO_CHECKPOINTING, later=later
+            )
             if module.apart:
                 self.add_module(module.fqn, stretch)
             elif module.unit != ROOT:
                 self.blocks = blocks.append(stretch)
-        for place in sorted(int(fqn.rpartition(".")[2]) for fqn in spec.idle):  # these only own their parameters
+        for place in sorted(
+            int(fqn.rpartition(".")[2]) for fqn in spec.idle
+        ):  # these only own their parameters
             blocks.insert(place, nn.Module())
             self.blocks = blocks
         for unit in spec.units:
             if unit.fqn in parts:
                 part = parts[unit.fqn]
-                by_itself = part.within in again and checkpointing.recompute  # else it is recomputed with its block
+                # else it is recomputed with its block
+                by_itself = part.within in again and checkpointing.recompute
                 own = Stretch.inside(part, checkpointing if by_itself else NO_CHECKPOINTING)
                 outside, _, name = unit.fqn.rpartition(".")
                 _made(self, outside).add_module(name, own)
             for parameter in unit.parameters:
-                made = nn.Parameter(initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad)
+                made = nn.Parameter(
+                    initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad
+                )
                 _place(self, parameter.fqn, made)
 
     def parameter(self, fqn: str) -> Tensor | None:
@@ -184,7 +209,8 @@ class Model(nn.Module):
         return x
 
     def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
-        """One of the modules of `spec`, or a later run of it: by the stretch that it is, or by the root itself."""
+        """One of the modules of `spec`, or a later run of it: by the stretch that it is, or by the
+        root itself."""
         if module.unit == ROOT:
             return interpret((module,), x, targets, self)
         return cast(Tensor, self.stretch(module.path)(x))
@@ -195,9 +221,11 @@ class Model(nn.Module):
 
 
 def build(
-    spec: ModelSpec, *, seed: int, dtype: str = "float32", checkpointing: Checkpointing = NO_CHECKPOINTING
+    spec: ModelSpec, *, seed: int, dtype: str = "float32",
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Model:
-    """The real module of `spec`, in `dtype`; ModelError for a traced one, of which only its memory and work are known."""
+    """The real module of `spec`, in `dtype`; ModelError for a traced one, of which only its memory
+    and work are known."""
     if any(op.kind == "traced" for module in spec.modules for op in module.operators):
         raise ModelError(
             where=spec.name,
@@ -208,5 +236,7 @@ def build(
     if isinstance(spec, TransformersModel):
         from zreal.modules import transformers  # needs an extra
 
-        return cast(Model, transformers.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing))
+        return cast(
+            Model, transformers.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing)
+        )
     return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)

@@ -23,8 +23,11 @@ KERNELS = {
 """The kernels of scaled_dot_product_attention that a model can ask for."""
 
 
-def apply(op: Operator, values: Mapping[str, Tensor], *, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """One operator of eager torch on the `values` that it reads, with its parameters, None for those that it has not."""
+def apply(
+    op: Operator, values: Mapping[str, Tensor], *, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """One operator of eager torch on the `values` that it reads, with its parameters, None for
+    those that it has not."""
     first = op.inputs[0]
     match op.kind:
         case "linear":
@@ -50,7 +53,9 @@ def apply(op: Operator, values: Mapping[str, Tensor], *, weight: Tensor | None, 
         case "cast":
             return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
         case "cross_entropy":
-            return functional.cross_entropy(values[first].flatten(0, -2), values[op.inputs[1]].flatten())
+            return functional.cross_entropy(
+                values[first].flatten(0, -2), values[op.inputs[1]].flatten()
+            )
         case _:
             raise AssertionError(op.name)  # transformers runs it itself, or build() has refused it
 
@@ -69,7 +74,9 @@ def _rotary(x: Tensor, op: Operator) -> Tensor:
 
 
 def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    q, k, v = _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads)
+    q, k, v = (
+        _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads),
+    )
     if op.implementation != "explicit":
         asked = KERNELS.get(op.implementation)
         with sdpa_kernel(asked) if asked is not None else nullcontext():

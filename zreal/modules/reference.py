@@ -1,4 +1,5 @@
-"""The single-process reference: the whole model on the batches of all ranks, and how far from it parameters end up."""
+"""The single-process reference: the whole model on the batches of all ranks, and how far from it
+parameters end up."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ from zsim.scenario.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Mean loss over ranks of each step, and every trained parameter before the first and after the last, in float32.
+    """Mean loss over ranks of each step, and every trained parameter before the first and after the
+    last, in float32.
 
-    `directionless` marks, by parameter, the elements whose gradient was more rounding error than gradient in some step. All of the
-    bias of keys are: softmax does not see what is added to every score of a query. AdamW divides by the gradient's size and so
-    steps them at random. `untrained` are the parameters, frozen or never used, that training must leave as they are.
+    `directionless` marks, by parameter, the elements whose gradient was more rounding error than
+    gradient in some step. All of the bias of keys are: softmax does not see what is added to every
+    score of a query. AdamW divides by the gradient's size and so steps them at random. `untrained`
+    are the parameters, frozen or never used, that training must leave as they are.
     """
 
     losses: tuple[float, ...]
@@ -34,14 +37,18 @@ class Reference:
     directionless: Mapping[str, Tensor] = field(default_factory=dict)
     untrained: Mapping[str, Tensor] = field(default_factory=dict)
     rounding: float = 0.0
-    """What share of its size a parameter may have been rounded by in all steps together: the spacing of the stepped dtype, per step."""
+    """What share of its size a parameter may have been rounded by in all steps together: the
+    spacing of the stepped dtype, per step."""
 
 
-def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32) -> Reference:
-    """Train on one process: gradients are means over ranks and sums over micro-batches, as every strategy makes them.
+def reference(
+    scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32
+) -> Reference:
+    """Train on one process: gradients are means over ranks and sums over micro-batches, as every
+    strategy makes them.
 
-    Parameters, gradients and optimizer are in `stepped_in`; where that is float32 and the precision has 2 bytes, the forward and
-    backward run on a rounded copy.
+    Parameters, gradients and optimizer are in `stepped_in`; where that is float32 and the precision
+    has 2 bytes, the forward and backward run on a rounded copy.
     """
     master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
     initial = _copies(master)
@@ -54,21 +61,25 @@ def reference(scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
     return Reference(
-        losses=tuple(losses),
-        initial=initial,
-        parameters=_copies(master),
+        losses=tuple(losses), initial=initial, parameters=_copies(master),
         directionless=noise.elements if noise is not None else {},
-        untrained={name: parameter.detach() for name, parameter in master.named_parameters() if name not in initial},
+        untrained={
+            name: parameter.detach()
+            for name, parameter in master.named_parameters()
+            if name not in initial
+        },
         rounding=steps * torch.finfo(stepped_in).eps,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """What an optimizer of one process is handed, by parameter, and by how much rounding may have moved each.
+    """What an optimizer of one process is handed, by parameter, and by how much rounding may have
+    moved each.
 
-    A gradient is the sum of what ranks and micro-batches make of it, each of which is rounded by itself: where they nearly cancel, what
-    rounding leaves is as large as the sum. `rounding` is the share by which the dtype of compute rounds, of the sizes of all parts.
+    A gradient is the sum of what ranks and micro-batches make of it, each of which is rounded by
+    itself: where they nearly cancel, what rounding leaves is as large as the sum. `rounding` is the
+    share by which the dtype of compute rounds, of the sizes of all parts.
     """
 
     whole: Mapping[str, Tensor]
@@ -76,8 +87,11 @@ class Gradients:
 
 
 def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int) -> Gradients:
-    """The gradients of one process in `step` if every parameter of the model is as given; those without one are left out."""
-    model = modules.build(scenario.model, seed=scenario.seed).to(next(iter(parameters.values())).dtype)
+    """The gradients of one process in `step` if every parameter of the model is as given; those
+    without one are left out."""
+    model = modules.build(scenario.model, seed=scenario.seed).to(
+        next(iter(parameters.values())).dtype
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name].reshape(parameter.shape))
@@ -85,20 +99,30 @@ def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: 
     _backward(scenario, model, step=step, parts=parts)
     share = torch.finfo(DTYPES[scenario.precision.narrowest]).eps / 2
     return Gradients(
-        whole={name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None},
+        whole={
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        },
         rounding={name: share * size for name, size in parts.items()},
     )
 
 
 def _backward(
-    scenario: Scenario, master: modules.Model, *, step: int, noise: _Noise | None = None, parts: dict[str, float] | None = None
+    scenario: Scenario, master: modules.Model, *, step: int, noise: _Noise | None = None,
+    parts: dict[str, float] | None = None,
 ) -> float:
-    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario says so; returns the sum of the losses.
+    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario says so;
+    returns the sum of the losses.
 
     `parts` learns of the sizes of what they are sums of, clipped alike.
     """
     dtype = scenario.precision.parameters
-    compute = master if DTYPES[dtype] == next(master.parameters()).dtype else _rounded(scenario, master, dtype)
+    compute = (
+        master
+        if DTYPES[dtype] == next(master.parameters()).dtype
+        else _rounded(scenario, master, dtype)
+    )
     with _sizes(compute, parts):
         total = _accumulate(scenario, compute, step=step, dtype=dtype)
     if noise is not None and (step == 0 or dtype != "float32"):
@@ -121,7 +145,15 @@ def _sizes(model: modules.Model, parts: dict[str, float] | None) -> Iterator[Non
         assert parts is not None
         parts[name] = parts.get(name, 0.0) + float(gradient.detach().double().norm())
 
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad] if parts is not None else []
+    named = (
+        [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        if parts is not None
+        else []
+    )
     handles = [parameter.register_hook(partial(add, name)) for name, parameter in named]
     try:
         yield
@@ -136,7 +168,9 @@ def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: s
     for rank in range(scenario.world_size):
         batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
         if next(model.parameters()).dtype == torch.float64:
-            batches = [(x.double() if x.is_floating_point() else x, targets) for x, targets in batches]
+            batches = [
+                (x.double() if x.is_floating_point() else x, targets) for x, targets in batches
+            ]
             precision = replace(scenario.precision, autocast="none")
         else:
             precision = scenario.precision
@@ -149,7 +183,8 @@ def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: s
 
 
 class _Noise:
-    """Finds the elements whose gradient, in some step, is farther from its value in float64 than half of that value."""
+    """Finds the elements whose gradient, in some step, is farther from its value in float64 than
+    half of that value."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -169,7 +204,9 @@ class _Noise:
 def _copies(model: modules.Model) -> dict[str, Tensor]:
     trained = model.spec.trained
     named = model.named_parameters()
-    return {name: parameter.detach().float().clone() for name, parameter in named if name in trained}
+    return {
+        name: parameter.detach().float().clone() for name, parameter in named if name in trained
+    }
 
 
 def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.Model:
@@ -189,23 +226,33 @@ def largest(differences: Mapping[str, float]) -> tuple[float, str]:
 def relative_differences(found: Mapping[str, Tensor], reference: Reference) -> dict[str, float]:
     """By parameter ‖found − reference‖ relative to how far training moved the reference.
 
-    An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what an average element of the model
-    moves instead, and one that moves by less than its dtype rounds, as with small steps without a master copy, by that rounding. A
-    directionless element may end up wherever random steps take it, thus no farther from the reference than twice the
-    farthest that any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything else infinite; so
-    is a parameter that is missing or not finite, or an untrained one that is not bit by bit what it was.
+    An untrained parameter is thus 1 away. One that the reference hardly moves is measured by what
+    an average element of the model moves instead, and one that moves by less than its dtype rounds,
+    as with small steps without a master copy, by that rounding. A directionless element may end up
+    wherever random steps take it, thus no farther from the reference than twice the farthest that
+    any element moved. Where nothing moves, as with a learning rate of 0, equal is 0 and anything
+    else infinite; so is a parameter that is missing or not finite, or an untrained one that is not
+    bit by bit what it was.
     """
     expected, untrained = reference.parameters, reference.untrained
     if other := set(found) ^ {*expected, *untrained}:
         return dict.fromkeys(other, math.inf)
     changed = [
-        name for name, was in untrained.items() if not torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype))
+        name
+        for name, was in untrained.items()
+        if not torch.equal(found[name].cpu().reshape(was.shape), was.to(found[name].dtype))
     ]
     if changed:
         return dict.fromkeys(changed, math.inf)
-    moved = {name: float((want - reference.initial[name]).norm()) for name, want in expected.items()}
-    average = math.sqrt(sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values()))
-    farthest = max(float((want - reference.initial[name]).abs().max()) for name, want in expected.items())
+    moved = {
+        name: float((want - reference.initial[name]).norm()) for name, want in expected.items()
+    }
+    average = math.sqrt(
+        sum(one**2 for one in moved.values()) / sum(want.numel() for want in expected.values())
+    )
+    farthest = max(
+        float((want - reference.initial[name]).abs().max()) for name, want in expected.items()
+    )
     differences = {}
     for name, want in expected.items():
         difference = found[name].detach().float().cpu().reshape(want.shape) - want
@@ -222,9 +269,11 @@ def relative_differences(found: Mapping[str, Tensor], reference: Reference) -> d
 
 
 def gradient_differences(found: Mapping[str, Tensor], expected: Gradients) -> dict[str, float]:
-    """By parameter ‖found − expected‖, less what rounding may do, relative to ‖expected‖; where there is no gradient, it is zero.
+    """By parameter ‖found − expected‖, less what rounding may do, relative to ‖expected‖; where
+    there is no gradient, it is zero.
 
-    A gradient smaller than that of an average element of the model, as the bias of keys has, is measured by that average.
+    A gradient smaller than that of an average element of the model, as the bias of keys has, is
+    measured by that average.
     """
     norms = {name: float(want.double().norm()) for name, want in expected.whole.items()}
     numel = sum(want.numel() for want in expected.whole.values())
@@ -235,7 +284,9 @@ def gradient_differences(found: Mapping[str, Tensor], expected: Gradients) -> di
         known = mine if mine is not None else want
         assert known is not None
         zero = torch.zeros(known.numel(), dtype=torch.float64)
-        mine, want = (zero if one is None else one.detach().cpu().double().flatten() for one in (mine, want))
+        mine, want = (
+            zero if one is None else one.detach().cpu().double().flatten() for one in (mine, want)
+        )
         apart = float((mine - want).norm()) - expected.rounding.get(name, 0.0)
         apart = max(0.0, apart) if math.isfinite(apart) else math.inf
         scale = max(norms.get(name, 0.0), average * math.sqrt(known.numel()))

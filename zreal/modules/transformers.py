@@ -1,8 +1,10 @@
-"""The modules of transformers themselves, made of a config.json: what a scenario with `model.huggingface` really trains.
+"""The modules of transformers themselves, made of a config.json: what a scenario with
+`model.huggingface` really trains.
 
-They train as transformers' own Trainer trains them: in training mode, with labels (the tokens, which the module shifts) and without a
-cache of keys and values. The whole module is called as it is; `run` is for the executor alone, which enters modules one by one, and says
-line by line what the forwards of the two inner models do.
+They train as transformers' own Trainer trains them: in training mode, with labels (the tokens,
+which the module shifts) and without a cache of keys and values. The whole module is called as it
+is; `run` is for the executor alone, which enters modules one by one, and says line by line what the
+forwards of the two inner models do.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from zsim.models.spec import Module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """Locals of the inner model's forward: the `tokens`, `values` that nobody asks again, and what it hands to each block."""
+    """Locals of the inner model's forward: the `tokens`, `values` that nobody asks again, and what
+    it hands to each block."""
 
     tokens: Tensor
     values: tuple[Tensor, ...]
@@ -35,7 +38,8 @@ class _Held:
 
 
 class Trained(nn.Module):
-    """What is laid over a class of transformers: it takes tokens and gives the loss, and tells its parts by the names of the spec."""
+    """What is laid over a class of transformers: it takes tokens and gives the loss, and tells its
+    parts by the names of the spec."""
 
     spec: TransformersModel
     _enter: Callable[[Tensor], tuple[Tensor, _Held]]
@@ -44,7 +48,8 @@ class Trained(nn.Module):
     """What it holds while they run."""
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The loss of tokens `x`; `targets` are not asked, as the module makes its own of the tokens."""
+        """The loss of tokens `x`; `targets` are not asked, as the module makes its own of the
+        tokens."""
         _seed(x)
         given: Any = super()
         return cast(Tensor, given.forward(input_ids=x, labels=x, use_cache=False).loss)
@@ -70,7 +75,9 @@ class Trained(nn.Module):
         del self._held
         logits = self.get_submodule("lm_head")(x)
         given: Any = self
-        return cast(Tensor, given.loss_function(logits=logits, labels=tokens, vocab_size=logits.shape[-1]))
+        return cast(
+            Tensor, given.loss_function(logits=logits, labels=tokens, vocab_size=logits.shape[-1])
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Buffers keep their dtype, as they do when transformers loads a model in two bytes."""
@@ -90,8 +97,13 @@ def _enter_llama(model: Trained, tokens: Tensor) -> tuple[Tensor, _Held]:
     places = _places(embeddings)
     _mask(model, embeddings, places)
     tables = inner.rotary_emb(embeddings, position_ids=places)
-    kept = {"attention_mask": None, "position_embeddings": tables, "position_ids": places, "past_key_values": None}
-    return embeddings, _Held(tokens=tokens, values=(embeddings,), norm="model.norm", for_blocks=kept)
+    kept = {
+        "attention_mask": None, "position_embeddings": tables, "position_ids": places,
+        "past_key_values": None,
+    }
+    return embeddings, _Held(
+        tokens=tokens, values=(embeddings,), norm="model.norm", for_blocks=kept
+    )
 
 
 def _enter_gpt2(model: Trained, tokens: Tensor) -> tuple[Tensor, _Held]:
@@ -103,11 +115,15 @@ def _enter_gpt2(model: Trained, tokens: Tensor) -> tuple[Tensor, _Held]:
     x = embeddings + rows
     _mask(model, embeddings, places)
     x = inner.drop(x)
-    return x, _Held(tokens=tokens, values=(embeddings, rows), norm="transformer.ln_f", for_blocks={"position_ids": places})
+    return x, _Held(
+        tokens=tokens, values=(embeddings, rows), norm="transformer.ln_f",
+        for_blocks={"position_ids": places},
+    )
 
 
 def _seed(tokens: Tensor) -> None:
-    """Begin the random numbers of a forward anew, by its tokens alone: so that dropout is the same on a rank and in the reference."""
+    """Begin the random numbers of a forward anew, by its tokens alone: so that dropout is the same
+    on a rank and in the reference."""
     torch.manual_seed(zlib.crc32(tokens.cpu().numpy().tobytes()))
 
 
@@ -121,7 +137,8 @@ def _mask(model: Any, embeddings: Tensor, places: Tensor) -> None:
     from transformers import masking_utils  # an extra
 
     masking_utils.create_causal_mask(
-        config=model.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None, position_ids=places
+        config=model.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None,
+        position_ids=places,
     )
 
 
@@ -131,11 +148,16 @@ CLASSES: dict[str, tuple[str, Callable[[Trained, Tensor], tuple[Tensor, _Held]]]
     "mistral": ("MistralForCausalLM", _enter_llama),
     "qwen2": ("Qwen2ForCausalLM", _enter_llama),
 }
-"""By the config's model_type: the class of transformers, and what its inner model does before its blocks."""
+"""By the config's model_type: the class of transformers, and what its inner model does before its
+blocks."""
 
 
-def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Checkpointing = NO_CHECKPOINTING) -> nn.Module:
-    """The real module of `spec` in `dtype`, its parameters drawn by name; ModelError when transformers is not installed."""
+def build(
+    spec: TransformersModel, *, seed: int, dtype: str,
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+) -> nn.Module:
+    """The real module of `spec` in `dtype`, its parameters drawn by name; ModelError when
+    transformers is not installed."""
     try:
         import transformers  # an extra
     except ImportError:
@@ -154,7 +176,8 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
     except Exception as error:  # whatever transformers has against what somebody wrote
         told = (str(error).strip().splitlines() or [""])[0][:200]
         raise ModelError(
-            where="model.huggingface", expected="a config.json that transformers can use", found=f"{type(error).__name__}: {told}"
+            where="model.huggingface", expected="a config.json that transformers can use",
+            found=f"{type(error).__name__}: {told}",
         ) from error
     model.spec = spec
     model.train()
@@ -170,4 +193,6 @@ def build(spec: TransformersModel, *, seed: int, dtype: str, checkpointing: Chec
 def _checkpointed(layer: Any, asked: Checkpointing) -> None:
     """Have `layer` recomputed by transformers' own switch, which checkpoints its forward."""
     layer.gradient_checkpointing = True
-    layer._gradient_checkpointing_func = partial(recomputed, save=asked.save, every=asked.save_every)
+    layer._gradient_checkpointing_func = partial(
+        recomputed, save=asked.save, every=asked.save_every
+    )

@@ -1,6 +1,8 @@
-"""Runs what torch itself has (fully_shard, DistributedDataParallel, ZeroRedundancyOptimizer) and records what it does.
+"""Runs what torch itself has (fully_shard, DistributedDataParallel, ZeroRedundancyOptimizer) and
+records what it does.
 
-The subject issues, holds and frees as it likes; the observer only watches: collectives at the dispatcher, bytes with the meter.
+The subject issues, holds and frees as it likes; the observer only watches: collectives at the
+dispatcher, bytes with the meter.
 """
 
 from __future__ import annotations
@@ -47,34 +49,43 @@ def observe(
     keep: Callable[[RankRun], None] = lambda _: None,
     gradients: bool = False,
 ) -> Observation:
-    """Train `steps` steps (at least 3) of the real subject on this rank. The process group must exist.
+    """Train `steps` steps (at least 3) of the real subject on this rank. The process group must
+    exist.
 
-    The steady step is the one of the last `samples` whose peak is lowest.
-    `progress` hears of each collective before it is entered, `keep` of the record so far after each phase.
-    With `gradients`, the module is left with those that the optimizer would be handed in the next step; nothing measures them.
+    The steady step is the one of the last `samples` whose peak is lowest. `progress` hears of each
+    collective before it is entered, `keep` of the record so far after each phase. With `gradients`,
+    the module is left with those that the optimizer would be handed in the next step; nothing
+    measures them.
     """
     mesh, groups = device_mesh(scenario, device=device)
     recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
     meter = MemoryMeter()
     phases: dict[str, PhaseRecord] = {}
     losses: list[float] = []
-    model = modules.build(scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing).to(device)
+    model = modules.build(
+        scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing
+    ).to(device)
     with meter, recorder:
         with meter.looking_away():
             meter.watch(*model.buffers())  # no strategy counts them
         with meter.span() as span:
             meter.watch(*model.parameters())
             subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
-            owned = list(subject.module.parameters())  # later the module may have a unit's gathered ones in their place
+            # later the module may have a unit's gathered ones in their place
+            owned = list(subject.module.parameters())
             recorder.settle()
         phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
         keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
         for step in range(steps):
             with meter.looking_away():  # inputs are the user's, not the strategy's
-                batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=subject.dtype, device=device)
+                batches = batching.micro_batches(
+                    scenario, rank=rank, step=step, dtype=subject.dtype, device=device
+                )
             with meter.span() as span:
                 begin = beginning(meter, recorder, phases)
-                loss, holds = _train_step(scenario, subject, batches, owned=owned, settle=recorder.settle, begin=begin)
+                loss, holds = _train_step(
+                    scenario, subject, batches, owned=owned, settle=recorder.settle, begin=begin
+                )
                 recorder.settle()
             losses.append(loss)
             phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
@@ -85,10 +96,13 @@ def observe(
             keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
     if scenario.world_size > 1 and not phases["steady"].collectives:
         raise ZsimError(
-            where=f"rank {rank}", expected="collectives in the steady step", found="none", remedy="report this"
+            where=f"rank {rank}", expected="collectives in the steady step", found="none",
+            remedy="report this",
         )
     if gradients:
-        batches = batching.micro_batches(scenario, rank=rank, step=steps, dtype=subject.dtype, device=device)
+        batches = batching.micro_batches(
+            scenario, rank=rank, step=steps, dtype=subject.dtype, device=device
+        )
         with recorder:
             _gradients(scenario, subject, batches)
     return Observation(
@@ -108,7 +122,8 @@ def _train_step(
     settle: Callable[[], None],
     begin: Begin,
 ) -> tuple[float, Mapping[str, int]]:
-    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of them, and what it held after the step.
+    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of
+    them, and what it held after the step.
 
     `owned`: the module's parameters as they were before anything was gathered.
     """
@@ -125,7 +140,8 @@ def _train_step(
 
 
 def _plain_step(scenario: Scenario, subject: Subject, batches: list[batching.MicroBatch]) -> None:
-    """As `_train_step`, but it looks at nothing: not at what is held, and not at losses, for which the host waits for the device."""
+    """As `_train_step`, but it looks at nothing: not at what is held, and not at losses, for which
+    the host waits for the device."""
     _gradients(scenario, subject, batches, reads_losses=False)
     subject.optimizer.step()
     subject.optimizer.zero_grad(set_to_none=True)
@@ -139,7 +155,8 @@ def _gradients(
     begin: Begin = lambda part, micro_batch=0: None,
     reads_losses: bool = True,
 ) -> float:
-    """Forward and backward of the micro-batches, and clipping; returns their mean loss, which is 0 where nobody reads it."""
+    """Forward and backward of the micro-batches, and clipping; returns their mean loss, which is 0
+    where nobody reads it."""
     total = 0.0
     of_micro_batch = batching.forwards_of(scenario, batches)
     for i, forwards in enumerate(of_micro_batch):

@@ -1,4 +1,5 @@
-"""What went wrong with ranks, in words: which of them died, raised or hung, at which collective, and what only followed from it."""
+"""What went wrong with ranks, in words: which of them died, raised or hung, at which collective,
+and what only followed from it."""
 
 from __future__ import annotations
 
@@ -10,19 +11,24 @@ from zreal.processes.rank_status import RECENT_S, REFERENCE, Rank, roll, stuck
 from zsim.errors import RankError
 
 UNTOLD = 255
-"""What Python gives as the exit code of a process whose fork server cannot tell any more how it ended."""
+"""What Python gives as the exit code of a process whose fork server cannot tell any more how it
+ended."""
 
 
 class LaunchError(RankError):
-    """A rank that failed; `results` holds what each rank had reported by then, by rank: its result or the last part of it."""
+    """A rank that failed; `results` holds what each rank had reported by then, by rank: its result
+    or the last part of it."""
 
-    def __init__(self, *, where: str, expected: str, found: str, remedy: str = "", results: dict[int, Any]) -> None:
+    def __init__(
+        self, *, where: str, expected: str, found: str, remedy: str = "", results: dict[int, Any]
+    ) -> None:
         super().__init__(where=where, expected=expected, found=found, remedy=remedy)
         self.results = results
 
 
 def not_started(error: Exception) -> LaunchError:
-    """This machine refuses a process, a pipe or a socket: too many are open, or the path of temporary files is too long."""
+    """This machine refuses a process, a pipe or a socket: too many are open, or the path of
+    temporary files is too long."""
     return LaunchError(
         where="launch",
         expected="processes, pipes and sockets for every rank",
@@ -49,8 +55,14 @@ def verdict(ranks: list[Rank], bad: list[Rank], timeout_s: float) -> LaunchError
     raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
     results = {rank.rank: rank.result for rank in ranks if rank.result is not None}
     roots = [*died, *raised] or [rank for rank in bad if rank.error]
-    if died and not raised and all(rank.process.exitcode == UNTOLD for rank in died) and (end := server_end(patience_s=CLOSING_S)):
-        return server_ended(end, ranks, f"and ranks {[rank.rank for rank in died]} with it; {roll(ranks)}")
+    if (
+        died
+        and not raised
+        and all(rank.process.exitcode == UNTOLD for rank in died)
+        and (end := server_end(patience_s=CLOSING_S))
+    ):
+        return server_ended(end, ranks, f"and ranks {[rank.rank for rank in died]} with it; "
+                                        f"{roll(ranks)}")
     if not roots:
         return _hang(ranks, timeout_s, results)
     first = min(roots, key=lambda rank: rank.ended_at)
@@ -66,7 +78,10 @@ def verdict(ranks: list[Rank], bad: list[Rank], timeout_s: float) -> LaunchError
 
 def _is_consequence(error: str) -> bool:
     return any(
-        word in error for word in ("Connection closed", "Connection reset", "Broken pipe", "Read error", "Timed out")
+        word in error
+        for word in (
+            "Connection closed", "Connection reset", "Broken pipe", "Read error", "Timed out"
+        )
     )
 
 
@@ -75,14 +90,20 @@ def _cause(rank: Rank) -> str:
         said, _, place = rank.error.partition("\n")
         return f"{said[:300]} ({place})"
     code = rank.process.exitcode
-    return killed(-code) if code is not None and code < 0 else f"exited with code {code} without a result"
+    return (
+        killed(-code)
+        if code is not None and code < 0
+        else f"exited with code {code} without a result"
+    )
 
 
 def _hang(ranks: list[Rank], timeout_s: float, results: dict[int, Any]) -> LaunchError:
-    """A roll-call: ranks grouped by their last collective, those furthest behind first: the others wait for them.
+    """A roll-call: ranks grouped by their last collective, those furthest behind first: the others
+    wait for them.
 
-    A rank says which collective it enters before it is in it, so one that stops in between looks like those that wait for it. One that
-    the system shows as stopped is named; where all that are left stand at the same place, nobody can tell which it was, and none is.
+    A rank says which collective it enters before it is in it, so one that stops in between looks
+    like those that wait for it. One that the system shows as stopped is named; where all that are
+    left stand at the same place, nobody can tell which it was, and none is.
     """
     stopped = [rank for rank in ranks if not rank.done and _is_stopped(rank.process.pid)]
     waiting, where_all_are = [rank for rank in ranks if not rank.done], roll(ranks)
@@ -91,7 +112,8 @@ def _hang(ranks: list[Rank], timeout_s: float, results: dict[int, Any]) -> Launc
         return LaunchError(
             where="ranks " + str([rank.rank for rank in waiting]),
             expected=f"every rank to finish within {timeout_s:g} s",
-            found=f"a run that is slow and does not hang: its steps are over, and ranks are at {REFERENCE}; {where_all_are}",
+            found=f"a run that is slow and does not hang: its steps are over, and ranks are at "
+                  f"{REFERENCE}; {where_all_are}",
             remedy="raise --timeout, or take fewer steps",
             results=results,
         )
@@ -99,16 +121,25 @@ def _hang(ranks: list[Rank], timeout_s: float, results: dict[int, Any]) -> Launc
         return LaunchError(
             where="ranks " + str([rank.rank for rank in waiting]),
             expected=f"every rank to finish within {timeout_s:g} s",
-            found=f"a run that is slow and does not hang: each entered another collective within the last {RECENT_S:g} s; {where_all_are}",
+            found=f"a run that is slow and does not hang: each entered another collective within "
+                  f"the last {RECENT_S:g} s; {where_all_are}",
             remedy="raise --timeout, or take fewer steps",
             results=results,
         )
     groups = stuck(ranks)
     first = groups[0][1]
     named = [rank.rank for rank in stopped] or first
-    where = f"rank {named[0]}" if len(named) == 1 or (len(groups) > 1 and not stopped) else f"ranks {named}"
+    where = (
+        f"rank {named[0]}"
+        if len(named) == 1 or (len(groups) > 1 and not stopped)
+        else f"ranks {named}"
+    )
     cause = f"{_stopped_words(stopped)}; " if stopped else ""
-    unknown = "; which of them did not arrive cannot be told" if where.startswith("ranks") and not stopped else ""
+    unknown = (
+        "; which of them did not arrive cannot be told"
+        if where.startswith("ranks") and not stopped
+        else ""
+    )
     return LaunchError(
         where=where,
         expected=f"every rank to finish within {timeout_s:g} s",
@@ -128,15 +159,20 @@ def server_ended(end: str, ranks: list[Rank], when: str) -> LaunchError:
     """The process that ranks are forked from has ended; `end` and `when` say how."""
     return LaunchError(
         where="the fork server",
-        expected="the process that starts ranks, and that tells how they end, to live until all are done",
+        expected="the process that starts ranks, and that tells how they end, to live until all "
+                 "are done",
         found=f"{end}, {when}",
-        remedy="look who ended it; by itself it only loads torch, as `python -c 'import torch'` does",
+        remedy="look who ended it; by itself it only loads torch, as `python -c 'import torch'` "
+               "does",
         results={rank.rank: rank.result for rank in ranks if rank.result is not None},
     )
 
 
 def _is_stopped(pid: int) -> bool:
     """Whether the system shows the process as stopped; False where it does not tell."""
-    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+    with (
+        suppress(OSError, IndexError),
+        open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat,
+    ):
         return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
     return False

@@ -1,8 +1,9 @@
 """Starts ranks as processes, watches every one of them, and leaves none behind.
 
-Ranks are forked from a server that has torch loaded already, so a launch costs a tenth of a second. The controller holds
-the rendezvous store and one pipe per rank; it waits on every rank's exit, names the first that died, raised or hung
-together with its last collective, and ends the others. A rank ends itself when its controller is gone.
+Ranks are forked from a server that has torch loaded already, so a launch costs a tenth of a second.
+The controller holds the rendezvous store and one pipe per rank; it waits on every rank's exit,
+names the first that died, raised or hung together with its last collective, and ends the others. A
+rank ends itself when its controller is gone.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def launch(
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
-    The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1), `progress`, to say
-    which collective it enters, and `keep`, to hand over what is to survive its failure. What it keeps and returns must be
-    JSON. LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
+    The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at
+    127.0.0.1), `progress`, to say which collective it enters, and `keep`, to hand over what is to
+    survive its failure. What it keeps and returns must be JSON. LaunchError when any rank fails, or
+    when not all are done after `timeout_s` seconds.
     """
     import torch.distributed as dist
 
@@ -56,19 +58,30 @@ def launch(
     server: int | None = None
     try:
         for rank in range(world_size):
-            started = _start(context, target, json.dumps(arguments), rank=rank, world_size=world_size, port=store.port)
+            started = _start(
+                context, target, json.dumps(arguments), rank=rank, world_size=world_size,
+                port=store.port,
+            )
             ranks.append(started)
-            if ranks[1:] and server != server_pid():  # Python has started another one without a word
-                raise server_ended("it ended", ranks, f"before rank {rank} of {world_size} was started")
+            # Python has started another one without a word
+            if ranks[1:] and server != server_pid():
+                raise server_ended("it ended", ranks, f"before rank {rank} of {world_size} was "
+                                                      f"started")
             server = server_pid()
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     except RuntimeError as error:
-        if "freeze_support" not in str(error):  # multiprocessing's words for a script that would start itself again
+        if "freeze_support" not in str(
+            error
+        ):  # multiprocessing's words for a script that would start itself again
             raise
         raise unguarded() from error
     except (OSError, EOFError) as error:
-        if end := server_end(patience_s=CLOSING_S if isinstance(error, EOFError | ConnectionError) else 0.0):
-            raise server_ended(end, ranks, f"before rank {len(ranks)} of {world_size} was started") from error
+        if end := server_end(
+            patience_s=CLOSING_S if isinstance(error, EOFError | ConnectionError) else 0.0
+        ):
+            raise server_ended(
+                end, ranks, f"before rank {len(ranks)} of {world_size} was started"
+            ) from error
         raise not_started(error) from error
     finally:
         with undisturbed():
@@ -77,11 +90,14 @@ def launch(
     return [rank.result for rank in ranks]
 
 
-def _start(context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int) -> Rank:
+def _start(
+    context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int
+) -> Rank:
     receiver, sender = context.Pipe(duplex=False)
     progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
     process = context.Process(
-        target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress), name=f"rank {rank}"
+        target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress),
+        name=f"rank {rank}",
     )
     process.start()
     sender.close()
@@ -97,7 +113,10 @@ def _supervise(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
         limit = min(deadline, failed_at + GRACE_S) if failed_at else deadline
         if now >= limit:
             break
-        wait([rank.process.sentinel for rank in waiting] + [rank.pipe for rank in waiting], timeout=min(POLL_S, limit - now))
+        wait(
+            [rank.process.sentinel for rank in waiting] + [rank.pipe for rank in waiting],
+            timeout=min(POLL_S, limit - now),
+        )
         for rank in list(waiting):
             rank.look()
             rank.receive()
@@ -124,6 +143,7 @@ def _end(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.process.join()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(rank.process.pid, signal.SIGKILL)  # what the rank itself had started: it leads a session
+            # what the rank itself had started: it leads a session
+            os.killpg(rank.process.pid, signal.SIGKILL)
         rank.process.close()
         rank.pipe.close()

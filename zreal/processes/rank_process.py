@@ -1,4 +1,5 @@
-"""What runs in a rank's process: the function that it is given, what it says of itself, and its end when its controller is gone."""
+"""What runs in a rank's process: the function that it is given, what it says of itself, and its end
+when its controller is gone."""
 
 from __future__ import annotations
 
@@ -22,14 +23,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def rank_main(
-    target: str, arguments: str, rank: int, world_size: int, port: int, pipe: Connection, progress: Any
+    target: str, arguments: str, rank: int, world_size: int, port: int, pipe: Connection,
+    progress: Any,
 ) -> None:
     """What runs in a rank's process."""
     os.setsid()
     _die_with_controller()
 
     def say(text: str) -> None:
-        progress.value = text.encode(errors="replace")[: PROGRESS_BYTES - 1].decode(errors="ignore").encode()
+        progress.value = (
+            text.encode(errors="replace")[: PROGRESS_BYTES - 1].decode(errors="ignore").encode()
+        )
 
     def keep(part: Any) -> None:
         _send(pipe, json.dumps({"part": part}))
@@ -37,7 +41,9 @@ def rank_main(
     try:
         module, _, name = target.partition(":")
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        given = {"rank": rank, "world_size": world_size, "port": port, "progress": say, "keep": keep}
+        given = {
+            "rank": rank, "world_size": world_size, "port": port, "progress": say, "keep": keep
+        }
         result = function(json.loads(arguments), **given)
         message, code = json.dumps({"result": result}), 0
     except BaseException as error:
@@ -48,10 +54,15 @@ def rank_main(
 
 
 def _told(error: BaseException) -> str:
-    """The error's own first line, and below it where it was raised; what a library adds in further lines is left out."""
+    """The error's own first line, and below it where it was raised; what a library adds in further
+    lines is left out."""
     said = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
-    place = f'File "{frames[-1].filename}", line {frames[-1].lineno}, in {frames[-1].name}' if frames else ""
+    place = (
+        f'File "{frames[-1].filename}", line {frames[-1].lineno}, in {frames[-1].name}'
+        if frames
+        else ""
+    )
     return f"{said}\n{place}"
 
 
@@ -63,10 +74,12 @@ def _send(pipe: Connection, message: str) -> None:
 
 
 def _die_with_controller() -> None:
-    """End with the controller, however it ended: by a thread of this rank, and on Linux, for a rank that is stopped, by the system.
+    """End with the controller, however it ended: by a thread of this rank, and on Linux, for a rank
+    that is stopped, by the system.
 
-    The system's signal comes when the fork server ends, and that ends when nobody holds its pipe any longer: a rank inherits the pipe
-    and has to let go of it, or a stopped rank would keep the server and itself.
+    The system's signal comes when the fork server ends, and that ends when nobody holds its pipe
+    any longer: a rank inherits the pipe and has to let go of it, or a stopped rank would keep the
+    server and itself.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -14,9 +14,11 @@ from typing import Any
 
 READ_BYTES = 1 << 20
 REFERENCE = "the single-process reference"
-"""What a rank says that is past its last collective and trains by itself what its parameters are compared with."""
+"""What a rank says that is past its last collective and trains by itself what its parameters are
+compared with."""
 RECENT_S = 3.0
-"""A rank that has entered another collective within so many seconds of the timeout is slow and does not hang."""
+"""A rank that has entered another collective within so many seconds of the timeout is slow and does
+not hang."""
 
 
 @dataclass(slots=True)
@@ -52,14 +54,15 @@ class Rank:
 
     @property
     def gets_on(self) -> bool:
-        """Whether it went from one collective to another a moment ago; who has only begun says nothing yet."""
+        """Whether it went from one collective to another a moment ago; who has only begun says
+        nothing yet."""
         return self.moves > 2 and time.monotonic() - self.moved_at < RECENT_S
 
     def receive(self) -> None:
         """Take what the rank has sent: parts of its result, and at last the result or the error.
 
-        A message ends with a line; one that has come in part is kept and never waited for, since its rank may have
-        stopped in the middle of it.
+        A message ends with a line; one that has come in part is kept and never waited for, since
+        its rank may have stopped in the middle of it.
         """
         with suppress(BlockingIOError):
             while data := os.read(self.pipe.fileno(), READ_BYTES):
@@ -91,8 +94,8 @@ def roll(ranks: list[Rank]) -> str:
 
 
 def _place(last: str) -> int:
-    """How many collectives a rank had entered, from what it said: "all_gather #3 of …" is 3; -1 for none, and more than
-    any for one that is past all of them."""
+    """How many collectives a rank had entered, from what it said: "all_gather #3 of …" is 3; -1 for
+    none, and more than any for one that is past all of them."""
     if last == REFERENCE:
         return sys.maxsize
     found = re.search(r"#(\d+)", last)

@@ -1,4 +1,5 @@
-"""A module without its memory: fake parameters, buffers and inputs in place of its own, and its parameters by unit."""
+"""A module without its memory: fake parameters, buffers and inputs in place of its own, and its
+parameters by unit."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faked:
-    """A module with what stands in for its tensors. `dtype` is its parameters', `cast` what floating-point inputs are cast to."""
+    """A module with what stands in for its tensors. `dtype` is its parameters', `cast` what
+    floating-point inputs are cast to."""
 
     model: nn.Module
     units: dict[str, nn.Module]
@@ -43,7 +45,8 @@ class Faked:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the module has the fakes for its parameters and buffers, tied ones tied; then its own again."""
+        """Inside, the module has the fakes for its parameters and buffers, tied ones tied; then its
+        own again."""
         own: list[tuple[nn.Module, str, Any]] = []
         fakes: dict[str, Tensor] = {**self.parameters, **self.buffers}
         by_tensor: dict[int, Tensor] = {}
@@ -63,8 +66,11 @@ class Faked:
                 setattr(module, name, tensor)
 
 
-def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None, casts_input: bool) -> Faked:
-    """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what cannot be traced."""
+def fake(
+    model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None, casts_input: bool
+) -> Faked:
+    """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what
+    cannot be traced."""
     _require_shapes(model)
     taken = _dtype(model, dtype)
     wanted = DTYPES[taken]
@@ -72,7 +78,9 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None,
     groups = _groups(model, found)
     named = isinstance(inputs, Mapping)
     args = () if named else tuple(_input(f"inputs[{i}]", value) for i, value in enumerate(inputs))
-    kwargs = {key: _input(key, inputs[key]) for key in inputs} if isinstance(inputs, Mapping) else {}
+    kwargs = (
+        {key: _input(key, inputs[key]) for key in inputs} if isinstance(inputs, Mapping) else {}
+    )
     if not casts_input:
         args, kwargs = cast_floats((args, kwargs), wanted)
     return Faked(
@@ -89,23 +97,32 @@ def fake(model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None,
 
 
 REAL = "make the module beforehand, with real tensors, and give it itself"
-RUN_ONCE = "make the module beforehand, run it on a batch so that its lazy parameters get their shapes, and give it itself"
+RUN_ONCE = (
+    "make the module beforehand, run it on a batch so that its lazy parameters get their shapes, "
+    "and give it itself"
+)
 BEFOREHAND = 'make the module beforehand, as under torch.device("meta"), and give it itself'
 
 
 def made(make: Any) -> nn.Module:
     """What `make` makes; UntraceableError for anything but a module."""
-    expected, remedy = "a module, or a function without arguments that makes one", "wrap it: lambda: MyModel(config)"
+    expected, remedy = (
+        "a module, or a function without arguments that makes one",
+        "wrap it: lambda: MyModel(config)",
+    )
     if not callable(make):
         raise refuse("module", expected, type(make).__name__, remedy)
     try:
         with torch_private.nothing_drawn():
             model = make()
-    except UntraceableError as error:  # the examples, which it knows nothing of, would not help, nor would a module on "meta"
+    except UntraceableError as error:  # the examples, which it knows nothing of, would not help, nor would a module on "meta"  # noqa: E501
         raise refuse(error.where, error.expected, error.found, REAL) from error
     except Exception as error:  # whatever a user's constructor may raise
         lines = str(error).strip().splitlines() or [""]
-        raise refuse("module", expected, f"{type(error).__name__}: {lines[0][:200]}", _other_way(error, remedy)) from error
+        raise refuse(
+            "module", expected, f"{type(error).__name__}: {lines[0][:200]}",
+            _other_way(error, remedy),
+        ) from error
     if not isinstance(model, nn.Module):
         raise refuse("module", expected, f"one that makes {type(model).__name__}", remedy)
     return model
@@ -119,13 +136,17 @@ def _require_shapes(model: nn.Module) -> None:
 
 
 def _other_way(error: Exception, wrap: str) -> str:
-    """What to do about a function that did not make its module without memory; `wrap` is for one that asks for arguments."""
+    """What to do about a function that did not make its module without memory; `wrap` is for one
+    that asks for arguments."""
     if isinstance(error, TypeError):
         return wrap
     if "Uninitialized" in str(error):  # of a lazy module, whose first batch gives it its shapes
         return RUN_ONCE
     if "Couldn't swap" in str(error):  # torch does not change the dtype of a fake parameter
-        return f"leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or {BEFOREHAND}"
+        return (
+            f"leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or "
+            f"{BEFOREHAND}"
+        )
     return BEFOREHAND
 
 
@@ -136,21 +157,30 @@ def require_word(where: str, word: Any, words: Sequence[str]) -> None:
 
 
 def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
-    """The dtype that its parameters are taken in; UntraceableError where they are neither all float32 nor all in that one."""
+    """The dtype that its parameters are taken in; UntraceableError where they are neither all
+    float32 nor all in that one."""
     own = {fqn: parameter.dtype for fqn, parameter in model.named_parameters()}
     counts = Counter(own.values())
     common, _ = next(iter(counts.most_common(1)), (DTYPES["float32"], 0))
     if len(counts) > 1:
         odd, found = next((fqn, dtype) for fqn, dtype in own.items() if dtype != common)
         remedy = f"mixed dtypes are not modelled: {_cast_first(found)}"
-        raise refuse(odd, f"parameters of one dtype, as most are {_word(common)}", _word(found), remedy)
+        raise refuse(
+            odd, f"parameters of one dtype, as most are {_word(common)}", _word(found), remedy
+        )
     words = {dtype: cast(Dtype, word) for word, dtype in DTYPES.items()}
     if common in words and asked in (None, words[common]):
         return words[common]
     if common == torch.float32 and asked is not None:
         return asked
-    known = f"one of {', '.join(DTYPES)}" if asked is None else " or ".join(dict.fromkeys((asked, "float32")))
-    remedy = "leave dtype= out, or cast the module first" if common in words else _cast_first(common)
+    known = (
+        f"one of {', '.join(DTYPES)}"
+        if asked is None
+        else " or ".join(dict.fromkeys((asked, "float32")))
+    )
+    remedy = (
+        "leave dtype= out, or cast the module first" if common in words else _cast_first(common)
+    )
     raise refuse(next(iter(own)), f"parameters in {known}", _word(common), remedy)
 
 
@@ -165,11 +195,14 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _fake_parameter(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad)
+    return nn.Parameter(
+        torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad
+    )
 
 
 def _fake(tensor: Tensor) -> Tensor:
-    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)  # channels of images may come last
+    # channels of images may come last
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     tell(found, tensor)
     return found
 
@@ -177,7 +210,10 @@ def _fake(tensor: Tensor) -> Tensor:
 def _input(where: str, value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.requires_grad:
-            raise refuse(where, "an input that needs no gradient", "one with requires_grad=True", "give it detached")
+            raise refuse(
+                where, "an input that needs no gradient", "one with requires_grad=True",
+                "give it detached",
+            )
         return _fake(value)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype | str):
         shape, dtype = value
@@ -195,7 +231,9 @@ def default_batch(step: Faked) -> Batch:
     """Dim 0 of the first input, and dim 1 if it holds tokens."""
     first = next(tensors_in((step.args, step.kwargs)), None)
     if first is None or not first.dim():
-        raise refuse("inputs", "a tensor with a batch dimension", "none", "give batch=Batch(micro_batch=…)")
+        raise refuse(
+            "inputs", "a tensor with a batch dimension", "none", "give batch=Batch(micro_batch=…)"
+        )
     tokens = not first.is_floating_point() and first.dim() > 1
     return Batch(micro_batch=first.shape[0], sequence_length=first.shape[1] if tokens else 1)
 
@@ -204,10 +242,17 @@ def _find_units(model: nn.Module, units: Units) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     if units is None:
         return _default_units(model, modules)
-    wanted = [fqn for fqn, module in modules.items() if fqn and units(fqn, module)] if callable(units) else list(units)
+    wanted = (
+        [fqn for fqn, module in modules.items() if fqn and units(fqn, module)]
+        if callable(units)
+        else list(units)
+    )
     for fqn in wanted:
         if fqn not in modules or fqn == ROOT:
-            raise refuse(fqn, "the fqn of a module in the model", "none of that name", "see model.named_modules()")
+            raise refuse(
+                fqn, "the fqn of a module in the model", "none of that name",
+                "see model.named_modules()",
+            )
     return {fqn: module for fqn, module in modules.items() if fqn in wanted}
 
 
@@ -218,44 +263,65 @@ def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[s
         return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
     nbytes = total(model.parameters())
     warnings.warn(
-        f"{type(model).__name__} has no ModuleList: the whole model is one unit, so that sharded strategies gather all of "
-        f"its parameters at once ({format_bytes(nbytes)} as they are) and communicate only before and after it; name units=",
+        f"{type(model).__name__} has no ModuleList: the whole model is one unit, so that sharded "
+        f"strategies gather all of "
+        f"its parameters at once ({format_bytes(nbytes)} as they are) and communicate only before "
+        f"and after it; name units=",
         stacklevel=4,
     )
     return {}
 
 
 def _groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGroup, ...]:
-    """The root's parameters, then each unit's; UntraceableError for one that two of them share, and for a unit without any."""
+    """The root's parameters, then each unit's; UntraceableError for one that two of them share, and
+    for a unit without any."""
     owners: dict[int, str] = {}
     for fqn, unit in units.items():
-        own = [(name, p) for name, p in unit.named_parameters() if _innermost(f"{fqn}.{name}", units) == fqn]
+        own = [
+            (name, p)
+            for name, p in unit.named_parameters()
+            if _innermost(f"{fqn}.{name}", units) == fqn
+        ]
         if not own:
-            raise refuse(fqn, "a unit with parameters of its own", "none", "leave it out of units: it then belongs to what contains it")
+            raise refuse(
+                fqn, "a unit with parameters of its own", "none",
+                "leave it out of units: it then belongs to what contains it",
+            )
         for name, parameter in own:
             _require_own(owners.get(id(parameter), fqn), fqn, name)
             owners[id(parameter)] = fqn
     members: dict[str, list[Parameter]] = {fqn: [] for fqn in (ROOT, *units)}
     for fqn, parameter in _in_order_of_fully_shard(model):
         if not is_name(fqn):
-            raise refuse(repr(fqn), "a name without blanks, commas and bars", "another one", "rename the module")
+            raise refuse(
+                repr(fqn), "a name without blanks, commas and bars", "another one",
+                "rename the module",
+            )
         if not parameter.is_contiguous():
             raise refuse(
                 fqn,
                 "a contiguous parameter, as fully_shard takes alone",
-                "one with its dimensions in another order in memory, as .to(memory_format=torch.channels_last) makes it",
+                "one with its dimensions in another order in memory, as "
+                ".to(memory_format=torch.channels_last) makes it",
                 "leave that out of the module; its inputs may have channels that come last",
             )
         if not parameter.shape:
-            raise refuse(fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar", "give it the shape (1,)")
-        found = Parameter(fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad)
+            raise refuse(
+                fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar",
+                "give it the shape (1,)",
+            )
+        found = Parameter(
+            fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad
+        )
         members[owners.get(id(parameter), ROOT)].append(found)
     for fqn, parameter in model.named_parameters(remove_duplicate=False):
         owner = owners.get(id(parameter), ROOT)
         if owner != ROOT:
             _require_own(owner, _innermost(fqn, units), fqn)
     if not any(members.values()):
-        raise refuse(type(model).__name__, "a module with parameters", "none", "there is nothing to shard")
+        raise refuse(
+            type(model).__name__, "a module with parameters", "none", "there is nothing to shard"
+        )
     return tuple(ParamGroup(fqn=fqn, parameters=tuple(own)) for fqn, own in members.items() if own)
 
 
@@ -284,7 +350,9 @@ def _in_order_of_fully_shard(model: nn.Module) -> Iterator[tuple[str, nn.Paramet
 def _require_own(owner: str, unit: str, parameter: str) -> None:
     if owner != unit:
         remedy = "tie weights inside one unit only, or leave both modules to the root"
-        raise refuse(parameter, "a parameter of one unit", f"one tied between {owner} and {unit}", remedy)
+        raise refuse(
+            parameter, "a parameter of one unit", f"one tied between {owner} and {unit}", remedy
+        )
 
 
 def total(tensors: Any) -> int:

@@ -1,7 +1,9 @@
-"""What units read in place of their parameters when they run again, where autograd is to see other parameters in each run.
+"""What units read in place of their parameters when they run again, where autograd is to see other
+parameters in each run.
 
-FSDP1 unshards a unit for each run of its forward, and each time makes new views of the flat parameter. Here they are leaves that share
-the memory of the unit's own parameters, so that every run makes gradients of its own.
+FSDP1 unshards a unit for each run of its forward, and each time makes new views of the flat
+parameter. Here they are leaves that share the memory of the unit's own parameters, so that every
+run makes gradients of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from zsim.strategies.flat_parameter.views import view
 
 
 class RunViews:
-    """The leaves of all later runs; `runs` says how many each unit has. To be made where tensors have no memory."""
+    """The leaves of all later runs; `runs` says how many each unit has. To be made where tensors
+    have no memory."""
 
-    def __init__(self, groups: Sequence[ParamGroup], own: Mapping[str, nn.Parameter], runs: Mapping[str, int]) -> None:
+    def __init__(
+        self, groups: Sequence[ParamGroup], own: Mapping[str, nn.Parameter], runs: Mapping[str, int]
+    ) -> None:
         self.parameters: dict[str, nn.Parameter] = {}
         """The leaves, by the name of the view."""
         self._begun = Counter[str]()
@@ -26,10 +31,15 @@ class RunViews:
         self._instead: dict[tuple[str, int], dict[int, nn.Parameter]] = {}
         for group in groups:
             for run in range(2, runs.get(group.fqn, 1) + 1):
-                made = {p.fqn: nn.Parameter(own[p.fqn].detach(), requires_grad=own[p.fqn].requires_grad) for p in group.parameters}
+                made = {
+                    p.fqn: nn.Parameter(own[p.fqn].detach(), requires_grad=own[p.fqn].requires_grad)
+                    for p in group.parameters
+                }
                 self.parameters |= {view(fqn, run): leaf for fqn, leaf in made.items()}
                 self._instead[group.fqn, run] = {id(own[fqn]): leaf for fqn, leaf in made.items()}
-                self._own.setdefault(group.fqn, {}).update({id(leaf): own[fqn] for fqn, leaf in made.items()})
+                self._own.setdefault(group.fqn, {}).update(
+                    {id(leaf): own[fqn] for fqn, leaf in made.items()}
+                )
 
     def put(self, unit: str, module: nn.Module) -> None:
         """A run of the `unit`, which is `module`, begins."""

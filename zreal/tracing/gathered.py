@@ -1,7 +1,9 @@
-"""Which parameters are there where a stretch of a step runs: those of its unit, of the units that this lies in, and the root's.
+"""Which parameters are there where a stretch of a step runs: those of its unit, of the units that
+this lies in, and the root's.
 
-A unit's parameters are gathered from where its forward begins to where it ends, and again for its backward, so that modules in it may
-read them too. Whoever reads them at another time finds the shards of them.
+A unit's parameters are gathered from where its forward begins to where it ends, and again for its
+backward, so that modules in it may read them too. Whoever reads them at another time finds the
+shards of them.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from zsim.autograd.traced_checks import lies_in
 from zsim.models.spec import ROOT, ParamGroup
 
 
-def require_gathered(reads: Mapping[Place, Iterable[str]], visits: Sequence[Visit], groups: Iterable[ParamGroup]) -> None:
-    """UntraceableError for a parameter of a unit that forward reads where neither the unit nor a module in it runs.
+def require_gathered(
+    reads: Mapping[Place, Iterable[str]], visits: Sequence[Visit], groups: Iterable[ParamGroup]
+) -> None:
+    """UntraceableError for a parameter of a unit that forward reads where neither the unit nor a
+    module in it runs.
 
     Backward reads what forward has read, and in another place where it recomputes.
     """
@@ -28,9 +33,11 @@ def require_gathered(reads: Mapping[Place, Iterable[str]], visits: Sequence[Visi
             if not lies_in(reader, of):
                 raise UntraceableError(
                     where=fqn,
-                    expected=f"a parameter of the unit {of} to be read while that runs, as only then it is gathered",
+                    expected=f"a parameter of the unit {of} to be read while that runs, as only "
+                             f"then it is gathered",
                     found=f"{reader} reading it {_when(visits[: place.stretch])}",
-                    remedy=f"leave {of} out of units=: its parameters then belong to what contains it",
+                    remedy=f"leave {of} out of units=: its parameters then belong to what "
+                           f"contains it",
                 )
 
 

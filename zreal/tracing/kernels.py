@@ -1,4 +1,5 @@
-"""What a dispatched operator costs, as a Kernel: FLOPs by torch's own public formulas, bytes read and written.
+"""What a dispatched operator costs, as a Kernel: FLOPs by torch's own public formulas, bytes read
+and written.
 
 Views cost nothing and are no kernels. Operators without a formula count no FLOPs, only bytes.
 """
@@ -17,8 +18,12 @@ from zsim.ir.ops import Kernel
 
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 """Operators that read as much of their first tensor as they write, not all of it."""
-_UNREAD = dict.fromkeys(_LOOKUPS, 0) | {"nll_loss_forward": 0, "nll_loss2d_forward": 0, "nll_loss_backward": 1, "nll_loss2d_backward": 1}
-"""Operators that do not read one of their tensors whole, and which: a loss of targets reads one number of each row, its backward none."""
+_UNREAD = dict.fromkeys(_LOOKUPS, 0) | {
+    "nll_loss_forward": 0, "nll_loss2d_forward": 0, "nll_loss_backward": 1,
+    "nll_loss2d_backward": 1,
+}
+"""Operators that do not read one of their tensors whole, and which: a loss of targets reads one
+number of each row, its backward none."""
 
 _NO_WORK = ("empty", "new_empty")
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -51,15 +56,21 @@ def base_name(name: str) -> str:
     return base if namespace == "aten" else f"{namespace}.{base}"
 
 
-def written(func: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[torch.Tensor]:
+def written(
+    func: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Iterator[torch.Tensor]:
     """The tensors that an operator changes in place."""
     if func._schema.is_mutable:
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from tensors([arguments[place] if place < len(arguments) else options.get(argument.name)])
+                yield from tensors(
+                    [arguments[place] if place < len(arguments) else options.get(argument.name)]
+                )
 
 
-def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> Kernel | None:
+def kernel(
+    func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+) -> Kernel | None:
     """The Kernel of one dispatched operator, or None when it moves nothing."""
     name = base_name(func.name())
     read = list(tensors((*arguments, *options.values())))
@@ -70,7 +81,9 @@ def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], resul
     if not written or name.startswith(_NO_WORK) or (views and not in_place):
         return None
     unread = _UNREAD.get(name)
-    nbytes = sum(map(_nbytes, written)) + sum(_nbytes(tensor) for place, tensor in enumerate(read) if place != unread)
+    nbytes = sum(map(_nbytes, written)) + sum(
+        _nbytes(tensor) for place, tensor in enumerate(read) if place != unread
+    )
     if name in _LOOKUPS:
         nbytes += _nbytes(written[0])
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
@@ -78,7 +91,9 @@ def kernel(func: Any, arguments: tuple[Any, ...], options: dict[str, Any], resul
     shape = _shape(name, arguments)
     told = shape if all(shape) else ()
     transposed = bool(told) and name in _PRODUCTS and _is_transposed(*_factors(name, arguments))
-    return Kernel(name, flops, nbytes, str(dtype).removeprefix("torch."), shape=told, transposed=transposed)
+    return Kernel(
+        name, flops, nbytes, str(dtype).removeprefix("torch."), shape=told, transposed=transposed
+    )
 
 
 def _factors(name: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,12 +102,14 @@ def _factors(name: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, torch
 
 
 def _is_transposed(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether the first factor lies transposed and the second does not, so that neither is contiguous along what they are summed over."""
+    """Whether the first factor lies transposed and the second does not, so that neither is
+    contiguous along what they are summed over."""
     return first.stride(-1) != 1 and second.stride(-1) == 1
 
 
 def _shape(name: str, arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """That of a product or of fused attention, as `zsim.ir.ops.Kernel` has it; () for any other operator."""
+    """That of a product or of fused attention, as `zsim.ir.ops.Kernel` has it; () for any other
+    operator."""
     if name in _PRODUCTS:
         first, second = (tensor.shape for tensor in _factors(name, arguments))
         return (first[0] if len(first) == 3 else 1, first[-2], second[-1], first[-1])
@@ -114,21 +131,35 @@ def _formula(name: str) -> Any:
     return flop_registry.get(packet)
 
 
-def _flops(func: Any, name: str, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> int:
+def _flops(
+    func: Any, name: str, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+) -> int:
     if name == _CPU_ATTENTION:
         query, key, value = (tensor.shape for tensor in arguments[:3])
         return int(sdpa_flop_count(query, key, value)) // _halves(name, arguments, options)
     if name == f"{_CPU_ATTENTION}_backward":
         gradient, query, key, value = (tensor.shape for tensor in arguments[:4])
-        return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(name, arguments, options)
-    if name == "_grouped_mm":  # a row or a column of what has no groups of its own meets one group of the other
+        return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(
+            name, arguments, options
+        )
+    if (
+        name == "_grouped_mm"
+    ):  # a row or a column of what has no groups of its own meets one group of the other
         first, second = (tensor.shape for tensor in arguments[:2])
         return 2 * math.prod(first if len(second) == 3 else first[-2:]) * second[-1]
     formula = _formula(func.name())
-    return int(formula(*arguments, **options, out_val=result)) // _halves(name, arguments, options) if formula else 0
+    return (
+        int(formula(*arguments, **options, out_val=result)) // _halves(name, arguments, options)
+        if formula
+        else 0
+    )
 
 
 def _halves(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> int:
     """2 for causal attention, whose kernels leave out the upper half of the scores."""
     place = _IS_CAUSAL.get(name)
-    return 2 if place is not None and options.get("is_causal", *given[place : place + 1] or (False,)) else 1
+    return (
+        2
+        if place is not None and options.get("is_causal", *given[place : place + 1] or (False,))
+        else 1
+    )

@@ -15,13 +15,15 @@ from zsim.autograd.lowered import Accumulated
 
 
 class ParameterGradients:
-    """Which storages are gradients of which parameter: those that autograd makes, and the one it keeps, which may be a copy."""
+    """Which storages are gradients of which parameter: those that autograd makes, and the one it
+    keeps, which may be a copy."""
 
     def __init__(self, log: StorageLog) -> None:
         self.made: dict[str, list[int]] = defaultdict(list)
         self.kept: dict[str, int] = {}
         self.shared: list[str] = []
-        """Those whose gradient is a part of another's storage, which goes on to what comes before them."""
+        """Those whose gradient is a part of another's storage, which goes on to what comes before
+        them."""
         self._kept_at: dict[str, int] = {}
         self._log = log
         self.copied: set[str] = set()
@@ -31,20 +33,31 @@ class ParameterGradients:
     @contextmanager
     def hooks(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
         """The gradients that are kept are noted inside."""
-        trained = {fqn: parameter for fqn, parameter in parameters.items() if parameter.requires_grad}
+        trained = {
+            fqn: parameter for fqn, parameter in parameters.items() if parameter.requires_grad
+        }
         handles = [p.register_hook(partial(self._accumulate, fqn)) for fqn, p in trained.items()]
-        handles += [p.register_post_accumulate_grad_hook(partial(self._keep, fqn)) for fqn, p in trained.items()]
+        handles += [
+            p.register_post_accumulate_grad_hook(partial(self._keep, fqn))
+            for fqn, p in trained.items()
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
             in_turn = sorted(self.kept, key=lambda fqn: self._kept_at[fqn])
-            last = {self.kept[fqn]: self._kept_at[fqn] for fqn in in_turn}  # halves of a weight may have one storage
-            self.shared = [fqn for fqn, number in self.kept.items() if self._log.last_read.get(number, -1) >= last[number]]
+            # halves of a weight may have one storage
+            last = {self.kept[fqn]: self._kept_at[fqn] for fqn in in_turn}
+            self.shared = [
+                fqn
+                for fqn, number in self.kept.items()
+                if self._log.last_read.get(number, -1) >= last[number]
+            ]
 
     def follow(self, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Watch every value of the graph that gets more than one gradient: autograd adds those up."""
+        """Watch every value of the graph that gets more than one gradient: autograd adds those up.
+        """
         names = {id(parameter): fqn for fqn, parameter in parameters.items()}
         edges: dict[tuple[Any, int], list[tuple[Any, int]]] = defaultdict(list)
         for node in nodes(loss.grad_fn):
@@ -72,8 +85,14 @@ class ParameterGradients:
     def _keep(self, fqn: str, parameter: Tensor) -> None:
         self._log.entries.append((self._log.place, Accumulated(fqn)))
         if parameter.grad is not None:
-            self.kept[fqn], self._kept_at[fqn] = self._log.number(parameter.grad), len(self._log.entries)
-            (self.copied.discard if self.kept[fqn] == self._before.pop(fqn, 0) else self.copied.add)(fqn)
+            self.kept[fqn], self._kept_at[fqn] = (
+                self._log.number(parameter.grad), len(self._log.entries),
+            )
+            (
+                self.copied.discard
+                if self.kept[fqn] == self._before.pop(fqn, 0)
+                else self.copied.add
+            )(fqn)
 
 
 def nodes(first: Any) -> Iterator[Any]:

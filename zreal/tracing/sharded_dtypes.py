@@ -1,7 +1,9 @@
-"""Which dtype a module is told of a parameter that is not gathered: both FSDPs keep shards in float32, whatever compute runs in.
+"""Which dtype a module is told of a parameter that is not gathered: both FSDPs keep shards in
+float32, whatever compute runs in.
 
-A module that casts its input to the dtype of a unit's weight, before that unit has run, casts it to float32 under them and to the
-parameters' own dtype under strategies that shard none. A unit that has run counts as sharded again, as a block is by default.
+A module that casts its input to the dtype of a unit's weight, before that unit has run, casts it to
+float32 under them and to the parameters' own dtype under strategies that shard none. A unit that
+has run counts as sharded again, as a block is by default.
 """
 
 from __future__ import annotations
@@ -24,21 +26,35 @@ _CASTS = (Tensor.to, Tensor.type_as)
 
 
 class ShardedDtypes(TorchFunctionMode):
-    """Inside, `dtype` of a parameter whose unit is not running is float32; `asked` says whether anybody has seen so."""
+    """Inside, `dtype` of a parameter whose unit is not running is float32; `asked` says whether
+    anybody has seen so."""
 
-    def __init__(self, groups: Iterable[ParamGroup], parameters: Mapping[str, Tensor], boundaries: Boundaries) -> None:
+    def __init__(
+        self, groups: Iterable[ParamGroup], parameters: Mapping[str, Tensor], boundaries: Boundaries
+    ) -> None:
         super().__init__()
         self.asked = False
         self._boundaries = boundaries
-        self._owners = {id(parameters[p.fqn]): group.fqn for group in groups if group.fqn != ROOT for p in group.parameters}
+        self._owners = {
+            id(parameters[p.fqn]): group.fqn
+            for group in groups
+            if group.fqn != ROOT
+            for p in group.parameters
+        }
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func == _DTYPE and self._is_sharded(args[0]):
             self.asked = True
             return SHARDED
-        if func in _CASTS and len(args) > 1 and isinstance(args[1], Tensor) and self._is_sharded(args[1]):
+        if (
+            func in _CASTS
+            and len(args) > 1
+            and isinstance(args[1], Tensor)
+            and self._is_sharded(args[1])
+        ):
             self.asked = True
             return args[0].to(SHARDED)
         return func(*args, **(kwargs or {}))
@@ -50,7 +66,8 @@ class ShardedDtypes(TorchFunctionMode):
 
 @contextmanager
 def sharded_dtypes(
-    groups: Iterable[ParamGroup], parameters: Mapping[str, Tensor], boundaries: Boundaries, *, apply: bool
+    groups: Iterable[ParamGroup], parameters: Mapping[str, Tensor], boundaries: Boundaries, *,
+    apply: bool,
 ) -> Iterator[ShardedDtypes]:
     """The mode, in force if it shall `apply`."""
     mode = ShardedDtypes(groups, parameters, boundaries)

@@ -1,8 +1,10 @@
-"""The life of every storage while a module runs, in order: what was born where, of which operator, and when it died.
+"""The life of every storage while a module runs, in order: what was born where, of which operator,
+and when it died.
 
-Liveness is seen, not derived: a storage lives until torch lets go of it. One thing is put right: torch's engine adds the
-second gradient of a value in place, but not while anybody watches its dispatcher, so such sums are recognised by their cause
-(an edge of the autograd graph) and undone. It must not know strategies.
+Liveness is seen, not derived: a storage lives until torch lets go of it. One thing is put right:
+torch's engine adds the second gradient of a value in place, but not while anybody watches its
+dispatcher, so such sums are recognised by their cause (an edge of the autograd graph) and undone.
+It must not know strategies.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from zsim.models.training_options import Device
 
 
 class Place(NamedTuple):
-    """Where in a step: `backward` or not, and the stretch, by its place in forward: units and what lies before, between and after."""
+    """Where in a step: `backward` or not, and the stretch, by its place in forward: units and what
+    lies before, between and after."""
 
     backward: bool
     stretch: int
@@ -55,7 +58,8 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The engine has added a gradient to an earlier one of the same value. `earlier`: its storage, unless it is a view's."""
+    """The engine has added a gradient to an earlier one of the same value. `earlier`: its storage,
+    unless it is a view's."""
 
     result: int
     earlier: int | None
@@ -63,7 +67,8 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A kernel of forward that backward has run once more: it records gradients, which backward itself does not."""
+    """A kernel of forward that backward has run once more: it records gradients, which backward
+    itself does not."""
 
     kernel: Kernel
 
@@ -82,9 +87,9 @@ Entry = Born | Died | Summed | Kernel | Again | CalledAgain | Accumulated
 class StorageLog(TorchDispatchMode):
     """Logs births, deaths and kernels while active, each with the `place` that is current.
 
-    `ignore` tells of storages that exist already: parameters (by fqn), buffers and inputs. `reads` are the parameters that
-    each place reads. `sums_due` is how many of the next additions are the engine's own. `device_matters`: bytes were seen that another
-    device would have otherwise.
+    `ignore` tells of storages that exist already: parameters (by fqn), buffers and inputs. `reads`
+    are the parameters that each place reads. `sums_due` is how many of the next additions are the
+    engine's own. `device_matters`: bytes were seen that another device would have otherwise.
     """
 
     def __init__(self, device: Device = "cpu") -> None:
@@ -96,7 +101,8 @@ class StorageLog(TorchDispatchMode):
         self.last_read: dict[int, int] = {}
         """By storage: how many entries there were when an operator last read it."""
         self.writes: dict[str, str] = {}
-        """The parameters that the step changes in place, each with the operator that does it first."""
+        """The parameters that the step changes in place, each with the operator that does it first.
+        """
         self.place = START
         self.sums_due = 0
         self._known = KnownValues()
@@ -125,7 +131,9 @@ class StorageLog(TorchDispatchMode):
     def restart(self) -> dict[int, Born]:
         """Forget the log; the storages that still live, which from now on are ignored."""
         living = set(self._numbers.values()) - self._ignored
-        left = {e.storage: e for _, e in self.entries if isinstance(e, Born) and e.storage in living}
+        left = {
+            e.storage: e for _, e in self.entries if isinstance(e, Born) and e.storage in living
+        }
         self._ignored |= living
         self.entries, self.reads, self.last_read, self.place = [], {}, {}, START
         return left
@@ -136,17 +144,21 @@ class StorageLog(TorchDispatchMode):
             self.entries.append((self.place, Died(number)))
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func.name().startswith("prim::"):
             return func(*args, **(kwargs or {}))
-        with torch_private.unwatched_functions():  # what is asked of tensors from here on is no call of the module's
+        # what is asked of tensors from here on is no call of the module's
+        with torch_private.unwatched_functions():
             return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         name = func.name()
         for tensor in written(func, args, options):
-            if (fqn := self._parameters.get(self._numbers.get(id(tensor.untyped_storage()), 0))) is not None:
+            if (
+                fqn := self._parameters.get(self._numbers.get(id(tensor.untyped_storage()), 0))
+            ) is not None:
                 self.writes.setdefault(fqn, base_name(name))
         for tensor in tensors((*args, *options.values())):
             number = self._numbers.get(id(tensor.untyped_storage()), 0)
@@ -173,7 +185,9 @@ class StorageLog(TorchDispatchMode):
         for place, tensor in enumerate(tensors(result)):
             before = self._count
             number = self.number(tensor)
-            nbytes = device_kernels.result_nbytes(operator, args, place, tensor, device=self._device)
+            nbytes = device_kernels.result_nbytes(
+                operator, args, place, tensor, device=self._device
+            )
             if number > before and nbytes:
                 self.entries.append((self.place, Born(number, nbytes, operator)))
             elif number > before:
@@ -198,14 +212,16 @@ class StorageLog(TorchDispatchMode):
 
 
 def _require_storages(name: str, result: Any) -> None:
-    """UntraceableError for a sparse tensor: how many bytes it has follows from its indices, and it has no storage to follow."""
+    """UntraceableError for a sparse tensor: how many bytes it has follows from its indices, and it
+    has no storage to follow."""
     for tensor in tensors(result):
         if tensor.layout != torch.strided:
             raise UntraceableError(
                 where=name,
                 expected="dense tensors, whose memory follows from their shapes",
                 found=f"one of layout {str(tensor.layout).removeprefix('torch.')}",
-                remedy="sparse tensors and gradients are not modelled: use sparse=False in nn.Embedding, nn.EmbeddingBag and F.embedding",
+                remedy="sparse tensors and gradients are not modelled: use sparse=False in "
+                       "nn.Embedding, nn.EmbeddingBag and F.embedding",
             )
 
 
@@ -214,9 +230,15 @@ _REASONS = {
         "operators whose outcome needs no data",
         "give example tensors with values, or do without .item() and the like",
     ),
-    "DynamicOutputShapeException": ("shapes that follow from those of the inputs", "use masks instead of selections"),
-    "UnsupportedOperatorException": ("operators that FakeTensorMode knows", "register a fake implementation of it"),
-    "NotImplementedError": ("operators that FakeTensorMode knows", "register a fake implementation of it"),
+    "DynamicOutputShapeException": (
+        "shapes that follow from those of the inputs", "use masks instead of selections"
+    ),
+    "UnsupportedOperatorException": (
+        "operators that FakeTensorMode knows", "register a fake implementation of it"
+    ),
+    "NotImplementedError": (
+        "operators that FakeTensorMode knows", "register a fake implementation of it"
+    ),
 }
 
 
@@ -227,12 +249,15 @@ def refusal(name: str, error: Exception) -> UntraceableError:
     foreign = not name.startswith("aten::")
     expected, remedy = _REASONS.get("UnsupportedOperatorException" if foreign else kind, other)
     lines = str(error).strip().splitlines() or [kind]
-    return UntraceableError(where=name, expected=expected, found=f"{kind}: {lines[0][:200]}", remedy=remedy)
+    return UntraceableError(
+        where=name, expected=expected, found=f"{kind}: {lines[0][:200]}", remedy=remedy
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """A log with the engine's sums undone: `same` are storages that are a part of another, `used_up` went into a sum."""
+    """A log with the engine's sums undone: `same` are storages that are a part of another,
+    `used_up` went into a sum."""
 
     entries: list[tuple[Place, Entry]]
     same: dict[int, int]
@@ -244,10 +269,12 @@ class Lives:
 
 
 def merged(entries: list[tuple[Place, Entry]], *, in_place: bool) -> Lives:
-    """`entries` with the engine's sums in place where it adds in place: into the earlier gradient, if nobody else holds it.
+    """`entries` with the engine's sums in place where it adds in place: into the earlier gradient,
+    if nobody else holds it.
 
-    Then its storage dies as soon as the sum has been made; it is as large as the sum; and it is not a view's, whose base
-    would hold it. Otherwise, and always without `in_place`, the sum stays a storage of its own. Seen on torch 2.13.
+    Then its storage dies as soon as the sum has been made; it is as large as the sum; and it is not
+    a view's, whose base would hold it. Otherwise, and always without `in_place`, the sum stays a
+    storage of its own. Seen on torch 2.13.
     """
     sizes = {e.storage: e.nbytes for _, e in entries if isinstance(e, Born)}
     same: dict[int, int] = {}
@@ -280,7 +307,8 @@ def _final(storage: int, same: dict[int, int]) -> int:
 
 
 def _dying_after(entries: list[tuple[Place, Entry]], index: int) -> dict[int, int]:
-    """The storages that die before anything else happens, with the places of their deaths in the log."""
+    """The storages that die before anything else happens, with the places of their deaths in the
+    log."""
     dying: dict[int, int] = {}
     for place in range(index + 1, len(entries)):
         entry = entries[place][1]

@@ -1,6 +1,8 @@
-"""From the log of a traced step to modules: each unit, and the root's stretches between them, with buffers by name.
+"""From the log of a traced step to modules: each unit, and the root's stretches between them, with
+buffers by name.
 
-Names and kinds are those that `zsim.autograd.tape` gives to the built-in families, so that strategies cannot tell them apart.
+Names and kinds are those that `zsim.autograd.tape` gives to the built-in families, so that
+strategies cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from zsim.models.training_options import Batch, Device, Dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What was traced: the param groups, the stretches in the order of forward, and the bytes that no strategy counts."""
+    """What was traced: the param groups, the stretches in the order of forward, and the bytes that
+    no strategy counts."""
 
     name: str
     groups: tuple[ParamGroup, ...]
@@ -82,26 +85,21 @@ def traced_model(
     gradients: ParameterGradients,
     loss: tuple[int, int],
 ) -> TracedModel:
-    """The model of one traced step; UntraceableError or TracedModelError where it does not hold together."""
+    """The model of one traced step; UntraceableError or TracedModelError where it does not hold
+    together."""
     step = replace(step, groups=_in_loss(step, gradients))
     seen = _seen(step, lives=lives, reads=reads, gradients=gradients, loss=loss)
     return check(
         TracedModel(
-            name=step.name,
-            family=FAMILY,
-            modules=placed([_module(s, last=s is seen.stretches[-1]) for s in seen.stretches], units=step.groups),
-            units=step.groups,
-            idle=_idle(step),
-            lowered=seen.lowered,
-            dtype=step.dtype,
-            batch=step.batch,
-            casts_input=step.casts_input,
-            autocast=step.autocast,
-            buffer_nbytes=step.buffer_nbytes,
-            input_nbytes=step.input_nbytes,
-            registered=step.registered,
-            buffers=step.buffers,
-            devices=step.devices,
+            name=step.name, family=FAMILY,
+            modules=placed(
+                [_module(s, last=s is seen.stretches[-1]) for s in seen.stretches],
+                units=step.groups,
+            ),
+            units=step.groups, idle=_idle(step), lowered=seen.lowered, dtype=step.dtype,
+            batch=step.batch, casts_input=step.casts_input, autocast=step.autocast,
+            buffer_nbytes=step.buffer_nbytes, input_nbytes=step.input_nbytes,
+            registered=step.registered, buffers=step.buffers, devices=step.devices,
         )
     )
 
@@ -115,9 +113,12 @@ def traced_otherwise(
     loss: tuple[int, int],
     like: TracedModel,
 ) -> tuple[LoweredModule, ...]:
-    """The lowered modules of a step of the same module in which autograd has something else of its units, for the modules of `like`."""
+    """The lowered modules of a step of the same module in which autograd has something else of its
+    units, for the modules of `like`."""
     names = [module.fqn for module in like.modules]
-    seen = _seen(step, lives=lives, reads=reads, gradients=gradients, loss=loss, names=frozenset(names))
+    seen = _seen(
+        step, lives=lives, reads=reads, gradients=gradients, loss=loss, names=frozenset(names)
+    )
     if [module.fqn for module in seen.lowered] != names:
         raise UntraceableError(
             where=step.name,
@@ -148,15 +149,27 @@ class _Seen:
 def _trained(step: Step) -> dict[str, int]:
     """The elements of each parameter of the units that run that is not frozen."""
     idle = _idle(step)
-    return {p.fqn: p.numel for group in step.groups if group.fqn not in idle for p in group.parameters if p.requires_grad}
+    return {
+        p.fqn: p.numel
+        for group in step.groups
+        if group.fqn not in idle
+        for p in group.parameters
+        if p.requires_grad
+    }
 
 
 def _in_loss(step: Step, gradients: ParameterGradients) -> tuple[ParamGroup, ...]:
-    """The groups, in which parameters of units that run are marked where they need a gradient and got none."""
+    """The groups, in which parameters of units that run are marked where they need a gradient and
+    got none."""
     idle, kept = _idle(step), gradients.kept
     used = [group for group in step.groups if group.fqn not in idle]
-    marked = {g.fqn: tuple(replace(p, in_loss=p.fqn in kept or not p.requires_grad) for p in g.parameters) for g in used}
-    return tuple(replace(group, parameters=marked.get(group.fqn, group.parameters)) for group in step.groups)
+    marked = {
+        g.fqn: tuple(replace(p, in_loss=p.fqn in kept or not p.requires_grad) for p in g.parameters)
+        for g in used
+    }
+    return tuple(
+        replace(group, parameters=marked.get(group.fqn, group.parameters)) for group in step.groups
+    )
 
 
 def _idle(step: Step) -> tuple[str, ...]:
@@ -178,33 +191,46 @@ def _seen(
     marks = gradient_storages(_trained(step), lives, gradients, dtype=step.dtype)
     stretches = _stretches(step, accumulated_once(lives, marks), reads, names=names)
     buffers = _Names(
-        marks=marks,
-        copied=gradients.copied,
+        marks=marks, copied=gradients.copied,
         given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
-        inputs={storage: f"{MODEL_INPUT}.{i}" if i else MODEL_INPUT for i, storage in enumerate(step.cast_inputs)},
+        inputs={
+            storage: f"{MODEL_INPUT}.{i}" if i else MODEL_INPUT
+            for i, storage in enumerate(step.cast_inputs)
+        },
     )
     forward = [_computation(s.fqn, s.forward, buffers) for s in stretches]
     after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]
-    dropped = (event for event in _computation("", after, buffers).memory if isinstance(event, Free))
+    dropped = (
+        event for event in _computation("", after, buffers).memory if isinstance(event, Free)
+    )
     uncached = tuple(dropped) if step.autocast != "none" else ()
     buffers.backward = True
-    last = next((place for place, one in enumerate(stretches) if one.backward), 0)  # nothing before it is trained
+    # nothing before it is trained
+    last = next((place for place, one in enumerate(stretches) if one.backward), 0)
     seed, dropped_loss = (Free(name) for name in buffers.given.values())
-    ended = next((i for i, e in enumerate(stretches[last].backward) if e == Died(lives.final(loss[0]))), len(stretches[last].backward))
-    with_graph, stretches[last].backward = stretches[last].backward[ended:], stretches[last].backward[:ended]
+    ended = next(
+        (i for i, e in enumerate(stretches[last].backward) if e == Died(lives.final(loss[0]))),
+        len(stretches[last].backward),
+    )
+    with_graph, stretches[last].backward = (
+        stretches[last].backward[ended:], stretches[last].backward[:ended],
+    )
     backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
-    held = _computation("", with_graph, buffers).memory  # leaves in the graph and their gradients, what a Function keeps on its ctx
-    backward[last] = Computation(kernels=backward[last].kernels, memory=(*backward[last].memory, seed, *held, dropped_loss))
+    held = _computation(
+        "", with_graph, buffers
+    ).memory  # leaves in the graph and their gradients, what a Function keeps on its ctx
+    backward[last] = Computation(
+        kernels=backward[last].kernels, memory=(*backward[last].memory, seed, *held, dropped_loss)
+    )
     lowered = whole(
         (
             LoweredModule(
-                fqn=s.fqn,
-                unit=s.unit,
-                forward=f,
-                backward=b,
+                fqn=s.fqn, unit=s.unit, forward=f, backward=b,
                 input_needs_gradient=s.needs_gradient,
                 recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
-                given_back=tuple(buffers.freed[storage] for storage in s.given_back if storage in buffers.freed),
+                given_back=tuple(
+                    buffers.freed[storage] for storage in s.given_back if storage in buffers.freed
+                ),
                 hands_on=s.hands_on,
             )
             for s, f, b in zip(stretches, forward, backward, strict=True)
@@ -219,15 +245,19 @@ def _stretches(
 ) -> list[_Stretch]:
     """In the order of forward; stretches of the root in which nothing happens are left out.
 
-    What lies between units in a unit is called as that one, with the number of the part. What an outer unit drops when an inner one
-    returns is the inner's. With `names` of stretches those of the root are just these.
+    What lies between units in a unit is called as that one, with the number of the part. What an
+    outer unit drops when an inner one returns is the inner's. With `names` of stretches those of
+    the root are just these.
     """
     entries: dict[Place, list[Entry]] = {}
     for place, entry in lives.entries:
         entries.setdefault(place, []).append(entry)
     found: list[_Stretch] = []
-    before = {fqn for place, fqns in reads.items() if not place.backward for fqn in fqns}  # a recomputation reads them again
-    parts, runs, units, begun = Counter[str](), Counter[str](), {visit.unit for visit in step.visits}, 0
+    # a recomputation reads them again
+    before = {fqn for place, fqns in reads.items() if not place.backward for fqn in fqns}
+    parts, runs, units, begun = (
+        Counter[str](), Counter[str](), {visit.unit for visit in step.visits}, 0,
+    )
     for number, visit in enumerate(step.visits):
         here, back = Place(False, number), Place(True, number)
         inside, begun = visit.unit != ROOT, begun + visit.begins
@@ -238,20 +268,25 @@ def _stretches(
         fqn = visit.unit + part if inside else f"{ROOT}.{begun}"
         if not inside and fqn in units:
             raise UntraceableError(
-                where=fqn, expected="another name of this unit", found="that of the root's", remedy="rename it"
+                where=fqn, expected="another name of this unit", found="that of the root's",
+                remedy="rename it",
             )
         one = _Stretch(
-            fqn=fqn,
-            unit=visit.unit,
-            needs_gradient=visit.needs_gradient,
-            hands_on=visit.hands_on,
-            reads=dict.fromkeys((*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if fqn not in before))),
-            forward=entries.get(here, []),
-            backward=entries.get(back, []),
+            fqn=fqn, unit=visit.unit, needs_gradient=visit.needs_gradient, hands_on=visit.hands_on,
+            reads=dict.fromkeys(
+                (*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if fqn not in before))
+            ),
+            forward=entries.get(here, []), backward=entries.get(back, []),
         )
         while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
             found[-1].give_back([one.forward.pop(0)])
-        if found and not inside and fqn not in names and not one.backward and all(isinstance(entry, Died) for entry in one.forward):
+        if (
+            found
+            and not inside
+            and fqn not in names
+            and not one.backward
+            and all(isinstance(entry, Died) for entry in one.forward)
+        ):
             found[-1].give_back(one.forward)  # what the root drops when a unit returns
         elif found and not inside and names and fqn not in names:
             found[-1].forward += one.forward
@@ -263,7 +298,8 @@ def _stretches(
 
 @dataclass(slots=True, kw_only=True)
 class _Names:
-    """Buffers by storage. `marks` are storages that are gradients of parameters, some `copied`; `given` have a name of their own."""
+    """Buffers by storage. `marks` are storages that are gradients of parameters, some `copied`;
+    `given` have a name of their own."""
 
     marks: Mapping[int, tuple[str, ...]]
     copied: set[str]
@@ -301,7 +337,10 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
 
 def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     if born.storage in names.marks:
-        return [ParameterGradient(fqn, waits=True, copied=fqn in names.copied) for fqn in names.marks[born.storage]]
+        return [
+            ParameterGradient(fqn, waits=True, copied=fqn in names.copied)
+            for fqn in names.marks[born.storage]
+        ]
     kind: MemoryKind = "temporaries" if names.backward else "activations"
     if born.storage in names.given:
         return [Alloc(names.given[born.storage], kind, born.nbytes)]

@@ -1,10 +1,13 @@
-"""nn.Module to TracedModel: forward and backward on fake tensors, watched, as often as strategies differ. No weights, no GPU, no memory.
+"""nn.Module to TracedModel: forward and backward on fake tensors, watched, as often as strategies
+differ. No weights, no GPU, no memory.
 
-What is seen is what torch on a CPU does with such inputs: which storages live how long, which operators run, in which unit.
-Two runs of frees, with nothing allocated between them, have another order than torch's. What the graph holds until it goes, as leaves in it
-and what a Function keeps on its ctx, comes after the loss's gradient and before the loss. And what a function of torch.nn.functional drops
-when it returns, as normalize does with `out`, comes before its arguments that nobody else holds: the modes that watch it hold them longer.
-Whatever does not follow from the shapes alone is refused by name. It must not know strategies.
+What is seen is what torch on a CPU does with such inputs: which storages live how long, which
+operators run, in which unit. Two runs of frees, with nothing allocated between them, have another
+order than torch's. What the graph holds until it goes, as leaves in it and what a Function keeps on
+its ctx, comes after the loss's gradient and before the loss. And what a function of
+torch.nn.functional drops when it returns, as normalize does with `out`, comes before its arguments
+that nobody else holds: the modes that watch it hold them longer. Whatever does not follow from the
+shapes alone is refused by name. It must not know strategies.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from zreal import torch_private
 from zreal.modules.checkpointing import recomputing
 from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fake_module import Inputs, Units, default_batch, fake, made, refuse, require_word, total
+from zreal.tracing.fake_module import (
+    Inputs,
+    Units,
+    default_batch,
+    fake,
+    made,
+    refuse,
+    require_word,
+    total,
+)
 from zreal.tracing.fakes.changed_views import ChangedViews
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.storage_log import StorageLog
@@ -52,33 +64,41 @@ def trace(
     checkpointing: Sequence[Checkpointing] = (),
     name: str = "",
 ) -> TracedModel:
-    """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module is left as it was.
+    """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module
+    is left as it was.
 
-    `module` may live on any device ("meta" for one too large) or be a function that makes it, called without memory.
-    Parameters that do not require gradients are frozen: read, but without a gradient.
-    `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape, dtype) pair, or any other value as
-    it is. Values count only of small integer tensors, where the module asks for them (is the mask all ones?).
-    `units`: fqns, or a predicate of fqn and module; by default the children of the longest ModuleList. All else is the
-    root's; a unit in a unit owns what is its own. `dtype`: that of the parameters, by default the one that they have; parameters
-    that are all in float32, as constructors make them, may be traced in another. Refused are any others: mixed dtypes, float64, integers,
-    complex numbers. `casts_input`: floating-point inputs of the model and of units are cast to `dtype`, as fully_shard does, and strategies
-    that cast none take the model's as they are given; otherwise the model's come in it. `loss` makes the scalar of the
-    output; by default `output.loss` where there is one, else `output` if it is one number, else `output.float().sum()`. It
-    counts as a part of the model's forward, and the output is dropped with it. `autocast`: the dtype of torch.autocast around
-    forward and loss. `batch`: by default dim 0 of the first input,
-    and dim 1 if it is integer.
-    `sums_in_place=False` gives what torch does while a dispatch mode such as `zreal.meters.memory` watches it: several
-    gradients of one value are then never added in place.
+    `module` may live on any device ("meta" for one too large) or be a function that makes it,
+    called without memory. Parameters that do not require gradients are frozen: read, but without a
+    gradient. `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape,
+    dtype) pair, or any other value as it is. Values count only of small integer tensors, where the
+    module asks for them (is the mask all ones?). `units`: fqns, or a predicate of fqn and module;
+    by default the children of the longest ModuleList. All else is the root's; a unit in a unit owns
+    what is its own. `dtype`: that of the parameters, by default the one that they have; parameters
+    that are all in float32, as constructors make them, may be traced in another. Refused are any
+    others: mixed dtypes, float64, integers, complex numbers. `casts_input`: floating-point inputs
+    of the model and of units are cast to `dtype`, as fully_shard does, and strategies that cast
+    none take the model's as they are given; otherwise the model's come in it. `loss` makes the
+    scalar of the output; by default `output.loss` where there is one, else `output` if it is one
+    number, else `output.float().sum()`. It counts as a part of the model's forward, and the output
+    is dropped with it. `autocast`: the dtype of torch.autocast around forward and loss. `batch`: by
+    default dim 0 of the first input, and dim 1 if it is integer. `sums_in_place=False` gives what
+    torch does while a dispatch mode such as `zreal.meters.memory` watches it: several gradients of
+    one value are then never added in place.
 
-    `device`: whose kernels; where none of them depends on that, the trace stands for both. `checkpointing`: traced once more with
-    the units recomputed so, as torch's checkpoint_wrapper around each does; a scenario may then ask for any of them. And once more without
-    fully_shard's hooks, or with FSDP1's views, where other bytes may come of that: strategies take what torch does there. UntraceableError,
-    which names what stands in the way, for anything that shapes alone do not determine.
+    `device`: whose kernels; where none of them depends on that, the trace stands for both.
+    `checkpointing`: traced once more with the units recomputed so, as torch's checkpoint_wrapper
+    around each does; a scenario may then ask for any of them. And once more without fully_shard's
+    hooks, or with FSDP1's views, where other bytes may come of that: strategies take what torch
+    does there. UntraceableError, which names what stands in the way, for anything that shapes alone
+    do not determine.
     """
     if dtype is not None:
         require_word("dtype", dtype, tuple(DTYPES))
     if name and not is_name(name):
-        raise refuse("name", "one without blanks, commas and bars", repr(name[:80]), "it names the model in scenarios and in messages")
+        raise refuse(
+            "name", "one without blanks, commas and bars", repr(name[:80]),
+            "it names the model in scenarios and in messages",
+        )
     require_word("device", device, DEVICES)
     if autocast != "none":
         require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
@@ -109,9 +129,13 @@ def trace(
         raise refuse(error.where, error.expected, error.found, UNMODELLED) from error
 
 
-UNMODELLED = "what autograd does there is not modelled: leave the unit out of units=, trace more samples, or write that part in another way"
+UNMODELLED = (
+    "what autograd does there is not modelled: leave the unit out of units=, trace more samples, "
+    "or write that part in another way"
+)
 ASKS = (
-    "a module that asks for the dtype of a sharded parameter, which under FSDP1 depends on how it asks: name the dtype in the module, "
+    "a module that asks for the dtype of a sharded parameter, which under FSDP1 depends on how "
+    "it asks: name the dtype in the module, "
     "as by x.to(torch.bfloat16)"
 )
 
@@ -125,23 +149,38 @@ class _Seen:
 
     def model(self) -> TracedModel:
         run = self.run
-        return traced_model(self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss)
+        return traced_model(
+            self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss
+        )
 
     def like(self, model: TracedModel) -> tuple[LoweredModule, ...]:
         run = self.run
-        return traced_otherwise(self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss, like=model)
+        return traced_otherwise(
+            self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss,
+            like=model,
+        )
 
 
-def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -> tuple[TracedModel, list[Otherwise]]:
-    """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views and on inputs that nobody casts."""
+def _both(
+    seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING
+) -> tuple[TracedModel, list[Otherwise]]:
+    """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views
+    and on inputs that nobody casts."""
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
     found, last = list[Otherwise](), model.lowered
     manners: list[Autograd] = ["plain"] if boundaries.differs or hooked.run.asks_dtypes else []
     if hooked.run.writes:
-        fails = _sentence(next(f"{fqn}, which {operator} changes in place" for fqn, operator in hooked.run.writes.items()))
+        fails = _sentence(
+            next(
+                f"{fqn}, which {operator} changes in place"
+                for fqn, operator in hooked.run.writes.items()
+            )
+        )
         found.append(Otherwise(autograd="views", checkpointing=asked, lowered=(), fails=fails))
-    elif most_runs(model) > 1 and not (model.nested or model.frozen or model.not_in_loss or model.autocast != "none"):  # FSDP1 is refused
+    elif most_runs(model) > 1 and not (
+        model.nested or model.frozen or model.not_in_loss or model.autocast != "none"
+    ):  # FSDP1 is refused
         manners.append("views")
     if hooked.run.cast_inputs or hooked.run.asks_dtypes:
         manners.append("bare")
@@ -151,13 +190,20 @@ def _both(seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING) -
             found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=(), fails=ASKS))
             continue
         try:
-            lowered = seen(autograd=autograd, runs=Counter(visit.unit for visit in boundaries.visits if visit.begins)).like(model)
+            lowered = seen(
+                autograd=autograd,
+                runs=Counter(visit.unit for visit in boundaries.visits if visit.begins),
+            ).like(model)
         except UntraceableError as error:
-            if autograd == "views" and last:  # else hooks alone make it run, as with casts that a unit needs
+            if (
+                autograd == "views" and last
+            ):  # else hooks alone make it run, as with casts that a unit needs
                 raise
             fails = _sentence(str(error))
         if lowered != last or (autograd == "bare" and not lowered):
-            found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered, fails=fails))
+            found.append(
+                Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered, fails=fails)
+            )
         last = lowered
     return model, found
 
@@ -171,17 +217,25 @@ def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:
     """The units that `asked` is of; UntraceableError for what a trace cannot know."""
     expected = 'mode "full", or "selective" with `save`, of its units'
     if asked.mode == "none" or asked.recompute:
-        raise refuse("checkpointing", expected, str(asked), "wrap the parts in torch.utils.checkpoint inside the module")
+        raise refuse("checkpointing", expected, str(asked), "wrap the parts in "
+                                                            "torch.utils.checkpoint inside the "
+                                                            "module")
     found = next(checkpointing_problems(asked, model), "")
     if found or not model.blocks:
-        raise refuse("checkpointing", expected, found or "a module without units", "name its blocks by units=")
+        raise refuse(
+            "checkpointing", expected, found or "a module without units",
+            "name its blocks by units=",
+        )
     return asked.applies_to(model)
 
 
 def _alike(plain: TracedModel, again: TracedModel, asked: Checkpointing) -> TracedModel:
     """`again`, which recomputes; UntraceableError where it is not cut into the same parts."""
     if again.modules != plain.modules or again.devices != plain.devices:
-        raise refuse(str(asked), "the same parts with activation checkpointing as without", "others", "give each block a unit of its own")
+        raise refuse(
+            str(asked), "the same parts with activation checkpointing as without", "others",
+            "give each block a unit of its own",
+        )
     return again
 
 
@@ -203,7 +257,8 @@ def _seen(
     autograd: Autograd = "hooked",
     runs: Mapping[str, int] | None = None,
 ) -> _Seen:
-    """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often each unit runs."""
+    """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often
+    each unit runs."""
     with torch_private.fake_mode(), torch_private.failures_unlogged():
         log, choices = StorageLog(device), KernelChoices(device)
         with log:
@@ -213,20 +268,19 @@ def _seen(
         casts = Precision(parameters=step.dtype, autocast=autocast)
         with choices, ChangedViews(), recomputing(model, recomputed, asked):
             views = (runs or {}) if autograd == "views" else {}
-            run, held = steady(step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=views)
+            run, held = steady(
+                step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=views
+            )
     traced = Step(
-        name=name or type(model).__name__,
-        groups=step.groups,
-        dtype=step.dtype,
-        batch=batch or default_batch(step),
-        casts_input=step.cast is not None,
-        autocast=autocast,
+        name=name or type(model).__name__, groups=step.groups, dtype=step.dtype,
+        batch=batch or default_batch(step), casts_input=step.cast is not None, autocast=autocast,
         buffer_nbytes=total(step.buffers.values()) + held,
         input_nbytes=total(tensors_in((step.args, step.kwargs))),
         devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
-        visits=tuple(run.boundaries.visits),
-        cast_inputs=tuple(run.cast_inputs),
+        visits=tuple(run.boundaries.visits), cast_inputs=tuple(run.cast_inputs),
         registered=tuple(step.parameters),
-        buffers=tuple((str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()),
+        buffers=tuple(
+            (str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()
+        ),
     )
     return _Seen(step=traced, run=run)

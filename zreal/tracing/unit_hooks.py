@@ -1,8 +1,10 @@
-"""Where one unit of a module ends and the next begins, in forward and in backward, as fully_shard sees it.
+"""Where one unit of a module ends and the next begins, in forward and in backward, as fully_shard
+sees it.
 
-A unit's backward begins when a gradient of its output arrives and ends when those of its inputs are complete: the same hooks
-and the same identity function that torch puts there. Other strategies put nothing there: a unit's backward is then that of the nodes which
-its forward has made, and as autograd's engine takes those from the last made to the first, it begins with the last of them.
+A unit's backward begins when a gradient of its output arrives and ends when those of its inputs are
+complete: the same hooks and the same identity function that torch puts there. Other strategies put
+nothing there: a unit's backward is then that of the nodes which its forward has made, and as
+autograd's engine takes those from the last made to the first, it begins with the last of them.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a module's arguments or output: tuples, lists and mappings, ModelOutput among them."""
+    """Every tensor in a module's arguments or output: tuples, lists and mappings, ModelOutput among
+    them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -68,7 +71,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
-    """`value` with floating-point tensors in `dtype`, as fully_shard casts a module's inputs; None casts nothing."""
+    """`value` with floating-point tensors in `dtype`, as fully_shard casts a module's inputs; None
+    casts nothing."""
     if dtype is None:
         return value
     return mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, value)
@@ -76,7 +80,8 @@ def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins, with inputs that need a gradient.
+    """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins,
+    with inputs that need a gradient.
 
     Or whether it is where the unit ends, and `hands_on` what a unit in it has made.
     """
@@ -88,12 +93,14 @@ class Visit:
 
 
 class Boundaries:
-    """Follows the units of a module and tells the log its place. `visits` are the stretches as forward met them.
+    """Follows the units of a module and tells the log its place. `visits` are the stretches as
+    forward met them.
 
-    A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units whose output needs no gradient, as
-    nothing up to them is trained, or goes no way into the loss: they have no backward. `autograd`: what it has of units. Hooks make a
-    difference if they have cast something (`casts`), or make sums of gradients of their own (`keeps_apart`), or where backward `goes_on`
-    from a unit whose end no hook sees. `views`: what units read in later runs.
+    A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units
+    whose output needs no gradient, as nothing up to them is trained, or goes no way into the loss:
+    they have no backward. `autograd`: what it has of units. Hooks make a difference if they have
+    cast something (`casts`), or make sums of gradients of their own (`keeps_apart`), or where
+    backward `goes_on` from a unit whose end no hook sees. `views`: what units read in later runs.
     """
 
     def __init__(
@@ -136,8 +143,11 @@ class Boundaries:
                 handle.remove()
 
     def is_running(self, fqn: str) -> bool:
-        """Whether forward is inside the unit; of backward, where units run again to be recomputed, nobody asks."""
-        return self.log.place.backward or any(self.visits[place].unit == fqn for place in self._open)
+        """Whether forward is inside the unit; of backward, where units run again to be recomputed,
+        nobody asks."""
+        return self.log.place.backward or any(
+            self.visits[place].unit == fqn for place in self._open
+        )
 
     @property
     def differs(self) -> bool:
@@ -145,13 +155,18 @@ class Boundaries:
         return self.casts or self.keeps_apart or self.goes_on
 
     def leave_autocast(self) -> None:
-        """Forward is over, and autocast about to drop what it has cached: that has a place of its own."""
+        """Forward is over, and autocast about to drop what it has cached: that has a place of its
+        own."""
         self.log.place = Place(backward=False, stretch=len(self.visits))
 
     def begin_backward(self, loss: Tensor) -> None:
-        """Forward is over, and has made `loss`: UntraceableError for a unit that did not run, unless nobody has read what it owns."""
+        """Forward is over, and has made `loss`: UntraceableError for a unit that did not run,
+        unless nobody has read what it owns."""
         self._forward_is_over = True
-        run, read = {visit.unit for visit in self.visits}, {fqn for reads in self.log.reads.values() for fqn in reads}
+        run, read = (
+            {visit.unit for visit in self.visits},
+            {fqn for reads in self.log.reads.values() for fqn in reads},
+        )
         for fqn in self._units:
             if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
                 raise UntraceableError(
@@ -168,23 +183,36 @@ class Boundaries:
         self._pass_by(reached)
         if self._hooked:
             self._unhook_detached(loss)
-            self.goes_on = any(v.begins and not v.needs_gradient and place > min(reached) for place, v in enumerate(self.visits))
+            self.goes_on = any(
+                v.begins and not v.needs_gradient and place > min(reached)
+                for place, v in enumerate(self.visits)
+            )
             self.keeps_apart = _keeps_apart(loss)
         else:
             self._follow(made)
 
     def _made(self, loss: Tensor) -> Iterator[tuple[int, int, Any]]:
-        """The nodes that backward comes to: the stretch that has made each in forward, its number, and the node."""
+        """The nodes that backward comes to: the stretch that has made each in forward, its number,
+        and the node."""
         for node in nodes(loss.grad_fn):
             if not hasattr(node, "variable"):  # which accumulates, as soon as it can
                 number = torch_private.sequence_number(node)
                 yield bisect_right(self._since, number) - 1, number, node
 
     def _pass_by(self, reached: set[int]) -> None:
-        """Runs of units with nothing of theirs in the loss, as their output was detached, have no backward: no gradient arrives there."""
-        dead = {first for first in self._differentiable if reached.isdisjoint(range(first, self._ends[first] + 1))}
+        """Runs of units with nothing of theirs in the loss, as their output was detached, have no
+        backward: no gradient arrives there."""
+        dead = {
+            first
+            for first in self._differentiable
+            if reached.isdisjoint(range(first, self._ends[first] + 1))
+        }
         for first in dead:
-            around = [other for other, last in self._ends.items() if other < first and self._ends[first] < last]
+            around = [
+                other
+                for other, last in self._ends.items()
+                if other < first and self._ends[first] < last
+            ]
             if not dead.issuperset(around):
                 raise UntraceableError(
                     where=self.visits[first].unit,
@@ -196,17 +224,21 @@ class Boundaries:
             self.visits[first] = replace(self.visits[first], needs_gradient=False)
 
     def _unhook_detached(self, loss: Tensor) -> None:
-        """A unit may detach what it was called with: no gradient then comes to the hook on its inputs, and nobody sees its backward end."""
+        """A unit may detach what it was called with: no gradient then comes to the hook on its
+        inputs, and nobody sees its backward end."""
         seen = {node.done.args[0] for node in nodes(loss.grad_fn) if _is_hook(node)}
         for place, visit in enumerate(self.visits):
             if visit.needs_gradient and place not in seen:
                 self.visits[place] = replace(visit, needs_gradient=False)
 
     def _follow(self, made: Iterable[tuple[int, int, Any]]) -> None:
-        """Watch the first node of each stretch that backward comes to, which is the last that it has made in forward."""
+        """Watch the first node of each stretch that backward comes to, which is the last that it
+        has made in forward."""
         last: dict[int, tuple[int, Any]] = {}
         for stretch, number, node in made:
-            last[stretch] = max(last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0])
+            last[stretch] = max(
+                last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0]
+            )
         for stretch, (_, node) in last.items():
             self.begun.add(stretch)
             node.register_prehook(partial(self._arrive_at, stretch))
@@ -222,7 +254,8 @@ class Boundaries:
                     where=self.visits[first].unit,
                     expected="the gradient of the unit's output",
                     found="none",
-                    remedy="return tensors, or tuples, lists and dicts of them, that the loss depends on; "
+                    remedy="return tensors, or tuples, lists and dicts of them, that the loss "
+                           "depends on; "
                     "a unit that runs under no_grad must be frozen",
                 )
 
@@ -236,15 +269,23 @@ class Boundaries:
             self._views.put(fqn, module)
         given = [*tensors_in((args, kwargs))]
         args, kwargs = cast_floats((args, kwargs), self._dtype)
-        self.casts |= any(one is not other for one, other in zip(given, tensors_in((args, kwargs)), strict=True))
+        self.casts |= any(
+            one is not other for one, other in zip(given, tensors_in((args, kwargs)), strict=True)
+        )
         del given
-        wanted = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad and torch.is_grad_enabled()]
+        wanted = [
+            tensor
+            for tensor in tensors_in((args, kwargs))
+            if tensor.requires_grad and torch.is_grad_enabled()
+        ]
         place = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
         self._open.append(place)
         if not wanted or not self._hooked:
             return args, kwargs
         marked = iter(_InputsDone.apply(partial(self._end, place), *wanted))
-        return mapped(lambda tensor: next(marked) if tensor.requires_grad else tensor, (args, kwargs))
+        return mapped(
+            lambda tensor: next(marked) if tensor.requires_grad else tensor, (args, kwargs)
+        )
 
     def _visit(self, visit: Visit) -> int:
         self.visits.append(visit)
@@ -253,7 +294,8 @@ class Boundaries:
         return self.log.place.stretch
 
     def _require_own_place(self, fqn: str) -> None:
-        """UntraceableError for a unit that runs elsewhere than in the unit that it is a part of. It may run several times."""
+        """UntraceableError for a unit that runs elsewhere than in the unit that it is a part of. It
+        may run several times."""
         within = self.visits[self._open[-1]].unit if self._open else ROOT
         if within != self._outer(fqn):
             raise UntraceableError(
@@ -264,13 +306,16 @@ class Boundaries:
             )
 
     def _call_again(self, fqn: str, *, returns: bool) -> None:
-        """A unit in a unit is called while that is recomputed, or returns: its hooks run once more."""
+        """A unit in a unit is called while that is recomputed, or returns: its hooks run once more.
+        """
         if self._outer(fqn) != ROOT:
             self.log.entries.append((self.log.place, CalledAgain(fqn, returns)))
 
     def _outer(self, fqn: str) -> str:
         """The unit that the unit `fqn` lies in."""
-        return max((other for other in self._units if fqn.startswith(f"{other}.")), key=len, default=ROOT)
+        return max(
+            (other for other in self._units if fqn.startswith(f"{other}.")), key=len, default=ROOT
+        )
 
     def _after(self, fqn: str, module: nn.Module, args: Any, output: Any) -> None:
         if self.log.place.backward:
@@ -287,31 +332,43 @@ class Boundaries:
             require_history(fqn, tensor)
             tensor.register_hook(partial(self.gradient_arrives, last))
         if wanted and self._hooked:  # asked last: who asks for a node makes a stale one anew
-            self.visits[last] = replace(self.visits[last], hands_on=all(map(self._made_before, wanted)))
+            self.visits[last] = replace(
+                self.visits[last], hands_on=all(map(self._made_before, wanted))
+            )
         trains = any(p.requires_grad for p in module.parameters())
         if not wanted and not trains and not self.visits[first].needs_gradient:
             self.constant.add(last)
         self._visit(Visit(self.visits[self._open[-1]].unit if self._open else ROOT))
 
     def _made_before(self, tensor: Tensor) -> bool:
-        """Whether the node that made `tensor` is older than this stretch of forward, which then has put none of its own behind it."""
+        """Whether the node that made `tensor` is older than this stretch of forward, which then has
+        put none of its own behind it."""
         node = tensor.grad_fn
-        return node is not None and torch_private.sequence_number(node) < self._since[self.log.place.stretch]
+        return (
+            node is not None
+            and torch_private.sequence_number(node) < self._since[self.log.place.stretch]
+        )
 
     def gradient_arrives(self, last: int, gradient: Tensor) -> None:
-        """A gradient of a unit's output is there: its backward begins with its `last` stretch. UntraceableError when not its turn."""
+        """A gradient of a unit's output is there: its backward begins with its `last` stretch.
+        UntraceableError when not its turn."""
         if not self._forward_is_over:
             raise UntraceableError(
                 where=self.visits[last].unit,
                 expected="a unit whose gradients are taken when forward is over",
-                found="torch.autograd.grad, or a backward, within forward that goes through its output",
-                remedy="make the module that takes them the unit; units=[] makes the whole model one",
+                found="torch.autograd.grad, or a backward, within forward that goes through its "
+                      "output",
+                remedy="make the module that takes them the unit; units=[] makes the whole model "
+                       "one",
             )
         if last in self.begun:
             return
-        for place in range(self.log.place.stretch, last + 1, -1):  # stretches that are left without anybody's notice
+        # stretches that are left without anybody's notice
+        for place in range(self.log.place.stretch, last + 1, -1):
             visit = self.visits[place]
-            if visit.needs_gradient or not (visit.begins or place - 1 in self._idle | self.constant):
+            if visit.needs_gradient or not (
+                visit.begins or place - 1 in self._idle | self.constant
+            ):
                 self._refuse_order(last)
             self.begun.add(place - 1)
         if self.log.place.stretch <= last:
@@ -328,13 +385,16 @@ class Boundaries:
         now, whole = self.log.place.stretch, fqn
         while self._outer(whole) != ROOT:  # one in a unit is recomputed with that too
             whole = self._outer(whole)
-        runs = [place for place, visit in enumerate(self.visits) if visit.unit == whole and visit.begins]
+        runs = [
+            place for place, visit in enumerate(self.visits) if visit.unit == whole and visit.begins
+        ]
         if not any(first <= now <= self._ends.get(first, -1) for first in runs):
             raise UntraceableError(
                 where=fqn,
                 expected="a unit that is recomputed in its own backward",
                 found=f"one recomputed in that of {self.visits[now].unit}",
-                remedy="checkpoint the unit itself, or parts inside it, and not more, with use_reentrant=False",
+                remedy="checkpoint the unit itself, or parts inside it, and not more, with "
+                       "use_reentrant=False",
             )
 
     def _refuse_order(self, place: int) -> None:
@@ -351,7 +411,8 @@ def _is_hook(node: Any) -> bool:
 
 
 def _keeps_apart(loss: Tensor) -> bool:
-    """Whether a unit takes what gets other gradients too, or takes it twice: its own are then added up before they meet those.
+    """Whether a unit takes what gets other gradients too, or takes it twice: its own are then added
+    up before they meet those.
 
     Or takes what it does not use, of which the node of the hook then makes a gradient of zeros.
     """
@@ -361,4 +422,7 @@ def _keeps_apart(loss: Tensor) -> bool:
     if any(not edges[node, number] for node in hooks for number in range(len(node.next_functions))):
         return True
     taken = (edge for node in hooks for edge in node.next_functions)
-    return any(node is not None and (edges[node, number] > 1 or hasattr(node, "variable")) for node, number in taken)
+    return any(
+        node is not None and (edges[node, number] > 1 or hasattr(node, "variable"))
+        for node, number in taken
+    )

@@ -1,4 +1,5 @@
-"""One forward and one backward of a module on fake tensors, watched: what zreal.tracing.trace makes a model of. It knows no model."""
+"""One forward and one backward of a module on fake tensors, watched: what zreal.tracing.trace makes
+a model of. It knows no model."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from zsim.models.training_options import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedStep:
-    """What was seen of a step; `left` is what the module keeps of it, `loss` the storages of the loss's gradient and of the loss."""
+    """What was seen of a step; `left` is what the module keeps of it, `loss` the storages of the
+    loss's gradient and of the loss."""
 
     boundaries: Boundaries
     gradients: ParameterGradients
@@ -42,7 +44,8 @@ class WatchedStep:
     asks_dtypes: bool
     """Whether the module was told another dtype of a parameter since its unit is sharded."""
     writes: dict[str, str]
-    """The parameters that it changes in place, and by what; autograd does not see what is done to their `.data`."""
+    """The parameters that it changes in place, and by what; autograd does not see what is done to
+    their `.data`."""
 
 
 def steady(
@@ -60,7 +63,9 @@ def steady(
         log.ignore(parameter, parameter=fqn)
     for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
         log.ignore(tensor)
-    see = partial(_run, step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=runs)
+    see = partial(
+        _run, step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=runs
+    )
     run = see()
     held = sum(born.nbytes for born in run.left.values())
     if held:  # what the first forward has left in the module is there in the second
@@ -79,24 +84,31 @@ def _run(
     autograd: Autograd,
     runs: Mapping[str, int],
 ) -> WatchedStep:
-    """One forward and backward. Garbage collection waits for the end, so that it frees nothing at random."""
+    """One forward and backward. Garbage collection waits for the end, so that it frees nothing at
+    random."""
     views = RunViews(step.groups, step.parameters, runs)
     parameters = {**step.parameters, **views.parameters}
-    boundaries, gradients = Boundaries(log, units=step.units, dtype=step.cast, autograd=autograd, views=views), ParameterGradients(log)
+    boundaries, gradients = (
+        Boundaries(log, units=step.units, dtype=step.cast, autograd=autograd, views=views),
+        ParameterGradients(log),
+    )
     versions = {fqn: torch_private.version(parameter) for fqn, parameter in step.parameters.items()}
     collects = gc.isenabled()
     gc.disable()
     try:
         with (
-            boundaries.hooks(),
-            gradients.hooks(parameters),
+            boundaries.hooks(), gradients.hooks(parameters),
             _root_cast(step, log, to=None if autograd == "bare" else step.cast) as cast_inputs,
-            as_on_real_tensors(),
-            step.in_place(),
-            sharded_dtypes(step.groups, step.parameters, boundaries, apply=step.cast is not None and autograd != "bare") as dtypes,
+            as_on_real_tensors(), step.in_place(),
+            sharded_dtypes(
+                step.groups, step.parameters, boundaries,
+                apply=step.cast is not None and autograd != "bare",
+            ) as dtypes,
             log,
         ):
-            numbers = _forward_backward(step, log, loss, casts, parameters, boundaries=boundaries, gradients=gradients)
+            numbers = _forward_backward(
+                step, log, loss, casts, parameters, boundaries=boundaries, gradients=gradients
+            )
     finally:
         if collects:
             gc.enable()
@@ -108,15 +120,13 @@ def _run(
             log.ignore(parameter.grad)
         parameter.grad = None
     return WatchedStep(
-        boundaries=boundaries,
-        gradients=gradients,
-        lives=lives,
-        reads=reads,
-        left=log.restart(),
-        loss=numbers,
-        cast_inputs=cast_inputs,
-        asks_dtypes=dtypes.asked,
-        writes={fqn: by for fqn, by in log.writes.items() if torch_private.version(step.parameters[fqn]) != versions[fqn]},
+        boundaries=boundaries, gradients=gradients, lives=lives, reads=reads, left=log.restart(),
+        loss=numbers, cast_inputs=cast_inputs, asks_dtypes=dtypes.asked,
+        writes={
+            fqn: by
+            for fqn, by in log.writes.items()
+            if torch_private.version(step.parameters[fqn]) != versions[fqn]
+        },
     )
 
 
@@ -130,23 +140,30 @@ def _forward_backward(
     boundaries: Boundaries,
     gradients: ParameterGradients,
 ) -> tuple[int, int]:
-    """The numbers of the storages of the loss's gradient and of the loss, which are dropped last and in this order."""
+    """The numbers of the storages of the loss's gradient and of the loss, which are dropped last
+    and in this order."""
     try:
         with batches.autocast(casts, device="cpu"):
             result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
             if casts.autocast != "none":
                 boundaries.leave_autocast()
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-            found = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            found = (
+                f"a tensor of shape {tuple(result.shape)}"
+                if isinstance(result, Tensor)
+                else type(result).__name__
+            )
             raise refuse(
-                "loss", "one number that depends on the parameters", found, "give loss=, a function of the output"
+                "loss", "one number that depends on the parameters", found,
+                "give loss=, a function of the output",
             )
         boundaries.begin_backward(result)
         gradients.follow(result, parameters)
         with torch.no_grad():
             seed = torch.ones_like(result)
         numbers = log.number(seed), log.number(result)
-        torch_private.run_backward(result, seed)  # not hidden from KernelChoices where it recomputes
+        # not hidden from KernelChoices where it recomputes
+        torch_private.run_backward(result, seed)
     except UntraceableError:
         raise
     except Exception as error:  # whatever a user's module may raise
@@ -168,13 +185,17 @@ def _default_loss(output: Any) -> Tensor:
         return own
     if not isinstance(output, Tensor):
         found = f"an output of type {type(output).__name__} without a loss"
-        raise refuse("loss", "a tensor, or an output with .loss", found, "give loss=, a function of the output")
+        raise refuse(
+            "loss", "a tensor, or an output with .loss", found,
+            "give loss=, a function of the output",
+        )
     return output if output.numel() == 1 else output.float().sum()
 
 
 @contextmanager
 def _root_cast(step: Faked, log: StorageLog, *, to: torch.dtype | None) -> Iterator[list[int]]:
-    """The model's own inputs cast `to` a dtype when it is called, as the root of fully_shard does; the storages of what was cast."""
+    """The model's own inputs cast `to` a dtype when it is called, as the root of fully_shard does;
+    the storages of what was cast."""
     casts: list[int] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -197,7 +218,9 @@ def _require_nothing_left(left: Mapping[int, Born]) -> None:
         raise refuse(
             operator,
             "memory that is free again after backward",
-            f"{format_bytes(sum(born.nbytes for born in left.values()))} that the module keeps anew in every step",
-            "do not store outputs in the module, as torch.nn.utils.weight_norm and spectral_norm do, for which "
+            f"{format_bytes(sum(born.nbytes for born in left.values()))} that the module keeps "
+            f"anew in every step",
+            "do not store outputs in the module, as torch.nn.utils.weight_norm and spectral_norm "
+            "do, for which "
             "torch.nn.utils.parametrizations has others, and change a parameter's .data by copy_",
         )

@@ -1,7 +1,9 @@
-"""What would help: each change that a user could make, planned and simulated again; nothing is recited.
+"""What would help: each change that a user could make, planned and simulated again; nothing is
+recited.
 
-A change that saves nothing says where the peak is instead. Where no single change makes a scenario fit, several are tried together. It
-reads the effects of zsim.analysis.alternatives off Programs and Runs.
+A change that saves nothing says where the peak is instead. Where no single change makes a scenario
+fit, several are tried together. It reads the effects of zsim.analysis.alternatives off Programs and
+Runs.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ REMEDY = "take more ranks, a smaller micro-batch or shorter sequences"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One change: what is saved of what is needed, and what the step takes more, both negative when it is the other way; and what it takes
-    then, between which times.
+    """One change: what is saved of what is needed, and what the step takes more, both negative when
+    it is the other way; and what it takes then, between which times.
 
-    Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very segments that were needed before.
-    `saved_by_part` says where the change lowers what a part of the step has at most, which is of no use where the peak is not there.
-    `dropped` are options of the scenario that the change does without. `releases_per_step` and `running` are the answer's.
+    Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very
+    segments that were needed before. `saved_by_part` says where the change lowers what a part of
+    the step has at most, which is of no use where the peak is not there. `dropped` are options of
+    the scenario that the change does without. `releases_per_step` and `running` are the answer's.
     """
 
     change: str
@@ -67,10 +70,14 @@ class Way:
 
     @property
     def name(self) -> str:
-        """The changes in words, the last strategy alone of several: "strategy zero2 + fused optimizer"."""
+        """The changes in words, the last strategy alone of several: "strategy zero2 + fused
+        optimizer"."""
         strategies = [change for change in self.changes if change.startswith("strategy ")]
         told = [change for change in self.changes if change not in strategies[:-1]]
-        return " + ".join(change if times == 1 else f"{times} times {change}" for change, times in Counter(told).items())
+        return " + ".join(
+            change if times == 1 else f"{times} times {change}"
+            for change, times in Counter(told).items()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,8 @@ class StepTime:
 
 
 def advice(scenario: Scenario) -> tuple[Effect, ...]:
-    """The effect of every change that the scenario allows, those that save most first, and of several where no single one is enough."""
+    """The effect of every change that the scenario allows, those that save most first, and of
+    several where no single one is enough."""
     before, before_ns = assess(scenario)
     asked = Way(changes=(), scenario=scenario, answer=before)
     singles = changed(asked)
@@ -96,38 +104,49 @@ def advice(scenario: Scenario) -> tuple[Effect, ...]:
 
 
 def none_fits(before: Answer, effects: Sequence[Effect]) -> str:
-    """That the scenario does not fit whatever is changed, with the least that it needs, in a sentence; "" where it or a change may."""
-    if any(verdict != "OOM" for verdict in (before.verdict, *(effect.verdict for effect in effects))):
+    """That the scenario does not fit whatever is changed, with the least that it needs, in a
+    sentence; "" where it or a change may."""
+    if any(
+        verdict != "OOM" for verdict in (before.verdict, *(effect.verdict for effect in effects))
+    ):
         return ""
     least, peak_at, words = before.needed.nbytes, before.peak_at, "as it is it"
     for effect in effects:
         if effect.needed_bytes < least:
             least, peak_at, words = effect.needed_bytes, effect.peak_at, effect.change
     needed = f"{format_bytes(least)} of {format_bytes(before.capacity.nbytes)} (peak in {peak_at})"
-    joined = f", and of several together, up to {MOST_TOGETHER}, none that was tried FITS" if len(effects) > 1 else ""
-    return f"nothing fits: even {words} needs {needed}{joined}; {REMEDY}, or let zsim fit try other strategies"
+    joined = (
+        f", and of several together, up to {MOST_TOGETHER}, none that was tried FITS"
+        if len(effects) > 1
+        else ""
+    )
+    return (
+        f"nothing fits: even {words} needs {needed}{joined}; {REMEDY}, or let zsim fit try other "
+        f"strategies"
+    )
 
 
 def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Effect:
     took = step_time(way.scenario)
     return Effect(
-        change=way.name,
-        saved_bytes=before.needed.nbytes - way.answer.needed.nbytes,
+        change=way.name, saved_bytes=before.needed.nbytes - way.answer.needed.nbytes,
         saved_allocated_bytes=before.allocated_bytes - way.answer.allocated_bytes,
-        added_ns=took.ns - before_ns,
-        step_time_ns=took.ns,
-        step_time_band_ns=took.band_ns,
-        needed_bytes=way.answer.needed.nbytes,
-        verdict=way.answer.verdict,
+        added_ns=took.ns - before_ns, step_time_ns=took.ns, step_time_band_ns=took.band_ns,
+        needed_bytes=way.answer.needed.nbytes, verdict=way.answer.verdict,
         peak_at=way.answer.peak_at,
-        saved_by_part={part: saved for part, most in before.by_part.items() if (saved := most - way.answer.by_part.get(part, 0)) > 0},
-        dropped=dropped(scenario, way.scenario),
-        releases_per_step=way.answer.releases_per_step,
+        saved_by_part={
+            part: saved
+            for part, most in before.by_part.items()
+            if (saved := most - way.answer.by_part.get(part, 0)) > 0
+        },
+        dropped=dropped(scenario, way.scenario), releases_per_step=way.answer.releases_per_step,
         running=way.answer.running,
     )
 
 
-def changed(way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True) -> tuple[Way, ...]:
+def changed(
+    way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True
+) -> tuple[Way, ...]:
     """`way` with each single change more that is not refused; without `stages` its strategy stays.
 
     What has been `seen` is left out, and what is found is added to it.
@@ -135,7 +154,11 @@ def changed(way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bo
     found, seen = [], set() if seen is None else seen
     for change, other in changes(way.scenario):
         key = _key(other)
-        if key in seen or refusals(other) or (other.strategy != way.scenario.strategy and not stages):
+        if (
+            key in seen
+            or refusals(other)
+            or (other.strategy != way.scenario.strategy and not stages)
+        ):
             continue
         seen.add(key)
         try:
@@ -148,7 +171,8 @@ def changed(way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bo
 def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
     """Ways from `starts` with as few changes more as make some of them fit.
 
-    Where MOST_TOGETHER are not enough, those that came first to be TIGHT, if none of `starts` is as good as that by itself.
+    Where MOST_TOGETHER are not enough, those that came first to be TIGHT, if none of `starts` is as
+    good as that by itself.
     """
     frontier, seen = list(starts), {_key(way.scenario) for way in starts}
     tight: tuple[Way, ...] | None = () if _having("TIGHT", starts) else None
@@ -168,7 +192,10 @@ def _having(verdict: Verdict, ways: Sequence[Way]) -> tuple[Way, ...]:
 def _key(scenario: Scenario) -> tuple[object, ...]:
     """What changes change."""
     mine = scenario
-    return (mine.strategy, mine.options, mine.mesh, mine.checkpointing, mine.batch, mine.wrapping, mine.optimizer, mine.expandable_segments)
+    return (
+        mine.strategy, mine.options, mine.mesh, mine.checkpointing, mine.batch, mine.wrapping,
+        mine.optimizer, mine.expandable_segments,
+    )
 
 
 def assess(scenario: Scenario) -> tuple[Answer, int]:
@@ -179,7 +206,10 @@ def assess(scenario: Scenario) -> tuple[Answer, int]:
 def needs(scenario: Scenario) -> Answer:
     """What the scenario needs on its cluster."""
     program = plan.plan(scenario, device=scenario.cluster.kind)
-    return answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
+    return answer(
+        program, scenario.cluster, expandable_segments=scenario.expandable_segments,
+        besides=belongings(scenario),
+    )
 
 
 def step_time(scenario: Scenario) -> StepTime:

@@ -1,7 +1,8 @@
-"""Other ways to train a scenario: each change that a user could make, as the scenario that it makes.
+"""Other ways to train a scenario: each change that a user could make, as the scenario that it
+makes.
 
-What a scenario asks for stays asked for wherever it can be: another strategy keeps every option that it knows, and `dropped` says
-which it does not. It knows no bytes and no time.
+What a scenario asks for stays asked for wherever it can be: another strategy keeps every option
+that it knows, and `dropped` says which it does not. It knows no bytes and no time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
 
 EVERY_BLOCK = Checkpointing(mode="full")
-STAGE_UP: dict[str, str] = {"ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"}
+STAGE_UP: dict[str, str] = {
+    "ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"
+}
 """The strategy that shards one thing more."""
 
 
@@ -30,36 +33,71 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield f"strategy {stage}", moved(scenario, stage)
     if scenario.strategy == "hsdp":
         yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2")
-    elif scenario.mesh.dp_replicate > 1 and "dp_shard" in STRATEGIES[scenario.strategy].axes:  # one that does both itself
-        yield f"dp_shard = {scenario.world_size}: shard over all ranks", moved(scenario, scenario.strategy)
+    elif (
+        scenario.mesh.dp_replicate > 1 and "dp_shard" in STRATEGIES[scenario.strategy].axes
+    ):  # one that does both itself
+        yield (
+            f"dp_shard = {scenario.world_size}: shard over all ranks",
+            moved(scenario, scenario.strategy),
+        )
     if getattr(scenario.options, "sharding", "full") != "full":
-        yield 'sharding = "full": blocks freed after forward', _with_options(scenario, sharding="full")
-    if hasattr(scenario.options, "reshard_after_forward") and scenario.options.reshard_after_forward is not True:
+        yield (
+            'sharding = "full": blocks freed after forward',
+            _with_options(scenario, sharding="full"),
+        )
+    if (
+        hasattr(scenario.options, "reshard_after_forward")
+        and scenario.options.reshard_after_forward is not True
+    ):
         yield "reshard_after_forward = true", _with_options(scenario, reshard_after_forward=True)
     on_device = scenario.cluster.kind != "cpu"
-    if on_device and getattr(scenario.options, "offload", True) is False and not scenario.optimizer.clip_norm:
-        yield "offload = true: states and the optimizer's step go to the host", _with_options(scenario, offload=True)
-    if hasattr(scenario.options, "gradient_as_bucket_view") and not scenario.options.gradient_as_bucket_view:
-        yield "gradient_as_bucket_view = true", _with_options(scenario, gradient_as_bucket_view=True)
+    if (
+        on_device
+        and getattr(scenario.options, "offload", True) is False
+        and not scenario.optimizer.clip_norm
+    ):
+        yield (
+            "offload = true: states and the optimizer's step go to the host",
+            _with_options(scenario, offload=True),
+        )
+    if (
+        hasattr(scenario.options, "gradient_as_bucket_view")
+        and not scenario.options.gradient_as_bucket_view
+    ):
+        yield (
+            "gradient_as_bucket_view = true", _with_options(scenario, gradient_as_bucket_view=True)
+        )
     if scenario.checkpointing != EVERY_BLOCK and can_checkpoint(scenario):
-        yield "activation checkpointing of every block", replace(scenario, checkpointing=EVERY_BLOCK)
+        yield (
+            "activation checkpointing of every block", replace(scenario, checkpointing=EVERY_BLOCK)
+        )
     batch = scenario.batch
-    if batch.micro_batch % 2 == 0 and not isinstance(scenario.model, TracedModel):  # which is one of its batch
-        halved = replace(batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation)
+    # which is one of its batch
+    if batch.micro_batch % 2 == 0 and not isinstance(scenario.model, TracedModel):
+        halved = replace(
+            batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation
+        )
         yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
     if scenario.wrapping.every != 1:
         by_block = replace(scenario.wrapping, every=1)
         model = wrapped(scenario.strategy, scenario.model, by_block)
-        yield "wrapping.every = 1: one param group per block", replace(scenario, wrapping=by_block, model=model)
+        yield (
+            "wrapping.every = 1: one param group per block",
+            replace(scenario, wrapping=by_block, model=model),
+        )
     optimizer = scenario.optimizer
     if optimizer.name == "adamw" and optimizer.implementation != "fused":
-        yield "fused optimizer", replace(scenario, optimizer=replace(optimizer, implementation="fused"))
+        yield (
+            "fused optimizer",
+            replace(scenario, optimizer=replace(optimizer, implementation="fused")),
+        )
     if on_device and not scenario.expandable_segments:
         yield "allocator.expandable_segments = true", replace(scenario, expandable_segments=True)
 
 
 def refusals(scenario: Scenario) -> tuple[str, ...]:
-    """What a scenario file that asks for this would be refused for: what its parts cannot do together."""
+    """What a scenario file that asks for this would be refused for: what its parts cannot do
+    together."""
     strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
     if isinstance(scenario.model, TracedModel):
         try:
@@ -95,29 +133,45 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
 def can_checkpoint(scenario: Scenario) -> bool:
     """Whether the model has blocks; a traced one is what it was traced as."""
     model = scenario.model
-    return EVERY_BLOCK in dict(model.recomputing) if isinstance(model, TracedModel) else bool(model.blocks)
+    return (
+        EVERY_BLOCK in dict(model.recomputing)
+        if isinstance(model, TracedModel)
+        else bool(model.blocks)
+    )
 
 
-def moved(scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **options: Any) -> Scenario:
+def moved(
+    scenario: Scenario, strategy: str, *, mesh: Mesh | None = None, **options: Any
+) -> Scenario:
     """The scenario under another strategy, over all its ranks or on `mesh`.
 
-    `options` are set, every other option that both strategies have stays as it is; one that is refused on that mesh has its default.
+    `options` are set, every other option that both strategies have stays as it is; one that is
+    refused on that mesh has its default.
     """
     kind = STRATEGIES[strategy]
     mesh = mesh or Mesh(**{kind.axes[-1]: scenario.world_size})
     known = {field.name: field.type for field in fields(kind.options)}
-    same = {field.name for field in fields(scenario.options) if known.get(field.name) == field.type}  # fsdp1 says "pre" where fsdp2 counts
+    # fsdp1 says "pre" where fsdp2 counts
+    same = {field.name for field in fields(scenario.options) if known.get(field.name) == field.type}
     kept = {name: value for name, value in _options(scenario).items() if name in same} | options
     refused = _refused(strategy, kind.options(**kept), mesh, scenario.optimizer) - options.keys()
     asked = {name: value for name, value in kept.items() if name not in refused}
-    model = wrapped(strategy, scenario.model, scenario.wrapping) if scenario.wrapping.nested else scenario.model
-    return replace(scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model)
+    model = (
+        wrapped(strategy, scenario.model, scenario.wrapping)
+        if scenario.wrapping.nested
+        else scenario.model
+    )
+    return replace(
+        scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model
+    )
 
 
 def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
-    """The options that `before` sets and that `after` does not have, or has at their default again: ("offload = true", …).
+    """The options that `before` sets and that `after` does not have, or has at their default again:
+    ("offload = true", …).
 
-    One that the same strategy could keep on that mesh is not dropped where it is at its default: that is what was changed.
+    One that the same strategy could keep on that mesh is not dropped where it is at its default:
+    that is what was changed.
     """
     defaults = {field.name: field.default for field in fields(before.options)}
     there = {field.name: field.default for field in fields(after.options)}
@@ -126,7 +180,14 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
         f"{name} = {_toml(value)}"
         for name, value in _options(before).items()
         if value != defaults[name]
-        and (name not in left or (left[name] == there[name] and left[name] != value and not _could_keep(before, after, name, value)))
+        and (
+            name not in left
+            or (
+                left[name] == there[name]
+                and left[name] != value
+                and not _could_keep(before, after, name, value)
+            )
+        )
     )
 
 
@@ -134,17 +195,28 @@ def _could_keep(before: Scenario, after: Scenario, name: str, value: object) -> 
     """Whether `after`, of the same strategy, is not refused with the value that `before` has."""
     if after.strategy != before.strategy:
         return False
-    return name not in _refused(after.strategy, replace(after.options, **{name: value}), after.mesh, after.optimizer)
+    return name not in _refused(
+        after.strategy, replace(after.options, **{name: value}), after.mesh, after.optimizer
+    )
 
 
 def _refused(strategy: str, options: Any, mesh: Mesh, optimizer: Optimizer) -> set[str]:
     """The options that are refused on that mesh."""
-    return {problem.partition(":")[0].removeprefix("strategy.") for problem in STRATEGIES[strategy].problems(options, mesh, optimizer)}
+    return {
+        problem.partition(":")[0].removeprefix("strategy.")
+        for problem in STRATEGIES[strategy].problems(options, mesh, optimizer)
+    }
 
 
 def _toml(value: object) -> str:
     """`value` as a scenario file has it."""
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
 def _options(scenario: Scenario) -> dict[str, Any]:

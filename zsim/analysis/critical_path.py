@@ -1,26 +1,36 @@
-"""Why a step takes as long as it does: why each exposed collective is, the critical path, and what would hide the communication.
+"""Why a step takes as long as it does: why each exposed collective is, the critical path, and what
+would hide the communication.
 
-An op starts when the last thing that it waits for is over; walking back from the end of the step along these last things gives the
-critical path.
+An op starts when the last thing that it waits for is over; walking back from the end of the step
+along these last things gives the critical path.
 
-A collective is exposed for as long as it runs while the compute stream is idle. Those nanoseconds have these reasons, the first that
-holds, and together they are all of them:
+A collective is exposed for as long as it runs while the compute stream is idle. Those nanoseconds
+have these reasons, the first that holds, and together they are all of them:
 
-1. It began late: it was held while the compute stream worked, and would have been hidden there. What can hold it are its dependencies,
-   the host that had not issued it, the other ranks, and what is ahead of it on its stream or in its communicator's queue. From its
-   start back to the end of the thing before the last, the last alone held it; from there back to the one before that, that one; and
-   so on. As much as compute ran in such a stretch it lost to that reason, provided that its communicator was free: what another
-   collective of it is hidden under, or has been said to have lost already, is not there twice. What is ahead of it counts where
-   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its own would have hidden. Of
-   this, shared links have as much as those ahead in the queue took longer than alone, one after another: it would have been over so much
-   earlier. The host counts where it issued the op after all of its dependencies were over: one that is issued while they run would begin
+1. It began late: it was held while the compute stream worked, and would have been hidden there.
+What can hold it are its dependencies,
+   the host that had not issued it, the other ranks, and what is ahead of it on its stream or in its
+   communicator's queue. From its
+   start back to the end of the thing before the last, the last alone held it; from there back to
+   the one before that, that one; and
+   so on. As much as compute ran in such a stretch it lost to that reason, provided that its
+   communicator was free: what another
+   collective of it is hidden under, or has been said to have lost already, is not there twice. What
+   is ahead of it counts where
+   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its
+   own would have hidden. Of
+   this, shared links have as much as those ahead in the queue took longer than alone, one after
+   another: it would have been over so much
+   earlier. The host counts where it issued the op after all of its dependencies were over: one that
+   is issued while they run would begin
    no earlier with a faster host.
 2. It shared its links: by so much it took longer than it takes alone.
-3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would not have been hidden either.
+3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would
+not have been hidden either.
 
-Whatever its reason, what is exposed at an end of the step has nothing there to hide it: before the first of forward, and after the last of
-each micro-batch's backward in what could not begin earlier. What only comes that late since others were ahead of it, longer compute
-would hide.
+Whatever its reason, what is exposed at an end of the step has nothing there to hide it: before the
+first of forward, and after the last of each micro-batch's backward in what could not begin earlier.
+What only comes that late since others were ahead of it, longer compute would hide.
 
 Everything is read from a simulated timeline, and what would help is simulated again, never recited.
 """
@@ -66,9 +76,11 @@ AHEAD: tuple[Kind, ...] = ("queue", "stream")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """A collective during which the compute stream is idle for `exposed_ns`, and why: `parts` are those nanoseconds by reason, largest
-    first. `waited_for` is the op that the first of them is about, or else the one that it began after ("" for none). Of those nanoseconds
-    `before_ns` are before the first of forward, and `after_ns` follow the last of a backward, on which the collective depends."""
+    """A collective during which the compute stream is idle for `exposed_ns`, and why: `parts` are
+    those nanoseconds by reason, largest first. `waited_for` is the op that the first of them is
+    about, or else the one that it began after ("" for none). Of those nanoseconds `before_ns` are
+    before the first of forward, and `after_ns` follow the last of a backward, on which the
+    collective depends."""
 
     op: Op
     start_ns: int
@@ -87,9 +99,11 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """An op on the critical path, how long it takes there, and why the one after it could not start earlier.
+    """An op on the critical path, how long it takes there, and why the one after it could not start
+    earlier.
 
-    Where no op of the path ran for `waited_ns` before it, it waited for `waited_for`: the host, or another rank.
+    Where no op of the path ran for `waited_ns` before it, it waited for `waited_for`: the host, or
+    another rank.
     """
 
     op: Op
@@ -102,7 +116,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """Of one rank's steady step: the exposed collectives, largest first, the critical path, and by reason the exposed time."""
+    """Of one rank's steady step: the exposed collectives, largest first, the critical path, and by
+    reason the exposed time."""
 
     rank: int
     step_ns: int
@@ -150,16 +165,26 @@ def name(op: Op) -> str:
     return f"{op.kind} {op.unit}"
 
 
-def explain(program: Program, timeline: Timeline, *, rank: int | None = None, launch_queue: int = 0) -> Why:
-    """Why the steady step takes what it takes on `rank`, by default the one that ends last; `launch_queue` as the costs have it."""
-    chosen = max(timeline.ranks, key=lambda r: (max(timeline.ranks[r].ends, default=0), -r)) if rank is None else timeline.stand_ins[rank]
+def explain(
+    program: Program, timeline: Timeline, *, rank: int | None = None, launch_queue: int = 0
+) -> Why:
+    """Why the steady step takes what it takes on `rank`, by default the one that ends last;
+    `launch_queue` as the costs have it."""
+    chosen = (
+        max(timeline.ranks, key=lambda r: (max(timeline.ranks[r].ends, default=0), -r))
+        if rank is None
+        else timeline.stand_ins[rank]
+    )
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
     idle = list(idle_stretches(ops, times))
     shares = {op.index: ns for op, ns in shares_of(ops, times, idle) if ns}
     exposed = list(_each_exposed(shares, ops, times, befores))
     before, after = at_ends(ops, times, idle, later_than=[one.values() for one in befores])
-    exposed = [replace(one, before_ns=before.get(one.op.index, 0), after_ns=after.get(one.op.index, 0)) for one in exposed]
+    exposed = [
+        replace(one, before_ns=before.get(one.op.index, 0), after_ns=after.get(one.op.index, 0))
+        for one in exposed
+    ]
     return Why(
         rank=chosen,
         step_ns=timeline.step_time_ns,
@@ -181,7 +206,8 @@ def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
 
 
 def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
-    """By op the index of the op before it on its stream and, for a collective, on its communicator."""
+    """By op the index of the op before it on its stream and, for a collective, on its communicator.
+    """
     streams: dict[str, int] = {}
     groups: dict[str, int] = {}
     found = []
@@ -206,7 +232,9 @@ class _Held(NamedTuple):
     by: int | None
 
 
-def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]) -> list[_Held]:
+def _held(
+    op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]
+) -> list[_Held]:
     """All that kept `op` from starting, the last first; never empty."""
     found = [_Held(times.issued[op.index], "issued", None)]
     found += [_Held(times.ends[wait], "wait", wait) for wait in op.waits]
@@ -214,47 +242,76 @@ def _held(op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, 
     order = list(HELD)
     found.sort(key=lambda one: (-one.until, order.index(one.kind)))
     start = times.starts[op.index]
-    return [_Held(start, "peer", None), *found] if found[0].until < start and op.kind in COLLECTIVES else found
+    return (
+        [_Held(start, "peer", None), *found]
+        if found[0].until < start and op.kind in COLLECTIVES
+        else found
+    )
 
 
 def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
     """The room of the communicator over `group`."""
-    spans = [(times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES and op.group == group]
-    return Room([(times.starts[op.index], times.ends[op.index]) for op in compute_ops(ops, times)], taken=spans)
+    spans = [
+        (times.starts[op.index], times.ends[op.index])
+        for op in ops
+        if op.kind in COLLECTIVES and op.group == group
+    ]
+    return Room(
+        [(times.starts[op.index], times.ends[op.index]) for op in compute_ops(ops, times)],
+        taken=spans,
+    )
 
 
 def _each_exposed(
     shares: Mapping[int, int], ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]
 ) -> Iterator[Exposed]:
-    """Why each collective that has one of the `shares` is exposed, by its start; with how much its queue lost to shared links so far.
+    """Why each collective that has one of the `shares` is exposed, by its start; with how much its
+    queue lost to shared links so far.
 
-    Such a loss is handed on as far as the queue alone held the next one: what came later than that would have held it as well. What is
-    exposed for it has held up compute too, and is not lost again by those that come after.
+    Such a loss is handed on as far as the queue alone held the next one: what came later than that
+    would have held it as well. What is exposed for it has held up compute too, and is not lost
+    again by those that come after.
     """
     rooms = {group: _room(ops, times, group) for group in {ops[index].group for index in shares}}
     lags = dict(times.shared)
     collectives = (op.index for op in ops if op.kind in COLLECTIVES)
-    for index in sorted(collectives if lags else shares, key=lambda index: (times.starts[index], index)):
+    for index in sorted(
+        collectives if lags else shares, key=lambda index: (times.starts[index], index)
+    ):
         held = _held(ops[index], ops, times, befores)
         last, lag = held[0], 0
         if last.kind == "queue" and last.by is not None:
-            lag = min(lags.get(last.by, 0), last.until - next(one.until for one in held if one.kind not in AHEAD))
-        found = _exposed(ops[index], ops, times, held, rooms[ops[index].group], lag, shares[index]) if index in shares else None
+            lag = min(
+                lags.get(last.by, 0),
+                last.until - next(one.until for one in held if one.kind not in AHEAD),
+            )
+        found = (
+            _exposed(ops[index], ops, times, held, rooms[ops[index].group], lag, shares[index])
+            if index in shares
+            else None
+        )
         if found:
             yield found
         if lag or lags.get(index):
-            lags[index] = max(0, lags.get(index, 0) + lag - (dict(found.parts).get(SHARED, 0) if found else 0))
+            lags[index] = max(
+                0, lags.get(index, 0) + lag - (dict(found.parts).get(SHARED, 0) if found else 0)
+            )
 
 
-def _late(held: Sequence[_Held], room: Room, lag: int, ns: int) -> Iterator[tuple[Reason, int, int | None]]:
-    """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for, and which op it was."""
+def _late(
+    held: Sequence[_Held], room: Room, lag: int, ns: int
+) -> Iterator[tuple[Reason, int, int | None]]:
+    """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for,
+    and which op it was."""
     waits = [one for one in held if one.kind not in AHEAD]
     if waits[0].kind != "issued":
         waits = [one for one in waits if one.kind != "issued"]
     counted = [held[0], *waits] if held[0].kind in AHEAD else waits
     for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
         since, until = before.until, one.until
-        part = min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
+        part = (
+            min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
+        )
         ns -= part
         if one.kind == "queue":
             lost = min(part, lag)
@@ -263,8 +320,11 @@ def _late(held: Sequence[_Held], room: Room, lag: int, ns: int) -> Iterator[tupl
         yield HELD[one.kind], part, one.by
 
 
-def _exposed(op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], room: Room, lag: int, ns: int) -> Exposed:
-    """`lag`: by how much the queue that `held` it would have been over earlier if none ahead of it had shared its links."""
+def _exposed(
+    op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], room: Room, lag: int, ns: int
+) -> Exposed:
+    """`lag`: by how much the queue that `held` it would have been over earlier if none ahead of it
+    had shared its links."""
     found = list(_late(held, room, lag, ns))
     rest = ns - sum(part for _, part, _ in found)
     shared = min(rest, times.shared.get(op.index, 0))
@@ -288,7 +348,8 @@ def _exposed(op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], roo
 
 
 def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | None]:
-    """By op: the last one whose end the host has awaited, and been held up by, before it issued this one."""
+    """By op: the last one whose end the host has awaited, and been held up by, before it issued
+    this one."""
     found: list[int | None] = []
     last, before = None, 0
     for op, awaited in zip(ops, awaited_by_host(ops, launch_queue), strict=True):
@@ -300,8 +361,12 @@ def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | 
     return found
 
 
-def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], blockers: Sequence[int | None]) -> list[Link]:
-    """From the first op to the last that ends; through the host where that was held up by the device."""
+def _path(
+    ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]],
+    blockers: Sequence[int | None],
+) -> list[Link]:
+    """From the first op to the last that ends; through the host where that was held up by the
+    device."""
     if not ops:
         return []
     at: int | None = max(range(len(ops)), key=lambda index: (times.ends[index], index))
@@ -310,8 +375,12 @@ def _path(ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]], b
         op = ops[at]
         _, kind, before = _held(op, ops, times, befores)[0]
         link = Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then)
-        then = f"{name(op)} waits for " + {"issued": "the host, which awaited it", "peer": "another rank"}.get(kind, "it")
+        then = f"{name(op)} waits for " + {
+            "issued": "the host, which awaited it", "peer": "another rank"
+        }.get(kind, "it")
         at = blockers[at] if kind == "issued" else before
         waited = link.start_ns - (0 if at is None else times.ends[at])
-        found.append(replace(link, waited_ns=waited, waited_for=WAITED.get(kind, "")) if waited else link)
+        found.append(
+            replace(link, waited_ns=waited, waited_for=WAITED.get(kind, "")) if waited else link
+        )
     return found[::-1]

@@ -1,4 +1,5 @@
-"""When the compute stream is idle, which collective is exposed for it, and what of that lies at the ends of the step.
+"""When the compute stream is idle, which collective is exposed for it, and what of that lies at the
+ends of the step.
 
 It reads a rank's ops and their times; why a collective is exposed it does not know.
 """
@@ -38,7 +39,8 @@ def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[Span]:
 
 
 def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Op, int]]:
-    """Each collective with the idle time that it covers; where several run at once the one that ends last has it."""
+    """Each collective with the idle time that it covers; where several run at once the one that
+    ends last has it."""
     found = Counter[int]()
     for _, index, ns in _pieces(ops, times, idle):
         found[index] += ns
@@ -46,9 +48,17 @@ def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator
         yield ops[index], ns
 
 
-def _pieces(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Span, int, int]]:
+def _pieces(
+    ops: Sequence[Op], times: Times, idle: Sequence[Span]
+) -> Iterator[tuple[Span, int, int]]:
     """Idle stretches, and which collective has how much of them."""
-    coming = deque(sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops if op.kind in COLLECTIVES))
+    coming = deque(
+        sorted(
+            (times.starts[op.index], times.ends[op.index], op.index)
+            for op in ops
+            if op.kind in COLLECTIVES
+        )
+    )
     near: list[tuple[int, int, int]] = []
     for start, end in idle:
         while coming and coming[0][0] < end:
@@ -56,7 +66,9 @@ def _pieces(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[t
         near = [span for span in near if span[1] > start]
         edges = sorted({start, end, *(t for span in near for t in span[:2] if start < t < end)})
         for left, right in pairwise(edges):
-            running = [(until, index) for since, until, index in near if since <= left and until >= right]
+            running = [
+                (until, index) for since, until, index in near if since <= left and until >= right
+            ]
             if running:
                 yield (start, end), max(running)[1], right - left
 
@@ -64,14 +76,30 @@ def _pieces(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[t
 def at_ends(
     ops: Sequence[Op], times: Times, idle: Sequence[Span], *, later_than: Sequence[Iterable[int]]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """By collective how much of its exposed time is before the first of forward, and after the last of a backward that it depends on.
+    """By collective how much of its exposed time is before the first of forward, and after the last
+    of a backward that it depends on.
 
-    `later_than` has by op those that it comes after on its stream and communicator, besides what it waits for. The end of a backward lasts
-    until the next micro-batch's forward, and the last one's until the step is over.
+    `later_than` has by op those that it comes after on its stream and communicator, besides what it
+    waits for. The end of a backward lasts until the next micro-batch's forward, and the last one's
+    until the step is over.
     """
     compute = compute_ops(ops, times)
-    starts = _of_micro_batches(min, ((op.micro_batch, times.starts[op.index], op.index) for op in compute if op.kind == "forward"))
-    lasts = _of_micro_batches(max, ((op.micro_batch, times.ends[op.index], op.index) for op in compute if op.kind == "backward"))
+    starts = _of_micro_batches(
+        min,
+        (
+            (op.micro_batch, times.starts[op.index], op.index)
+            for op in compute
+            if op.kind == "forward"
+        ),
+    )
+    lasts = _of_micro_batches(
+        max,
+        (
+            (op.micro_batch, times.ends[op.index], op.index)
+            for op in compute
+            if op.kind == "backward"
+        ),
+    )
     first = min((start for start, _ in starts.values()), default=0)
     behind: dict[Span, set[int]] = {}
     over = max(times.ends, default=0), len(ops)
@@ -88,7 +116,9 @@ def at_ends(
     return before, after
 
 
-def _of_micro_batches(best: Callable[..., Moment], found: Iterable[tuple[int, int, int]]) -> dict[int, Moment]:
+def _of_micro_batches(
+    best: Callable[..., Moment], found: Iterable[tuple[int, int, int]]
+) -> dict[int, Moment]:
     """By micro-batch the first or last moment, and whose it is."""
     chosen: dict[int, Moment] = {}
     for micro_batch, moment, index in found:
@@ -97,7 +127,8 @@ def _of_micro_batches(best: Callable[..., Moment], found: Iterable[tuple[int, in
 
 
 def _behind(index: int, ops: Sequence[Op], later_than: Sequence[Iterable[int]]) -> set[int]:
-    """Of the `ops` after op `index` those that cannot begin before it has ended, however long each takes."""
+    """Of the `ops` after op `index` those that cannot begin before it has ended, however long each
+    takes."""
     found = {index}
     for op in ops:
         if not found.isdisjoint((*op.waits, *later_than[op.index])):

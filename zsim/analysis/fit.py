@@ -1,4 +1,5 @@
-"""The least that fits: every stage and checkpointing on the scenario's cluster, what each needs and takes, and which to take.
+"""The least that fits: every stage and checkpointing on the scenario's cluster, what each needs and
+takes, and which to take.
 
 Each candidate is planned and simulated; the recommendation is read off their figures and says why.
 """
@@ -19,7 +20,8 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario.scenario import Scenario
 
 MUCH_FASTER = 1.02
-"""Of two that fit, the one that shards or recomputes less is taken unless the other is faster by more than this."""
+"""Of two that fit, the one that shards or recomputes less is taken unless the other is faster by
+more than this."""
 
 
 MOST_STARTS = 6
@@ -28,7 +30,8 @@ MOST_STARTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to train the scenario: what a rank needs, how long a step takes and between which times that is expected.
+    """One way to train the scenario: what a rank needs, how long a step takes and between which
+    times that is expected.
 
     `dropped` are options that it does without.
     """
@@ -43,7 +46,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """All candidates, from the least sharded to the most, the one to take (None when nothing fits), and why.
+    """All candidates, from the least sharded to the most, the one to take (None when nothing fits),
+    and why.
 
     `refused` are those that cannot be, each with the reason.
     """
@@ -55,7 +59,8 @@ class Fit:
 
 
 def fit(scenario: Scenario) -> Fit:
-    """Every candidate assessed, with further changes where none of them fits, and a recommendation."""
+    """Every candidate assessed, with further changes where none of them fits, and a recommendation.
+    """
     found: list[Way] = []
     refused: list[tuple[str, str]] = []
     for name, other in _cases(scenario):
@@ -67,7 +72,9 @@ def fit(scenario: Scenario) -> Fit:
             why = error.problems
         refused += [(name, why[0])] if why[0] else []
     if all(way.answer.verdict != "FITS" for way in found):
-        found += together(sorted(found, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False)
+        found += together(
+            sorted(found, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False
+        )
     candidates = tuple(_candidate(scenario, way) for way in found)
     chosen, reason = recommend(candidates)
     return Fit(candidates=candidates, recommended=chosen, reason=reason, refused=tuple(refused))
@@ -76,19 +83,22 @@ def fit(scenario: Scenario) -> Fit:
 def _candidate(scenario: Scenario, way: Way) -> Candidate:
     took = step_time(way.scenario)
     return Candidate(
-        name=way.name,
-        scenario=way.scenario,
-        answer=way.answer,
-        step_time_ns=took.ns,
+        name=way.name, scenario=way.scenario, answer=way.answer, step_time_ns=took.ns,
         step_time_band_ns=took.band_ns,
-        dropped=tuple(option for option in dropped(scenario, way.scenario) if option.partition(" = ")[0] not in way.name),
+        dropped=tuple(
+            option
+            for option in dropped(scenario, way.scenario)
+            if option.partition(" = ")[0] not in way.name
+        ),
     )
 
 
 def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """The stages from least to most sharded, each without activation checkpointing, with the scenario's own, and with that of every block.
+    """The stages from least to most sharded, each without activation checkpointing, with the
+    scenario's own, and with that of every block.
 
-    Each keeps every option of the scenario that its strategy knows. What a scenario file would be refused for is left out.
+    Each keeps every option of the scenario that its strategy knows. What a scenario file would be
+    refused for is left out.
     """
     yield from ((name, case) for name, case in _cases(scenario) if not refusals(case))
 
@@ -100,14 +110,24 @@ def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         forms[Checkpointing(mode="full")] = ", checkpointing"
     forms[NO_CHECKPOINTING] = ""
     for name, other in _stages(scenario):
-        yield from ((name + words, replace(other, checkpointing=form)) for form, words in forms.items())
+        yield from (
+            (name + words, replace(other, checkpointing=form)) for form, words in forms.items()
+        )
 
 
 def _words(asked: Checkpointing) -> str:
     """What is checkpointed, as a scenario says it."""
-    what = [f"save = {', '.join(asked.save)}"] if asked.save else [f"recompute = {', '.join(asked.recompute)}"] if asked.recompute else []
+    what = (
+        [f"save = {', '.join(asked.save)}"]
+        if asked.save
+        else [f"recompute = {', '.join(asked.recompute)}"]
+        if asked.recompute
+        else []
+    )
     every = [f"save_every = {asked.save_every}"] if asked.save_every > 1 else []
-    return "; ".join([asked.mode, *what, *every, *([f"every = {asked.every}"] if asked.every > 1 else [])])
+    return "; ".join(
+        [asked.mode, *what, *every, *([f"every = {asked.every}"] if asked.every > 1 else [])]
+    )
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -115,7 +135,10 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     asked = getattr(scenario.options, "reshard_after_forward", "auto")
     freed = asked is True or asked == "auto"
     if model.left_out and not isinstance(model, TracedModel):
-        yield "ddp, find_unused_parameters = true", moved(scenario, "ddp", find_unused_parameters=True)
+        yield (
+            "ddp, find_unused_parameters = true",
+            moved(scenario, "ddp", find_unused_parameters=True),
+        )
     else:
         yield "ddp", moved(scenario, "ddp")
     if scenario.strategy == "zero_redundancy":
@@ -128,36 +151,58 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield from _shardings(scenario, mesh, f", {groups}")
         yield f"hsdp, {groups}", moved(scenario, "hsdp", mesh=mesh)
         if not freed:
-            yield f"hsdp, {groups}, reshard_after_forward = true", moved(scenario, "hsdp", mesh=mesh, reshard_after_forward=True)
+            yield (
+                f"hsdp, {groups}, reshard_after_forward = true",
+                moved(scenario, "hsdp", mesh=mesh, reshard_after_forward=True),
+            )
     yield from _shardings(scenario, Mesh(dp_shard=scenario.world_size), "")
     if asked is not False:
-        yield "fsdp2, reshard_after_forward = false", moved(scenario, "fsdp2", reshard_after_forward=False)
+        yield (
+            "fsdp2, reshard_after_forward = false",
+            moved(scenario, "fsdp2", reshard_after_forward=False),
+        )
     yield "fsdp2", moved(scenario, "fsdp2")
     if not freed:
-        yield "fsdp2, reshard_after_forward = true", moved(scenario, "fsdp2", reshard_after_forward=True)
+        yield (
+            "fsdp2, reshard_after_forward = true",
+            moved(scenario, "fsdp2", reshard_after_forward=True),
+        )
     yield "zero3", moved(scenario, "zero3")
 
 
 def _shardings(scenario: Scenario, mesh: Mesh, groups: str) -> Iterator[tuple[str, Scenario]]:
-    """fsdp1 with and without its blocks freed after forward, where the scenario is of it: who is on it need not leave it."""
+    """fsdp1 with and without its blocks freed after forward, where the scenario is of it: who is on
+    it need not leave it."""
     if scenario.strategy == "fsdp1":
         for sharding in ("grad_op", "full"):
-            yield f'fsdp1{groups}, sharding = "{sharding}"', moved(scenario, "fsdp1", mesh=mesh, sharding=sharding)
+            yield (
+                f'fsdp1{groups}, sharding = "{sharding}"',
+                moved(scenario, "fsdp1", mesh=mesh, sharding=sharding),
+            )
 
 
 def _replicated(scenario: Scenario) -> list[Mesh]:
-    """Replicas of shard groups that lie each in one node, from the smallest groups to the largest, and the scenario's own."""
+    """Replicas of shard groups that lie each in one node, from the smallest groups to the largest,
+    and the scenario's own."""
     ranks, per_node = scenario.world_size, scenario.cluster.devices_per_node
-    sizes = {size for size in range(2, min(per_node, ranks - 1) + 1) if per_node % size == 0 and ranks % size == 0}
-    if scenario.strategy == "hsdp" or (scenario.strategy == "fsdp1" and scenario.mesh.dp_replicate > 1):
+    sizes = {
+        size
+        for size in range(2, min(per_node, ranks - 1) + 1)
+        if per_node % size == 0 and ranks % size == 0
+    }
+    if scenario.strategy == "hsdp" or (
+        scenario.strategy == "fsdp1" and scenario.mesh.dp_replicate > 1
+    ):
         sizes.add(scenario.mesh.dp_shard)
     return [Mesh(dp_replicate=ranks // size, dp_shard=size) for size in sorted(sizes)]
 
 
 def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]:
-    """The fastest that fits, or one that shards less and is as good as fast; of those that are tight only when none fits.
+    """The fastest that fits, or one that shards less and is as good as fast; of those that are
+    tight only when none fits.
 
-    Of the tight ones those come first that are expected to have room for all that they cache, and those last that are expected to fail.
+    Of the tight ones those come first that are expected to have room for all that they cache, and
+    those last that are expected to fail.
     """
     for verdict in ("FITS", "TIGHT"):
         able = [one for one in candidates if one.answer.verdict == verdict]
@@ -168,7 +213,8 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         fastest = min(able, key=lambda one: one.step_time_ns)
         chosen = next(one for one in able if one.step_time_ns <= fastest.step_time_ns * MUCH_FASTER)
         refused = [one for one in candidates if one.answer.verdict == "OOM"]
-        words = [f"{len(able)} of {len(candidates)} {_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
+        words = [f"{len(able)} of {len(candidates)} "
+                 f"{_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
         words.append(_times(chosen, fastest))
         if refused:
             least = min(refused, key=lambda one: one.answer.needed.nbytes)
@@ -176,11 +222,17 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         return chosen, "; ".join(words)
     smallest = min(candidates, key=lambda one: one.answer.needed.nbytes)
     needed, there = smallest.answer.needed.nbytes, smallest.answer.capacity.nbytes
-    short = f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in {smallest.answer.peak_at})"
+    short = (
+        f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in "
+        f"{smallest.answer.peak_at})"
+    )
     return None, f"nothing fits: {short}; {REMEDY}"
 
 
-_ABLE = ("may just fit", "run only by giving back what they cache", "may run with the least outside torch's bytes")
+_ABLE = (
+    "may just fit", "run only by giving back what they cache",
+    "may run with the least outside torch's bytes",
+)
 
 
 def _times(chosen: Candidate, fastest: Candidate) -> str:
@@ -191,7 +243,10 @@ def _times(chosen: Candidate, fastest: Candidate) -> str:
     if chosen is fastest:
         return f"the fastest, with {taken}"
     gain = f"to gain less than {100 * (MUCH_FASTER - 1):.0f} %"
-    return f"{taken}; {fastest.name}, with {format_time(fastest.step_time_ns)}, shards or recomputes more {gain}"
+    return (
+        f"{taken}; {fastest.name}, with {format_time(fastest.step_time_ns)}, shards or recomputes "
+        f"more {gain}"
+    )
 
 
 def _trouble(found: Answer) -> int:

@@ -1,4 +1,5 @@
-"""The compute under which a communicator's collectives could have run: each nanosecond hides one of them.
+"""The compute under which a communicator's collectives could have run: each nanosecond hides one of
+them.
 
 It knows spans of time and no ops.
 """
@@ -14,7 +15,8 @@ Span = tuple[int, int]
 
 
 class Room:
-    """Spans of `compute`, and of them what is free: not `taken` by collectives, nor handed out. Both lists are in order.
+    """Spans of `compute`, and of them what is free: not `taken` by collectives, nor handed out.
+    Both lists are in order.
 
     It is asked in the order of collectives' starts.
     """
@@ -32,10 +34,15 @@ class Room:
 
     def _up_to(self, moment: int) -> int:
         place = bisect_right(self.starts, moment) - 1
-        return self.before[place] + min(moment, self.compute[place][1]) - self.starts[place] if place >= 0 else 0
+        return (
+            self.before[place] + min(moment, self.compute[place][1]) - self.starts[place]
+            if place >= 0
+            else 0
+        )
 
     def take(self, since: int, until: int, most: int) -> int:
-        """Up to `most` nanoseconds of free compute from `since` to `until`, the last first; they are not free any more."""
+        """Up to `most` nanoseconds of free compute from `since` to `until`, the last first; they
+        are not free any more."""
         while self.coming and self.coming[0][0] < until:
             self.free.append(self.coming.popleft())
         place, left = len(self.free), most
@@ -45,13 +52,16 @@ class Room:
             low, high = max(begin, since), min(end, until)
             if low < high:
                 part = min(left, high - low)
-                self.free[place : place + 1] = [span for span in ((begin, high - part), (high, end)) if span[0] < span[1]]
+                self.free[place : place + 1] = [
+                    span for span in ((begin, high - part), (high, end)) if span[0] < span[1]
+                ]
                 left -= part
         return most - left
 
 
 def _without(spans: Sequence[Span], others: Sequence[Span]) -> Iterator[Span]:
-    """What is in `spans` and not in `others`; both are in order and do not overlap among themselves."""
+    """What is in `spans` and not in `others`; both are in order and do not overlap among
+    themselves."""
     place = 0
     for begin, end in spans:
         while place < len(others) and others[place][1] <= begin:

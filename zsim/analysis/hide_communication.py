@@ -1,20 +1,24 @@
-"""The smallest change that would hide exposed communication: each candidate simulated again, with what it costs and gains.
+"""The smallest change that would hide exposed communication: each candidate simulated again, with
+what it costs and gains.
 
-More gathered ahead, other units, a larger micro-batch, faster links: a user can try none of them by thought alone, since each moves what
-waits for what. Each candidate is a scenario of its own, which is refused, planned and simulated like any other. A time is given for each
-token, so that a larger batch is not taken for a slower step, and whether what is proposed fits the device.
+More gathered ahead, other units, a larger micro-batch, faster links: a user can try none of them by
+thought alone, since each moves what waits for what. Each candidate is a scenario of its own, which
+is refused, planned and simulated like any other. A time is given for each token, so that a larger
+batch is not taken for a slower step, and whether what is proposed fits the device.
 
-What is exposed at the ends, before the first of forward and after the last of a backward, has no compute beside it. No lookahead and no
-micro-batch hides that, and it does not count against them; other units and faster links make it shorter, and are tried for that where
-nothing else is left. Then what does not make the ends shorter is no proposal, whatever else it gains.
+What is exposed at the ends, before the first of forward and after the last of a backward, has no
+compute beside it. No lookahead and no micro-batch hides that, and it does not count against them;
+other units and faster links make it shorter, and are tried for that where nothing else is left.
+Then what does not make the ends shorter is no proposal, whatever else it gains.
 
-What hides everything and gains nothing, as what it hides comes back in kernels that its collectives slow down, does not end the
-search: of that kind the smallest that gains is proposed as well.
+What hides everything and gains nothing, as what it hides comes back in kernels that its collectives
+slow down, does not end the search: of that kind the smallest that gains is proposed as well.
 
-The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it is hidden, then bisected. That takes
-the exposed share to fall as the batch grows; of the one proposed and the one below it, which does not hide, both were simulated. Where
-that one does not fit the device, or none hides, the largest multiple that fits is proposed too, and where it gains nothing a multiple
-that does.
+The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it is
+hidden, then bisected. That takes the exposed share to fall as the batch grows; of the one proposed
+and the one below it, which does not hide, both were simulated. Where that one does not fit the
+device, or none hides, the largest multiple that fits is proposed too, and where it gains nothing a
+multiple that does.
 """
 
 from __future__ import annotations
@@ -24,7 +28,16 @@ from dataclasses import dataclass, replace
 
 from zsim.analysis.alternatives import refusals
 from zsim.analysis.critical_path import explain
-from zsim.analysis.hiding_candidates import APART, BATCH, BATCHES, ENDS, KINDS, UNITS, batch_sizes, with_batch
+from zsim.analysis.hiding_candidates import (
+    APART,
+    BATCH,
+    BATCHES,
+    ENDS,
+    KINDS,
+    UNITS,
+    batch_sizes,
+    with_batch,
+)
 from zsim.engine.costs import Costs
 from zsim.engine.overlap import simulate_step
 from zsim.errors import ScenarioError
@@ -38,20 +51,23 @@ from zsim.scenario.scenario import Scenario
 from zsim.scenario.work_limits import MANY_TIMES
 
 HIDDEN = 0.01
-"""Communication counts as hidden when less than this share of the step is exposed, besides the step's ends."""
+"""Communication counts as hidden when less than this share of the step is exposed, besides the
+step's ends."""
 NOTHING = 0.005
 """A gain of less is none, and a kind of change that gains nothing is not proposed."""
 SHORTER = 0.001
-"""The ends are shorter when their share is less by this, the last digit that a report shows of it."""
+"""The ends are shorter when their share is less by this, the last digit that a report shows of it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is changed, in the scenario's words, and what comes of it: time per token of one rank, and the exposed share of the step.
+    """What is changed, in the scenario's words, and what comes of it: time per token of one rank,
+    and the exposed share of the step.
 
-    Of the `exposed` share `at_ends` is where there is no compute to hide it.
-    `memory` says whether it fits the device, needing `needed_bytes` there; both are known of what is proposed alone. `released` says
-    how often cached memory is expected to be given back where it runs so only.
+    Of the `exposed` share `at_ends` is where there is no compute to hide it. `memory` says whether
+    it fits the device, needing `needed_bytes` there; both are known of what is proposed alone.
+    `released` says how often cached memory is expected to be given back where it runs so only.
     """
 
     words: str
@@ -88,15 +104,19 @@ class Change:
         needs = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"
         if self.memory == "TIGHT" and self.released:
             return f"runs only {self.released}: {needs} to keep all that it caches"
-        return {"OOM": f"does not fit: {needs}", "TIGHT": f"may not fit: {needs}"}.get(self.memory or "", "")
+        return {"OOM": f"does not fit: {needs}", "TIGHT": f"may not fit: {needs}"}.get(
+            self.memory or "", ""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hiding:
-    """The scenario as it is, and of each kind of change the smallest that hides the communication, or the best where none does.
+    """The scenario as it is, and of each kind of change the smallest that hides the communication,
+    or the best where none does.
 
-    Where the smallest that hides gains nothing and a larger one does, both are there. `useless` names the kinds of which none that was
-    tried gains anything, `elsewhere` those that gain something where it is the ends that are to be shorter, and leave these as they are.
+    Where the smallest that hides gains nothing and a larger one does, both are there. `useless`
+    names the kinds of which none that was tried gains anything, `elsewhere` those that gain
+    something where it is the ends that are to be shorter, and leave these as they are.
     """
 
     now: Change
@@ -118,7 +138,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What a change is to do to the scenario as it is: to hide its communication, that at its `ends` too if asked, or only there."""
+    """What a change is to do to the scenario as it is: to hide its communication, that at its
+    `ends` too if asked, or only there."""
 
     now: Change
     ends: bool
@@ -142,7 +163,8 @@ class Aim:
 
 
 def hiding(scenario: Scenario) -> Hiding:
-    """What would hide the scenario's communication, or shorten it at the ends where only that is left; nothing where all is hidden."""
+    """What would hide the scenario's communication, or shorten it at the ends where only that is
+    left; nothing where all is hidden."""
     now = _simulated("as it is", scenario).change
     untried = "" if now.hides_all else scenario.work.problem(part=MANY_TIMES)
     if now.hides_all or untried:
@@ -151,17 +173,21 @@ def hiding(scenario: Scenario) -> Hiding:
     useless: list[str] = []
     elsewhere: list[str] = []
     for kind in ENDS if now.hides else KINDS:
-        aim = Aim(now=now, ends=now.hides or kind in (UNITS, APART))  # units move what is exposed to the ends
+        # units move what is exposed to the ends
+        aim = Aim(now=now, ends=now.hides or kind in (UNITS, APART))
         tried = _batches(scenario, aim) if kind == BATCH else _smallest(KINDS[kind](scenario), aim)
         if any(aim.gains(one.change) and aim.helps(one.change) for one in tried):
             proposed += [_with_memory(one).change for one in tried]
         elif tried:
             (elsewhere if any(aim.gains(one.change) for one in tried) else useless).append(kind)
-    return Hiding(now=now, changes=tuple(proposed), useless=tuple(useless), elsewhere=tuple(elsewhere))
+    return Hiding(
+        now=now, changes=tuple(proposed), useless=tuple(useless), elsewhere=tuple(elsewhere)
+    )
 
 
 def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
-    """The breakeven micro-batch, and where it is too large, or there is none, the largest multiple that fits and gains something."""
+    """The breakeven micro-batch, and where it is too large, or there is none, the largest multiple
+    that fits and gains something."""
     tried = [_with_memory(one) for one in _breakeven(scenario, aim)]
     if not tried or (tried[0].change.hides and tried[0].change.memory != "OOM"):
         return tried
@@ -177,11 +203,16 @@ def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
 
 def _simulated(words: str, scenario: Scenario) -> Tried:
     program = plan(scenario, device=scenario.cluster.kind)
-    timeline = simulate_step(program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed))
+    timeline = simulate_step(
+        program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed)
+    )
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     why, step_ns = explain(program, timeline), max(1, timeline.step_time_ns)
-    change = Change(words=words, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns, at_ends=why.at_ends_ns / step_ns)
+    change = Change(
+        words=words, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns,
+        at_ends=why.at_ends_ns / step_ns,
+    )
     return Tried(change=change, scenario=scenario, program=program)
 
 
@@ -200,7 +231,10 @@ def _with_memory(tried: Tried) -> Tried:
     if tried.change.memory:
         return tried
     scenario = tried.scenario
-    found = answer(tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
+    found = answer(
+        tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
+        besides=belongings(scenario),
+    )
     expected = found.pressure.expected if found.pressure else None
     change = replace(
         tried.change,
@@ -213,9 +247,11 @@ def _with_memory(tried: Tried) -> Tried:
 
 
 def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: Aim) -> list[Tried]:
-    """The first that hides and gains, else the first that gains as much as any: more that gains nothing is not asked for.
+    """The first that hides and gains, else the first that gains as much as any: more that gains
+    nothing is not asked for.
 
-    Before it the first that hides, if that one gains nothing. Where none does what is asked, what comes nearest; none if none can be tried.
+    Before it the first that hides, if that one gains nothing. Where none does what is asked, what
+    comes nearest; none if none can be tried.
     """
     seen: list[Tried] = []
     for words, scenario in candidates:
@@ -240,7 +276,8 @@ def as_good_as_any(seen: list[Tried]) -> list[Tried]:
 
 
 def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:
-    """The smallest micro-batch that hides, or the best of its multiples; where that one gains nothing, after it a multiple that does."""
+    """The smallest micro-batch that hides, or the best of its multiples; where that one gains
+    nothing, after it a multiple that does."""
     if scenario.model.family == wrapping.TRACED:
         return []
     now = scenario.batch.micro_batch

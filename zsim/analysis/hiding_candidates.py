@@ -1,7 +1,9 @@
-"""Changes that may hide communication or shorten it: the candidates of each kind, the smallest first, each a scenario of its own.
+"""Changes that may hide communication or shorten it: the candidates of each kind, the smallest
+first, each a scenario of its own.
 
-None of them is simulated here. What no scenario can be (a micro-batch that a trace does not have, units that a strategy does not wrap) is
-not among them; what a strategy refuses is found where it is planned.
+None of them is simulated here. What no scenario can be (a micro-batch that a trace does not have,
+units that a strategy does not wrap) is not among them; what a strategy refuses is found where it is
+planned.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ EAGER = {
     "backward_prefetch": ("pre", 'backward_prefetch = "pre"'),
     "limit_all_gathers": (False, "limit_all_gathers = false"),
 }
-"""Where a strategy's option is no number: the value that lets it gather earliest, and that in words."""
+"""Where a strategy's option is no number: the value that lets it gather earliest, and that in
+words."""
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
 BUCKETS = (1, 5, 10, 25, 50, 100)
 BLOCKS = (1, 2, 3, 4, 6, 8)
@@ -29,45 +32,80 @@ BATCHES = (2, 4, 8, 16, 32, 64)
 
 
 def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """More units gathered ahead, where the strategy has options for that: by number, or one, two, all of those that are no numbers."""
+    """More units gathered ahead, where the strategy has options for that: by number, or one, two,
+    all of those that are no numbers."""
     options = scenario.options
     known = {field.name: getattr(options, field.name) for field in fields(options)}
-    numbers = [name for name in ("lookahead", "forward_prefetch", "backward_prefetch") if type(known.get(name)) is int]
+    numbers = [
+        name
+        for name in ("lookahead", "forward_prefetch", "backward_prefetch")
+        if type(known.get(name)) is int
+    ]
     least = max((known[name] for name in numbers), default=0)
     for ahead in LOOKAHEADS if numbers else ():
         if ahead > least:
             words = " and ".join(f"{name} = {ahead}" for name in numbers)
-            yield words, replace(scenario, options=replace(options, **dict.fromkeys(numbers, ahead)))
-    others = [name for name, (value, _) in EAGER.items() if type(known.get(name)) is type(value) and known[name] != value]
+            yield (
+                words, replace(scenario, options=replace(options, **dict.fromkeys(numbers, ahead)))
+            )
+    others = [
+        name
+        for name, (value, _) in EAGER.items()
+        if type(known.get(name)) is type(value) and known[name] != value
+    ]
     for count in range(1, len(others) + 1):
         for names in combinations(others, count):
             words = " and ".join(EAGER[name][1] for name in names)
-            yield words, replace(scenario, options=replace(options, **{name: EAGER[name][0] for name in names}))
+            yield (
+                words,
+                replace(
+                    scenario, options=replace(options, **{name: EAGER[name][0] for name in names})
+                ),
+            )
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Several blocks in a param group instead of one, and one instead of several; other buckets where gradients have those."""
+    """Several blocks in a param group instead of one, and one instead of several; other buckets
+    where gradients have those."""
     model = scenario.model
     if hasattr(scenario.options, "bucket_cap_mb"):
         for cap in BUCKETS:
             if cap != scenario.options.bucket_cap_mb:
-                yield f"bucket_cap_mb = {cap}", replace(scenario, options=replace(scenario.options, bucket_cap_mb=float(cap)))
+                yield (
+                    f"bucket_cap_mb = {cap}",
+                    replace(scenario, options=replace(scenario.options, bucket_cap_mb=float(cap))),
+                )
     for every in BLOCKS if len(model.blocks) > 1 else ():
-        yield from _wrapped(scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}")
+        yield from _wrapped(
+            scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}"
+        )
 
 
 def _apart(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """The embedding a group of its own, so that the step begins and ends with less than the root has."""
-    yield from _wrapped(scenario, replace(scenario.wrapping, ends="apart"), 'wrapping.ends = "apart"')
+    """The embedding a group of its own, so that the step begins and ends with less than the root
+    has."""
+    yield from _wrapped(
+        scenario, replace(scenario.wrapping, ends="apart"), 'wrapping.ends = "apart"'
+    )
 
 
-def _wrapped(scenario: Scenario, asked: wrapping.Wrapping, words: str) -> Iterator[tuple[str, Scenario]]:
-    """The scenario with other units, if its are not what the trace has, or nothing to the strategy."""
+def _wrapped(
+    scenario: Scenario, asked: wrapping.Wrapping, words: str
+) -> Iterator[tuple[str, Scenario]]:
+    """The scenario with other units, if its are not what the trace has, or nothing to the strategy.
+    """
     model = scenario.model
-    if asked == scenario.wrapping or model.family == wrapping.TRACED or STRATEGIES[scenario.strategy].nests == "nothing":
+    if (
+        asked == scenario.wrapping
+        or model.family == wrapping.TRACED
+        or STRATEGIES[scenario.strategy].nests == "nothing"
+    ):
         return
     if not tuple(wrapping.problems(asked, model)):
-        yield words, replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked))
+        yield (
+            words,
+            replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked)),
+        )
 
 
 def batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -77,27 +115,41 @@ def batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
-    return f"micro_batch = {size}", replace(scenario, batch=replace(scenario.batch, micro_batch=size))
+    return f"micro_batch = {size}", replace(
+        scenario, batch=replace(scenario.batch, micro_batch=size)
+    )
 
 
 def _repaired(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Where some links are slower than the others: all alike."""
     if scenario.cluster.slow_rails:
-        yield "slow_links repaired", replace(scenario, cluster=replace(scenario.cluster, slow_rails=()))
+        yield (
+            "slow_links repaired",
+            replace(scenario, cluster=replace(scenario.cluster, slow_rails=())),
+        )
 
 
 def _links(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Links between devices and between nodes of more bandwidth; their latency, and what a collective costs besides, stay."""
+    """Links between devices and between nodes of more bandwidth; their latency, and what a
+    collective costs besides, stay."""
     for factor in FACTORS:
-        yield f"links {factor:g} times as fast", replace(scenario, cluster=_faster(scenario.cluster, factor))
+        yield (
+            f"links {factor:g} times as fast",
+            replace(scenario, cluster=_faster(scenario.cluster, factor)),
+        )
 
 
 def _faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     def times(link: Link) -> Link:
         return replace(link, bandwidth=round(link.bandwidth * factor))
 
-    links = replace(cluster.links, fabric=times(cluster.links.fabric), pcie=times(cluster.links.pcie), rail=times(cluster.links.rail))
-    slow = tuple(replace(one, bandwidth=round(one.bandwidth * factor)) for one in cluster.slow_rails)
+    links = replace(
+        cluster.links, fabric=times(cluster.links.fabric), pcie=times(cluster.links.pcie),
+        rail=times(cluster.links.rail),
+    )
+    slow = tuple(
+        replace(one, bandwidth=round(one.bandwidth * factor)) for one in cluster.slow_rails
+    )
     return replace(cluster, links=links, slow_rails=slow)
 
 

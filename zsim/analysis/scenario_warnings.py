@@ -1,4 +1,5 @@
-"""What runs, but costs more than its user may think: a line for each, with figures from the Program.
+"""What runs, but costs more than its user may think: a line for each, with figures from the
+Program.
 
 It knows scenarios and Programs, and refuses nothing.
 """
@@ -26,16 +27,23 @@ def cautions(scenario: Scenario) -> tuple[str, ...]:
 def _half_precision(scenario: Scenario) -> Iterator[str]:
     """Parameters of fp16 that AdamW steps themselves, since the strategy keeps no master copy."""
     keeps = STRATEGIES[scenario.strategy].formula.keeps
-    if scenario.precision.parameters == "float16" and scenario.optimizer.name == "adamw" and keeps == "no master copy":
+    if (
+        scenario.precision.parameters == "float16"
+        and scenario.optimizer.name == "adamw"
+        and keeps == "no master copy"
+    ):
         yield (
-            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy: of gradients below 0.005 it keeps a "
-            "thousandth of the square, which is nothing in fp16, as its eps of 1e-8 is, and divides by its root, so parameters become "
+            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master "
+            f"copy: of gradients below 0.005 it keeps a "
+            "thousandth of the square, which is nothing in fp16, as its eps of 1e-8 is, and "
+            "divides by its root, so parameters become "
             "infinite in torch too; bf16 has the range"
         )
 
 
 def _one_unit(scenario: Scenario) -> Iterator[str]:
-    """A model of which no part is wrapped by itself, where parameters are gathered: all at once, before anything computes."""
+    """A model of which no part is wrapped by itself, where parameters are gathered: all at once,
+    before anything computes."""
     model = scenario.model
     traced = model.family == wrapping.TRACED
     if len(model.units) > 1 or not (traced or model.blocks):
@@ -43,22 +51,30 @@ def _one_unit(scenario: Scenario) -> Iterator[str]:
     gathered = most_gathered(plan(scenario, device=scenario.cluster.kind))
     if gathered < model.num_parameters * DTYPE_NBYTES[scenario.precision.parameters]:
         return  # nothing is gathered, or buckets are
-    cost = f"the whole model is one param group: {gathered:,} B of parameters are gathered before anything computes"
+    cost = (
+        f"the whole model is one param group: {gathered:,} B of parameters are gathered before "
+        f"anything computes"
+    )
     if traced:
-        yield f"{cost}, and nothing hides that or the reduction of gradients; trace it again with units"
+        yield (
+            f"{cost}, and nothing hides that or the reduction of gradients; trace it again with "
+            f"units"
+        )
         return
     by_block = replace(scenario, model=wrapping.wrapped(model, Wrapping()))
     least = most_gathered(plan(by_block, device=scenario.cluster.kind))
     if least >= gathered:
         return  # with such a lookahead blocks are all gathered too
     yield (
-        f"{cost}, and nothing hides that or the reduction of gradients; with one group per block, wrapping.every = 1, at most "
+        f"{cost}, and nothing hides that or the reduction of gradients; with one group per block, "
+        f"wrapping.every = 1, at most "
         f"{least:,} B are gathered at a time, and while other blocks compute"
     )
 
 
 def most_gathered(program: Program) -> int:
-    """The most bytes of unsharded parameters that rank 0 holds at once in a steady step, without buffers of all-gathers."""
+    """The most bytes of unsharded parameters that rank 0 holds at once in a steady step, without
+    buffers of all-gathers."""
     ledger, most = Ledger(), 0
     rank = program.of_rank(0)
     for op in (*rank.construction, *rank.first, *rank.second):

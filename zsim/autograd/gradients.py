@@ -1,6 +1,8 @@
-"""What the autograd engine does with gradients: it holds them until their node runs, and adds up those of one value or parameter.
+"""What the autograd engine does with gradients: it holds them until their node runs, and adds up
+those of one value or parameter.
 
-Its input buffers, torch/csrc/autograd/input_buffer.cpp. Which node makes which gradient `zsim.autograd.tape` says.
+Its input buffers, torch/csrc/autograd/input_buffer.cpp. Which node makes which gradient
+`zsim.autograd.tape` says.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ def _at_unit(value: str) -> str:
 class Gradients:
     """Those that live in one backward; `in_place`: they are added where nobody else holds them.
 
-    `in_sequences`: activations have more than two dimensions, so that linears see them through views. `nbytes` of each value and of each
-    parameter with several uses.
+    `in_sequences`: activations have more than two dimensions, so that linears see them through
+    views. `nbytes` of each value and of each parameter with several uses.
     """
 
     storages: Storages
@@ -36,17 +38,20 @@ class Gradients:
     waiting: dict[str, str] = field(default_factory=dict)
     """The gradient of each value whose node has not run."""
     bound: str = ""
-    """What the unit in a block, whose backward runs, was called with: the gradient of that waits at the unit's own node of autograd."""
+    """What the unit in a block, whose backward runs, was called with: the gradient of that waits at
+    the unit's own node of autograd."""
     uses: dict[str, int] = field(default_factory=dict)
     tied: dict[str, list[str]] = field(default_factory=dict)
     births: dict[str, int] = field(default_factory=dict)
     turned: set[str] = field(default_factory=set)
     """Those that lie so that a linear cannot multiply with them."""
     of_linears: set[str] = field(default_factory=set)
-    """Those that linears make of inputs with more than two dimensions: views of products of matrices."""
+    """Those that linears make of inputs with more than two dimensions: views of products of
+    matrices."""
     made: Counter[str] = field(default_factory=Counter)
     added: list[str] = field(default_factory=list)
-    """What the node that runs has made and the engine has added to something else: it lives until the node is over."""
+    """What the node that runs has made and the engine has added to something else: it lives until
+    the node is over."""
 
     def tie(self, parameter: str, *, uses: int, nbytes: int) -> None:
         """So many operators use `parameter`, whose gradient has so many bytes."""
@@ -76,17 +81,19 @@ class Gradients:
         return name
 
     def flatten(self, call: Call) -> None:
-        """The gradient of what `call` made is copied for a linear that could not multiply with it as it lies, by the node before it."""
+        """The gradient of what `call` made is copied for a linear that could not multiply with it
+        as it lies, by the node before it."""
         gradient = self.waiting[call.output]
         if call.operator == "linear" and gradient in self.turned:
             self.waiting[call.output] = self.new(call.output)
             self.storages.release(gradient)
 
     def add_up(self, call: Call, parts: list[Part]) -> None:
-        """The engine adds what `call` made to what is there, in the order in which autograd's nodes end.
+        """The engine adds what `call` made to what is there, in the order in which autograd's nodes
+        end.
 
-        A linear's weight goes through one more node, which transposes it. In sequences its input goes through another, before
-        that one where there is no bias and after it where there is.
+        A linear's weight goes through one more node, which transposes it. In sequences its input
+        goes through another, before that one where there is no bias and after it where there is.
         """
         if call.operator == "linear":
             biases = dict(call.summed)
@@ -96,7 +103,9 @@ class Gradients:
             if not (call.addmm and self.in_sequences):
                 self._accumulate(of_input)
             self._sum_tied([name for name in call.parameters if name not in biases])
-            self._accumulate([part for part in parts if part[0] in call.weights and part[0] not in biases])
+            self._accumulate(
+                [part for part in parts if part[0] in call.weights and part[0] not in biases]
+            )
             if call.addmm and self.in_sequences:
                 self._accumulate(of_input)
         else:
@@ -105,7 +114,8 @@ class Gradients:
             self._sum_tied(list(call.parameters), viewed=False)
 
     def pass_on(self) -> None:
-        """The node that fully_shard puts before a unit in a block has run its hook: the gradient goes on to what the block makes of it."""
+        """The node that fully_shard puts before a unit in a block has run its hook: the gradient
+        goes on to what the block makes of it."""
         value, self.bound = self.bound, ""
         waiting = self.waiting.pop(_at_unit(value), "")
         if waiting:
@@ -117,10 +127,11 @@ class Gradients:
         self._end_node()
 
     def _accumulate_one(self, value: str, part: str) -> None:
-        """The engine's input buffer: a second gradient is added in place into the first, if nobody else holds that and it is no view.
+        """The engine's input buffer: a second gradient is added in place into the first, if nobody
+        else holds that and it is no view.
 
-        Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any dispatch mode.
-        torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any
+        dispatch mode. torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
         place = _at_unit(value) if value == self.bound else value
         if place not in self.waiting:
@@ -137,19 +148,26 @@ class Gradients:
             self.added.append(part)
 
     def _sum_tied(self, names: list[str], *, viewed: bool = True) -> None:
-        """As `_sum_one`, for all parameters whose gradients one node has made; for a linear they are views of what it made."""
+        """As `_sum_one`, for all parameters whose gradients one node has made; for a linear they
+        are views of what it made."""
         start = len(self.storages.events)
         for name in names:
             self._sum_one(name, viewed=viewed)
-        made = [event for event in self.storages.events[start:] if isinstance(event, ParameterGradient)]
+        made = [
+            event for event in self.storages.events[start:] if isinstance(event, ParameterGradient)
+        ]
         for event in made[:-1]:
-            self.storages.events[self.storages.events.index(event, start)] = replace(event, goes_on=True)
+            self.storages.events[self.storages.events.index(event, start)] = replace(
+                event, goes_on=True
+            )
         self._end_node()
 
     def _sum_one(self, name: str, *, viewed: bool) -> None:
-        """The next gradient of a parameter with several uses is added to the sum of those before; the last makes the parameter's.
+        """The next gradient of a parameter with several uses is added to the sum of those before;
+        the last makes the parameter's.
 
-        In place as `_accumulate_one` does, but not into a `viewed` gradient: that of a linear is a view of what was made.
+        In place as `_accumulate_one` does, but not into a `viewed` gradient: that of a linear is a
+        view of what was made.
         """
         parts = self.tied.get(name, [])
         if not parts:

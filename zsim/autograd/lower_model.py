@@ -1,8 +1,10 @@
-"""Lowers a model: what each module's forward and backward do, with modules that are alike traced once.
+"""Lowers a model: what each module's forward and backward do, with modules that are alike traced
+once.
 
-A transformer's blocks differ in their names only. Of a run of equal blocks the tape needs the first, one that has equal
-neighbours on both sides, and the last; the others are that middle one under other names. Kernels are the same objects,
-so that whatever is computed from them once is computed once.
+A transformer's blocks differ in their names only. Of a run of equal blocks the tape needs the
+first, one that has equal neighbours on both sides, and the last; the others are that middle one
+under other names. Kernels are the same objects, so that whatever is computed from them once is
+computed once.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ def lower(
     autocast: str = "none",
     autograd: Autograd = "hooked",
 ) -> tuple[LoweredModule, ...]:
-    """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
+    """Every module of `model` with the kernels and memory events of one micro-batch's forward and
+    backward.
 
-    `autograd`: what that has of its units. Views of parameters are no leaves, so that autocast caches no casts of them.
-    Equal to `module_lowering.lower_each`, which traces every module by itself. A TracedModel brings its own.
+    `autograd`: what that has of its units. Views of parameters are no leaves, so that autocast
+    caches no casts of them. Equal to `module_lowering.lower_each`, which traces every module by
+    itself. A TracedModel brings its own.
     """
     if isinstance(model, TracedModel):
         return model.modules_for(
@@ -64,7 +68,9 @@ def lower(
             leaves=autograd != "views",
         )
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
-    kept = tuple(module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1])))
+    kept = tuple(
+        module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1]))
+    )
     few = replace(model, modules=kept)
     each = lower_module.lower_each(
         few,
@@ -90,7 +96,8 @@ def lower(
 
 
 def loss_buffers(model: ModelSpec) -> tuple[str, str]:
-    """The buffers of the loss and of its gradient, which the caller of backward holds until it returns."""
+    """The buffers of the loss and of its gradient, which the caller of backward holds until it
+    returns."""
     last = model.modules[-1]
     return tape.SEED, tape.summed(f"{last.fqn}:{last.operators[-1].output}", model.forwards)
 
@@ -98,7 +105,8 @@ def loss_buffers(model: ModelSpec) -> tuple[str, str]:
 def _runs(
     modules: tuple[Module, ...], checkpointed: frozenset[str], *, frozen: frozenset[str]
 ) -> Iterator[tuple[Module, ...]]:
-    """`modules` in runs of neighbours that differ in their names only, and are checkpointed or are not."""
+    """`modules` in runs of neighbours that differ in their names only, and are checkpointed or are
+    not."""
     run: list[Module] = []
     pattern: Pattern = ()
     for module in modules:
@@ -113,33 +121,49 @@ def _runs(
     yield tuple(run)
 
 
-_SHAPE = attrgetter(*(field.name for field in fields(Operator) if field.name not in ("name", "weight", "bias")))
+_SHAPE = attrgetter(
+    *(field.name for field in fields(Operator) if field.name not in ("name", "weight", "bias"))
+)
 """What an operator does, without its name and those of its parameters."""
 
 
 def _pattern(module: Module) -> Pattern:
-    """What a module does, without its name: its operators with parameters named from the module on."""
+    """What a module does, without its name: its operators with parameters named from the module on.
+    """
     prefix = f"{module.fqn}."
     return tuple(
-        [(_SHAPE(op), op.weight.removeprefix(prefix), op.bias.removeprefix(prefix)) for op in module.operators]
+        [
+            (_SHAPE(op), op.weight.removeprefix(prefix), op.bias.removeprefix(prefix))
+            for op in module.operators
+        ]
     )
 
 
-def _copies(traced: LoweredModule, run: tuple[Module, ...], *, places: range) -> Iterator[LoweredModule]:
-    """`traced`, the second or last of `run`, as the module at each of `places`: its own values, its input and its parameters."""
+def _copies(
+    traced: LoweredModule, run: tuple[Module, ...], *, places: range
+) -> Iterator[LoweredModule]:
+    """`traced`, the second or last of `run`, as the module at each of `places`: its own values, its
+    input and its parameters."""
     before = run[0 if traced.fqn == run[1].fqn else 1].fqn
     names = _names(traced, before)
     for place in places:
-        start = {OWN: f"{run[place].fqn}:", INPUT: f"{run[place - 1].fqn}:", PARAMETER: f"{run[place].fqn}.", OTHER: ""}
-        yield _renamed(traced, run[place], {name: start[whose] + rest for name, whose, rest in names})
+        start = {
+            OWN: f"{run[place].fqn}:", INPUT: f"{run[place - 1].fqn}:",
+            PARAMETER: f"{run[place].fqn}.", OTHER: "",
+        }
+        yield _renamed(
+            traced, run[place], {name: start[whose] + rest for name, whose, rest in names}
+        )
 
 
 OWN, INPUT, PARAMETER, OTHER = range(4)
-"""Whose a name is in the events of a module: its own value's, that of the module before it, a parameter's of its own, or neither."""
+"""Whose a name is in the events of a module: its own value's, that of the module before it, a
+parameter's of its own, or neither."""
 
 
 def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
-    """Every name in the events of `traced` once: whose it is, and what of it stays when the module is another."""
+    """Every name in the events of `traced` once: whose it is, and what of it stays when the module
+    is another."""
     tape = (*traced.forward.memory, *traced.backward.memory, *traced.uncached)
     starts = {f"{traced.fqn}:": OWN, f"{before}:": INPUT}
     found = []
@@ -157,12 +181,14 @@ def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
 def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> LoweredModule:
     """`traced` as `module`, with `names` for its own."""
     return LoweredModule(
-        fqn=module.fqn,
-        unit=module.unit,
-        forward=Computation(kernels=traced.forward.kernels, memory=_events(traced.forward.memory, names)),
-        backward=Computation(kernels=traced.backward.kernels, memory=_events(traced.backward.memory, names)),
-        input_needs_gradient=traced.input_needs_gradient,
-        recompute=traced.recompute,
+        fqn=module.fqn, unit=module.unit,
+        forward=Computation(
+            kernels=traced.forward.kernels, memory=_events(traced.forward.memory, names)
+        ),
+        backward=Computation(
+            kernels=traced.backward.kernels, memory=_events(traced.backward.memory, names)
+        ),
+        input_needs_gradient=traced.input_needs_gradient, recompute=traced.recompute,
         uncached=tuple(Free(names[given.buffer]) for given in traced.uncached),
         differentiates=traced.differentiates,
     )

@@ -1,7 +1,9 @@
-"""Every module of a model by itself: what its forward and its backward keep and free, and the kernels they are.
+"""Every module of a model by itself: what its forward and its backward keep and free, and the
+kernels they are.
 
-The modules are `zsim.autograd.module_calls`', the memory `zsim.autograd.tape`'s; here they are run through it, forward and backward.
-`zsim.autograd.lower_model` asks for few of them where many are alike.
+The modules are `zsim.autograd.module_calls`', the memory `zsim.autograd.tape`'s; here they are run
+through it, forward and backward. `zsim.autograd.lower_model` asks for few of them where many are
+alike.
 """
 
 from __future__ import annotations
@@ -34,16 +36,20 @@ def lower_each(
     autocast: str = "none",
     leaves: bool = True,
 ) -> tuple[LoweredModule, ...]:
-    """Every module of `model` with the kernels and memory events of one micro-batch's forward and backward.
+    """Every module of `model` with the kernels and memory events of one micro-batch's forward and
+    backward.
 
-    `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long as autograd needs it.
-    Modules in `checkpointed` recompute what `checkpointing` says. `autocast` is the dtype of torch.autocast around forward, and
-    caches casts of parameters that are `leaves`. The loss
-    is freed with the last event of the last backward, that of the first module that has one, as in `loss.backward(); del loss`.
+    `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long
+    as autograd needs it. Modules in `checkpointed` recompute what `checkpointing` says. `autocast`
+    is the dtype of torch.autocast around forward, and caches casts of parameters that are `leaves`.
+    The loss is freed with the last event of the last backward, that of the first module that has
+    one, as in `loss.backward(); del loss`.
     """
     tape = Tape(in_place=device == "cuda")
     tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none" and leaves)
-    uncached = model.frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
+    uncached = (
+        model.frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
+    )
     make = maker_of_calls(autocast, batch=batch, dtype=dtype, device=device, uncached=uncached)
     parts = list(parts_of(model, make, dtype=dtype))
     for block in blocks(parts):
@@ -54,7 +60,9 @@ def lower_each(
     let_go = {one.part.module.fqn: tape.let_go(one.part.steps) for one in ran}
     tape.seed(forward.losses)
     last = next(one for one in ran if one.differentiates)
-    backward = _Backward(tape, dtype=dtype, parameters={parameter.fqn: parameter for parameter in model.parameters})
+    backward = _Backward(
+        tape, dtype=dtype, parameters={parameter.fqn: parameter for parameter in model.parameters}
+    )
     lowered = []
     for one in reversed(ran):
         ends = (SEED, summed(forward.losses[-1], len(forward.losses))) if one is last else ()
@@ -64,7 +72,8 @@ def lower_each(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ran:
-    """A part that forward has run: what became of memory, whether it was given and makes what needs a gradient, and the losses it sums."""
+    """A part that forward has run: what became of memory, whether it was given and makes what needs
+    a gradient, and the losses it sums."""
 
     part: Part
     memory: tuple[TapeEvent, ...]
@@ -77,16 +86,27 @@ class _Forward:
     """All forwards of a model, part by part. `losses` are the values that they end with."""
 
     def __init__(
-        self, tape: Tape, model: ModelSpec, parts: Sequence[Part], *, batch: Batch, dtype: str, casts_input: bool
+        self, tape: Tape, model: ModelSpec, parts: Sequence[Part], *, batch: Batch, dtype: str,
+        casts_input: bool,
     ) -> None:
         self.tape, self.model, self.parts, self.losses = tape, model, parts, list[str]()
         self._size = len(model.modules) // model.forwards
         self._casts = casts_input and "tokens" not in model.first_operator.inputs
         self._batch, self._dtype, self._source = batch, dtype, ""
-        self._framed = frozenset([drop for module in model.modules for op in module.operators for drop in op.drops if ":" in drop])
+        self._framed = frozenset(
+            [
+                drop
+                for module in model.modules
+                for op in module.operators
+                for drop in op.drops
+                if ":" in drop
+            ]
+        )
         self._over, self._drops = dict[str, list[Step]](), dict[str, frozenset[str]]()
         for block in blocks(parts):
-            self._drops[block[0].module.whole] = frozenset([drop for part in block for drop in part.drops])
+            self._drops[block[0].module.whole] = frozenset(
+                [drop for part in block for drop in part.drops]
+            )
             self._over[block[-1].module.fqn] = [step for part in block for step in part.steps]
 
     def run(self) -> Iterator[_Ran]:
@@ -107,11 +127,15 @@ class _Forward:
         tape.framed = self._framed.union(self._drops[part.module.whole])
         needs_gradient = part.taken in tape.needs_gradient
         passes_on = not part.steps and part.entry in tape.needs_gradient
-        tape.run_forward(part.steps, entry=part.taken, later=part.later, over=self._over.get(part.module.fqn, ()))
+        tape.run_forward(
+            part.steps, entry=part.taken, later=part.later, over=self._over.get(part.module.fqn, ())
+        )
         if is_end:
             tape.end_forward(self._source)
         memory = tape.storages.take()
-        differentiates = passes_on or any(call.output in tape.needs_gradient for step in part.steps for call in step.calls)
+        differentiates = passes_on or any(
+            call.output in tape.needs_gradient for step in part.steps for call in step.calls
+        )
         return _Ran(
             part=part,
             memory=memory,
@@ -130,12 +154,17 @@ class _Backward:
     """The backward of a model, part by part from the last."""
 
     def __init__(self, tape: Tape, *, dtype: str, parameters: Mapping[str, Parameter]) -> None:
-        self.tape, self.dtype, self._parameters, self._added = tape, dtype, parameters, Counter[str]()
+        self.tape, self.dtype, self._parameters, self._added = (
+            tape, dtype, parameters, Counter[str](),
+        )
 
     def run(self, ran: _Ran, *, ends: Iterable[str], uncached: tuple[Free, ...]) -> LoweredModule:
-        """The module that `ran`, lowered; its backward ends with the release of the storages `ends`."""
+        """The module that `ran`, lowered; its backward ends with the release of the storages
+        `ends`."""
         tape, part, module = self.tape, ran.part, ran.part.module
-        recomputed = tape.run_backward(part.steps, bound=part.taken if module.inside and ran.needs_gradient else "")
+        recomputed = tape.run_backward(
+            part.steps, bound=part.taken if module.inside and ran.needs_gradient else ""
+        )
         for name in ends:
             tape.storages.release(name)
         memory = _last_mark_only(tape.storages.take())
@@ -143,18 +172,15 @@ class _Backward:
         calls = [call for step in part.steps for call in step.calls]
         again = [call for region in reversed(recomputed) for call in region.kernels]
         return LoweredModule(
-            fqn=module.fqn,
-            unit=module.unit,
-            forward=Computation(kernels=forward_kernels(calls, dtype=self.dtype), memory=ran.memory),
-            backward=self._computation(calls, memory),
-            passes_on=tape.storages.take(),
+            fqn=module.fqn, unit=module.unit,
+            forward=Computation(
+                kernels=forward_kernels(calls, dtype=self.dtype), memory=ran.memory
+            ),
+            backward=self._computation(calls, memory), passes_on=tape.storages.take(),
             input_needs_gradient=ran.needs_gradient,
-            recompute=forward_kernels(again, dtype=self.dtype),
-            differentiates=ran.differentiates,
-            takes=part.taken if module.within else "",
-            sums_losses=ran.sums_losses,
-            uncached=uncached,
-            hands_on=not part.steps,
+            recompute=forward_kernels(again, dtype=self.dtype), differentiates=ran.differentiates,
+            takes=part.taken if module.within else "", sums_losses=ran.sums_losses,
+            uncached=uncached, hands_on=not part.steps,
         )
 
     def _computation(self, calls: Sequence[Call], memory: tuple[TapeEvent, ...]) -> Computation:
@@ -172,4 +198,8 @@ class _Backward:
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:
     """Of several marks the last one stands for all."""
     marks = [place for place, event in enumerate(events) if isinstance(event, Recomputed)]
-    return tuple(event for place, event in enumerate(events) if place not in marks[:-1]) if marks else events
+    return (
+        tuple(event for place, event in enumerate(events) if place not in marks[:-1])
+        if marks
+        else events
+    )

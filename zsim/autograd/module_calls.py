@@ -1,7 +1,8 @@
-"""The modules of a model in the order in which they run, each with the calls of its operators, the values that it takes, and what of it is
-recomputed.
+"""The modules of a model in the order in which they run, each with the calls of its operators, the
+values that it takes, and what of it is recomputed.
 
-The calls are `zsim.autograd.aten.calls`'s. Names of values are unique in the whole model here, so that one tape can follow them.
+The calls are `zsim.autograd.aten.calls`'s. Names of values are unique in the whole model here, so
+that one tape can follow them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 class Part:
     """A module, or a part of one, with the calls of its operators and the names of values.
 
-    `entry` is what ran before it has made, `called` what its block is called with, `taken` what it is itself; `later` are the values
-    of its block that other parts read after it, and `makes` the last that it makes, or `entry` where it does nothing.
+    `entry` is what ran before it has made, `called` what its block is called with, `taken` what it
+    is itself; `later` are the values of its block that other parts read after it, and `makes` the
+    last that it makes, or `entry` where it does nothing.
     """
 
     module: Module
@@ -52,13 +54,19 @@ class Part:
     @property
     def drops(self) -> list[str]:
         """What its operators alone let go."""
-        return [drop for op in self.module.operators if op.drops for drop in _drops(op, self.module, self.entry)]
+        return [
+            drop
+            for op in self.module.operators
+            if op.drops
+            for drop in _drops(op, self.module, self.entry)
+        ]
 
 
 def maker_of_calls(
     autocast: str, *, batch: Batch, dtype: str, device: Device, uncached: frozenset[str]
 ) -> Maker:
-    """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's values."""
+    """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's
+    values."""
     if autocast != "none":
         return Autocast(dtype=autocast, batch=batch, device=device, uncached=uncached).calls
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
@@ -77,11 +85,17 @@ def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
             dtypes = {entry: dtype}
         if module.within in ("", module.path):
             called = entry
-        steps = [Step(list(make(_qualified(operator, module, called), dtypes))) for operator in module.operators]
+        steps = [
+            Step(list(make(_qualified(operator, module, called), dtypes)))
+            for operator in module.operators
+        ]
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
         later = _read_later(model.modules[place + 1 :], module, called)
-        part = Part(module=module, steps=steps, entry=entry, called=called, taken=_taken(module, called), later=later)
+        part = Part(
+            module=module, steps=steps, entry=entry, called=called, taken=_taken(module, called),
+            later=later,
+        )
         yield part
         entry = part.makes
 
@@ -93,7 +107,8 @@ def blocks(parts: Iterable[Part]) -> Iterator[tuple[Part, ...]]:
 
 
 def _taken(module: Module, called: str) -> str:
-    """The value that `module` is called with: what its block is `called` with, or what a unit in a block reads from outside."""
+    """The value that `module` is called with: what its block is `called` with, or what a unit in a
+    block reads from outside."""
     if not module.inside:
         return called
     (read,) = module.given
@@ -101,7 +116,8 @@ def _taken(module: Module, called: str) -> str:
 
 
 def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> frozenset[str]:
-    """The values of the block, of which `module` is a part, that its later parts read, and what the block is `called` with."""
+    """The values of the block, of which `module` is a part, that its later parts read, and what the
+    block is `called` with."""
     if not module.within:
         return frozenset()
     parts = list(takewhile(lambda part: part.whole == module.whole, modules))
@@ -110,13 +126,21 @@ def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> fro
 
 
 def cut_regions(block: tuple[Part, ...], checkpointing: Checkpointing) -> None:
-    """Mark the stretches of a block's steps that are recomputed; where nothing is saved for backward, nothing is."""
-    by_operator = {operator: step for part in block for operator, step in zip(part.module.operators, part.steps, strict=True)}
+    """Mark the stretches of a block's steps that are recomputed; where nothing is saved for
+    backward, nothing is."""
+    by_operator = {
+        operator: step
+        for part in block
+        for operator, step in zip(part.module.operators, part.steps, strict=True)
+    }
     for operators in checkpointing.regions(tuple(by_operator)):
         kept = checkpointing.kept(operators)
         for operator in operators:
-            step = by_operator[operator]  # a policy knows attention's kernels, and none of the calls of the composite
-            step.cached = operator in kept and any(call.operator == operator.kind for call in step.calls)
+            # a policy knows attention's kernels, and none of the calls of the composite
+            step = by_operator[operator]
+            step.cached = operator in kept and any(
+                call.operator == operator.kind for call in step.calls
+            )
         stretch = [by_operator[operator] for operator in operators]
         if any(packs_something(call) for step in stretch for call in step.calls):
             reads = tuple(value for operator in operators for value in operator.reads)
@@ -133,13 +157,22 @@ def _tell_units(block: tuple[Part, ...], stretch: list[Step]) -> None:
 
 
 def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
-    """`operator` with module-local value names made unique in the model; the module's input is called `entry`."""
+    """`operator` with module-local value names made unique in the model; the module's input is
+    called `entry`."""
     prefix = f"{module.whole}:"
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
-    return replace(operator, inputs=inputs, output=prefix + operator.output, drops=_drops(operator, module, entry))
+    return replace(
+        operator, inputs=inputs, output=prefix + operator.output,
+        drops=_drops(operator, module, entry),
+    )
 
 
 def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
     """What `operator` drops, by names unique in the model."""
     prefix = f"{module.whole}:"
-    return tuple([entry if value == "x" else value if ":" in value else prefix + value for value in operator.drops])
+    return tuple(
+        [
+            entry if value == "x" else value if ":" in value else prefix + value
+            for value in operator.drops
+        ]
+    )

@@ -1,7 +1,9 @@
-"""The kernels of a module's forward and backward: one for each call that moves anything, and in backward each product by itself.
+"""The kernels of a module's forward and backward: one for each call that moves anything, and in
+backward each product by itself.
 
-Backward of a product is two products, of other shapes than forward's. A bias's gradient is one more pass over the output's, and where a
-value has several uses the engine adds their gradients. All this takes time; what it takes of memory is `zsim.autograd.tape`'s.
+Backward of a product is two products, of other shapes than forward's. A bias's gradient is one more
+pass over the output's, and where a value has several uses the engine adds their gradients. All this
+takes time; what it takes of memory is `zsim.autograd.tape`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from zsim.models.training_options import DTYPE_NBYTES
 def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
     """In order."""
     made = [call for call in calls if call.moved and not call.found]
-    return tuple(Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape) for call in made)
+    return tuple(
+        Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape)
+        for call in made
+    )
 
 
 def backward_kernels(
@@ -30,16 +35,22 @@ def backward_kernels(
     parameters: Mapping[str, Parameter],
     made: Counter[str],
 ) -> Iterator[Kernel]:
-    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get gradients, `parameters` the model's.
+    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get
+    gradients, `parameters` the model's.
 
-    `made` counts the gradients of each value and parameter that later modules have made, and learns of these: all but the first are added.
+    `made` counts the gradients of each value and parameter that later modules have made, and learns
+    of these: all but the first are added.
     """
     for call in reversed(calls):
         if not call.differentiable:
             continue
         kind = call.dtype or dtype
         if call.moved and not call.found:
-            yield from _of_products(call, kind, needs_gradient) if call.shape else _of_call(call, kind, needs_gradient)
+            yield from (
+                _of_products(call, kind, needs_gradient)
+                if call.shape
+                else _of_call(call, kind, needs_gradient)
+            )
         for value in (*call.gradients, *call.passes):
             if value in call.parameters:
                 made[value] += 1
@@ -54,14 +65,21 @@ def backward_kernels(
 def _of_call(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterator[Kernel]:
     """A call whose inputs need no gradient makes only its parameters' gradients."""
     if call.backward_moved:
-        flops = call.backward_flops if any(value in needs_gradient for value in call.inputs) else call.backward_flops // 2
+        flops = (
+            call.backward_flops
+            if any(value in needs_gradient for value in call.inputs)
+            else call.backward_flops // 2
+        )
         yield Kernel(call.operator, flops, call.backward_moved, dtype)
 
 
 def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterator[Kernel]:
-    """The products that make the gradients of a product's factors; fused attention's backward is one kernel of the same shape."""
+    """The products that make the gradients of a product's factors; fused attention's backward is
+    one kernel of the same shape."""
     if call.operator == "attention":
-        yield Kernel(ATTENTION_BACKWARD, call.backward_flops, call.backward_moved, dtype, shape=call.shape)
+        yield Kernel(
+            ATTENTION_BACKWARD, call.backward_flops, call.backward_moved, dtype, shape=call.shape
+        )
         return
     count, m, n, k = call.shape
     weight = call.parameters[0] if call.parameters else call.inputs[-1]
@@ -71,6 +89,8 @@ def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Ite
     if weight in call.gradients and (weight in call.parameters or weight in needs_gradient):
         shapes.append(((count, n, k, m) if call.parameters else (count, k, n, m), True))
     for shape, transposed in shapes:
-        yield Kernel(call.operator, call.flops, call.moved, dtype, shape=shape, transposed=transposed)
+        yield Kernel(
+            call.operator, call.flops, call.moved, dtype, shape=shape, transposed=transposed
+        )
     if any(fqn in call.gradients for fqn in call.parameters[1:]):
         yield Kernel("bias", 0, call.nbytes, dtype)

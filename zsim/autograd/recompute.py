@@ -1,4 +1,5 @@
-"""What activation checkpointing recomputes as one: a stretch of operators, their calls, and where recomputation stops."""
+"""What activation checkpointing recomputes as one: a stretch of operators, their calls, and where
+recomputation stops."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from zsim.autograd.aten.call import Call
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The calls of one operator, and the region that is recomputed with it; `cached` if its output is kept in there.
+    """The calls of one operator, and the region that is recomputed with it; `cached` if its output
+    is kept in there.
 
-    `inside`: the unit in the block whose module runs it, "" for the block itself; that module was called with `entry`.
+    `inside`: the unit in the block whose module runs it, "" for the block itself; that module was
+    called with `entry`.
     """
 
     calls: list[Call]
@@ -22,7 +25,8 @@ class Step:
 
     @property
     def kept(self) -> Call:
-        """The call whose output is kept where the step is `cached`: attention's kernel, which a copy may follow, else the last one."""
+        """The call whose output is kept where the step is `cached`: attention's kernel, which a
+        copy may follow, else the last one."""
         return next((call for call in self.calls if call.operator == "attention"), self.calls[-1])
 
     def keeps(self, call: Call) -> bool:
@@ -32,7 +36,8 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Operators that are recomputed as one: what they read from outside, and their calls with recomputed values renamed."""
+    """Operators that are recomputed as one: what they read from outside, and their calls with
+    recomputed values renamed."""
 
     first: Step
     inputs: tuple[str, ...]
@@ -41,14 +46,21 @@ class Region:
     stops_early: bool = True
 
     @classmethod
-    def of(cls, steps: list[Step], *, reads: tuple[str, ...] = (), stops_early: bool = True) -> Region:
-        """The region of `steps`, which learn of it; `reads` are values that it is handed besides those that its calls name."""
+    def of(
+        cls, steps: list[Step], *, reads: tuple[str, ...] = (), stops_early: bool = True
+    ) -> Region:
+        """The region of `steps`, which learn of it; `reads` are values that it is handed besides
+        those that its calls name."""
         made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
         made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
-        read = (value for step in steps for call in step.calls for value in (*call.inputs, *call.saves))
+        read = (
+            value for step in steps for call in step.calls for value in (*call.inputs, *call.saves)
+        )
         inputs = tuple(dict.fromkeys([*(value for value in read if value not in made), *reads]))
         kept = {step.kept.output for step in steps if step.cached}
-        kept |= {name for step in steps if step.cached for call in step.calls for name, _ in call.keeps}
+        kept |= {
+            name for step in steps if step.cached for call in step.calls for name, _ in call.keeps
+        }
         again = [
             Step(
                 [_renamed(call, made - kept) for call in step.calls],
@@ -58,8 +70,13 @@ class Region:
             )
             for step in steps
         ]
-        pairs = zip((c for step in steps for c in step.calls), (c for step in again for c in step.calls), strict=True)
-        region = cls(steps[0], inputs, again, {call.output: other for call, other in pairs}, stops_early)
+        pairs = zip(
+            (c for step in steps for c in step.calls), (c for step in again for c in step.calls),
+            strict=True,
+        )
+        region = cls(
+            steps[0], inputs, again, {call.output: other for call, other in pairs}, stops_early
+        )
         for step in steps:
             step.region = region
         return region
@@ -75,17 +92,20 @@ class Region:
 
     @property
     def last(self) -> Call:
-        """The last call that saves something: backward meets it first, and recomputation stops there."""
+        """The last call that saves something: backward meets it first, and recomputation stops
+        there."""
         return self.saving[-1]
 
     @property
     def earliest(self) -> Call:
-        """The first call that saves something; when its backward is over the region's inputs are let go."""
+        """The first call that saves something; when its backward is over the region's inputs are
+        let go."""
         return self.saving[0]
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Outputs that were kept and that recomputation does not get to: they go with the inputs."""
+        """Outputs that were kept and that recomputation does not get to: they go with the inputs.
+        """
         if not self.stops_early:
             return ()
         calls = [call for step in self.again for call in step.calls]
@@ -99,16 +119,19 @@ class Region:
         calls = [(step, call) for step in self.again for call in step.calls]
         stop = next(i for i, (_, call) in enumerate(calls) if call is self.last)
         made = calls[: stop + packs_its_output(self.last)] if self.stops_early else calls
-        return [call for step, call in made if not step.keeps(call)]  # those that are no kernels included
+        # those that are no kernels included
+        return [call for step, call in made if not step.keeps(call)]
 
 
 def packs_something(call: Call) -> bool:
-    """Whether autograd saves anything of the call, a parameter included, so that recomputation must reach it."""
+    """Whether autograd saves anything of the call, a parameter included, so that recomputation must
+    reach it."""
     return call.differentiable and bool(call.saves or call.keeps or call.packs)
 
 
 def packs_its_output(call: Call) -> bool:
-    """Whether autograd keeps something that the call itself makes, so that it must be made again."""
+    """Whether autograd keeps something that the call itself makes, so that it must be made again.
+    """
     return bool(call.keeps) or call.output in call.saves
 
 

@@ -1,9 +1,10 @@
 """Which calls need a gradient, and what is left of their backward where parameters are frozen.
 
-autograd asks each derivative for whom it is: a product keeps a factor for the gradient of the other one only, a frozen weight has no
-gradient to be made, and nothing before the first trained parameter is kept or run backward. What a formula makes for several
-inputs at once (norms, fused attention) is saved whole as soon as one of them needs a gradient. Generated code of
-torch/csrc/autograd, from tools/autograd/derivatives.yaml; seen with a dispatch-level meter on torch 2.13.
+autograd asks each derivative for whom it is: a product keeps a factor for the gradient of the other
+one only, a frozen weight has no gradient to be made, and nothing before the first trained parameter
+is kept or run backward. What a formula makes for several inputs at once (norms, fused attention) is
+saved whole as soon as one of them needs a gradient. Generated code of torch/csrc/autograd, from
+tools/autograd/derivatives.yaml; seen with a dispatch-level meter on torch 2.13.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from zsim.autograd.aten.call import Call
 from zsim.ir.ops import NORM_STEP
 
 PRODUCTS = ("linear", "conv1d", NORM_STEP)
-"""Operators with a call that multiplies by the weight: it saves one factor for the gradient of the other. A fused norm is none."""
+"""Operators with a call that multiplies by the weight: it saves one factor for the gradient of the
+other. A fused norm is none."""
 
 
 def needed(calls: Iterable[Call], *, needs: set[str], frozen: frozenset[str]) -> tuple[Call, ...]:
-    """`calls` of one operator with what nobody needs left out; `needs`, the values that need a gradient, learns of new ones."""
+    """`calls` of one operator with what nobody needs left out; `needs`, the values that need a
+    gradient, learns of new ones."""
     found = []
     for call in calls:
         call = _trimmed(call, needs=needs, frozen=frozen)
@@ -31,7 +34,9 @@ def needed(calls: Iterable[Call], *, needs: set[str], frozen: frozenset[str]) ->
 
 def _trimmed(call: Call, *, needs: set[str], frozen: frozenset[str]) -> Call:
     own = call.parameters or call.weights
-    trained = tuple(name for name in own if (name not in frozen if call.parameters else name in needs))
+    trained = tuple(
+        name for name in own if (name not in frozen if call.parameters else name in needs)
+    )
     constant = own[:1] != trained[:1]  # the weight, which comes first
     wanting = tuple(value for value in call.inputs if value in needs)
     if not trained and not wanting:
@@ -52,7 +57,9 @@ def _trimmed(call: Call, *, needs: set[str], frozen: frozenset[str]) -> Call:
     weighted = call.operator in PRODUCTS and bool(own) and not call.keeps
     saves = call.saves
     if call.crossed:
-        saves = tuple(value for value, other in zip(saves, saves[::-1], strict=True) if other in needs)
+        saves = tuple(
+            value for value, other in zip(saves, saves[::-1], strict=True) if other in needs
+        )
     elif weighted and constant:  # a weight of its own costs nothing, a copy of it does
         saves = tuple(value for value in saves if value in call.weights and wanting)
     halved = constant or (call.crossed and len(wanting) < len(call.inputs))

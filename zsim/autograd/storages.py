@@ -10,7 +10,8 @@ from zsim.ir.ops import Alloc, Free
 
 @dataclass(slots=True)
 class Storages:
-    """References to each live storage; a storage is freed, as an event, when its last reference goes."""
+    """References to each live storage; a storage is freed, as an event, when its last reference
+    goes."""
 
     events: list[TapeEvent] = field(default_factory=list)
     references: dict[str, int] = field(default_factory=dict)

@@ -1,8 +1,10 @@
-"""What eager autograd keeps, when it lets go, and in which order: memory events of each module's forward and backward.
+"""What eager autograd keeps, when it lets go, and in which order: memory events of each module's
+forward and backward.
 
-A liveness simulation over the calls of `zsim.autograd.aten.calls`, by counting references to storages as torch does: Python holds a value until its
-last use (a module's input until the module has returned), autograd holds what it saved until the node has run
-backward, and the engine holds gradients (`zsim.autograd.gradients`). It knows no strategy and no time.
+A liveness simulation over the calls of `zsim.autograd.aten.calls`, by counting references to
+storages as torch does: Python holds a value until its last use (a module's input until the module
+has returned), autograd holds what it saved until the node has run backward, and the engine holds
+gradients (`zsim.autograd.gradients`). It knows no strategy and no time.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def summed(loss: str, forwards: int) -> str:
 
 @dataclass(slots=True)
 class Tape:
-    """The state of one forward and backward over the whole model; `in_place`: gradients are added where nobody else holds them."""
+    """The state of one forward and backward over the whole model; `in_place`: gradients are added
+    where nobody else holds them."""
 
     in_place: InitVar[bool] = True
     nbytes: dict[str, int] = field(default_factory=dict)
@@ -38,7 +41,8 @@ class Tape:
     storages: Storages = field(default_factory=Storages)
     gradients: Gradients = field(init=False)
     framed: frozenset[str] = frozenset()
-    """Values of the module that runs that go by a drop of some operator alone, not after their last use."""
+    """Values of the module that runs that go by a drop of some operator alone, not after their last
+    use."""
 
     def __post_init__(self, in_place: bool) -> None:
         self.gradients = Gradients(storages=self.storages, nbytes=self.nbytes, in_place=in_place)
@@ -46,21 +50,40 @@ class Tape:
     def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:
         """Which parameters several operators use, and the bytes of their gradients.
 
-        `casts_once`: all linears with the same weight read one copy of it, whose cast gives the parameter one gradient.
+        `casts_once`: all linears with the same weight read one copy of it, whose cast gives the
+        parameter one gradient.
         """
         self.gradients.in_sequences = "tokens" in model.first_operator.inputs
         operators = [op for module in model.modules for op in module.operators]
-        through_casts = {fqn for op in operators if casts_once and op.kind == "linear" for fqn in (op.weight, op.bias)}
+        through_casts = {
+            fqn
+            for op in operators
+            if casts_once and op.kind == "linear"
+            for fqn in (op.weight, op.bias)
+        }
         directly = [op for op in operators if not (casts_once and op.kind == "linear")]
-        used = Counter([*(fqn for op in directly for fqn in (op.weight, op.bias) if fqn), *filter(None, through_casts)])
+        used = Counter(
+            [
+                *(fqn for op in directly for fqn in (op.weight, op.bias) if fqn),
+                *filter(None, through_casts),
+            ]
+        )
         for parameter in model.parameters:
             if used[parameter.fqn] > 1:
-                self.gradients.tie(parameter.fqn, uses=used[parameter.fqn], nbytes=parameter.numel * DTYPE_NBYTES[dtype])
+                self.gradients.tie(
+                    parameter.fqn, uses=used[parameter.fqn],
+                    nbytes=parameter.numel * DTYPE_NBYTES[dtype],
+                )
 
-    def run_forward(self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset(), over: Iterable[Step] = ()) -> None:
-        """Values inside an operator go when it returns, its inputs after their last use; `entry`, the module's input, is its
-        caller's until the module returns. What is read `later`, by other parts of the block, stays. A region that is checkpointed
-        saves its inputs and nothing else. The whole module's steps, where they are `over` with these, let go of what only they keep."""
+    def run_forward(
+        self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset(),
+        over: Iterable[Step] = (),
+    ) -> None:
+        """Values inside an operator go when it returns, its inputs after their last use; `entry`,
+        the module's input, is its caller's until the module returns. What is read `later`, by other
+        parts of the block, stays. A region that is checkpointed saves its inputs and nothing else.
+        The whole module's steps, where they are `over` with these, let go of what only they keep.
+        """
         last_use = {value: step for step in steps for call in step.calls for value in call.inputs}
         for step in steps:
             if step.region is not None and step.region.first is step:
@@ -73,15 +96,29 @@ class Tape:
             if step.cached:
                 self._hold((step.kept.output,))
             dropped = {value for call in step.calls for value in call.drops}
-            inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
+            inner = [
+                value
+                for call in step.calls[:-1]
+                if not call.cached
+                for value in (call.output, *call.also)
+            ]
             inner += step.calls[-1].also
             inner = [value for value in inner if last_use.get(value, step) is step]
-            outer = [value for call in step.calls for value in call.inputs if last_use[value] is step]
+            outer = [
+                value for call in step.calls for value in call.inputs if last_use[value] is step
+            ]
             for value in dict.fromkeys(inner + outer):
-                if value != entry and value in self.nbytes and value not in dropped and value not in later and value not in self.framed:
+                if (
+                    value != entry
+                    and value in self.nbytes
+                    and value not in dropped
+                    and value not in later
+                    and value not in self.framed
+                ):
                     self.storages.release(value)
         for step in over:
-            if step.cached and step.region is None:  # nothing of it will be recomputed: kept until the stretch is over
+            # nothing of it will be recomputed: kept until the stretch is over
+            if step.cached and step.region is None:
                 self.storages.release(step.kept.output)
                 for name, _ in step.kept.keeps:
                     self.storages.release(name)
@@ -89,8 +126,11 @@ class Tape:
             self.storages.release(entry)
 
     def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
-        """Autocast ends and empties its cache: what of the copies made in `steps` nobody else holds."""
-        for call in [call for step in steps for call in step.calls if call.cached and not call.found]:
+        """Autocast ends and empties its cache: what of the copies made in `steps` nobody else
+        holds."""
+        for call in [
+            call for step in steps for call in step.calls if call.cached and not call.found
+        ]:
             self.storages.release(call.output)
         return tuple(event for event in self.storages.take() if isinstance(event, Free))
 
@@ -104,7 +144,8 @@ class Tape:
                 self.storages.hold(value)
 
     def _make(self, call: Call, *, saving: bool = True, keeping: bool = False) -> None:
-        """One call. Not `saving`: autograd keeps nothing of it; then `keeping` says that somebody keeps what it makes besides."""
+        """One call. Not `saving`: autograd keeps nothing of it; then `keeping` says that somebody
+        keeps what it makes besides."""
         if call.scratch:
             self.storages.allocate(f"{call.output}.scratch", call.scratch, temporary=True)
         for value in (call.output, *call.also):
@@ -113,7 +154,9 @@ class Tape:
                 self.storages.view(value, call.inputs[0])
             else:
                 self.storages.allocate(value, call.nbytes)
-        wants = bool(call.parameters or call.weights) or any(value in self.needs_gradient for value in call.inputs)
+        wants = bool(call.parameters or call.weights) or any(
+            value in self.needs_gradient for value in call.inputs
+        )
         if wants:
             self.needs_gradient.update((call.output, *call.also))
             if saving:
@@ -132,13 +175,19 @@ class Tape:
         return tuple(value for value in call.saves if value not in call.weights)
 
     def recompute(self, region: Region) -> None:
-        """The region's forward once more, up to the last tensor that backward needs; Python then drops what it still holds.
+        """The region's forward once more, up to the last tensor that backward needs; Python then
+        drops what it still holds.
 
-        torch.utils.checkpoint stops there, unless told not to: a call that saves nothing of its own output is not even made. What a
-        unit in the block was called with is the block's until that returns; both have a mark.
+        torch.utils.checkpoint stops there, unless told not to: a call that saves nothing of its own
+        output is not even made. What a unit in the block was called with is the block's until that
+        returns; both have a mark.
         """
-        framed = {value for step in region.again for call in step.calls for value in call.drops}.union(region.inputs)
-        last_use = {value: step for step in region.again for call in step.calls for value in call.inputs}
+        framed = {
+            value for step in region.again for call in step.calls for value in call.drops
+        }.union(region.inputs)
+        last_use = {
+            value: step for step in region.again for call in step.calls for value in call.inputs
+        }
         mine: dict[str, None] = {}
 
         def drop_each(values: Iterable[str]) -> None:
@@ -158,7 +207,8 @@ class Tape:
                 if region.stops_early and call is region.last and not packs_its_output(call):
                     self._hold(self._saved(call))
                     break
-                if step.keeps(call):  # made in forward and kept; now it is Python's, and what autograd saves of it
+                # made in forward and kept; now it is Python's, and what autograd saves of it
+                if step.keeps(call):
                     self._hold(self._saved(call))
                     for name, _ in () if call.differentiable else call.keeps:
                         self.storages.release(name)
@@ -172,21 +222,34 @@ class Tape:
                 if region.stops_early and call is region.last:
                     break
             else:
-                inner = [value for call in step.calls[:-1] if not call.cached for value in (call.output, *call.also)]
+                inner = [
+                    value
+                    for call in step.calls[:-1]
+                    if not call.cached
+                    for value in (call.output, *call.also)
+                ]
                 inner += step.calls[-1].also
                 inner = [value for value in inner if last_use.get(value, step) is step]
-                outer = [value for call in step.calls for value in call.inputs if last_use[value] is step and value != step.entry]
+                outer = [
+                    value
+                    for call in step.calls
+                    for value in call.inputs
+                    if last_use[value] is step and value != step.entry
+                ]
                 drop_each([*inner, *outer])
                 continue
             break
         else:
             if region.again[-1].inside:
-                self.storages.events.append(InnerCall(region.again[-1].inside, returns=True, kernels=kernels))
+                self.storages.events.append(
+                    InnerCall(region.again[-1].inside, returns=True, kernels=kernels)
+                )
         for value in mine:
             self.storages.release(value)
 
     def cast_input(self, model: ModelSpec, name: str, *, batch: Batch, dtype: str) -> None:
-        """The model's floating-point input in `dtype`; Python's references go when the first module returns, and when the root does."""
+        """The model's floating-point input in `dtype`; Python's references go when the first module
+        returns, and when the root does."""
         tokens = batch.micro_batch * batch.sequence_length
         self.nbytes[name] = tokens * model.first_operator.in_features * DTYPE_NBYTES[dtype]
         self.storages.allocate(name, self.nbytes[name])
@@ -198,7 +261,8 @@ class Tape:
             self.storages.release(entry)
 
     def sum_losses(self, losses: list[str]) -> tuple[MemoryEvent, ...]:
-        """Add the last of `losses` to the sum of those before it; nothing for the first. Returns these events apart."""
+        """Add the last of `losses` to the sum of those before it; nothing for the first. Returns
+        these events apart."""
         if len(losses) > 1:
             self.storages.allocate(summed(losses[-1], len(losses)), self.nbytes[losses[-1]])
             self.storages.release(losses[-1])
@@ -206,14 +270,16 @@ class Tape:
         return tuple(storage_events(self.storages.take()))
 
     def seed(self, losses: list[str]) -> None:
-        """The gradient that backward begins with: the caller's until it returns, and that of every loss in the sum."""
+        """The gradient that backward begins with: the caller's until it returns, and that of every
+        loss in the sum."""
         self.storages.allocate(SEED, self.nbytes[losses[-1]], temporary=True)
         for loss in losses:
             self.storages.hold(SEED)
             self.gradients.waiting[loss] = SEED
 
     def run_backward(self, steps: list[Step], *, bound: str = "") -> list[Region]:
-        """Every call in reverse; a region is recomputed when the first of its calls asks for something saved. Returns those that were.
+        """Every call in reverse; a region is recomputed when the first of its calls asks for
+        something saved. Returns those that were.
 
         The gradient of `bound`, which a unit in a block was called with, waits for it to pass on.
         """
@@ -237,15 +303,21 @@ class Tape:
                 self._differentiate(call, again, unpacked=True, over=over)
         return recomputed
 
-    def _differentiate(self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()) -> None:
-        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums over broadcast dimensions.
+    def _differentiate(
+        self, call: Call, saved: Call, *, unpacked: bool = False, over: tuple[str, ...] = ()
+    ) -> None:
+        """Backward of `call`; `saved` names what it saved, which when `unpacked` goes before sums
+        over broadcast dimensions.
 
         `over` are values that go with the node itself, as the inputs of a recomputed region do.
         """
         self.gradients.flatten(call)
         start = len(self.storages.events)
         gradient = self.gradients.waiting.pop(call.output)
-        scratches = [(f"{call.output}.backward_scratch{i}", nbytes) for i, nbytes in enumerate(call.backward_scratch)]
+        scratches = [
+            (f"{call.output}.backward_scratch{i}", nbytes)
+            for i, nbytes in enumerate(call.backward_scratch)
+        ]
         for name, nbytes in scratches:
             self.storages.allocate(name, nbytes, temporary=True)
         if call.sum_first and not self.needs_gradient.intersection(call.passes):
@@ -258,12 +330,17 @@ class Tape:
                 self._make_gradient(name, call, parts)
             elif summed[name]:
                 self.storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
-        if gradient in self.gradients.turned:  # element by element and cat: what they make of it lies as it does
+        # element by element and cat: what they make of it lies as it does
+        if gradient in self.gradients.turned:
             self.gradients.turned.update(part for _, part in parts)
         for name, _ in reversed(scratches):
             self.storages.release(name)
         if unpacked:
-            if summed and self.storages.events and isinstance(self.storages.events[-1], ParameterGradient):
+            if (
+                summed
+                and self.storages.events
+                and isinstance(self.storages.events[-1], ParameterGradient)
+            ):
                 self.storages.events[-1] = replace(self.storages.events[-1], goes_on=True)
             self._release_saved(saved)
         for name, way in summed.items():
@@ -292,7 +369,9 @@ class Tape:
             if value in self.nbytes:
                 self.storages.release(value)
         of_node = self.storages.events[start:]
-        made = [place for place, event in enumerate(of_node) if isinstance(event, ParameterGradient)]
+        made = [
+            place for place, event in enumerate(of_node) if isinstance(event, ParameterGradient)
+        ]
         if made and not any(isinstance(event, Free) for event in of_node[made[-1] :]):
             self.storages.events.append(NodeOver())
         self.gradients.add_up(call, [part for part in parts if part[0] in self.needs_gradient])

@@ -1,4 +1,5 @@
-"""A TracedModel as JSON and back. A file may come from anywhere, so every number, name and lifetime in it is checked when it is read."""
+"""A TracedModel as JSON and back. A file may come from anywhere, so every number, name and lifetime
+in it is checked when it is read."""
 
 from __future__ import annotations
 
@@ -47,25 +48,29 @@ MAX_VARIANTS = 16
 FLOATS: Final = tuple(name for name in DTYPE_NBYTES if "float" in name)
 UNCACHED: Final = "uncached"
 AUTOCAST: Final = ("autocast", UNCACHED)
-"""What a file has besides where the module ran under autocast: its dtype, and the buffers that went when forward was over."""
+"""What a file has besides where the module ran under autocast: its dtype, and the buffers that went
+when forward was over."""
 FROZEN: Final = "frozen"
 NOT_IN_LOSS: Final = "not in the loss"
 """What follows a parameter's shape in a file where it needs no gradient."""
 RECOMPUTING: Final = "recomputing"
 """What a file has besides where the module was traced with activation checkpointing as well."""
 OTHERWISE: Final = "otherwise"
-"""What a file has besides where other strategies than fully_shard have other lowered modules of it."""
+"""What a file has besides where other strategies than fully_shard have other lowered modules of it.
+"""
 GOES_ON: Final = "gradient that is not the last"
 WAITS: Final = "gradient that waits"
 COPIED: Final = "gradient that waits, a copy"
 ACCUMULATED: Final = "accumulated"
-"""A gradient of which the file says when it is accumulated, and that it is. In older files none does."""
+"""A gradient of which the file says when it is accumulated, and that it is. In older files none
+does."""
 CALLS: Final = "calls a unit"
 RETURNS: Final = "a unit returns"
 PASSES_ON: Final = "passes_on"
 """What a unit in a block has besides where the gradient of its input is added to others."""
 GIVEN_BACK: Final = "given_back"
-"""What a unit has besides where its caller lets go of something when it returns. In older files none has."""
+"""What a unit has besides where its caller lets go of something when it returns. In older files
+none has."""
 HANDS_ON: Final = "hands_on"
 """What a unit has besides where it returns what a unit in it made. In older files none has."""
 COMPUTED: Final = ("input_needs_gradient", "forward", "backward", "recompute")
@@ -97,7 +102,9 @@ def dump(model: TracedModel) -> str:
         ],
     }
     if model.recomputing:
-        table[RECOMPUTING] = [[asdict(asked), _lowered_tables(again)] for asked, again in model.recomputing]
+        table[RECOMPUTING] = [
+            [asdict(asked), _lowered_tables(again)] for asked, again in model.recomputing
+        ]
     if model.otherwise:
         table[OTHERWISE] = [
             [
@@ -109,14 +116,20 @@ def dump(model: TracedModel) -> str:
             for one in model.otherwise
         ]
     if model.autocast != "none":
-        table |= {"autocast": model.autocast, "uncached": [event.buffer for event in model.lowered[-1].uncached]}
+        table |= {
+            "autocast": model.autocast,
+            "uncached": [event.buffer for event in model.lowered[-1].uncached],
+        }
     return json.dumps(table, separators=(",", ":")) + "\n"
 
 
 def _lowered_tables(modules: Iterable[LoweredModule]) -> list[dict[str, Any]]:
     """Those of another form, the last of which says what autocast's cache holds in it."""
     uncached = ([event.buffer for event in one.uncached] for one in modules)
-    return [_lowered_table(one) | ({UNCACHED: names} if names else {}) for one, names in zip(modules, uncached, strict=True)]
+    return [
+        _lowered_table(one) | ({UNCACHED: names} if names else {})
+        for one, names in zip(modules, uncached, strict=True)
+    ]
 
 
 def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
@@ -125,7 +138,11 @@ def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
         "forward": _computation_table(lowered.forward),
         "backward": _computation_table(lowered.backward),
         "recompute": _kernel_table(lowered.recompute),
-        **({PASSES_ON: [_event_table(event) for event in lowered.passes_on]} if lowered.passes_on else {}),
+        **(
+            {PASSES_ON: [_event_table(event) for event in lowered.passes_on]}
+            if lowered.passes_on
+            else {}
+        ),
         **({GIVEN_BACK: list(lowered.given_back)} if lowered.given_back else {}),
         **({HANDS_ON: [True]} if lowered.hands_on else {}),
     }
@@ -138,7 +155,10 @@ def _parameter_row(parameter: Parameter) -> list[Any]:
 
 def _kernel_table(kernels: tuple[Kernel, ...]) -> list[list[Any]]:
     return [
-        [kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype, list(kernel.shape), *([TRANSPOSED] if kernel.transposed else [])]
+        [
+            kernel.operator, kernel.flops, kernel.nbytes, kernel.dtype, list(kernel.shape),
+            *([TRANSPOSED] if kernel.transposed else []),
+        ]
         for kernel in kernels
     ]
 
@@ -182,27 +202,39 @@ def load(path: str | Path) -> TracedModel:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may hold what no path can
         found = error.strerror if isinstance(error, OSError) else "a path that cannot be one"
-        raise TracedModelError(where=repr(str(path)[:200]), expected="a traced model", found=str(found)) from None
+        raise TracedModelError(
+            where=repr(str(path)[:200]), expected="a traced model", found=str(found)
+        ) from None
     return parse(data, where=str(path))
 
 
 def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
     """The traced model in JSON; TracedModelError, which begins with `where`, for anything else."""
     if len(data) > MAX_FILE_BYTES:
-        raise TracedModelError(where=where, expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
+        raise TracedModelError(
+            where=where, expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more"
+        )
     try:
         table = loads(data.decode("utf-8"))
     except TwiceError as error:
-        raise TracedModelError(where=where, expected="each key of a table once", found=str(error)) from None
+        raise TracedModelError(
+            where=where, expected="each key of a table once", found=str(error)
+        ) from None
     except (ValueError, RecursionError):
         raise TracedModelError(where=where, expected="a traced model", found="no JSON") from None
     return check_whole(_model(Reader(table, where)))
 
 
 def _model(reader: Reader) -> TracedModel:
-    scalars = ("name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes", "input_nbytes", "devices")
+    scalars = (
+        "name", "dtype", "micro_batch", "sequence_length", "casts_input", "buffer_nbytes",
+        "input_nbytes", "devices",
+    )
     cast = AUTOCAST if isinstance(reader.value, dict) and AUTOCAST[0] in reader.value else ()
-    table = reader.table("schema", *scalars, *cast, "units", "modules", lists=("registered", "buffers", RECOMPUTING, OTHERWISE))
+    table = reader.table(
+        "schema", *scalars, *cast, "units", "modules",
+        lists=("registered", "buffers", RECOMPUTING, OTHERWISE),
+    )
     table["schema"].one_of((SCHEMA,))
     rows = list(table["modules"].items(at_most=MAX_MODULES))
     pairs = [_module(module, last=place == len(rows) - 1) for place, module in enumerate(rows)]
@@ -210,27 +242,35 @@ def _model(reader: Reader) -> TracedModel:
     uncached = tuple(Free(buffer.name()) for buffer in table["uncached"].items()) if cast else ()
     units = tuple(_unit(unit) for unit in table["units"].items(at_most=MAX_MODULES))
     return TracedModel(
-        name=table["name"].name(),
-        family=FAMILY,
-        modules=placed(modules, units=units),
-        units=units,
-        idle=tuple(unit.fqn for unit in units if unit.fqn not in {ROOT, *(module.unit for module in modules)}),
+        name=table["name"].name(), family=FAMILY, modules=placed(modules, units=units), units=units,
+        idle=tuple(
+            unit.fqn
+            for unit in units
+            if unit.fqn not in {ROOT, *(module.unit for module in modules)}
+        ),
         lowered=whole([lowered for _, lowered in pairs], uncached),
         dtype=table["dtype"].one_of(FLOATS),
-        batch=Batch(micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()),
+        batch=Batch(
+            micro_batch=table["micro_batch"].size(), sequence_length=table["sequence_length"].size()
+        ),
         casts_input=table["casts_input"].truth(),
         autocast=table["autocast"].one_of(FLOATS) if cast else "none",
-        buffer_nbytes=table["buffer_nbytes"].size(),
-        input_nbytes=table["input_nbytes"].size(),
+        buffer_nbytes=table["buffer_nbytes"].size(), input_nbytes=table["input_nbytes"].size(),
         devices=_devices(table["devices"]),
         registered=tuple(fqn.name() for fqn in table["registered"].items()),
         buffers=tuple(_buffer(buffer) for buffer in table["buffers"].items()),
-        recomputing=tuple(_variant(variant, modules) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)),
-        otherwise=tuple(_otherwise(row, modules) for row in table[OTHERWISE].items(at_most=3 * MAX_VARIANTS + 3)),
+        recomputing=tuple(
+            _variant(variant, modules) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)
+        ),
+        otherwise=tuple(
+            _otherwise(row, modules) for row in table[OTHERWISE].items(at_most=3 * MAX_VARIANTS + 3)
+        ),
     )
 
 
-def _variant(reader: Reader, modules: list[Module]) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
+def _variant(
+    reader: Reader, modules: list[Module]
+) -> tuple[Checkpointing, tuple[LoweredModule, ...]]:
     asked, rows = reader.row(2)
     return _checkpointing(asked), _each_lowered(rows, modules)
 
@@ -248,11 +288,17 @@ def _otherwise(reader: Reader, modules: list[Module]) -> Otherwise:
 
 
 def _each_lowered(rows: Reader, modules: list[Module]) -> tuple[LoweredModule, ...]:
-    tables = [row.table(*COMPUTED, lists=(PASSES_ON, GIVEN_BACK, HANDS_ON, UNCACHED)) for row in rows.items(at_most=MAX_MODULES)]
+    tables = [
+        row.table(*COMPUTED, lists=(PASSES_ON, GIVEN_BACK, HANDS_ON, UNCACHED))
+        for row in rows.items(at_most=MAX_MODULES)
+    ]
     if len(tables) != len(modules):
         raise rows.refuse(f"one row for each of the {len(modules)} modules")
     lowered = [_lowered(module, table) for module, table in zip(modules, tables, strict=True)]
-    return whole(lowered, tuple(Free(buffer.name()) for table in tables for buffer in table[UNCACHED].items()))
+    return whole(
+        lowered,
+        tuple(Free(buffer.name()) for table in tables for buffer in table[UNCACHED].items()),
+    )
 
 
 def _checkpointing(reader: Reader) -> Checkpointing:
@@ -282,7 +328,9 @@ def _devices(reader: Reader) -> tuple[Device, ...]:
 
 def _unit(reader: Reader) -> ParamGroup:
     fqn, parameters = reader.row(2)
-    return ParamGroup(fqn=fqn.name(), parameters=tuple(_parameter(parameter) for parameter in parameters.items()))
+    return ParamGroup(
+        fqn=fqn.name(), parameters=tuple(_parameter(parameter) for parameter in parameters.items())
+    )
 
 
 def _parameter(reader: Reader) -> Parameter:
@@ -290,7 +338,10 @@ def _parameter(reader: Reader) -> Parameter:
     fqn, shape, *rest = reader.row(3 if marked else 2)
     marks = [mark.one_of((FROZEN, NOT_IN_LOSS)) for mark in rest]
     dims = tuple(dim.size() for dim in shape.items(at_most=MAX_DIMS))
-    parameter = Parameter(fqn=fqn.name(), shape=dims, requires_grad=FROZEN not in marks, in_loss=NOT_IN_LOSS not in marks)
+    parameter = Parameter(
+        fqn=fqn.name(), shape=dims, requires_grad=FROZEN not in marks,
+        in_loss=NOT_IN_LOSS not in marks,
+    )
     if not Reader(parameter.numel, f"{reader.where}: elements").size() and not marks:
         raise shape.refuse("sizes above 0 of what is trained")
     return parameter
@@ -333,7 +384,10 @@ def _kernel(reader: Reader) -> Kernel:
         raise shape.refuse(f"{KERNEL_DIMS} sizes above 0, or none")
     if transposed and not sizes:
         raise shape.refuse(f"{KERNEL_DIMS} sizes above 0 of a product that is {TRANSPOSED}")
-    return Kernel(operator.name(), flops.size(), nbytes.size(), dtype.name(), shape=sizes, transposed=transposed)
+    return Kernel(
+        operator.name(), flops.size(), nbytes.size(), dtype.name(), shape=sizes,
+        transposed=transposed,
+    )
 
 
 def _computation(reader: Reader) -> Computation:
@@ -343,7 +397,10 @@ def _computation(reader: Reader) -> Computation:
 
 
 def _event(reader: Reader) -> TapeEvent:
-    signs = ("+", "-", "gradient", GOES_ON, "node over", "recomputed", CALLS, RETURNS, WAITS, COPIED, ACCUMULATED)
+    signs = (
+        "+", "-", "gradient", GOES_ON, "node over", "recomputed", CALLS, RETURNS, WAITS, COPIED,
+        ACCUMULATED,
+    )
     sign = next(reader.items(), reader).one_of(signs)
     if sign == "+":
         _, buffer, kind, nbytes = reader.row(4)
@@ -359,4 +416,6 @@ def _event(reader: Reader) -> TapeEvent:
         return Free(name.name())
     if sign == ACCUMULATED:
         return Accumulated(name.name())
-    return ParameterGradient(name.name(), goes_on=sign == GOES_ON, waits=sign in (WAITS, COPIED), copied=sign == COPIED)
+    return ParameterGradient(
+        name.name(), goes_on=sign == GOES_ON, waits=sign in (WAITS, COPIED), copied=sign == COPIED
+    )

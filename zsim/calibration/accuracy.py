@@ -1,7 +1,9 @@
-"""Predicted against measured: every row of a folder of measurements, errors by group, and pairs of rows that differ in one thing.
+"""Predicted against measured: every row of a folder of measurements, errors by group, and pairs of
+rows that differ in one thing.
 
-A prediction that is compared with few rows says little; so errors stand by source, GPU and number of nodes, with the worst named. Pairs
-ask the question that users have: is this change faster, and by how much? It knows rows and times, and no source by name.
+A prediction that is compared with few rows says little; so errors stand by source, GPU and number
+of nodes, with the worst named. Pairs ask the question that users have: is this change faster, and
+by how much? It knows rows and times, and no source by name.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 
 MATTERS = 0.05
-"""Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to 3 %."""
+"""Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to
+3 %."""
 MAX_PAIRS = 4_000_000
-"""Of rows that are alike but for one field: those of 2,800 rows, which take some seconds to compare."""
+"""Of rows that are alike but for one field: those of 2,800 rows, which take some seconds to
+compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """One row: seconds predicted and measured, the band of the prediction as factors, and what the mapping assumed."""
+    """One row: seconds predicted and measured, the band of the prediction as factors, and what the
+    mapping assumed."""
 
     source: str
     line: int
@@ -49,9 +54,11 @@ class Predicted:
     assumed: tuple[str, ...]
     fields: Mapping[str, str]
     per: float = 1.0
-    """What a pair divides times by, so that more work is not taken for a slower machine: a step's tokens."""
+    """What a pair divides times by, so that more work is not taken for a slower machine: a step's
+    tokens."""
     of: str = ""
-    """What rows of its kind are grouped by besides: a collective and its size, a product's dtype."""
+    """What rows of its kind are grouped by besides: a collective and its size, a product's dtype.
+    """
 
     @property
     def error(self) -> float:
@@ -78,7 +85,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Rows of one source that differ in `field` alone: how often the sign of the change is right where it matters, and its size."""
+    """Rows of one source that differ in `field` alone: how often the sign of the change is right
+    where it matters, and its size."""
 
     field: str
     n: int
@@ -96,11 +104,14 @@ class Accuracy:
     skipped: tuple[Skipped, ...]
 
 
-def accuracy(folder: Path, *, collective: str = "", say: Callable[[str], None] = lambda _: None) -> Accuracy:
+def accuracy(
+    folder: Path, *, collective: str = "", say: Callable[[str], None] = lambda _: None
+) -> Accuracy:
     """Every row of every file in `folder` predicted; `say` gets a line of progress now and then.
 
-    A damaged file among others is skipped by name, and so is one that holds the same as another that was read: measurements count once.
-    One that is given by itself is a MeasurementError. `collective` is what logs of nccl-tests ran that do not say it.
+    A damaged file among others is skipped by name, and so is one that holds the same as another
+    that was read: measurements count once. One that is given by itself is a MeasurementError.
+    `collective` is what logs of nccl-tests ran that do not say it.
     """
     listed = tables.files(folder)
     rows: list[Predicted] = []
@@ -109,7 +120,8 @@ def accuracy(folder: Path, *, collective: str = "", say: Callable[[str], None] =
     for path, name in listed.files:
         read = tables.rows if folder.is_file() else tables.readable
         found = read(path, name=name, collective=collective)
-        if any(not isinstance(row, Skipped) for row in found):  # a name may say what makes rows usable, and a copy's other name not
+        # a name may say what makes rows usable, and a copy's other name not
+        if any(not isinstance(row, Skipped) for row in found):
             first = used.setdefault(tables.digest(path), name)
             found = found if first == name else [tables.copy_of(first, name=name)]
         for count, row in enumerate(found, start=1):
@@ -120,35 +132,39 @@ def accuracy(folder: Path, *, collective: str = "", say: Callable[[str], None] =
                 skipped.append(one)
             if count % 20 == 0:
                 say(f"{name}: {count} of {len(found)} rows")
-    return Accuracy(rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)), skipped=tuple(skipped))
+    return Accuracy(
+        rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)),
+        skipped=tuple(skipped),
+    )
 
 
 def predict_row(row: Row) -> Predicted | Skipped:
-    """A row of any kind, predicted; skipped by name where its figures lead to no number, so that one row never ends a folder."""
+    """A row of any kind, predicted; skipped by name where its figures lead to no number, so that
+    one row never ends a folder."""
     try:
         if isinstance(row, Step):
             return predict(row)
         return predicted_collective(row) if isinstance(row, NcclRow) else predicted_product(row)
     except (ArithmeticError, ValueError) as error:
-        return Skipped(source=row.source, line=row.line, reason=f"no arithmetic can be done with its figures: {error}")
+        return Skipped(source=row.source, line=row.line, reason=f"no arithmetic can be done with "
+                                                                f"its figures: {error}")
 
 
 def predicted_collective(row: NcclRow) -> Predicted:
-    """A collective as NCCL's model has it, which does not see the measured time; rows of shared networks are groups of their own."""
+    """A collective as NCCL's model has it, which does not see the measured time; rows of shared
+    networks are groups of their own."""
     found = predict_collective(question(row))
     shared = ", shared network" if is_shared(row.inter_node) else ""
     return Predicted(
-        source=row.source,
-        line=row.line,
-        kind="collective",
-        of=f"{row.collective} {size_of(row.size_bytes)}{shared}",
-        gpu=row.gpu,
-        nodes=row.n_nodes,
-        predicted=found.microseconds / 1e6,
-        measured=(row.microseconds or 0) / 1e6,
+        source=row.source, line=row.line, kind="collective",
+        of=f"{row.collective} {size_of(row.size_bytes)}{shared}", gpu=row.gpu, nodes=row.n_nodes,
+        predicted=found.microseconds / 1e6, measured=(row.microseconds or 0) / 1e6,
         band=(found.low / found.microseconds, found.high / found.microseconds),
         assumed=found.assumed,
-        fields={"collective": row.collective, "gpu": row.gpu, "ranks": str(row.n_ranks), "bytes": str(row.size_bytes)},
+        fields={
+            "collective": row.collective, "gpu": row.gpu, "ranks": str(row.n_ranks),
+            "bytes": str(row.size_bytes),
+        },
     )
 
 
@@ -173,10 +189,15 @@ def predict(step: Step) -> Predicted | Skipped:
     """The step simulated; skipped by name where its scenario cannot be."""
     where = f"{step.source} line {step.line}"
     try:
-        main, *others = (_simulated(text, where, shared=step.shared) for text in (step.scenario, *step.otherwise))
+        main, *others = (
+            _simulated(text, where, shared=step.shared) for text in (step.scenario, *step.otherwise)
+        )
     except ZsimError as error:
         return Skipped(source=step.source, line=step.line, reason=str(error))
-    low, high = (edge(one.factors[side] * one.seconds for one in (main, *others)) for side, edge in enumerate((min, max)))
+    low, high = (
+        edge(one.factors[side] * one.seconds for one in (main, *others))
+        for side, edge in enumerate((min, max))
+    )
     wider, longer = step.widened, step.widened
     for caution in main.cautions:
         wider, longer = hypot(wider, caution.wider), hypot(longer, caution.longer)
@@ -197,7 +218,8 @@ def predict(step: Step) -> Predicted | Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Simulated:
-    """Seconds of one scenario, the factors around them, and what its device's memory makes of them."""
+    """Seconds of one scenario, the factors around them, and what its device's memory makes of them.
+    """
 
     seconds: float
     factors: tuple[float, float]
@@ -211,36 +233,38 @@ def _simulated(text: str, where: str, *, shared: bool) -> _Simulated:
     timeline = simulate_step(program, costs=costs)
     found = parts(program, timeline, costs=costs)
     factors = found.on_shared_network(*shared_network.BAND) if shared else found.factors
-    return _Simulated(seconds=timeline.step_time_ns / 1e9, factors=factors, cautions=memory_pressure.cautions(program, asked))
+    return _Simulated(
+        seconds=timeline.step_time_ns / 1e9, factors=factors,
+        cautions=memory_pressure.cautions(program, asked),
+    )
 
 
 def cautions(step: Step) -> tuple[str, ...]:
     """What is to be known of a step's prediction before it is made, or why there is none."""
     try:
         asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
-        return tuple(caution.words for caution in memory_pressure.cautions(plan(asked, device=asked.cluster.kind), asked))
+        return tuple(
+            caution.words
+            for caution in memory_pressure.cautions(plan(asked, device=asked.cluster.kind), asked)
+        )
     except ZsimError as error:
         return (" ".join(f"not predicted: {error}".split()),)
 
 
 def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
-    """By source, kind (with collective and size), GPU and number of nodes, in the order of first appearance."""
+    """By source, kind (with collective and size), GPU and number of nodes, in the order of first
+    appearance."""
     found: dict[tuple[str, str, str, int], list[Predicted]] = defaultdict(list)
     for row in rows:
         found[row.source, f"{row.kind} {row.of}".strip(), row.gpu, row.nodes].append(row)
     for (source, kind, gpu, nodes), members in found.items():
         errors = sorted(abs(row.error) for row in members)
         yield Group(
-            source=source,
-            kind=kind,
-            gpu=gpu,
-            nodes=nodes,
-            n=len(members),
-            median=median(errors),
-            mean=mean(errors),
-            p95=percentile(errors, 0.95),
-            max=errors[-1],
-            spearman=spearman([row.predicted for row in members], [row.measured for row in members]),
+            source=source, kind=kind, gpu=gpu, nodes=nodes, n=len(members), median=median(errors),
+            mean=mean(errors), p95=percentile(errors, 0.95), max=errors[-1],
+            spearman=spearman(
+                [row.predicted for row in members], [row.measured for row in members]
+            ),
             bias=median(row.error for row in members),
         )
 
@@ -254,7 +278,8 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The correlation of ranks, ties at their mean; None for fewer than three values or without any order."""
+    """The correlation of ranks, ties at their mean; None for fewer than three values or without any
+    order."""
     if len(first) < 3:
         return None
     one, other = _ranks(first), _ranks(second)
@@ -267,7 +292,8 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Of each value its place in their order; equal ones share the middle of theirs, which is worked out once for all of them."""
+    """Of each value its place in their order; equal ones share the middle of theirs, which is
+    worked out once for all of them."""
     middles, before = dict[float, float](), 0
     for value, count in sorted(Counter(values).items()):
         middles[value] = before + (count - 1) / 2
@@ -276,7 +302,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
-    """By the one field in which two steps of a source differ, of which names behind a dot are parts.
+    """By the one field in which two steps of a source differ, of which names behind a dot are
+    parts.
 
     A collective of another size says nothing that its group does not.
     """
@@ -309,14 +336,20 @@ def _whole(part: str) -> str:
 def _differing(rows: Sequence[Predicted], name: str) -> Iterator[tuple[Predicted, Predicted]]:
     """The rows that differ in the field `name` and in nothing else, two by two in their order.
 
-    Where thousands are alike in all else, which would be millions of pairs, each is held against the next ones only.
+    Where thousands are alike in all else, which would be millions of pairs, each is held against
+    the next ones only.
     """
     alike: dict[frozenset[tuple[str, str]], list[Predicted]] = defaultdict(list)
     for row in rows:
         alike[frozenset(item for item in row.fields.items() if _whole(item[0]) != name)].append(row)
     for members in alike.values():
-        own = [sorted(item for item in row.fields.items() if _whole(item[0]) == name) for row in members]
-        next_ones = len(members) if len(members) ** 2 <= 2 * MAX_PAIRS else MAX_PAIRS // len(members)
+        own = [
+            sorted(item for item in row.fields.items() if _whole(item[0]) == name)
+            for row in members
+        ]
+        next_ones = (
+            len(members) if len(members) ** 2 <= 2 * MAX_PAIRS else MAX_PAIRS // len(members)
+        )
         for place, first in enumerate(members):
             for other in range(place + 1, min(len(members), place + 1 + next_ones)):
                 if own[other] != own[place]:
@@ -324,5 +357,8 @@ def _differing(rows: Sequence[Predicted], name: str) -> Iterator[tuple[Predicted
 
 
 def _ratios(first: Predicted, second: Predicted) -> tuple[float, float]:
-    """How many times as long as the first row the second takes for a token, predicted and measured."""
-    return (second.predicted / second.per) / (first.predicted / first.per), (second.measured / second.per) / (first.measured / first.per)
+    """How many times as long as the first row the second takes for a token, predicted and measured.
+    """
+    return (second.predicted / second.per) / (first.predicted / first.per), (
+        second.measured / second.per
+    ) / (first.measured / first.per)

@@ -1,18 +1,23 @@
-"""Curves of collectives from measurements: floor, share of the bandwidth, what middle sizes add and from which size on.
+"""Curves of collectives from measurements: floor, share of the bandwidth, what middle sizes add and
+from which size on.
 
-Each curve, one collective on rings of a node, in its switch or over its network, begins at the published one, with a width of what
-systems of one generation differ by, so few rows move it little. Errors count by their logarithm, and outliers count less (soft L1).
-Each system of each file is left out in turn, and predicted by what the others and the published curve say; for rows that the published
-curve was itself fitted on that is less than unseen (`zsim.calibration.nccl_tests.left_out` has those). It needs scipy.
+Each curve, one collective on rings of a node, in its switch or over its network, begins at the
+published one, with a width of what systems of one generation differ by, so few rows move it little.
+Errors count by their logarithm, and outliers count less (soft L1). Each system of each file is left
+out in turn, and predicted by what the others and the published curve say; for rows that the
+published curve was itself fitted on that is less than unseen
+(`zsim.calibration.nccl_tests.left_out` has those). It needs scipy.
 
-A curve's band is what systems that were left out are missed by. Where one system alone was measured that would be how far the published
-curve is from it, and the more a machine needs its calibration the less that would be trusted: there sizes are left out instead, every
-fourth at a time. Over a network those say nothing of other numbers of nodes, so that the band is no narrower there than that of the
-published curve, or than what this one misses the system by if that is less.
+A curve's band is what systems that were left out are missed by. Where one system alone was measured
+that would be how far the published curve is from it, and the more a machine needs its calibration
+the less that would be trusted: there sizes are left out instead, every fourth at a time. Over a
+network those say nothing of other numbers of nodes, so that the band is no narrower there than that
+of the published curve, or than what this one misses the system by if that is less.
 
-What NCCL chooses by itself in a node with a switch is fitted on the switch's curve and goes by it alone from then on. The simulator
-otherwise takes the faster of switch and ring, so the published ring, which no row of the machine speaks of, would hold a slower machine's
-times to its own; rows of a ring that was forced have their own curve, and say nothing of NCCL's choice.
+What NCCL chooses by itself in a node with a switch is fitted on the switch's curve and goes by it
+alone from then on. The simulator otherwise takes the faster of switch and ring, so the published
+ring, which no row of the machine speaks of, would hold a slower machine's times to its own; rows of
+a ring that was forced have their own curve, and say nothing of NCCL's choice.
 """
 
 from __future__ import annotations
@@ -33,14 +38,17 @@ from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
 
 NOISE = 0.03
-"""What repeated nccl-tests runs of one system differ by at middle sizes; below 1 MiB 10 % and more, which soft L1 bears."""
+"""What repeated nccl-tests runs of one system differ by at middle sizes; below 1 MiB 10 % and more,
+which soft L1 bears."""
 WIDTHS = {"floor": 0.3, "share": 0.04, "added": 0.5, "half": 0.7}
-"""Of the priors, as logarithms: floors of one fabric are 46 to 68 µs, large messages of one generation within 4 %, middle sizes of
-three sources of A100 up to 40 % apart, half sizes from 16 to 32 MiB on one machine."""
+"""Of the priors, as logarithms: floors of one fabric are 46 to 68 µs, large messages of one
+generation within 4 %, middle sizes of three sources of A100 up to 40 % apart, half sizes from 16 to
+32 MiB on one machine."""
 STEP = 0.01
 """Of a constant, for the slope of a prediction."""
 NARROWEST = Band(large=0.05, middle=0.05, small=0.1)
-"""Of a curve's bands: what a system is from one day to the next, and what small messages are from one run to the next."""
+"""Of a curve's bands: what a system is from one day to the next, and what small messages are from
+one run to the next."""
 WIDEST = 0.9
 """Beyond which a band's lower end says nothing."""
 STUDENT = {3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
@@ -55,7 +63,8 @@ Size = Literal["large", "middle", "small"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCurves:
-    """The curves, and of each row used its curve, its system, and its error: fitted, and with its system left out."""
+    """The curves, and of each row used its curve, its system, and its error: fitted, and with its
+    system left out."""
 
     node: Nccl
     curves: tuple[MeasuredCurve, ...]
@@ -65,13 +74,17 @@ class FittedCurves:
     errors: tuple[float, ...]
     left_out: tuple[float, ...]
     before: tuple[str, ...]
-    """Of each row whose system is alone on its curve the source of the published one, which predicts it when that is left out; else ""."""
+    """Of each row whose system is alone on its curve the source of the published one, which
+    predicts it when that is left out; else ""."""
 
 
-def usable(rows: Iterable[NcclRow], node: Nccl, *, network: str = "") -> tuple[list[NcclRow], list[Skipped]]:
+def usable(
+    rows: Iterable[NcclRow], node: Nccl, *, network: str = ""
+) -> tuple[list[NcclRow], list[Skipped]]:
     """The rows that say something of a cluster of such nodes; the others are skipped by name.
 
-    nccl-tests names no network: such rows of several nodes are taken to have run over the cluster's own, which `network` describes.
+    nccl-tests names no network: such rows of several nodes are taken to have run over the cluster's
+    own, which `network` describes.
     """
     kept: list[NcclRow] = []
     skipped: list[Skipped] = []
@@ -87,9 +100,12 @@ def usable(rows: Iterable[NcclRow], node: Nccl, *, network: str = "") -> tuple[l
 
 
 def network_of(cluster: ClusterSpec) -> str:
-    """The network between the cluster's nodes in the words of a measurement: its kind, and the rate of a node as it is sold."""
+    """The network between the cluster's nodes in the words of a measurement: its kind, and the rate
+    of a node as it is sold."""
     rate = 8 * cluster.links.rail.bandwidth * cluster.nics_per_node / 1e9 / AS_SOLD
-    kind = {"ib": "InfiniBand", "efa": "EFA", "tcp": "TCP", "roce": "RoCE"}.get(cluster.nccl.fabric if cluster.nccl else "", "")
+    kind = {"ib": "InfiniBand", "efa": "EFA", "tcp": "TCP", "roce": "RoCE"}.get(
+        cluster.nccl.fabric if cluster.nccl else "", ""
+    )
     return f"{kind} {rate:.0f} Gbps/node"
 
 
@@ -98,7 +114,10 @@ def _other(row: NcclRow, node: Nccl) -> str:
     if is_shared(row.inter_node):
         return "others used the network: congestion, not the cluster"
     if found.generation != node.generation or found.links != node.links:
-        return f"{found.generation} on {found.links}: another machine than the cluster's {node.generation} on {node.links}"
+        return (
+            f"{found.generation} on {found.links}: another machine than the cluster's "
+            f"{node.generation} on {node.links}"
+        )
     if found.num_nodes > 1 and found.fabric != node.fabric:
         return f"network {found.fabric}: another than the cluster's {node.fabric}"
     if found.links == "pcie":
@@ -109,8 +128,12 @@ def _other(row: NcclRow, node: Nccl) -> str:
 def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
     """The curves that meet `rows` best, one for each that some row runs on."""
     keys = [_key(row) for row in rows]
-    groups = [f"{row.source}, {row.gpu}, {row.n_ranks} ranks on {row.n_nodes} nodes" for row in rows]
-    curves, errors, left_out, before = CURVES, [0.0] * len(rows), [0.0] * len(rows), [""] * len(rows)
+    groups = [
+        f"{row.source}, {row.gpu}, {row.n_ranks} ranks on {row.n_nodes} nodes" for row in rows
+    ]
+    curves, errors, left_out, before = (
+        CURVES, [0.0] * len(rows), [0.0] * len(rows), [""] * len(rows),
+    )
     found: list[MeasuredCurve] = []
     for key in sorted(set(keys)):
         places = [place for place, own in enumerate(keys) if own == key]
@@ -122,11 +145,27 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
             for place in places:
                 if groups[place] == group:
                     before[place] = "" if apart else others.source
-                    left_out[place] = exp(_error(rows[place], with_curve(CURVES, others, node) if apart else CURVES)) - 1
-        band = _band([rows[place] for place in places], [left_out[place] for place in places], key, node, alone=len(systems) == 1)
-        words = f"{len(places)} rows of {source}{ALONE if key[0] == 'nvls' else ''}; before: {curve.source}"
+                    left_out[place] = (
+                        exp(
+                            _error(
+                                rows[place], with_curve(CURVES, others, node) if apart else CURVES
+                            )
+                        )
+                        - 1
+                    )
+        band = _band(
+            [rows[place] for place in places], [left_out[place] for place in places], key, node,
+            alone=len(systems) == 1,
+        )
+        words = (
+            f"{len(places)} rows of {source}{ALONE if key[0] == 'nvls' else ''}; before: "
+            f"{curve.source}"
+        )
         found.append(
-            replace(curve, band=band.large, band_middle=band.middle, band_small=band.small, provenance="calibrated", source=words)
+            replace(
+                curve, band=band.large, band_middle=band.middle, band_small=band.small,
+                provenance="calibrated", source=words,
+            )
         )
         curves = with_curve(curves, found[-1], node)
     for place, row in enumerate(rows):
@@ -143,10 +182,14 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
     )
 
 
-def _band(rows: Sequence[NcclRow], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool) -> Band:
-    """How far a curve may be off for large, middle and small messages: as the published one where no row is of the size.
+def _band(
+    rows: Sequence[NcclRow], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool
+) -> Band:
+    """How far a curve may be off for large, middle and small messages: as the published one where
+    no row is of the size.
 
-    `missed` are the errors of rows whose system is left out; where it is `alone`, as the published curve predicts it.
+    `missed` are the errors of rows whose system is left out; where it is `alone`, as the published
+    curve predicts it.
     """
     sizes = sorted({row.size_bytes for row in rows})
     unseen = _sizes_left_out(rows, sizes, key, node) if alone and len(sizes) >= FOLDS else missed
@@ -157,7 +200,10 @@ def _band(rows: Sequence[NcclRow], missed: Sequence[float], key: Key, node: Nccl
         most: float = getattr(published, size)
         if not places:
             return most
-        least: list[float] = [getattr(NARROWEST, size), _expected([unseen[place] for place in places], published=most)]
+        least: list[float] = [
+            getattr(NARROWEST, size),
+            _expected([unseen[place] for place in places], published=most),
+        ]
         if alone and key[0] == "network":
             least.append(min(most, _most([missed[place] for place in places])))
         return min(WIDEST, max(least))
@@ -171,12 +217,16 @@ def _published_band(key: Key, node: Nccl) -> Band:
     return Band(large=curve.band, middle=curve.band_middle, small=curve.band_small)
 
 
-def _sizes_left_out(rows: Sequence[NcclRow], sizes: Sequence[int], key: Key, node: Nccl) -> list[float]:
+def _sizes_left_out(
+    rows: Sequence[NcclRow], sizes: Sequence[int], key: Key, node: Nccl
+) -> list[float]:
     """The errors of the rows of one system, each predicted by those of other sizes."""
     found = [0.0] * len(rows)
     for fold in range(FOLDS):
         out = set(sizes[fold::FOLDS])
-        curves = with_curve(CURVES, _fitted([row for row in rows if row.size_bytes not in out], key, node), node)
+        curves = with_curve(
+            CURVES, _fitted([row for row in rows if row.size_bytes not in out], key, node), node
+        )
         for place, row in enumerate(rows):
             if row.size_bytes in out:
                 found[place] = exp(_error(row, curves)) - 1
@@ -188,12 +238,18 @@ def _size(nbytes: int) -> Size:
 
 
 def _expected(errors: Sequence[float], *, published: float) -> float:
-    """In how much nine of ten further rows lie: the 95th percentile, or of few errors what Student's t makes of their root mean square.
+    """In how much nine of ten further rows lie: the 95th percentile, or of few errors what
+    Student's t makes of their root mean square.
 
-    Few may lie close by chance. One or two say nothing of it: they are worth no less than the published band.
+    Few may lie close by chance. One or two say nothing of it: they are worth no less than the
+    published band.
     """
     times = STUDENT.get(len(errors), 0.0)
-    wide = times * (sum(error**2 for error in errors) / len(errors)) ** 0.5 if len(errors) > 2 else published
+    wide = (
+        times * (sum(error**2 for error in errors) / len(errors)) ** 0.5
+        if len(errors) > 2
+        else published
+    )
     return max(_most(errors), wide)
 
 
@@ -208,7 +264,9 @@ def _key(row: NcclRow) -> Key:
     communicator = mapped(row).communicator
     if communicator.num_nodes > 1:
         return "network", "all_reduce" if row.collective == "all_reduce" else "all_gather"
-    if communicator.algorithm in (None, "nvls") and "nvls" in algorithms(row.collective, communicator):
+    if communicator.algorithm in (None, "nvls") and "nvls" in algorithms(
+        row.collective, communicator
+    ):
         return "nvls", row.collective
     return "ring", "all_gather" if row.collective == "broadcast" else row.collective
 
@@ -228,15 +286,19 @@ def _fitted(rows: Sequence[NcclRow], key: Key, node: Nccl) -> MeasuredCurve:
 
     def residuals(at: Any) -> list[float]:
         moved = with_curve(CURVES, _moved(start, at), node)
-        return [_error(row, moved) / NOISE for row in rows] + [(float(value) - 1) / width for value, width in zip(at, widths, strict=True)]
+        return [_error(row, moved) / NOISE for row in rows] + [
+            (float(value) - 1) / width for value, width in zip(at, widths, strict=True)
+        ]
 
     return _moved(start, solver()(residuals, [1.0] * len(widths), loss="soft_l1", diff_step=STEP).x)
 
 
 def _moved(start: MeasuredCurve, at: Any) -> MeasuredCurve:
-    """`start` with floor, share, what is added and its half sizes multiplied by the exponentials of `at` less 1.
+    """`start` with floor, share, what is added and its half sizes multiplied by the exponentials of
+    `at` less 1.
 
-    Less 1 because the solver's steps are in proportion to where it stands, and bytes are whole: from 0 it would see no slope.
+    Less 1 because the solver's steps are in proportion to where it stands, and bytes are whole:
+    from 0 it would see no slope.
     """
     factors = [exp(max(-5.0, min(5.0, float(value) - 1))) for value in at] + [1.0, 1.0]
     floor, share, added, half = factors[:4]

@@ -1,8 +1,10 @@
-"""Constants from measured steps: how far each moves from its preset so that predictions meet measurements, and what that is worth.
+"""Constants from measured steps: how far each moves from its preset so that predictions meet
+measurements, and what that is worth.
 
-Every constant has a prior, its preset with a width of what published kernels leave open, so few rows move it little. Errors count by
-their logarithm, in units of what identical runs differ by, and outliers count less (soft L1). What the fit is worth is said by rows that
-it did not see: each group, one GPU with one model, is left out in turn and predicted. It needs scipy.
+Every constant has a prior, its preset with a width of what published kernels leave open, so few
+rows move it little. Errors count by their logarithm, in units of what identical runs differ by, and
+outliers count less (soft L1). What the fit is worth is said by rows that it did not see: each
+group, one GPU with one model, is left out in turn and predicted. It needs scipy.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ ROUNDS = 2
 HALVINGS = 4
 """Of a step that makes predictions worse."""
 HEARD = 0.1
-"""Of the noise: what a constant, moved by its prior's width, must move some row by; of one that moves none by as much no row speaks."""
+"""Of the noise: what a constant, moved by its prior's width, must move some row by; of one that
+moves none by as much no row speaks."""
 PRODUCTS, FLOAT8 = "matmul_efficiency", "float8_efficiency"
-"""The second moves with the first: what training reaches of the best single product is as much in 8 bits, as presets have it."""
+"""The second moves with the first: what training reaches of the best single product is as much in 8
+bits, as presets have it."""
 SUMS = "a sum of profiled kernels, which are faster than in training, is no step to calibrate on"
 OF_ATTENTION = "attention."
 """So begin the names of knobs that every kind of attention kernels has."""
@@ -46,7 +50,8 @@ class CalibrationError(ZsimError):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A constant of a device that is fitted, and the width of its prior as a logarithm. `shared` by all devices, else by generation."""
+    """A constant of a device that is fitted, and the width of its prior as a logarithm. `shared` by
+    all devices, else by generation."""
 
     name: str
     width: float
@@ -65,7 +70,8 @@ KNOBS = (
     Knob("interference", 0.3, True),
     Knob("straggler", 0.5, True),
 )
-"""Widths: what published micro-benchmarks of one generation differ by. Whatever is a matter of the machine's build is shared."""
+"""Widths: what published micro-benchmarks of one generation differ by. Whatever is a matter of the
+machine's build is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +89,19 @@ class Case:
 
     @property
     def group(self) -> tuple[str, str]:
-        """What is left out together: rows of one GPU and one model, by what they are and not by what they are called."""
+        """What is left out together: rows of one GPU and one model, by what they are and not by
+        what they are called."""
         return self.scenario.cluster.device.name, model_of(self.scenario)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """By (generation, constant) the factor on the preset; errors of each row fitted, and with its group left out.
+    """By (generation, constant) the factor on the preset; errors of each row fitted, and with its
+    group left out.
 
-    `heard` are the constants that some row's time depends on, those of attention under the kernels that such a row ran:
-    "attention.flash2.rate". The factor of a constant that no row speaks of is 1.
+    `heard` are the constants that some row's time depends on, those of attention under the kernels
+    that such a row ran: "attention.flash2.rate". The factor of a constant that no row speaks of is
+    1.
     """
 
     factors: dict[tuple[str, str], float]
@@ -103,24 +112,36 @@ class Fitted:
 
     @property
     def width(self) -> float:
-        """The half-width of a band around predictions in which nine of ten rows lie, fitted or left out, whichever is further off.
+        """The half-width of a band around predictions in which nine of ten rows lie, fitted or left
+        out, whichever is further off.
 
-        A band of half-width w reaches from 1 - w to 1 / (1 - w) of the prediction. Of fewer than ten rows all lie in it.
+        A band of half-width w reaches from 1 - w to 1 / (1 - w) of the prediction. Of fewer than
+        ten rows all lie in it.
         """
         return max(_nine_of_ten(self.errors), _nine_of_ten(self.left_out))
 
     def device(self, device: Device) -> Device:
         """`device` with the fitted constants of its generation and the shared ones."""
-        return tuned(device, {name: factor for (kind, name), factor in self.factors.items() if kind in ("", device.name.split()[0])})
+        return tuned(
+            device,
+            {
+                name: factor
+                for (kind, name), factor in self.factors.items()
+                if kind in ("", device.name.split()[0])
+            },
+        )
 
 
 def _nine_of_ten(errors: Sequence[float]) -> float:
-    """The half-width of a band that holds nine of ten: by how far the larger of prediction and measurement exceeds the other."""
+    """The half-width of a band that holds nine of ten: by how far the larger of prediction and
+    measurement exceeds the other."""
     widths = sorted(1 - exp(-abs(log(1 + error))) for error in errors)
     return widths[min(len(widths) - 1, int(0.9 * len(widths)))] if widths else 0.0
 
 
-def prepared(rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lambda _: None) -> tuple[list[Case], list[Skipped]]:
+def prepared(
+    rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lambda _: None
+) -> tuple[list[Case], list[Skipped]]:
     """Each row planned; those that cannot be are skipped by name."""
     cases, skipped = [], []
     for row in rows:
@@ -132,7 +153,9 @@ def prepared(rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lam
             if asked.executed.products == "alone":
                 skipped.append(Skipped(source=row.source, line=row.line, reason=SUMS))
                 continue
-            cases.append(Case(step=row, scenario=asked, program=plan(asked, device=asked.cluster.kind)))
+            cases.append(
+                Case(step=row, scenario=asked, program=plan(asked, device=asked.cluster.kind))
+            )
             say(f"planned {len(cases)} steps")
         except (ZsimError, ArithmeticError, ValueError) as error:
             skipped.append(Skipped(source=row.source, line=row.line, reason=str(error)))
@@ -146,7 +169,9 @@ def tuned(device: Device, factors: dict[str, float]) -> Device:
         if name.startswith(OF_ATTENTION):
             part = name.removeprefix(OF_ATTENTION)
             known = changed.get("attention", device.attention)
-            changed["attention"] = {kind: _scaled(rate, part, factor) for kind, rate in known.items()}
+            changed["attention"] = {
+                kind: _scaled(rate, part, factor) for kind, rate in known.items()
+            }
         else:
             changed[name] = _number(getattr(device, name), factor)
         if name == PRODUCTS:
@@ -166,17 +191,24 @@ def _number(value: float, factor: float) -> float:
 def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
     """Seconds of the step with the device's constants multiplied."""
     cluster = case.scenario.cluster
-    own = {name: factor for (kind, name), factor in factors.items() if kind in ("", case.generation)}
-    costs = Costs(cluster=replace(cluster, device=tuned(cluster.device, own)), execution=case.scenario.executed)
+    own = {
+        name: factor for (kind, name), factor in factors.items() if kind in ("", case.generation)
+    }
+    costs = Costs(
+        cluster=replace(cluster, device=tuned(cluster.device, own)),
+        execution=case.scenario.executed,
+    )
     return simulate_step(case.program, costs=costs).step_time_ns / 1e9
 
 
 def fit(
-    cases: Sequence[Case], *, wider: float = 1.0, rounds: int = ROUNDS, say: Callable[[str], None] = lambda _: None
+    cases: Sequence[Case], *, wider: float = 1.0, rounds: int = ROUNDS,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
     """The constants that meet `cases` best; CalibrationError for fewer than two groups.
 
-    `wider` multiplies the widths of all priors: where presets have seen the very rows that are left out, theirs say too much.
+    `wider` multiplies the widths of all priors: where presets have seen the very rows that are left
+    out, theirs say too much.
     """
     if len({case.group for case in cases}) < 2:
         expected = "rows of at least two groups (GPU and model), so that one can be left out"
@@ -184,11 +216,20 @@ def fit(
     places = _places(cases, wider)
     at, silent, heard = [0.0] * len(places), set(range(len(places))), set[str]()
     for turn in range(rounds):
-        errors, slopes = _linear(cases, places, at, say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"))  # type: ignore[misc]
-        silent &= quiet(slopes, places)  # a share that has come to 100 % is quiet too, but was heard before
-        slopes = [[0.0 if place in silent else slope for place, slope in enumerate(row)] for row in slopes]
+        errors, slopes = _linear(
+            cases, places, at,
+            say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"),
+        )  # type: ignore[misc]
+        # a share that has come to 100 % is quiet too, but was heard before
+        silent &= quiet(slopes, places)
+        slopes = [
+            [0.0 if place in silent else slope for place, slope in enumerate(row)] for row in slopes
+        ]
         heard |= set(_heard(cases, slopes, places))
-        at = _reached(cases, places, at, _best(errors, slopes, places, start=at), before=_cost(errors, at, places))
+        at = _reached(
+            cases, places, at, _best(errors, slopes, places, start=at),
+            before=_cost(errors, at, places),
+        )
     factors = _factors(places, at)
     final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
     left_out = list(final)
@@ -197,10 +238,16 @@ def fit(
         other = _best([final[row] for row in kept], [slopes[row] for row in kept], places, start=at)
         for row, case in enumerate(cases):
             if case.group == group:
-                moved = sum(slope * (there - here) for slope, there, here in zip(slopes[row], other, at, strict=True))
+                moved = sum(
+                    slope * (there - here)
+                    for slope, there, here in zip(slopes[row], other, at, strict=True)
+                )
                 left_out[row] = final[row] + moved
     shares = [tuple(exp(value) - 1 for value in values) for values in (final, left_out)]
-    return Fitted(factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases), heard=frozenset(heard))
+    return Fitted(
+        factors=factors, errors=shares[0], left_out=shares[1], cases=tuple(cases),
+        heard=frozenset(heard),
+    )
 
 
 def quiet(slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> set[int]:
@@ -212,31 +259,46 @@ def quiet(slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]])
     }
 
 
-def _heard(cases: Sequence[Case], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> Iterator[str]:
-    """The constants that some row's time depends on; of attention those of the kernels that the row ran."""
+def _heard(
+    cases: Sequence[Case], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]
+) -> Iterator[str]:
+    """The constants that some row's time depends on; of attention those of the kernels that the row
+    ran."""
     for case, row in zip(cases, slopes, strict=True):
         for slope, (_, knob) in zip(row, places, strict=True):
             if slope and knob.name.startswith(OF_ATTENTION):
-                yield f"{OF_ATTENTION}{case.scenario.executed.attention_kernels}.{knob.name.removeprefix(OF_ATTENTION)}"
+                yield f"{OF_ATTENTION}{case.scenario.executed.attention_kernels}.{knob.name.removeprefix(OF_ATTENTION)}"  # noqa: E501
             elif slope:
                 yield knob.name
 
 
 def _reached(
-    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], here: list[float], there: list[float], *, before: float
+    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], here: list[float],
+    there: list[float], *, before: float,
 ) -> list[float]:
-    """`there`, or as far on the way to it as predictions really get better: their slopes hold only near `here`."""
+    """`there`, or as far on the way to it as predictions really get better: their slopes hold only
+    near `here`."""
     for _ in range(HALVINGS):
         factors = _factors(places, there)
-        if _cost([log(predicted(case, factors) / case.step.seconds) for case in cases], there, places) <= before:
+        if (
+            _cost(
+                [log(predicted(case, factors) / case.step.seconds) for case in cases], there, places
+            )
+            <= before
+        ):
             return there
         there = [(first + second) / 2 for first, second in zip(here, there, strict=True)]
     return here
 
 
-def _cost(errors: Sequence[float], at: Sequence[float], places: Sequence[tuple[str, Knob]]) -> float:
-    """What the solver makes least: soft L1 of errors in units of noise, and of constants in widths of their priors."""
-    parts = [error / NOISE for error in errors] + [value / knob.width for value, (_, knob) in zip(at, places, strict=True)]
+def _cost(
+    errors: Sequence[float], at: Sequence[float], places: Sequence[tuple[str, Knob]]
+) -> float:
+    """What the solver makes least: soft L1 of errors in units of noise, and of constants in widths
+    of their priors."""
+    parts = [error / NOISE for error in errors] + [
+        value / knob.width for value, (_, knob) in zip(at, places, strict=True)
+    ]
     return 2 * sum(hypot(1, part) - 1 for part in parts)
 
 
@@ -247,12 +309,18 @@ def _places(cases: Sequence[Case], wider: float) -> list[tuple[str, Knob]]:
     return own + [("", knob) for knob in knobs if knob.shared]
 
 
-def _factors(places: Sequence[tuple[str, Knob]], at: Sequence[float]) -> dict[tuple[str, str], float]:
-    return {(generation, knob.name): exp(value) for (generation, knob), value in zip(places, at, strict=True)}
+def _factors(
+    places: Sequence[tuple[str, Knob]], at: Sequence[float]
+) -> dict[tuple[str, str], float]:
+    return {
+        (generation, knob.name): exp(value)
+        for (generation, knob), value in zip(places, at, strict=True)
+    }
 
 
 def _linear(
-    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], at: Sequence[float], *, say: Callable[[str], None]
+    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], at: Sequence[float], *,
+    say: Callable[[str], None],
 ) -> tuple[list[float], list[list[float]]]:
     """Logarithms of predicted over measured, and their slopes along each constant's logarithm."""
     factors = _factors(places, at)
@@ -268,14 +336,21 @@ def _linear(
 
 
 def _best(
-    errors: Sequence[float], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]], *, start: Sequence[float]
+    errors: Sequence[float], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]],
+    *, start: Sequence[float],
 ) -> list[float]:
-    """The logarithms that make the linear model's errors, and the distances from the priors, least."""
+    """The logarithms that make the linear model's errors, and the distances from the priors, least.
+    """
 
     def residuals(at: Any) -> list[float]:
         moves = [float(value) - begin for value, begin in zip(at, start, strict=True)]
-        of_rows = [(error + sum(map(_product, row, moves))) / NOISE for error, row in zip(errors, slopes, strict=True)]
-        return of_rows + [float(value) / knob.width for value, (_, knob) in zip(at, places, strict=True)]
+        of_rows = [
+            (error + sum(map(_product, row, moves))) / NOISE
+            for error, row in zip(errors, slopes, strict=True)
+        ]
+        return of_rows + [
+            float(value) / knob.width for value, (_, knob) in zip(at, places, strict=True)
+        ]
 
     return [float(value) for value in solver()(residuals, list(start), loss="soft_l1").x]
 
@@ -286,7 +361,8 @@ def solver() -> Any:
         from scipy.optimize import least_squares
     except ImportError:
         raise CalibrationError(
-            where="zsim calibrate", expected="scipy, which fits the constants", found="none", remedy="pip install 'zsim[calibrate]'"
+            where="zsim calibrate", expected="scipy, which fits the constants", found="none",
+            remedy="pip install 'zsim[calibrate]'",
         ) from None
     return least_squares
 

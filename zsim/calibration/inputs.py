@@ -1,6 +1,8 @@
-"""Files to calibrate on: tables of steps or of collectives, nccl-tests' text and JSON, and saved Runs. What is not used is named.
+"""Files to calibrate on: tables of steps or of collectives, nccl-tests' text and JSON, and saved
+Runs. What is not used is named.
 
-A saved Run names its scenario and has its fingerprint, and the scenario's file says all that was run; its step time is the measurement.
+A saved Run names its scenario and has its fingerprint, and the scenario's file says all that was
+run; its step time is the measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ PRODUCTS = "single products are not calibrated: what training reaches is fitted 
 
 @dataclass(slots=True, kw_only=True)
 class Material:
-    """What the files hold: steps as rows, steps of saved Runs planned already, collectives; `simulated` names Runs that nobody measured."""
+    """What the files hold: steps as rows, steps of saved Runs planned already, collectives;
+    `simulated` names Runs that nobody measured."""
 
     steps: list[Step] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
@@ -42,15 +45,20 @@ class Material:
     @property
     def cluster(self) -> str:
         """The preset that all saved Runs were on, where there is nothing else; "" otherwise."""
-        named = {case.scenario.cluster.name for case in self.cases} if not self.steps and not self.collectives else set()
+        named = (
+            {case.scenario.cluster.name for case in self.cases}
+            if not self.steps and not self.collectives
+            else set()
+        )
         return named.pop() if len(named) == 1 and named <= set(clusters()) else ""
 
 
 def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
     """Everything in `files`, of which a table of products is skipped with its count.
 
-    A file that holds what another does, or is it, is counted once and named. CalibrationError for any other without a single usable row,
-    where products are all there is, and for a Run without a folder of scenarios.
+    A file that holds what another does, or is it, is counted once and named. CalibrationError for
+    any other without a single usable row, where products are all there is, and for a Run without a
+    folder of scenarios.
     """
     found = Material()
     used: dict[bytes, str] = {}
@@ -75,12 +83,18 @@ def _count(found: Material) -> int:
 
 
 def _nothing(path: Path, skipped: Sequence[Skipped]) -> CalibrationError:
-    expected = "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a saved Run"
-    return CalibrationError(where=str(path), expected=expected, found=skipped[-1].reason if skipped else "no rows")
+    expected = (
+        "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a "
+        "saved Run"
+    )
+    return CalibrationError(
+        where=str(path), expected=expected, found=skipped[-1].reason if skipped else "no rows"
+    )
 
 
 def _read(path: Path, scenarios: Path | None, found: Material) -> bool:
-    """Adds what the file holds; whether that is products, none of which is used whatever it says."""
+    """Adds what the file holds; whether that is products, none of which is used whatever it says.
+    """
     if is_run(path):
         made = _case(path, scenarios, found)
         (found.cases if isinstance(made, Case) else found.skipped).append(made)  # type: ignore[arg-type]
@@ -149,5 +163,8 @@ def _why_not(run: Run, asked: Scenario | None) -> str:
         return "no step time: the Run is not complete, or its backend sees no time"
     ran_on, cluster = run.provenance.get("device", "an unknown device"), asked.cluster
     if ran_on != cluster.kind and not is_called(cluster.device.name, ran_on):
-        return f"ran on {ran_on[:40]}, and the scenario's cluster is of {cluster.device.name if ran_on != 'cpu' else cluster.kind}"
+        return (
+            f"ran on {ran_on[:40]}, and the scenario's cluster is of "
+            f"{cluster.device.name if ran_on != 'cpu' else cluster.kind}"
+        )
     return ""

@@ -1,7 +1,9 @@
-"""What a nearly full device does to a step's time: it runs longer than its kernels say, by nobody knows how much.
+"""What a nearly full device does to a step's time: it runs longer than its kernels say, by nobody
+knows how much.
 
-The allocator then frees what it has cached and asks the driver again, which waits for the device. Published rows whose sharded states
-fill two fifths of the device or more ran slower than physics says; none of ours do, so there is a width and no factor.
+The allocator then frees what it has cached and asks the driver again, which waits for the device.
+Published rows whose sharded states fill two fifths of the device or more ran slower than physics
+says; none of ours do, so there is a width and no factor.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from zsim.ir.program import Program, RankProgram
 from zsim.scenario.scenario import Scenario
 
 STATES = 0.4
-"""Of a device's memory in parameters, gradients and optimizer states: from here on rows of llm-foundry ran slower."""
+"""Of a device's memory in parameters, gradients and optimizer states: from here on rows of
+llm-foundry ran slower."""
 PEAK = 0.9
-"""Of it in all that is allocated at once: what is cached in pieces, and the driver's part, leave nothing of the rest."""
+"""Of it in all that is allocated at once: what is cached in pieces, and the driver's part, leave
+nothing of the rest."""
 LONGER = 0.2
-"""How much more time such a step may take: the rarest outliers among identical runs of llm-foundry are 5 to 20 % off."""
+"""How much more time such a step may take: the rarest outliers among identical runs of llm-foundry
+are 5 to 20 % off."""
 NOT_AS_MAPPED = 0.3
-"""How far off a step may be that cannot have run as it is mapped: as one from constants that are all assumed (`bands.COMPUTE`)."""
+"""How far off a step may be that cannot have run as it is mapped: as one from constants that are
+all assumed (`bands.COMPUTE`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,8 @@ class Caution:
 
 
 def cautions(program: Program, asked: Scenario) -> tuple[Caution, ...]:
-    """What to know of a step whose device is nearly full, or has less than it needs: no allocator could make that fit."""
+    """What to know of a step whose device is nearly full, or has less than it needs: no allocator
+    could make that fit."""
     return tuple(found(program, asked.cluster.device.memory))
 
 
@@ -42,11 +49,16 @@ def found(program: Program, memory: int) -> Iterator[Caution]:
     """`cautions` of a device with so many bytes."""
     most, held = max(map(needed, program.ranks)), max(map(most_held, program.ranks))
     if most > memory:
-        words = f"as mapped it cannot fit: {format_bytes(most)} are allocated at once on {format_bytes(memory)}"
+        words = (
+            f"as mapped it cannot fit: {format_bytes(most)} are allocated at once on "
+            f"{format_bytes(memory)}"
+        )
         yield Caution(words=words, wider=NOT_AS_MAPPED, longer=NOT_AS_MAPPED)
         return
     if most >= PEAK * memory:
-        words = f"near out of memory: {100 * most / memory:.0f} % of the device are allocated at once"
+        words = (
+            f"near out of memory: {100 * most / memory:.0f} % of the device are allocated at once"
+        )
         yield Caution(words=words, wider=0.0, longer=LONGER)
     if held >= STATES * memory:
         share = f"{100 * held / memory:.0f} % of the device's memory"
@@ -60,7 +72,8 @@ def needed(rank: RankProgram) -> int:
 
 
 def most_held(rank: RankProgram) -> int:
-    """The most bytes of parameters, gradients and optimizer states that a rank holds at once in a steady step, as it shards them."""
+    """The most bytes of parameters, gradients and optimizer states that a rank holds at once in a
+    steady step, as it shards them."""
     ledger, most = Ledger(), 0
     for op in (*rank.construction, *rank.first, *rank.second):
         ledger.apply(op)

@@ -1,6 +1,8 @@
-"""Which measurements are of one model, whatever they call it: what is known of one of them must not help to predict another.
+"""Which measurements are of one model, whatever they call it: what is known of one of them must not
+help to predict another.
 
-A model is its family and its sizes. A preset has them, other sequences, another attention or another type of its loss make no other model.
+A model is its family and its sizes. A preset has them, other sequences, another attention or
+another type of its loss make no other model.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any
 from zsim.models.families import FAMILIES, Sizes, changed, preset
 from zsim.scenario.scenario import Scenario
 
-WORDS: dict[str, str] = {"num_layers": "layers", "hidden_size": "wide", "num_heads": "heads", "vocabulary": "words"}
+WORDS: dict[str, str] = {
+    "num_layers": "layers", "hidden_size": "wide", "num_heads": "heads", "vocabulary": "words"
+}
 SAME_MODEL = ("attention", "loss_dtype", "max_positions")
 """Sizes that say how it is computed, or how long sequences may be."""
 
@@ -22,11 +26,16 @@ def model_of(asked: Scenario) -> str:
     table: dict[str, Any] = tomllib.loads(asked.text).get("model", {})
     if "preset" in table:
         known = preset(table["preset"])
-        return _words(known.family, changed(known, num_layers=table.get("num_layers"), attention=None))
+        return _words(
+            known.family, changed(known, num_layers=table.get("num_layers"), attention=None)
+        )
     if table.get("family") in FAMILIES and "sizes" in table:
-        sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in table["sizes"].items()}
+        sizes = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in table["sizes"].items()
+        }
         return _words(table["family"], FAMILIES[table["family"]].sizes(**sizes))
-    return f"{asked.model.name}, {asked.model.num_parameters} parameters"  # a config of transformers, or what somebody has traced
+    return f"{asked.model.name}, {asked.model.num_parameters} parameters"  # a config of transformers, or what somebody has traced  # noqa: E501
 
 
 def _words(family: str, sizes: Sizes) -> str:
@@ -35,5 +44,11 @@ def _words(family: str, sizes: Sizes) -> str:
     if family == "gpt":
         usual["feed_forward"] = 4 * said["hidden_size"] if said["feed_forward"] else 0
     usual["num_kv_heads"] = said.get("num_heads") if said.get("num_kv_heads") else 0
-    own = {name: value for name, value in said.items() if name not in SAME_MODEL and value != usual.get(name, MISSING)}
-    return f"{family} " + ", ".join(f"{value} {WORDS.get(name, name)}" for name, value in own.items())
+    own = {
+        name: value
+        for name, value in said.items()
+        if name not in SAME_MODEL and value != usual.get(name, MISSING)
+    }
+    return f"{family} " + ", ".join(
+        f"{value} {WORDS.get(name, name)}" for name, value in own.items()
+    )

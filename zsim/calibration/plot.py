@@ -1,7 +1,8 @@
-"""A picture of predicted against measured, as SVG: one point per row on two logarithmic axes, the diagonal, and 10 % on both sides.
+"""A picture of predicted against measured, as SVG: one point per row on two logarithmic axes, the
+diagonal, and 10 % on both sides.
 
-Each source has a mark of its own, a colour and a shape, which the list beside the axes names. Where that has not room for all of them,
-the rest share a mark that is nobody else's.
+Each source has a mark of its own, a colour and a shape, which the list beside the axes names. Where
+that has not room for all of them, the rest share a mark that is nobody else's.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ SHAPES = (
     '<path d="M{x:.1f} {y:.1f}m0 -4.2l4.2 4.2l-4.2 4.2l-4.2 -4.2z"',
     '<path d="M{x:.1f} {y:.1f}m0 4l4 -7h-8z"',
 )
-"""Of marks: seven sources have circles, the next seven squares, and so on, so that each of 35 has a mark of its own."""
+"""Of marks: seven sources have circles, the next seven squares, and so on, so that each of 35 has a
+mark of its own."""
 REST = "#999999"
 """The colour of sources that are not named."""
 LINE = 16
 MOST_NAMES = (SIDE - 2 * MARGIN) // LINE
 """Lines that the list has room for: fewer than there are marks."""
 LONGEST_NAME, SHORT_NAME, LETTER = 34, 20, 7
-"""Letters of a name that is cut, those that fit beside the axes however wide the reader's letters are, and pixels of each letter of a name
-between the two, which is told how wide it is: else 34 capitals would run off the picture."""
+"""Letters of a name that is cut, those that fit beside the axes however wide the reader's letters
+are, and pixels of each letter of a name between the two, which is told how wide it is: else 34
+capitals would run off the picture."""
 
 
 class PlotError(ZsimError):
@@ -48,7 +51,8 @@ def require(path: Path) -> None:
             where=str(path),
             expected="a file that ends in .svg",
             found=path.suffix or "no ending",
-            remedy=f"pictures are drawn as SVG alone: --plot {path.stem}.svg, which browsers show and Inkscape turns into others",
+            remedy=f"pictures are drawn as SVG alone: --plot {path.stem}.svg, which browsers show "
+                   f"and Inkscape turns into others",
         )
 
 
@@ -69,17 +73,34 @@ def _svg(rows: Sequence[Predicted]) -> Iterator[str]:
         return MARGIN + (log10(value) - low) / span * (SIDE - 2 * MARGIN)
 
     width = SIDE + LEGEND
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{SIDE}" font-family="sans-serif" font-size="12">'
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{SIDE}" '
+        f'font-family="sans-serif" font-size="12">'
+    )
     yield f'<rect width="{width}" height="{SIDE}" fill="white"/>'
     for decade in range(low, high + 1):
         at = place(10.0**decade)
-        yield f'<path d="M{at:.1f} {MARGIN}V{SIDE - MARGIN}M{MARGIN} {SIDE - at:.1f}H{SIDE - MARGIN}" stroke="#ddd"/>'
-        yield f'<text x="{at:.1f}" y="{SIDE - MARGIN + 18}" text-anchor="middle">{10.0**decade:g}</text>'
-        yield f'<text x="{MARGIN - 8}" y="{SIDE - at + 4:.1f}" text-anchor="end">{10.0**decade:g}</text>'
-    for factor, style, words in ((1.0, "#444", "as measured"), (1.1, "#bbb", "+10 %"), (1 / 1.1, "#bbb", "-10 %")):
+        yield (
+            f'<path d="M{at:.1f} {MARGIN}V{SIDE - MARGIN}M{MARGIN} '
+            f'{SIDE - at:.1f}H{SIDE - MARGIN}" stroke="#ddd"/>'
+        )
+        yield (
+            f'<text x="{at:.1f}" y="{SIDE - MARGIN + 18}" '
+            f'text-anchor="middle">{10.0**decade:g}</text>'
+        )
+        yield (
+            f'<text x="{MARGIN - 8}" y="{SIDE - at + 4:.1f}" '
+            f'text-anchor="end">{10.0**decade:g}</text>'
+        )
+    for factor, style, words in (
+        (1.0, "#444", "as measured"), (1.1, "#bbb", "+10 %"), (1 / 1.1, "#bbb", "-10 %")
+    ):
         shift = log10(factor) / span * (SIDE - 2 * MARGIN)
         start, end = MARGIN, SIDE - MARGIN
-        yield f'<path d="M{start} {SIDE - start - shift:.1f}L{end} {SIDE - end - shift:.1f}" stroke="{style}" fill="none"/>'
+        yield (
+            f'<path d="M{start} {SIDE - start - shift:.1f}L{end} {SIDE - end - shift:.1f}" '
+            f'stroke="{style}" fill="none"/>'
+        )
         beside = SIDE - end - shift + (4 if factor == 1.0 else -8 if factor > 1.0 else 18)
         yield f'<text x="{end + 4}" y="{beside:.1f}" font-size="10" fill="#666">{words}</text>'
     sources = list(dict.fromkeys(row.source for row in rows))
@@ -90,7 +111,10 @@ def _svg(rows: Sequence[Predicted]) -> Iterator[str]:
         yield f'{mark} fill-opacity="0.6"><title>{title}</title>{_end(mark)}'
     yield from _legend(sources)
     yield f'<text x="{SIDE / 2}" y="{SIDE - 20}" text-anchor="middle">measured, s</text>'
-    yield f'<text x="20" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 20 {SIDE / 2})">predicted, s</text>'
+    yield (
+        f'<text x="20" y="{SIDE / 2}" text-anchor="middle" transform="rotate(-90 20 '
+        f'{SIDE / 2})">predicted, s</text>'
+    )
     yield "</svg>"
 
 
@@ -100,7 +124,8 @@ def _num_named(sources: Sequence[str]) -> int:
 
 
 def _mark(place_of: int | None, x: float, y: float) -> str:
-    """The mark of a named source, or with None of the rest, at a place of the picture, without the end of its element."""
+    """The mark of a named source, or with None of the rest, at a place of the picture, without the
+    end of its element."""
     if place_of is None:
         return f'{SHAPES[0].format(x=x, y=y)} fill="{REST}"'
     shape = SHAPES[place_of // len(COLORS) % len(SHAPES)]
@@ -112,7 +137,8 @@ def _end(mark: str) -> str:
 
 
 def _legend(sources: Sequence[str]) -> Iterator[str]:
-    """The sources' marks and names beside the picture, as many as there is room for, and how many more there are."""
+    """The sources' marks and names beside the picture, as many as there is room for, and how many
+    more there are."""
     named = _num_named(sources)
     for place_of, source in enumerate(sources[:named]):
         name = source if len(source) <= LONGEST_NAME else f"…{source[1 - LONGEST_NAME :]}"
@@ -122,8 +148,13 @@ def _legend(sources: Sequence[str]) -> Iterator[str]:
 
 
 def _line(number: int, place_of: int | None, words: str) -> Iterator[str]:
-    """One line of the list: a mark and words, which are told how wide they are where they could be too wide."""
+    """One line of the list: a mark and words, which are told how wide they are where they could be
+    too wide."""
     x, y = SIDE + 10, MARGIN + LINE * number
-    width = f' textLength="{LETTER * len(words)}" lengthAdjust="spacingAndGlyphs"' if len(words) > SHORT_NAME else ""
+    width = (
+        f' textLength="{LETTER * len(words)}" lengthAdjust="spacingAndGlyphs"'
+        if len(words) > SHORT_NAME
+        else ""
+    )
     yield f"{_mark(place_of, x, y)}/>"
     yield f'<text x="{x + 10}" y="{y + 4}"{width}>{escape(words)}</text>'

@@ -1,4 +1,5 @@
-"""A cluster as one TOML file: a preset with the constants that a calibration found, each with its source, and how good they are."""
+"""A cluster as one TOML file: a preset with the constants that a calibration found, each with its
+source, and how good they are."""
 
 from __future__ import annotations
 
@@ -17,35 +18,58 @@ from zsim.calibration.fit_steps import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.scenario.cluster_file import LEAST_WIDTH, MOST_WIDTH
 
 
-def text(preset: str, fitted: Fitted | None, *, source: str, curves: FittedCurves | None = None, simulated: bool = False) -> str:
-    """The whole file: the cluster `preset`, as a table in it its device with what was fitted, and curves of its collectives.
+def text(
+    preset: str, fitted: Fitted | None, *, source: str, curves: FittedCurves | None = None,
+    simulated: bool = False,
+) -> str:
+    """The whole file: the cluster `preset`, as a table in it its device with what was fitted, and
+    curves of its collectives.
 
-    What was fitted says how wide its band is by the errors of the fit. What no row speaks of stays as it was, with where it comes from.
-    What was fitted on simulated Runs alone is "assumed", since nobody has measured it.
+    What was fitted says how wide its band is by the errors of the fit. What no row speaks of stays
+    as it was, with where it comes from. What was fitted on simulated Runs alone is "assumed", since
+    nobody has measured it.
     """
     folder = files("zsim") / "presets"
     cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())
     device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
     if fitted is not None:
         generation = device["name"].split()[0]
-        factors = {name: factor for (kind, name), factor in fitted.factors.items() if kind in ("", generation)}
+        factors = {
+            name: factor
+            for (kind, name), factor in fitted.factors.items()
+            if kind in ("", generation)
+        }
         doubt = fit_warnings.of_steps(fitted)
-        about = {"provenance": "assumed"} if simulated else {"provenance": "calibrated", "width": f"{100 * width(fitted):.1f} %"}
-        device = _calibrated(device, factors, fitted.heard, _Stamp(source=f"{source}; doubtful: {doubt}" if doubt else source, about=about))
+        about = (
+            {"provenance": "assumed"}
+            if simulated
+            else {"provenance": "calibrated", "width": f"{100 * width(fitted):.1f} %"}
+        )
+        device = _calibrated(
+            device, factors, fitted.heard,
+            _Stamp(source=f"{source}; doubtful: {doubt}" if doubt else source, about=about),
+        )
     whole = {**cluster, "device": device, **({"curves": _curves(curves)} if curves else {})}
     return "\n".join([*_head(fitted, curves, source), *_table("", whole)]) + "\n"
 
 
 def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> Iterator[str]:
-    """Comments: on what it was fitted, how well, and how well each group is predicted by the others."""
+    """Comments: on what it was fitted, how well, and how well each group is predicted by the
+    others."""
     for kind, groups in ("steps", step_errors(fitted)), ("collectives", curve_errors(curves)):
         if not groups:
             continue
         yield f"# calibrated on {sum(group.n for group in groups)} {kind} of {_plain(source)}"
-        for words, errors in (("fitted", _all(groups, "fitted")), ("left out with their group", _all(groups, "left_out"))):
+        for words, errors in (
+            ("fitted", _all(groups, "fitted")),
+            ("left out with their group", _all(groups, "left_out")),
+        ):
             yield f"# errors of rows {words}: {_said(errors)}"
         for group in groups:
-            said = f"n {group.n}, fitted {_said(group.fitted)}; left out {_said(group.left_out)}{_plain(group.by_preset)}"
+            said = (
+                f"n {group.n}, fitted {_said(group.fitted)}; left out "
+                f"{_said(group.left_out)}{_plain(group.by_preset)}"
+            )
             yield f"#   {_plain(group.name)}: {said}"
         if kind == "steps" and fitted is not None:
             yield from (f"# {line}" for line in worth(fitted))
@@ -54,34 +78,42 @@ def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> It
 
 
 def worth(fitted: Fitted) -> Iterator[str]:
-    """The width of the band of what was fitted, with its reason, and the constants that stay as they were."""
+    """The width of the band of what was fitted, with its reason, and the constants that stay as
+    they were."""
     near = "rows are nearer, but the presets' own calibration is worth no more"
     reason = "nine of ten rows lie within it" if fitted.width > LEAST_WIDTH else near
     yield f"half-width of steps by what was fitted: {_share(width(fitted))}; {reason}"
     kept = [name for _, name in fitted.factors if not kernels_heard(fitted, name)]
     if kept:
-        yield f"no row speaks of {', '.join(dict.fromkeys(kept))}: as before, with where it came from"
+        yield (
+            f"no row speaks of {', '.join(dict.fromkeys(kept))}: as before, with where it came from"
+        )
     ran = sorted({name.split(".")[1] for name in fitted.heard if name.startswith(OF_ATTENTION)})
     if ran:
         yield f"attention was run by {', '.join(ran)}: other kernels stay as before"
 
 
 def kernels_heard(fitted: Fitted, name: str) -> list[str]:
-    """Under which names rows speak of the constant `name`: its own, or one for each kind of attention kernels that they ran."""
+    """Under which names rows speak of the constant `name`: its own, or one for each kind of
+    attention kernels that they ran."""
     if not name.startswith(OF_ATTENTION):
         return [name] if name in fitted.heard else []
     part = name.removeprefix(OF_ATTENTION)
-    return sorted(one for one in fitted.heard if one.startswith(OF_ATTENTION) and one.endswith(f".{part}"))
+    return sorted(
+        one for one in fitted.heard if one.startswith(OF_ATTENTION) and one.endswith(f".{part}")
+    )
 
 
 def width(fitted: Fitted) -> float:
-    """The half-width of a step's time by what was fitted: what nine of ten rows lie in, rounded up, and never less than presets have."""
+    """The half-width of a step's time by what was fitted: what nine of ten rows lie in, rounded up,
+    and never less than presets have."""
     return min(MOST_WIDTH, max(LEAST_WIDTH, ceil(1000 * fitted.width - 1e-6) / 1000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stamp:
-    """What is written beside a number that was fitted: its `source` before that of the number it replaces."""
+    """What is written beside a number that was fitted: its `source` before that of the number it
+    replaces."""
 
     source: str
     about: Mapping[str, str]
@@ -89,13 +121,15 @@ class _Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupErrors:
-    """Of the rows that are left out together: predicted over measured less 1, when fitted and when left out."""
+    """Of the rows that are left out together: predicted over measured less 1, when fitted and when
+    left out."""
 
     name: str
     fitted: tuple[float, ...]
     left_out: tuple[float, ...]
     before: str = ""
-    """The source of the published curve that predicts them by itself when they are left out, for no other rows are on theirs."""
+    """The source of the published curve that predicts them by itself when they are left out, for no
+    other rows are on theirs."""
 
     @property
     def n(self) -> int:
@@ -104,7 +138,8 @@ class GroupErrors:
 
     @property
     def by_preset(self) -> str:
-        """Words for rows that no others predict: if the preset has seen them, so has what predicts them left out."""
+        """Words for rows that no others predict: if the preset has seen them, so has what predicts
+        them left out."""
         return f", by the preset alone, whose source is: {self.before}" if self.before else ""
 
 
@@ -120,11 +155,16 @@ def curve_errors(curves: FittedCurves | None) -> list[GroupErrors]:
     """By curve, and by the system that was measured."""
     if curves is None:
         return []
-    names = [f"{scope} {op}, {group}" for (scope, op), group in zip(curves.keys, curves.groups, strict=True)]
+    names = [
+        f"{scope} {op}, {group}"
+        for (scope, op), group in zip(curves.keys, curves.groups, strict=True)
+    ]
     return _groups(names, curves.errors, curves.left_out, curves.before)
 
 
-def _groups(names: Sequence[str], errors: Sequence[float], left_out: Sequence[float], before: Sequence[str]) -> list[GroupErrors]:
+def _groups(
+    names: Sequence[str], errors: Sequence[float], left_out: Sequence[float], before: Sequence[str]
+) -> list[GroupErrors]:
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
@@ -155,19 +195,27 @@ def _plain(words: str) -> str:
 
 
 def _curves(fitted: FittedCurves) -> dict[str, Any]:
-    """The tables that `cluster_reader` reads: µs inside a node, multiples of the tuner's latencies on a network."""
+    """The tables that `cluster_reader` reads: µs inside a node, multiples of the tuner's latencies
+    on a network."""
     found: dict[str, Any] = {}
     for curve in fitted.curves:
         unit = "" if curve.scope == "network" else " us"
-        bands = {"band": curve.band, "band_middle": curve.band_middle, "band_small": curve.band_small}
+        bands = {
+            "band": curve.band, "band_middle": curve.band_middle, "band_small": curve.band_small
+        }
         values = {"floor": f"{curve.floor:.4g}{unit}", "share": f"{100 * curve.share:.4g} %"}
         values |= {name: f"{100 * band:.3g} %" for name, band in bands.items()}
         for place, (added, half) in enumerate(curve.added, start=1):
             suffix = "" if place == 1 else f"_{place}"
             values |= {f"added{suffix}": f"{added:.4g}{unit}", f"half{suffix}": f"{half} B"}
         doubt = fit_warnings.of_curve(curve, fitted)
-        where = {"provenance": curve.provenance, "source": f"{curve.source}; doubtful: {doubt}" if doubt else curve.source}
-        found.setdefault(curve.scope, {})[curve.collective] = {key: {"value": value, **where} for key, value in values.items()}
+        where = {
+            "provenance": curve.provenance,
+            "source": f"{curve.source}; doubtful: {doubt}" if doubt else curve.source,
+        }
+        found.setdefault(curve.scope, {})[curve.collective] = {
+            key: {"value": value, **where} for key, value in values.items()
+        }
     return found
 
 
@@ -175,20 +223,28 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _calibrated(device: Mapping[str, Any], factors: Mapping[str, float], heard: Set[str], stamp: _Stamp) -> dict[str, Any]:
-    """The device's table with the factors of what rows speak of; of attention only of the kernels that they ran."""
+def _calibrated(
+    device: Mapping[str, Any], factors: Mapping[str, float], heard: Set[str], stamp: _Stamp
+) -> dict[str, Any]:
+    """The device's table with the factors of what rows speak of; of attention only of the kernels
+    that they ran."""
     found = dict(device)
     for name, factor in factors.items():
         if name.startswith(OF_ATTENTION):
             part = name.removeprefix(OF_ATTENTION)
             found["attention"] = {
-                kind: {**table, part: _scaled(table[part], factor, stamp)} if f"{OF_ATTENTION}{kind}.{part}" in heard else table
+                kind: {**table, part: _scaled(table[part], factor, stamp)}
+                if f"{OF_ATTENTION}{kind}.{part}" in heard
+                else table
                 for kind, table in found.get("attention", {}).items()
             }
         elif name in heard:
             found[name] = _scaled(found[name], factor, stamp)
             if name == PRODUCTS:
-                moved = _Stamp(source=f"moved with {PRODUCTS}", about={"provenance": found[FLOAT8]["provenance"]})
+                moved = _Stamp(
+                    source=f"moved with {PRODUCTS}",
+                    about={"provenance": found[FLOAT8]["provenance"]},
+                )
                 found[FLOAT8] = _scaled(found[FLOAT8], factor, moved)
     return found
 
@@ -206,7 +262,11 @@ def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     """A table of TOML: its values first, then the tables in it, under their whole names."""
     if name and any("value" in entry or not isinstance(entry, dict) for entry in table.values()):
         yield f"[{name}]"
-    tables = {key: entry for key, entry in table.items() if isinstance(entry, dict) and "value" not in entry}
+    tables = {
+        key: entry
+        for key, entry in table.items()
+        if isinstance(entry, dict) and "value" not in entry
+    }
     for key, entry in table.items():
         if key not in tables:
             yield f"{key} = {_value(entry)}"

@@ -1,4 +1,5 @@
-"""`zsim accuracy`: from measurement files to error tables, a picture, and what a row was taken for."""
+"""`zsim accuracy`: from measurement files to error tables, a picture, and what a row was taken for.
+"""
 
 from __future__ import annotations
 
@@ -44,28 +45,26 @@ def show(options: argparse.Namespace) -> int:
 def as_json(found: Accuracy) -> dict[str, Any]:
     """The object that `--json` prints: times in seconds, errors and bands as shares."""
     return {
-        "groups": [
-            {name: getattr(group, name) for name in GROUP}
-            for group in found.groups
-        ],
+        "groups": [{name: getattr(group, name) for name in GROUP} for group in found.groups],
         "rows": [
             {
-                "source": row.source,
-                "line": row.line,
-                "kind": row.kind,
-                "predicted": row.predicted,
-                "measured": row.measured,
-                "error": row.error,
+                "source": row.source, "line": row.line, "kind": row.kind,
+                "predicted": row.predicted, "measured": row.measured, "error": row.error,
                 "band": [row.predicted * factor for factor in row.band],
                 "assumed": list(row.assumed),
             }
             for row in found.rows
         ],
         "pairs": [
-            {"field": pair.field, "n": pair.n, "sign_right": pair.sign_right, "median_error_of_ratio": pair.median_error_of_ratio}
+            {
+                "field": pair.field, "n": pair.n, "sign_right": pair.sign_right,
+                "median_error_of_ratio": pair.median_error_of_ratio,
+            }
             for pair in found.pairs
         ],
-        "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped],
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped
+        ],
     }
 
 
@@ -74,22 +73,42 @@ def _table(found: Accuracy) -> Iterator[str]:
     yield f"{'source':<30} {'kind':<28} {'gpu':<16} {'nodes':>5} {'n':>5} {shares} {'order':>6}"
     for group in found.groups:
         order = "-" if group.spearman is None else f"{group.spearman:.3f}"
-        shares = " ".join(f"{100 * value:7.1f}%" for value in (group.median, group.mean, group.p95, group.max, group.bias))
-        yield f"{group.source[:30]:<30} {_kind(group.kind):<28} {group.gpu[:16]:<16} {group.nodes:>5} {group.n:>5} {shares} {order:>6}"
+        shares = " ".join(
+            f"{100 * value:7.1f}%"
+            for value in (group.median, group.mean, group.p95, group.max, group.bias)
+        )
+        yield (
+            f"{group.source[:30]:<30} {_kind(group.kind):<28} {group.gpu[:16]:<16} "
+            f"{group.nodes:>5} {group.n:>5} {shares} {order:>6}"
+        )
     if found.rows:
-        inside = sum(row.band[0] <= row.measured / row.predicted <= row.band[1] for row in found.rows)
-        yield f"\n{inside} of {len(found.rows)} measurements lie within their band. The largest misses:"
+        inside = sum(
+            row.band[0] <= row.measured / row.predicted <= row.band[1] for row in found.rows
+        )
+        yield (
+            f"\n{inside} of {len(found.rows)} measurements lie within their band. The largest "
+            f"misses:"
+        )
         for row in sorted(found.rows, key=lambda row: -abs(row.error))[:5]:
-            yield f"  {_place(row)}: predicted {row.predicted:.6g} s, measured {row.measured:.6g} s, {100 * row.error:+.1f} %; {_said(row)}"
+            yield (
+                f"  {_place(row)}: predicted {row.predicted:.6g} s, measured {row.measured:.6g} s, "
+                f"{100 * row.error:+.1f} %; {_said(row)}"
+            )
     if found.pairs:
         yield "\npairs of rows that differ in one field:"
     for pair in found.pairs:
         sign = "-" if pair.sign_right is None else f"{100 * pair.sign_right:.0f} %"
-        yield f"  {pair.field:<24} n {pair.n:>6}   sign right {sign:>6}   median error of ratio {100 * pair.median_error_of_ratio:.1f} %"
+        yield (
+            f"  {pair.field:<24} n {pair.n:>6}   sign right {sign:>6}   median error of ratio "
+            f"{100 * pair.median_error_of_ratio:.1f} %"
+        )
     if found.skipped:
         yield f"\nskipped, {len(found.skipped)} rows:"
     for reason, rows in by_reason(found.skipped).items():
-        yield f"  {len(rows):>5} × {reason}  ({rows[0].source} line {rows[0].line}{', …' if len(rows) > 1 else ''})"
+        yield (
+            f"  {len(rows):>5} × {reason}  ({rows[0].source} line "
+            f"{rows[0].line}{', …' if len(rows) > 1 else ''})"
+        )
 
 
 def _kind(kind: str) -> str:
@@ -113,7 +132,8 @@ def _said(row: Predicted) -> str:
 
 
 def _explain(folder: Path, asked: str, *, collective: str, as_json: bool) -> int:
-    """`--explain FILE:LINE`: the scenario of one row, or what a collective or a product was taken for, and what was assumed."""
+    """`--explain FILE:LINE`: the scenario of one row, or what a collective or a product was taken
+    for, and what was assumed."""
     name, _, line = asked.rpartition(":")
     listed = tables.files(folder)
     wanted = [one for one in listed.files if name in (one[1], one[1].rpartition(".")[0])]
@@ -121,7 +141,9 @@ def _explain(folder: Path, asked: str, *, collective: str, as_json: bool) -> int
     for path, known in wanted if line.isdecimal() and len(line) < 10 else ():
         rows = tables.readable(path, name=known, collective=collective)
         found = [row for row in rows if row.line == int(line)]
-        found += [row for row in rows if isinstance(row, Skipped) and row.first <= int(line) <= row.last]
+        found += [
+            row for row in rows if isinstance(row, Skipped) and row.first <= int(line) <= row.last
+        ]
         if found:
             sys.stdout.write(explain_row.text(found[0], as_json=as_json))
             return 0

@@ -1,4 +1,5 @@
-"""`zsim calibrate`: from measured steps, collectives and saved Runs to a cluster's constants, how good they are, and a cluster's file."""
+"""`zsim calibrate`: from measured steps, collectives and saved Runs to a cluster's constants, how
+good they are, and a cluster's file."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.calibration import accuracy, fit_collectives, fit_steps, fit_warnings, inputs, write_cluster
+from zsim.calibration import (
+    accuracy,
+    fit_collectives,
+    fit_steps,
+    fit_warnings,
+    inputs,
+    write_cluster,
+)
 from zsim.calibration.fit_collectives import FittedCurves
 from zsim.calibration.fit_steps import CalibrationError, Fitted
 from zsim.calibration.inputs import Material
@@ -23,12 +31,19 @@ USUAL = "dgx-h100"
 
 
 def calibrated(options: argparse.Namespace) -> int:
-    """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out a cluster's file."""
+    """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out
+    a cluster's file."""
     if options.out:
-        files.require(Path(options.out), option="--out", apart_from=map(Path, options.files), kind="a cluster's file")
+        files.require(
+            Path(options.out), option="--out", apart_from=map(Path, options.files),
+            kind="a cluster's file",
+        )
     if options.cluster:
         load_cluster(options.cluster)  # an unknown one is said before files are read
-    found = inputs.read(list(map(Path, options.files)), scenarios=Path(options.scenarios) if options.scenarios else None)
+    found = inputs.read(
+        list(map(Path, options.files)),
+        scenarios=Path(options.scenarios) if options.scenarios else None,
+    )
     preset = options.cluster or found.cluster or USUAL
     cluster, names = load_cluster(preset), ", ".join(found.names)
     node = cluster.nccl
@@ -41,10 +56,13 @@ def calibrated(options: argparse.Namespace) -> int:
             curves = fit_collectives.fit(rows, node, source=names) if rows else None
         fitted = _steps(found, cluster.device.name, alone=curves is None)
     for name in found.simulated:
-        tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as assumed")
+        tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as "
+             f"assumed")
     warn("calibrate", fit_warnings.of(fitted, curves))
     if options.out:
-        text = write_cluster.text(preset, fitted, source=names, curves=curves, simulated=bool(found.simulated))
+        text = write_cluster.text(
+            preset, fitted, source=names, curves=curves, simulated=bool(found.simulated)
+        )
         files.write(Path(options.out), text)
     if options.json:
         write_json(_as_json(fitted, curves, found))
@@ -54,25 +72,37 @@ def calibrated(options: argparse.Namespace) -> int:
 
 
 def _steps(found: Material, device: str, *, alone: bool) -> Fitted | None:
-    """What the steps on `device` say, others are skipped by name; where there are curves as well, steps of one group alone are too."""
+    """What the steps on `device` say, others are skipped by name; where there are curves as well,
+    steps of one group alone are too."""
     cases, skipped = fit_steps.prepared(found.steps, say=tell)
     found.skipped += skipped
-    others = [case for case in (*cases, *found.cases) if case.scenario.cluster.device.name != device]
+    others = [
+        case for case in (*cases, *found.cases) if case.scenario.cluster.device.name != device
+    ]
     found.skipped += [
-        Skipped(source=case.step.source, line=case.step.line, reason=f"a step on {case.scenario.cluster.device.name}, not on {device}")
+        Skipped(
+            source=case.step.source, line=case.step.line,
+            reason=f"a step on {case.scenario.cluster.device.name}, not on {device}",
+        )
         for case in others
     ]
     cases = [case for case in (*cases, *found.cases) if case not in others]
     if alone and not cases:
         reasons = "; ".join(by_reason(found.skipped))[:400] or "no rows"
         expected = "measurements of the machine that --cluster names"
-        raise CalibrationError(where="calibration", expected=expected, found=reasons, remedy="`zsim list clusters` has the others")
+        raise CalibrationError(
+            where="calibration", expected=expected, found=reasons,
+            remedy="`zsim list clusters` has the others",
+        )
     try:
         return fit_steps.fit(cases, say=tell)
     except CalibrationError as error:
         if alone:
             raise
-        found.skipped += [Skipped(source=case.step.source, line=case.step.line, reason=str(error)) for case in cases]
+        found.skipped += [
+            Skipped(source=case.step.source, line=case.step.line, reason=str(error))
+            for case in cases
+        ]
         return None
 
 
@@ -82,28 +112,38 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
     if fitted:
         steps = {
             "constants": [
-                {"generation": kind, "name": name, "factor": factor, "heard": write_cluster.kernels_heard(fitted, name)}
+                {
+                    "generation": kind, "name": name, "factor": factor,
+                    "heard": write_cluster.kernels_heard(fitted, name),
+                }
                 for (kind, name), factor in fitted.factors.items()
             ],
             "width": write_cluster.width(fitted),
             "rows": [
-                {"source": case.step.source, "line": case.step.line, "group": list(case.group), "error": error, "left_out": left_out}
-                for case, error, left_out in zip(fitted.cases, fitted.errors, fitted.left_out, strict=True)
+                {
+                    "source": case.step.source, "line": case.step.line, "group": list(case.group),
+                    "error": error, "left_out": left_out,
+                }
+                for case, error, left_out in zip(
+                    fitted.cases, fitted.errors, fitted.left_out, strict=True
+                )
             ],
-            "fitted": _summary(fitted.errors),
-            "left_out": _summary(fitted.left_out),
+            "fitted": _summary(fitted.errors), "left_out": _summary(fitted.left_out),
         }
     groups = write_cluster.step_errors(fitted) + write_cluster.curve_errors(curves)
     return {
-        **steps,
-        "collectives": _curves_as_json(curves),
+        **steps, "collectives": _curves_as_json(curves),
         "groups": [
-            {"group": one.name, "n": one.n, "fitted": _summary(one.fitted), "left_out": _summary(one.left_out), "by_preset": one.before}
+            {
+                "group": one.name, "n": one.n, "fitted": _summary(one.fitted),
+                "left_out": _summary(one.left_out), "by_preset": one.before,
+            }
             for one in groups
         ],
-        "doubts": fit_warnings.of(fitted, curves),
-        "simulated": found.simulated,
-        "skipped": [{"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped],
+        "doubts": fit_warnings.of(fitted, curves), "simulated": found.simulated,
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped
+        ],
     }
 
 
@@ -113,23 +153,22 @@ def _curves_as_json(curves: FittedCurves | None) -> dict[str, Any]:
     return {
         "curves": [
             {
-                "scope": one.scope,
-                "collective": one.collective,
-                "floor": one.floor,
-                "share": one.share,
-                "added": [list(term) for term in one.added],
-                "band": one.band,
-                "band_middle": one.band_middle,
-                "band_small": one.band_small,
+                "scope": one.scope, "collective": one.collective, "floor": one.floor,
+                "share": one.share, "added": [list(term) for term in one.added], "band": one.band,
+                "band_middle": one.band_middle, "band_small": one.band_small,
             }
             for one in curves.curves
         ],
         "rows": [
-            {"source": row.source, "line": row.line, "group": group, "error": error, "left_out": left_out}
-            for row, group, error, left_out in zip(curves.rows, curves.groups, curves.errors, curves.left_out, strict=True)
+            {
+                "source": row.source, "line": row.line, "group": group, "error": error,
+                "left_out": left_out,
+            }
+            for row, group, error, left_out in zip(
+                curves.rows, curves.groups, curves.errors, curves.left_out, strict=True
+            )
         ],
-        "fitted": _summary(curves.errors),
-        "left_out": _summary(curves.left_out),
+        "fitted": _summary(curves.errors), "left_out": _summary(curves.left_out),
     }
 
 
@@ -144,31 +183,51 @@ def _summary(errors: tuple[float, ...]) -> dict[str, float]:
     }
 
 
-def _table(fitted: Fitted | None, curves: FittedCurves | None, skipped: list[Skipped]) -> Iterator[str]:
+def _table(
+    fitted: Fitted | None, curves: FittedCurves | None, skipped: list[Skipped]
+) -> Iterator[str]:
     if fitted:
         yield f"{'constant':<32} {'of':<8} factor on its preset"
         for (kind, name), factor in fitted.factors.items():
             heard = write_cluster.kernels_heard(fitted, name)
-            yield f"{name:<32} {kind or 'all':<8} {f'{factor:.3f}' if heard else 'as before: no row speaks of it'}"
+            yield (
+                f"{name:<32} {kind or 'all':<8} "
+                f"{f'{factor:.3f}' if heard else 'as before: no row speaks of it'}"
+            )
         yield from _errors(fitted.errors, fitted.left_out, write_cluster.step_errors(fitted))
         yield from write_cluster.worth(fitted)
     if curves:
         yield f"{'curve':<32} {'floor':>8} {'share':>8}  added up to, half of it at"
         for one in curves.curves:
             unit = "x" if one.scope == "network" else "us"
-            added = ", ".join(f"{times:.4g} {unit} at {half / 2**20:.3g} MiB" for times, half in one.added) or "nothing"
-            yield f"{one.scope + ' ' + one.collective:<32} {one.floor:6.4g} {unit:<2} {100 * one.share:5.1f} %  {added}"
+            added = (
+                ", ".join(
+                    f"{times:.4g} {unit} at {half / 2**20:.3g} MiB" for times, half in one.added
+                )
+                or "nothing"
+            )
+            yield (
+                f"{one.scope + ' ' + one.collective:<32} {one.floor:6.4g} {unit:<2} "
+                f"{100 * one.share:5.1f} %  {added}"
+            )
         yield from _errors(curves.errors, curves.left_out, write_cluster.curve_errors(curves))
     for reason, rows in by_reason(skipped).items():
         yield f"skipped: {len(rows)} × {reason}"
 
 
-def _errors(fitted: tuple[float, ...], left_out: tuple[float, ...], groups: list[GroupErrors]) -> Iterator[str]:
+def _errors(
+    fitted: tuple[float, ...], left_out: tuple[float, ...], groups: list[GroupErrors]
+) -> Iterator[str]:
     for words, errors in (("rows fitted", fitted), ("rows left out with their group", left_out)):
         found = _summary(errors)
-        shares = ", ".join(f"{name} {100 * found[name]:.2f} %" for name in ("median", "mean", "p95", "max"))
+        shares = ", ".join(
+            f"{name} {100 * found[name]:.2f} %" for name in ("median", "mean", "p95", "max")
+        )
         yield f"{words}: n {found['n']}, {shares}"
     for group in groups:
         both = [_summary(one) for one in (group.fitted, group.left_out)]
         medians = [f"{100 * one['median']:.1f} % (most {100 * one['max']:.1f} %)" for one in both]
-        yield f"  {group.name[:70]:<70} n {group.n:>3}  fitted {medians[0]}, left out {medians[1]}{group.by_preset}"
+        yield (
+            f"  {group.name[:70]:<70} n {group.n:>3}  fitted {medians[0]}, left out "
+            f"{medians[1]}{group.by_preset}"
+        )

@@ -1,6 +1,8 @@
-"""What the commands of `zsim` do: load scenarios, call backends, compare, and hand the result to the report.
+"""What the commands of `zsim` do: load scenarios, call backends, compare, and hand the result to
+the report.
 
-Commands that need much that others do not stand in files of their own, which are imported when they are called.
+Commands that need much that others do not stand in files of their own, which are imported when they
+are called.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
     names = [scenario.name for scenario in scenarios]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(where="--save, --trace", expected="scenarios of different names", found=f"several called {twice[0]}")
+        raise UsageError(
+            where="--save, --trace", expected="scenarios of different names",
+            found=f"several called {twice[0]}",
+        )
 
 
 def run(options: argparse.Namespace) -> int:
-    """`zsim run`: 0 when every expectation held. Of several scenarios one that cannot run stops no other."""
+    """`zsim run`: 0 when every expectation held. Of several scenarios one that cannot run stops no
+    other."""
     scenarios = load_all(options.scenarios)
     if options.save or options.trace:
         _require_distinct(scenarios)
@@ -41,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     capabilities = registry.capabilities(backend)
     if options.trace and not capabilities.time:
         expected = "a backend that sees time, as sim does"
-        raise UsageError(where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty")
+        raise UsageError(
+            where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty"
+        )
     if backend.name == registry.SimBackend.name and options.interpreter:
         raise UsageError(where="--interpreter", expected="a real backend", found=backend.name)
     reports: list[report.RunReport] = []
@@ -68,7 +76,9 @@ def _run(
     several: bool,
 ) -> report.RunReport:
     place = _place(options.save, scenario, several, ".json") if options.save else None
-    traced_to = _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
+    traced_to = (
+        _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
+    )
     taken = read(options.scenarios, scenario)
     for option, kind, target in (("--save", "a Run", place), ("--trace", "a trace", traced_to)):
         if target:
@@ -85,14 +95,19 @@ def _run(
 
 
 def validate(options: argparse.Namespace) -> int:
-    """`zsim validate`: 0 when every check that can be made is fine. Of several scenarios one that cannot run stops no other."""
+    """`zsim validate`: 0 when every check that can be made is fine. Of several scenarios one that
+    cannot run stops no other."""
     scenarios, how = load_all(options.scenarios), _how(options)
     if options.save:
         _require_distinct(scenarios)
     backend = registry.find(options.against)
     if backend.name == registry.SimBackend.name:
-        raise UsageError(where="--against", expected="a backend that runs for real", found=backend.name)
-    capabilities, several = registry.capabilities(backend), len(scenarios) > 1 or len(options.scenarios) > 1
+        raise UsageError(
+            where="--against", expected="a backend that runs for real", found=backend.name
+        )
+    capabilities, several = (
+        registry.capabilities(backend), len(scenarios) > 1 or len(options.scenarios) > 1,
+    )
     reports: list[report.CheckReport] = []
     failures: list[tuple[str, ZsimError]] = []
     for scenario in scenarios:
@@ -112,17 +127,29 @@ def validate(options: argparse.Namespace) -> int:
 
 
 def _validated(
-    scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace, *, how: RunOptions
+    scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace,
+    *, how: RunOptions,
 ) -> report.CheckReport:
-    kept = [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")] if options.save else []
+    kept = (
+        [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")]
+        if options.save
+        else []
+    )
     for place in kept:
-        files.require(place, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run")
+        files.require(
+            place, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run"
+        )
     warned(scenario)
-    with report.progress(f"{scenario.name}: for real on {backend.name}"), keeping_what_there_is(kept[-1] if kept else None):
+    with (
+        report.progress(f"{scenario.name}: for real on {backend.name}"),
+        keeping_what_there_is(kept[-1] if kept else None),
+    ):
         measured = observed(backend, capabilities, scenario, how)
     if measured.interpreter == "simulator":
         found = "one of the simulator, which would be compared with itself"
-        raise registry.BackendError(where=f"backend {backend.name}", expected="a Run that was measured", found=found)
+        raise registry.BackendError(
+            where=f"backend {backend.name}", expected="a Run that was measured", found=found
+        )
     predicted = prediction(scenario, measured, capabilities)
     checks = compare.compare(predicted, measured)
     for run, place in zip((predicted, measured), kept, strict=False):
@@ -132,12 +159,15 @@ def _validated(
 
 @contextmanager
 def keeping_what_there_is(place: Path | None) -> Iterator[None]:
-    """When a rank fails inside, save what the ranks had ended, if anything, marked incomplete, and say where."""
+    """When a rank fails inside, save what the ranks had ended, if anything, marked incomplete, and
+    say where."""
     try:
         yield
     except IncompleteRunError as error:
         if any(rank.phases for rank in error.run.ranks):
-            error.remedy = "; ".join([*([error.remedy] if error.remedy else []), _kept(error.run, place)])
+            error.remedy = "; ".join(
+                [*([error.remedy] if error.remedy else []), _kept(error.run, place)]
+            )
         raise
 
 
@@ -145,7 +175,10 @@ def _kept(run: Run, place: Path | None) -> str:
     """Save what ranks had ended, if there is a place for it, and say so."""
     if not place:
         ended = sum("first" in rank.phases for rank in run.ranks)
-        return f"{ended} of {run.world_size} ranks had ended their first step; --save keeps what there is"
+        return (
+            f"{ended} of {run.world_size} ranks had ended their first step; --save keeps what "
+            f"there is"
+        )
     try:
         saved.save(run, place)
     except files.PlaceError as unsaved:
@@ -153,21 +186,27 @@ def _kept(run: Run, place: Path | None) -> str:
     return f"what the ranks had ended until then is in {place}, marked incomplete"
 
 
-def observed(backend: Backend, capabilities: Capabilities, scenario: Scenario, how: RunOptions) -> Run:
+def observed(
+    backend: Backend, capabilities: Capabilities, scenario: Scenario, how: RunOptions
+) -> Run:
     """The Run of `scenario` on `backend`, with what the backend can see in its provenance."""
     outside = [rank for rank in how.ranks or () if rank >= scenario.world_size]
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise UsageError(where="--ranks", expected=expected, found=str(outside[0]))
     found = registry.ask(backend, scenario, options=how)
-    senses = (("memory", capabilities.memory), ("numerics", capabilities.numerics), ("time", capabilities.time))
+    senses = (
+        ("memory", capabilities.memory), ("numerics", capabilities.numerics),
+        ("time", capabilities.time),
+    )
     sees = " ".join(name for name, there in senses if there)
     run_laws.require_lawful(found, where=scenario.name)
     return replace(found, provenance={**found.provenance, "sees": sees})
 
 
 def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) -> Run:
-    """The same scenario simulated for the device of the real backend, unfolded for the ranks that were observed."""
+    """The same scenario simulated for the device of the real backend, unfolded for the ranks that
+    were observed."""
     simulator = registry.SimBackend(device=capabilities.device)
     ranks = tuple(rank.rank for rank in measured.ranks)
     return observed(simulator, simulator.capabilities(), scenario, RunOptions(ranks=ranks))
@@ -176,13 +215,19 @@ def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) ->
 def _replaced(scenario: Scenario, capabilities: Capabilities) -> str:
     if scenario.cluster.kind == capabilities.device:
         return ""
-    return f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, planned again for them"
+    return (
+        f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, "
+        f"planned again for them"
+    )
 
 
 def _how(options: argparse.Namespace) -> RunOptions:
     if options.ranks is not None and options.all_ranks:
         found = f"--ranks {','.join(map(str, options.ranks))} with --all-ranks"
-        raise UsageError(where="--ranks", expected="some ranks or all of them", found=found, remedy="leave one of the two out")
+        raise UsageError(
+            where="--ranks", expected="some ranks or all of them", found=found,
+            remedy="leave one of the two out",
+        )
     return RunOptions(
         ranks=options.ranks,
         all_ranks=options.all_ranks,
@@ -192,14 +237,19 @@ def _how(options: argparse.Namespace) -> RunOptions:
 
 
 def _place(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
-    return Path(target) / f"{scenario.name}{suffix}" if several or Path(target).is_dir() else Path(target)
+    return (
+        Path(target) / f"{scenario.name}{suffix}"
+        if several or Path(target).is_dir()
+        else Path(target)
+    )
 
 
 def compare_saved(options: argparse.Namespace) -> int:
     """`zsim compare`: 0 when every check that can be made is fine."""
     predicted, measured = saved.load(Path(options.predicted)), saved.load(Path(options.measured))
     for path, run in ((options.predicted, predicted), (options.measured, measured)):
-        run_laws.require_lawful(run, where=path, remedy="the file was changed, or the backend that wrote it has a defect")
+        run_laws.require_lawful(run, where=path, remedy="the file was changed, or the backend "
+                                                        "that wrote it has a defect")
     checks = compare.compare(predicted, measured)
     one = report.of_checks(checks, predicted, measured)
     if options.json:

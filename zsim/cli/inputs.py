@@ -1,4 +1,5 @@
-"""What a command is given: arguments that go together, scenario files, and what to know of a scenario before it is run."""
+"""What a command is given: arguments that go together, scenario files, and what to know of a
+scenario before it is run."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
         try:
             inside = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
         except (OSError, ValueError) as error:
-            raise ScenarioError((f"{argument[:200]!r}: cannot be looked up: {getattr(error, 'strerror', None) or error}",)) from None
+            raise ScenarioError((f"{argument[:200]!r}: cannot be looked up: "
+                                 f"{getattr(error, 'strerror', None) or error}",)) from None
         if not inside:
             raise ScenarioError((f"{path}: expected scenario files in this folder, found none",))
         found += inside
@@ -44,7 +46,8 @@ def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
 
 
 def read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
-    """Every file that is read, which no result may be written over: scenarios, and what `scenario` names."""
+    """Every file that is read, which no result may be written over: scenarios, and what `scenario`
+    names."""
     return (*scenario_files(arguments), *scenario.files)
 
 

@@ -1,7 +1,8 @@
-"""The command line `zsim`: reads arguments, calls a command, turns errors into words and exit codes.
+"""The command line `zsim`: reads arguments, calls a command, turns errors into words and exit
+codes.
 
-0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available. Nothing heavy is imported until a
-command needs it.
+0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available. Nothing heavy is
+imported until a command needs it.
 """
 
 from __future__ import annotations
@@ -20,31 +21,49 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
 
-EPILOG = "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
+EPILOG = (
+    "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
+)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are ours, so that they too are one object where JSON was asked for, and say which word may have been meant."""
+    """Its errors are ours, so that they too are one object where JSON was asked for, and say which
+    word may have been meant."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        where = self.prog.partition(" ")[2] or "command line"  # messages begin with the program's name anyway
-        raise ArgumentsError(where=where, expected="arguments as in --help", found=message + self._meant(message))
+        where = (
+            self.prog.partition(" ")[2] or "command line"
+        )  # messages begin with the program's name anyway
+        raise ArgumentsError(
+            where=where, expected="arguments as in --help", found=message + self._meant(message)
+        )
 
     def _meant(self, message: str) -> str:
-        """The word that is nearest to the first one that `message` does not know, or the commands that know it."""
-        from difflib import get_close_matches  # only where something is wrong: --help is to be quick
+        """The word that is nearest to the first one that `message` does not know, or the commands
+        that know it."""
+        # only where something is wrong: --help is to be quick
+        from difflib import get_close_matches
 
-        unknown = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        unknown = re.search(
+            r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)' \(choose from (.*)\)",
+            message,
+        )
         if unknown is None:
             return ""
         if unknown[3]:
-            near = get_close_matches(unknown[2], [choice.strip("' ") for choice in unknown[3].split(",")], n=1)
+            near = get_close_matches(
+                unknown[2], [choice.strip("' ") for choice in unknown[3].split(",")], n=1
+            )
             return f"; did you mean {near[0]}?" if near else ""
         word = unknown[1]
-        owners = [name for name, command in self._commands().items() if word in command._option_string_actions]
+        owners = [
+            name
+            for name, command in self._commands().items()
+            if word in command._option_string_actions
+        ]
         if owners:
             return f"; it is an option of {', '.join(owners)}"
         near = get_close_matches(word, self._words(), n=1)
@@ -52,7 +71,9 @@ class _Parser(argparse.ArgumentParser):
 
     def _commands(self) -> dict[str, _Parser]:
         """The parsers of this one's commands, by name."""
-        subparsers = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        subparsers = [
+            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
         return {name: command for action in subparsers for name, command in action.choices.items()}
 
     def _words(self) -> list[str]:
@@ -75,47 +96,77 @@ def parser() -> argparse.ArgumentParser:
     """The argument parser with its commands."""
     top = _Parser(
         prog="zsim",
-        description="Simulate a ZeRO or FSDP training step, run the same step for real, and compare the two.",
+        description="Simulate a ZeRO or FSDP training step, run the same step for real, and "
+                    "compare the two.",
         epilog=EPILOG,
         allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="run scenarios on a backend and check what they expect", allow_abbrev=False)
+    run = commands.add_parser(
+        "run", help="run scenarios on a backend and check what they expect", allow_abbrev=False
+    )
     _scenarios(run)
-    run.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or another that is installed")
-    run.add_argument("--save", metavar="FILE", type=_path, help="write the Run as JSON; with several scenarios a folder")
-    run.add_argument("--trace", metavar="FILE", type=_path, help="write a trace for Perfetto or Chrome (.json or .json.gz)")
+    run.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or "
+                                                      "another that is installed")
+    run.add_argument("--save", metavar="FILE", type=_path, help="write the Run as JSON; with "
+                                                                "several scenarios a folder")
+    run.add_argument("--trace", metavar="FILE", type=_path, help="write a trace for Perfetto or "
+                                                                 "Chrome (.json or .json.gz)")
     _how(run)
     validate = commands.add_parser(
         "validate", help="simulate, run for real, compare: the main job", allow_abbrev=False
     )
     _scenarios(validate)
-    validate.add_argument("--against", default="gloo", metavar="BACKEND", help="the real backend (default gloo)")
-    validate.add_argument("--save", metavar="FOLDER", type=_path, help="write both Runs of each scenario into a folder")
+    validate.add_argument(
+        "--against", default="gloo", metavar="BACKEND", help="the real backend (default gloo)"
+    )
+    validate.add_argument(
+        "--save", metavar="FOLDER", type=_path,
+        help="write both Runs of each scenario into a folder",
+    )
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
     compare.add_argument("predicted", type=_path, metavar="RUN_A.json")
     compare.add_argument("measured", type=_path, metavar="RUN_B.json")
     _json(compare)
-    show = commands.add_parser("show", help="the mesh, the Program and the memory of a scenario", allow_abbrev=False)
+    show = commands.add_parser(
+        "show", help="the mesh, the Program and the memory of a scenario", allow_abbrev=False
+    )
     show.add_argument("scenario", type=_path, metavar="SCENARIO")
     show.add_argument("--program", action="store_true", help="the Program, one line per op")
-    show.add_argument("--memory", action="store_true", help="does it fit, what lives at the peak, what would help")
-    show.add_argument("--time", action="store_true", help="where the time goes, why communication is exposed, what would hide it")
-    show.add_argument("--snapshot", metavar="FILE", type=_path, help="write the allocator's history for PyTorch's memory visualiser")
+    show.add_argument("--memory", action="store_true", help="does it fit, what lives at the "
+                                                            "peak, what would help")
+    show.add_argument("--time", action="store_true", help="where the time goes, why "
+                                                          "communication is exposed, what would "
+                                                          "hide it")
+    show.add_argument(
+        "--snapshot", metavar="FILE", type=_path,
+        help="write the allocator's history for PyTorch's memory visualiser",
+    )
     _allocator(show)
     _json(show)
-    fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and checkpointing", allow_abbrev=False)
+    fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and "
+                                          "checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=_path, metavar="SCENARIO")
     _allocator(fit)
     _json(fit)
-    accuracy = commands.add_parser("accuracy", help="predict published measurements, and print the errors", allow_abbrev=False)
-    accuracy.add_argument("folder", type=_path, metavar="FOLDER", help="a folder of measurements: CSV files, nccl-tests' logs; or one file")
-    accuracy.add_argument("--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured")
-    accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, and what its mapping assumed")
-    accuracy.add_argument("--collective", choices=COLLECTIVES, help="what logs of nccl-tests ran that do not say it")
+    accuracy = commands.add_parser("accuracy", help="predict published measurements, and print "
+                                                    "the errors", allow_abbrev=False)
+    accuracy.add_argument(
+        "folder", type=_path, metavar="FOLDER",
+        help="a folder of measurements: CSV files, nccl-tests' logs; or one file",
+    )
+    accuracy.add_argument(
+        "--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured"
+    )
+    accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, "
+                                                                 "and what its mapping assumed")
+    accuracy.add_argument(
+        "--collective", choices=COLLECTIVES, help="what logs of nccl-tests ran that do not say it"
+    )
     _json(accuracy)
-    calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write a cluster's file", allow_abbrev=False)
+    calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write "
+                                                      "a cluster's file", allow_abbrev=False)
     calibrate.add_argument(
         "--from",
         dest="files",
@@ -126,20 +177,32 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="tables, nccl-tests' text or JSON, saved Runs",
     )
-    calibrate.add_argument("--scenarios", metavar="FOLDER", type=_path, help="where the scenarios of saved Runs are looked for")
     calibrate.add_argument(
-        "--cluster", default="", metavar="PRESET", help="the preset that --out begins with (that of saved Runs by themselves, or dgx-h100)"
+        "--scenarios", metavar="FOLDER", type=_path,
+        help="where the scenarios of saved Runs are looked for",
     )
-    calibrate.add_argument("--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants")
+    calibrate.add_argument(
+        "--cluster", default="", metavar="PRESET", help="the preset that --out begins with (that "
+                                                        "of saved Runs by themselves, or "
+                                                        "dgx-h100)"
+    )
+    calibrate.add_argument(
+        "--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants"
+    )
     _json(calibrate)
     listing = commands.add_parser("list", help="what there is to choose from", allow_abbrev=False)
-    listing.add_argument("what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS))
+    listing.add_argument(
+        "what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS)
+    )
     _json(listing)
     return top
 
 
 def _scenarios(command: argparse.ArgumentParser) -> None:
-    command.add_argument("scenarios", nargs="+", type=_path, metavar="SCENARIO", help="scenario files, or folders of them")
+    command.add_argument(
+        "scenarios", nargs="+", type=_path, metavar="SCENARIO",
+        help="scenario files, or folders of them",
+    )
     _json(command)
 
 
@@ -149,14 +212,22 @@ def _allocator(command: argparse.ArgumentParser) -> None:
 
 
 def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else there")
+    command.add_argument("--json", action="store_true", help="one JSON object on standard "
+                                                             "output, nothing else there")
 
 
 def _how(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--ranks", type=_ranks, metavar="0,7", help="the ranks to observe (default: first and last)")
-    command.add_argument("--all-ranks", action="store_true", help="every rank, also those that are alike")
-    command.add_argument("--interpreter", choices=("executor", "observer"), help="how a real backend runs it")
-    command.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="until a rank hangs (120)")
+    command.add_argument(
+        "--ranks", type=_ranks, metavar="0,7", help="the ranks to observe (default: first and last)"
+    )
+    command.add_argument("--all-ranks", action="store_true", help="every rank, also those that "
+                                                                  "are alike")
+    command.add_argument(
+        "--interpreter", choices=("executor", "observer"), help="how a real backend runs it"
+    )
+    command.add_argument(
+        "--timeout", type=_seconds, default=120.0, metavar="S", help="until a rank hangs (120)"
+    )
 
 
 def _path(text: str) -> str:
@@ -167,7 +238,9 @@ def _path(text: str) -> str:
 
 def _ranks(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if len(text) > 10_000 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+    if len(text) > 10_000 or not all(
+        part.strip().isascii() and part.strip().isdigit() for part in parts
+    ):
         raise argparse.ArgumentTypeError(f"expected ranks as 0,7, found {text[:40]!r}")
     return tuple(dict.fromkeys(int(part[:12]) for part in parts))
 
@@ -178,7 +251,8 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"expected seconds between 0 and 86400, found {text[:40]!r}")
+        raise argparse.ArgumentTypeError(f"expected seconds between 0 and 86400, found "
+                                         f"{text[:40]!r}")
     return seconds
 
 
@@ -204,7 +278,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     except ZsimError as error:
         return _say(error, as_json=options.json)
     except MemoryError:
-        lack = LackError(where="this machine", expected="enough memory", found="none left", remedy="free some, or ask for less")
+        lack = LackError(
+            where="this machine", expected="enough memory", found="none left",
+            remedy="free some, or ask for less",
+        )
         return _say(lack, as_json=options.json)
     except OSError as error:  # standard output is full
         return _full(error)

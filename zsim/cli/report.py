@@ -1,4 +1,5 @@
-"""Results for people and for programs: one JSON object on standard output, or tables; progress goes to standard error.
+"""Results for people and for programs: one JSON object on standard output, or tables; progress goes
+to standard error.
 
 It reads Runs, checks and figures. It knows no engine and decides no verdict.
 """
@@ -59,22 +60,30 @@ class CheckReport:
 def of_run(run: Run, scenario: Scenario, *, warnings: tuple[str, ...] = ()) -> RunReport:
     """The figures of a Run and its verdicts; `warnings` are part of the result."""
     figures = metrics.figures(run, scenario)
-    judged = sees(run, "time")  # a time that a real backend measures on a machine that nobody calibrated is told, and holds no one to it
+    judged = sees(
+        run, "time"
+    # a time that a real backend measures on a machine that nobody calibrated is told, and holds no
+    # one to it
+    )
     found: dict[str, expect.Number | None] = {
-        "peak_memory": figures.peak_memory_bytes,
-        "peak_first_step": figures.peak_first_step_bytes,
+        "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,
         "step_time": figures.step_time_ns if judged else None,
-        "exposed_communication": figures.exposed_share,
-        "mfu": figures.mfu if judged else None,
-        **{f"{kind}s": figures.collectives.get(kind, metrics.Traffic()).count for kind in COLLECTIVES},
+        "exposed_communication": figures.exposed_share, "mfu": figures.mfu if judged else None,
+        **{
+            f"{kind}s": figures.collectives.get(kind, metrics.Traffic()).count
+            for kind in COLLECTIVES
+        },
     }
     verdicts = expect.check(scenario.expect, found=found)
     return RunReport(run=run, figures=figures, verdicts=verdicts, warnings=warnings)
 
 
-def of_checks(checks: tuple[Check, ...], predicted: Run, measured: Run, *, replaced: str = "") -> CheckReport:
-    """The report on `checks`; `replaced` says what of the scenario's cluster was replaced, if anything."""
+def of_checks(
+    checks: tuple[Check, ...], predicted: Run, measured: Run, *, replaced: str = ""
+) -> CheckReport:
+    """The report on `checks`; `replaced` says what of the scenario's cluster was replaced, if
+    anything."""
     return CheckReport(checks=checks, predicted=predicted, measured=measured, replaced=replaced)
 
 
@@ -93,7 +102,8 @@ def progress(what: str) -> Iterator[None]:
 
 
 def tell(text: str) -> None:
-    """How far long work has come, on standard error and only on a terminal; the next line takes its place."""
+    """How far long work has come, on standard error and only on a terminal; the next line takes its
+    place."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\033[K{text}\r")
         sys.stderr.flush()
@@ -116,31 +126,38 @@ def write_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people, on standard output; what a terminal would obey instead of showing it is a ? there."""
+    """A line for people, on standard output; what a terminal would obey instead of showing it is a
+    ? there."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(visible(text).encode(encoding, errors="replace").decode(encoding) + "\n")
 
 
 def print_runs(
-    reports: Sequence[RunReport], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool, several: bool
+    reports: Sequence[RunReport], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
+    several: bool,
 ) -> None:
     """Every Run's figures and expectations; as JSON also what could not be run."""
     if as_json:
         objects = [run_object(one) for one in reports]
         errors: dict[str, Any] = {"errors": _errors(failures)} if failures else {}
-        write_json({"schema_version": SCHEMA_VERSION, "runs": objects} | errors if several else objects[0])
+        write_json(
+            {"schema_version": SCHEMA_VERSION, "runs": objects} | errors if several else objects[0]
+        )
         return
     for one in reports:
         run = one.run
         head = f"{run.scenario} on {run.backend} ({run.interpreter}), {run.world_size:,} ranks"
         table(head, list(_figure_rows(one)))
         for verdict in one.verdicts:
-            say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found {verdict.found}")
+            say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found "
+                f"{verdict.found}")
 
 
 def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
     """The step time, between which times it is expected, and what is `known` of the machine."""
-    between = f"{format_time(band[0])} to {format_time(band[1])}, " if band and band[0] < band[1] else ""
+    between = (
+        f"{format_time(band[0])} to {format_time(band[1])}, " if band and band[0] < band[1] else ""
+    )
     return f"{format_time(step_ns)} ({between}{known})"
 
 
@@ -150,10 +167,18 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
         known = one.run.provenance.get("calibration", "measured")
         yield "step time", step_words(figures.step_time_ns, figures.step_time_band_ns, known)
     if figures.exposed_communication_ns is not None:
-        share = f" ({100 * figures.exposed_share:.1f} % of the step)" if figures.exposed_share is not None else ""
+        share = (
+            f" ({100 * figures.exposed_share:.1f} % of the step)"
+            if figures.exposed_share is not None
+            else ""
+        )
         yield "exposed communication", format_time(figures.exposed_communication_ns) + share
     if figures.mfu is not None:
-        yield "MFU", f"{100 * figures.mfu:.1f} % (PaLM's FLOPs: all scores of attention, also where it is causal)"
+        yield (
+            "MFU",
+            f"{100 * figures.mfu:.1f} % (PaLM's FLOPs: all scores of attention, also where it is "
+            f"causal)",
+        )
     if figures.tokens_per_second_per_gpu is not None:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():
@@ -214,7 +239,8 @@ def run_object(one: RunReport) -> dict[str, Any]:
 def print_checks(one: CheckReport) -> None:
     """Every check of one scenario, and the verdict."""
     real = f"{one.measured.backend} ({one.measured.interpreter})"
-    say(f"{one.measured.scenario}: {one.predicted.backend} against {real}, {one.measured.world_size:,} ranks")
+    say(f"{one.measured.scenario}: {one.predicted.backend} against {real}, "
+        f"{one.measured.world_size:,} ranks")
     if one.replaced:
         say(f"  {one.replaced}")
     for check in one.checks:
@@ -228,7 +254,10 @@ def print_checks(one: CheckReport) -> None:
 
 
 def _errors(failures: Sequence[tuple[str, ZsimError]]) -> list[dict[str, Any]]:
-    return [{"scenario": name, "error": str(error), "exit_code": error.exit_code} for name, error in failures]
+    return [
+        {"scenario": name, "error": str(error), "exit_code": error.exit_code}
+        for name, error in failures
+    ]
 
 
 def print_failure(scenario: str, error: ZsimError) -> None:
@@ -236,8 +265,11 @@ def print_failure(scenario: str, error: ZsimError) -> None:
     sys.stderr.write(f"zsim: {_line(scenario)}: {error}\n")
 
 
-def write_checks(reports: Sequence[CheckReport], failures: Sequence[tuple[str, ZsimError]], *, several: bool) -> None:
-    """The checks as JSON: of one scenario its object, of several a list of them and of those that could not be run."""
+def write_checks(
+    reports: Sequence[CheckReport], failures: Sequence[tuple[str, ZsimError]], *, several: bool
+) -> None:
+    """The checks as JSON: of one scenario its object, of several a list of them and of those that
+    could not be run."""
     objects = [check_object(one) for one in reports]
     errors = _errors(failures)
     ok = not failures and all(one.ok for one in reports)
@@ -248,16 +280,17 @@ def write_checks(reports: Sequence[CheckReport], failures: Sequence[tuple[str, Z
 def check_object(one: CheckReport) -> dict[str, Any]:
     """The object that `zsim validate --json` and `zsim compare --json` print for one scenario."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "scenario": one.measured.scenario,
-        "predicted_backend": one.predicted.backend,
-        "measured_backend": one.measured.backend,
-        "interpreter": one.measured.interpreter,
-        "world_size": one.measured.world_size,
+        "schema_version": SCHEMA_VERSION, "scenario": one.measured.scenario,
+        "predicted_backend": one.predicted.backend, "measured_backend": one.measured.backend,
+        "interpreter": one.measured.interpreter, "world_size": one.measured.world_size,
         "replaced": one.replaced,
-        "checks": [{key: _finite(value) for key, value in asdict(check).items()} for check in one.checks],
+        "checks": [
+            {key: _finite(value) for key, value in asdict(check).items()} for check in one.checks
+        ],
         "ok": one.ok,
-        "provenance": {"predicted": dict(one.predicted.provenance), "measured": dict(one.measured.provenance)},
+        "provenance": {
+            "predicted": dict(one.predicted.provenance), "measured": dict(one.measured.provenance)
+        },
     }
 
 
@@ -276,13 +309,17 @@ def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
         "cluster": f"{scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks",
         "mesh": str(program.mesh).removeprefix("mesh "),
         "strategy": f"{scenario.strategy}{_options(scenario)}",
-        "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in rank 0's steady step",
+        "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in "
+                         f"rank 0's steady step",
         **allocator,
     }
 
 
 def _options(scenario: Scenario) -> str:
-    return "".join(f", {option.name} = {getattr(scenario.options, option.name)}" for option in fields(scenario.options))
+    return "".join(
+        f", {option.name} = {getattr(scenario.options, option.name)}"
+        for option in fields(scenario.options)
+    )
 
 
 def bar() -> str:

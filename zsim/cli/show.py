@@ -1,4 +1,5 @@
-"""What `zsim show`, `zsim fit` and `zsim list` do: a scenario, what would help it, and what there is, for reading."""
+"""What `zsim show`, `zsim fit` and `zsim list` do: a scenario, what would help it, and what there
+is, for reading."""
 
 from __future__ import annotations
 
@@ -22,19 +23,25 @@ from zsim.scenario.work_limits import MANY_TIMES
 
 
 def show(options: argparse.Namespace) -> int:
-    """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the allocator's history."""
+    """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the
+    allocator's history."""
     scenario = _with_allocator(load(options.scenario), options)
     program = plan.plan(scenario, device=scenario.cluster.kind)
     head = report.show_head(scenario, program)
     warnings = warned(scenario)
-    found = fits.answer(program, scenario.cluster, expandable_segments=scenario.expandable_segments, besides=belongings(scenario))
+    found = fits.answer(
+        program, scenario.cluster, expandable_segments=scenario.expandable_segments,
+        besides=belongings(scenario),
+    )
     stages = waterfall.waterfall(scenario, found)
     ridge = fits.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
     helps = _advice(scenario) if options.memory else None
     nothing_fits = "" if helps is None else advice.none_fits(found, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
-        files.require(Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot")
+        files.require(
+            Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot"
+        )
         rank = program.of_rank(found.rank)
         snapshot.write_snapshot(
             rank if found.built_on_device else reserved.built_elsewhere(rank),
@@ -48,14 +55,18 @@ def show(options: argparse.Namespace) -> int:
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
             more |= memory_report.answer_object(found, stages, ridge)
-            more["what_would_help"] = [asdict(effect) | {"finding": memory_report.finding(effect)} for effect in helps or ()]
+            more["what_would_help"] = [
+                asdict(effect) | {"finding": memory_report.finding(effect)}
+                for effect in helps or ()
+            ]
             more["nothing_fits"] = nothing_fits or None
         if options.time:
             more["time"] = time_report.as_object(scenario, program)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
     rows = [(name, words) for name, words in list(head.items())[1:] if words]
-    report.table(scenario.name, [*rows, ("memory", f"{found.verdict}: {memory_report.verdict_words(found)}")])
+    report.table(scenario.name, [*rows, ("memory", f"{found.verdict}: "
+                                                   f"{memory_report.verdict_words(found)}")])
     if options.program:
         report.say(str(program))
     if options.memory:
@@ -70,7 +81,8 @@ def show(options: argparse.Namespace) -> int:
 def _advice(scenario: Scenario) -> tuple[advice.Effect, ...] | None:
     """What would help; None, and a warning, where trying it would take minutes."""
     if untried := scenario.work.problem(part=MANY_TIMES):
-        report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: {untried}"])
+        report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
+                                    f"{untried}"])
         return None
     with report.progress(f"{scenario.name}: every change planned and simulated"):
         return advice.advice(scenario)
@@ -78,18 +90,26 @@ def _advice(scenario: Scenario) -> tuple[advice.Effect, ...] | None:
 
 def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     """The scenario with what the command line says of the allocator."""
-    return replace(scenario, expandable_segments=scenario.expandable_segments or options.expandable_segments)
+    return replace(
+        scenario, expandable_segments=scenario.expandable_segments or options.expandable_segments
+    )
 
 
 def _workspace(scenario: Scenario) -> int:
-    return non_torch.cublas_workspace(scenario.cluster.device) if scenario.cluster.kind == "cuda" else 0
+    return (
+        non_torch.cublas_workspace(scenario.cluster.device)
+        if scenario.cluster.kind == "cuda"
+        else 0
+    )
 
 
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
     scenario = _with_allocator(load(options.scenario), options)
     if problem := scenario.work.problem(part=MANY_TIMES):
-        raise ScenarioError((f"{options.scenario}: too much to simulate for each stage: {problem}",))
+        raise ScenarioError(
+            (f"{options.scenario}: too much to simulate for each stage: {problem}",)
+        )
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         found = fit.fit(scenario)
     memory_report.print_fit(scenario.name, found, as_json=options.json)
@@ -101,7 +121,10 @@ def listing(options: argparse.Namespace) -> int:
     rows = list(LISTINGS[options.what]())
     if not rows:
         expected = "a folder called scenarios with .toml files in this directory"
-        raise UsageError(where="zsim list scenarios", expected=expected, found="none", remedy="the project's checkout has one")
+        raise UsageError(
+            where="zsim list scenarios", expected=expected, found="none",
+            remedy="the project's checkout has one",
+        )
     report.print_list(options.what, rows, as_json=options.json)
     return 0
 
@@ -122,7 +145,11 @@ def _models() -> Iterator[Row]:
 
     for name in families.presets():
         found, spec = families.preset(name), families.load_preset(name)
-        at = f" at a sequence length of {families.LISTED_LENGTH:,}, whose positions are learned" if found.has_open_positions else ""
+        at = (
+            f" at a sequence length of {families.LISTED_LENGTH:,}, whose positions are learned"
+            if found.has_open_positions
+            else ""
+        )
         yield name, f"{spec.num_parameters:,} parameters{at}; {found.source}"
 
 

@@ -1,4 +1,5 @@
-"""Standard streams that outlive their readers: who closes a pipe early loses the rest of the text, and not the verdict in the exit code."""
+"""Standard streams that outlive their readers: who closes a pipe early loses the rest of the text,
+and not the verdict in the exit code."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ from typing import Any, TextIO
 
 
 class _Stream:
-    """A stream whose reader may go away: what is written then is dropped. `patient` ones drop what a full disk refuses as well."""
+    """A stream whose reader may go away: what is written then is dropped. `patient` ones drop what
+    a full disk refuses as well."""
 
     def __init__(self, stream: TextIO, *, patient: bool) -> None:
         self._stream = stream
-        self._errors: tuple[type[Exception], ...] = (OSError, ValueError) if patient else (BrokenPipeError,)
+        self._errors: tuple[type[Exception], ...] = (
+            (OSError, ValueError) if patient else (BrokenPipeError,)
+        )
 
     def write(self, text: str) -> int:
         """As that of the stream."""
@@ -42,7 +46,8 @@ class _Stream:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Inside, sys.stdout and sys.stderr outlive their readers, and are there even if they were closed before the start."""
+    """Inside, sys.stdout and sys.stderr outlive their readers, and are there even if they were
+    closed before the start."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         out: Any = _Stream(sys.stdout or nowhere, patient=False)

@@ -1,4 +1,5 @@
-"""`zsim show --time`: where a step's time goes, why communication is exposed, the critical path, and what would hide it."""
+"""`zsim show --time`: where a step's time goes, why communication is exposed, the critical path,
+and what would hide it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 
 def why(scenario: Scenario, program: Program) -> Why:
-    """Why the scenario's steady step takes as long as it does. Where host and device are one thread, neither waits for the other."""
+    """Why the scenario's steady step takes as long as it does. Where host and device are one
+    thread, neither waits for the other."""
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     return _why(scenario, program, simulate_step(program, costs=costs), costs)
 
@@ -38,10 +40,12 @@ def _why(scenario: Scenario, program: Program, timeline: Timeline, costs: Costs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """The step as a whole: its time and its band as a Run of it has them, and what of it is there since its parts are in one another's way.
+    """The step as a whole: its time and its band as a Run of it has them, and what of it is there
+    since its parts are in one another's way.
 
-    It is `interference_ns` longer because collectives slow down the kernels beside them, and `sharing_ns` longer because they share links:
-    than the same step without the one, and without the other.
+    It is `interference_ns` longer because collectives slow down the kernels beside them, and
+    `sharing_ns` longer because they share links: than the same step without the one, and without
+    the other.
     """
 
     step_ns: int
@@ -60,14 +64,19 @@ def _told(scenario: Scenario, program: Program) -> tuple[Why, Whole]:
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     timeline = simulate_step(program, costs=costs)
     step = timeline.step_time_ns
-    undisturbed = Costs(cluster=scenario.cluster, execution=replace(scenario.executed, interference=False))
-    shares = any(any(times.shared.values()) for times in timeline.ranks.values())  # if not, no simulation is needed to know
+    undisturbed = Costs(
+        cluster=scenario.cluster, execution=replace(scenario.executed, interference=False)
+    )
+    # if not, no simulation is needed to know
+    shares = any(any(times.shared.values()) for times in timeline.ranks.values())
     return _why(scenario, program, timeline, costs), Whole(
         step_ns=step,
         band_ns=metrics.band_ns(step, error_bands.band(program, timeline, costs=costs)),
         calibration=error_bands.calibration(scenario.cluster, scenario.executed),
         interference_ns=step - simulate_step(program, costs=undisturbed).step_time_ns,
-        sharing_ns=step - simulate_step(program, costs=costs, contention=False).step_time_ns if shares else 0,
+        sharing_ns=step - simulate_step(program, costs=costs, contention=False).step_time_ns
+        if shares
+        else 0,
     )
 
 
@@ -123,72 +132,119 @@ def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
 
 def _change(change: Change) -> dict[str, Any]:
     found = {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed}
-    found |= {"exposed_at_ends": change.at_ends, "hides": change.hides, "hides_all": change.hides_all}
-    memory = {"memory": change.memory, "needed_bytes": change.needed_bytes, "capacity_bytes": change.capacity_bytes}
+    found |= {
+        "exposed_at_ends": change.at_ends, "hides": change.hides, "hides_all": change.hides_all
+    }
+    memory = {
+        "memory": change.memory, "needed_bytes": change.needed_bytes,
+        "capacity_bytes": change.capacity_bytes,
+    }
     return found | memory if change.memory else found
 
 
 def show(scenario: Scenario, program: Program) -> None:
     """The same in words."""
     found, step = _told(scenario, program)
-    hosted = hosted_ns(program.of_rank(found.rank).steady, Costs(cluster=scenario.cluster, execution=scenario.executed))
-    for line in lines(found, hiding(scenario), step=step, synchronous=scenario.executed.synchronous, hosted_ns=hosted):
+    hosted = hosted_ns(
+        program.of_rank(found.rank).steady,
+        Costs(cluster=scenario.cluster, execution=scenario.executed),
+    )
+    for line in lines(
+        found, hiding(scenario), step=step, synchronous=scenario.executed.synchronous,
+        hosted_ns=hosted,
+    ):
         report.say(line)
 
 
 def hosted_ns(ops: Sequence[Op], costs: Costs) -> int:
-    """Nanoseconds of what the host computes itself, as the step of an optimizer whose states it holds."""
+    """Nanoseconds of what the host computes itself, as the step of an optimizer whose states it
+    holds."""
     own = (tuple([kernel for kernel in op.kernels if kernel.place == "host"]) for op in ops)
     return sum(costs.compute_ns(kernels) for kernels in own if kernels)
 
 
-def lines(found: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0) -> Iterator[str]:
+def lines(
+    found: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0
+) -> Iterator[str]:
     """The report, line by line; in `hosted_ns` the host computes itself."""
     waits = format_time(found.host_bound_ns)
     took = report.step_words(step.step_ns, step.band_ns, step.calibration)
-    yield f"step of {took} on rank {found.rank}; compute is idle until the host issues it for {waits}"
+    yield (
+        f"step of {took} on rank {found.rank}; compute is idle until the host issues it for {waits}"
+    )
     if step.interference_ns:
-        yield f"  {format_time(step.interference_ns)} of the step because collectives slow down the kernels beside them"
+        yield (
+            f"  {format_time(step.interference_ns)} of the step because collectives slow down the "
+            f"kernels beside them"
+        )
     if step.sharing_ns:
         yield f"  {format_time(step.sharing_ns)} of the step because collectives share links"
     if synchronous:
-        yield "  one thing after another: on a CPU FSDP waits for each collective where it calls it, so nothing hides any"
+        yield (
+            "  one thing after another: on a CPU FSDP waits for each collective where it calls "
+            "it, so nothing hides any"
+        )
     if hosted_ns:
         yield (
-            f"  {format_time(hosted_ns)} of the host's own step of the optimizer and its copies, at its memory's bandwidth: more nodes to "
+            f"  {format_time(hosted_ns)} of the host's own step of the optimizer and its copies, "
+            f"at its memory's bandwidth: more nodes to "
             "share them help, or states on the device"
         )
     elif found.host_bound:
-        yield "  bound by the host: fewer and larger kernels (a larger micro-batch, execution.compile) help, faster devices do not"
-    yield f"exposed communication {format_time(found.exposed_ns)}, {_percent(found.exposed_ns / max(1, found.step_ns))}"
+        yield (
+            "  bound by the host: fewer and larger kernels (a larger micro-batch, "
+            "execution.compile) help, faster devices do not"
+        )
+    yield (
+        f"exposed communication {format_time(found.exposed_ns)}, "
+        f"{_percent(found.exposed_ns / max(1, found.step_ns))}"
+    )
     for reason, ns in found.by_reason.items():
         held = "" if reason == LONGER else "held back by "
         yield f"  {format_time(ns):>10}  {held}{reason}"
     if found.at_ends_ns:
-        where = ((found.before_ns, "before the first of forward"), (found.after_ns, "after the last of a backward"))
+        where = (
+            (found.before_ns, "before the first of forward"),
+            (found.after_ns, "after the last of a backward"),
+        )
         ends = ", ".join(f"{format_time(ns)} {place}" for ns, place in where if ns)
         yield f"  at the ends, where there is no compute to hide it: {ends}"
-    yield from _listed(_exposed_line(alike) for alike in _together(found.exposed, lambda one: one.exposed_ns, _of_exposed))
+    yield from _listed(
+        _exposed_line(alike)
+        for alike in _together(found.exposed, lambda one: one.exposed_ns, _of_exposed)
+    )
     ops = "1 op" if len(found.critical_path) == 1 else f"{len(found.critical_path)} ops"
     yield f"critical path, {ops}, most of it in:"
     for waited, ns in _waited(found.critical_path):
         yield f"    waiting for {waited:<31} {format_time(ns):>10}"
-    longest = _together(found.critical_path, _link_ns, lambda link: (name(link.op), link.then))[:MOST]
+    longest = _together(found.critical_path, _link_ns, lambda link: (name(link.op), link.then))[
+        :MOST
+    ]
     for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
-        yield f"    {name(alike[0].op):<32} {format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
+        yield (
+            f"    {name(alike[0].op):<32} "
+            f"{format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
+        )
     yield from _proposals(helps)
 
 
 def _proposals(helps: Hiding) -> Iterator[str]:
-    """What would hide the communication and what gains nothing; of the ends alone what would make them shorter."""
+    """What would hide the communication and what gains nothing; of the ends alone what would make
+    them shorter."""
     now, tokens = helps.now, f"({helps.now.ns_per_token:,.0f} ns for each token now)"
     if now.hides_all:
         yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
         return
     asked = "what would hide it"
     if now.hides:
-        ends = f"{_percent(now.at_ends)} at its ends, which no lookahead hides and a larger micro-batch only spreads over more tokens"
-        yield f"what compute can hide is hidden: {_percent(now.inside)} of the step is exposed besides {ends}"
+        ends = (
+            f"{_percent(now.at_ends)} at its ends, which no lookahead hides and a larger "
+            f"micro-batch only spreads over more tokens"
+        )
+        yield (
+            f"what compute can hide is hidden: {_percent(now.inside)} of the step is exposed "
+            f"besides {ends}"
+        )
         asked = "what would make the ends shorter"
     if helps.untried:
         yield f"{asked} is not computed, to be done in seconds: {helps.untried}"
@@ -197,7 +253,10 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     for change in helps.changes:
         memory = f"; {change.memory_words}" if change.memory_words else ""
         idle = "" if change.gains(now) else ", which gains nothing"
-        yield f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for each token{idle}{memory}"
+        yield (
+            f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for "
+            f"each token{idle}{memory}"
+        )
     if helps.useless:
         yield f"    nothing is gained by {' or '.join(helps.useless)}"
     if helps.elsewhere:
@@ -207,14 +266,19 @@ def _proposals(helps: Hiding) -> Iterator[str]:
 def _verdict(change: Change, now: Change) -> str:
     ends = f" and {_percent(change.at_ends)} at the ends" if change.at_ends else ""
     hides = change.hides_all if now.hides else change.hides
-    return f"{'hides it: ' if hides and not now.hides else ''}leaves {_percent(change.inside)} exposed{ends}"
+    return (
+        f"{'hides it: ' if hides and not now.hides else ''}leaves {_percent(change.inside)} "
+        f"exposed{ends}"
+    )
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _together(items: Iterable[T], ns: Callable[[T], int], key: Callable[[T], object]) -> list[list[T]]:
+def _together(
+    items: Iterable[T], ns: Callable[[T], int], key: Callable[[T], object]
+) -> list[list[T]]:
     """Those with equal keys, as of an op of every micro-batch; the most nanoseconds first."""
     groups: dict[object, list[T]] = {}
     for item in items:
@@ -229,13 +293,22 @@ def _of_exposed(one: Exposed) -> object:
 def _waited(path: Sequence[Link]) -> list[tuple[str, int]]:
     """What the path waited for while none of its ops ran, and for how long in all.
 
-    Of the host it says what was still to be issued: compute that depends on a collective waits for that, and not for the host.
+    Of the host it says what was still to be issued: compute that depends on a collective waits for
+    that, and not for the host.
     """
     found = Counter[str]()
     for link in path:
         if link.waited_ns:
-            issued = "collectives" if link.op.kind in COLLECTIVES else "kernels" if link.op.stream == COMPUTE_STREAM else "copies"
-            found[link.waited_for + (f" to issue {issued}" if link.waited_for == "the host" else "")] += link.waited_ns
+            issued = (
+                "collectives"
+                if link.op.kind in COLLECTIVES
+                else "kernels"
+                if link.op.stream == COMPUTE_STREAM
+                else "copies"
+            )
+            found[
+                link.waited_for + (f" to issue {issued}" if link.waited_for == "the host" else "")
+            ] += link.waited_ns
     return found.most_common()
 
 
@@ -252,7 +325,11 @@ def _exposed_line(alike: Sequence[Exposed]) -> str:
     for one in alike:
         by_reason.update(dict(one.parts))
     after = f" after {first.waited_for}" if first.waited_for else ""
-    others = "".join(f"; {format_time(ns)} {reason}" for reason, ns in by_reason.most_common() if reason != first.reason)
+    others = "".join(
+        f"; {format_time(ns)} {reason}"
+        for reason, ns in by_reason.most_common()
+        if reason != first.reason
+    )
     exposed, duration = sum(one.exposed_ns for one in alike), sum(one.duration_ns for one in alike)
     took = f"{format_time(exposed):>10} of {format_time(duration):<10}"
     return f"    {name(first.op):<32} {took} {first.reason}{after}{others}{_times(alike)}"

@@ -1,7 +1,9 @@
-"""Clusters: devices, links and nodes from preset files, each number with its source, and the graph they form.
+"""Clusters: devices, links and nodes from preset files, each number with its source, and the graph
+they form.
 
-The bandwidths of links are what NCCL reaches on them, never data-sheet NVLink. A ClusterSpec is small whatever the
-number of nodes; its graph is built only when somebody asks for it. It knows no strategy and no collective.
+The bandwidths of links are what NCCL reaches on them, never data-sheet NVLink. A ClusterSpec is
+small whatever the number of nodes; its graph is built only when somebody asks for it. It knows no
+strategy and no collective.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The kinds of edge: `fabric` from device to the node's switch, `pcie` from device or NIC to PCIe switch, `host`
-    from PCIe switch to host memory, `rail` from NIC to rail switch."""
+    """The kinds of edge: `fabric` from device to the node's switch, `pcie` from device or NIC to
+    PCIe switch, `host` from PCIe switch to host memory, `rail` from NIC to rail switch."""
 
     fabric: Link
     pcie: Link
@@ -49,7 +51,8 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Nanoseconds to start a collective, and of the host: to issue a kernel or a collective, and what a hook of FSDP takes besides."""
+    """Nanoseconds to start a collective, and of the host: to issue a kernel or a collective, and
+    what a hook of FSDP takes besides."""
 
     collective: int
     issue_kernel: int
@@ -59,8 +62,8 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nccl:
-    """What NCCL's model asks of a node besides its links: the GPU's generation, the kind of network, the processors' maker
-    and what joins the GPUs of a node."""
+    """What NCCL's model asks of a node besides its links: the GPU's generation, the kind of
+    network, the processors' maker and what joins the GPUs of a node."""
 
     generation: Generation
     fabric: Fabric
@@ -70,11 +73,14 @@ class Nccl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
-    """What collectives were measured to take on this cluster, in place of what the preset's generation takes.
+    """What collectives were measured to take on this cluster, in place of what the preset's
+    generation takes.
 
-    `scope`: rings inside a node, its switch's all-reduce, or the network. t = floor + wire/share + Σ added·B/(B + half), with floor and
-    added in microseconds inside a node, and in multiples of the tuner's latencies on a network; half in bytes. `band`: the half-width
-    as a share in which nine of ten measurements are expected, of messages from 64 MiB on; `band_middle` from 1 MiB on, `band_small` below.
+    `scope`: rings inside a node, its switch's all-reduce, or the network. t = floor + wire/share +
+    Σ added·B/(B + half), with floor and added in microseconds inside a node, and in multiples of
+    the tuner's latencies on a network; half in bytes. `band`: the half-width as a share in which
+    nine of ten measurements are expected, of messages from 64 MiB on; `band_middle` from 1 MiB on,
+    `band_small` below.
     """
 
     scope: Literal["ring", "nvls", "network"]
@@ -100,7 +106,8 @@ class SlowRail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A ring over some ranks: mean latency of its hops, rounded up, bytes/s of its narrowest hop, and the ranks of its fullest node."""
+    """A ring over some ranks: mean latency of its hops, rounded up, bytes/s of its narrowest hop,
+    and the ranks of its fullest node."""
 
     alpha_ns: int
     bytes_per_s: int
@@ -115,7 +122,8 @@ Layout = range | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """`num_nodes` nodes of one preset, and how many of their devices have a rank (packed into nodes, in rank order)."""
+    """`num_nodes` nodes of one preset, and how many of their devices have a rank (packed into
+    nodes, in rank order)."""
 
     name: str
     description: str
@@ -148,10 +156,12 @@ class ClusterSpec:
         return rank // self.devices_per_node
 
     def layout(self, ranks: tuple[int, ...]) -> Layout:
-        """What tells `ranks` apart for `path`: of evenly spaced ones the like that begin in the first node, of others they themselves.
+        """What tells `ranks` apart for `path`: of evenly spaced ones the like that begin in the
+        first node, of others they themselves.
 
-        A group inside one node is alike wherever it begins; a slow rail makes every node its own. Where ranks share NICs, so does a last
-        node that is not full, and groups are alike that lie so to their neighbours.
+        A group inside one node is alike wherever it begins; a slow rail makes every node its own.
+        Where ranks share NICs, so does a last node that is not full, and groups are alike that lie
+        so to their neighbours.
         """
         group = nic_sharing.even(ranks)
         if not group:
@@ -161,7 +171,11 @@ class ClusterSpec:
         size, begin = self.devices_per_node, 0
         if self.node_of(ranks[0]) != self.node_of(ranks[-1]):
             own_nics = self.nics_per_node >= size
-            if not own_nics and self.num_ranks % size and self.node_of(ranks[-1]) == self.node_of(self.num_ranks - 1):
+            if (
+                not own_nics
+                and self.num_ranks % size
+                and self.node_of(ranks[-1]) == self.node_of(self.num_ranks - 1)
+            ):
                 return group
             begin = ranks[0] % (size if own_nics else nic_sharing.period(group, per_node=size))
         return range(begin, begin + group.step * len(ranks), group.step)
@@ -169,32 +183,44 @@ class ClusterSpec:
     @property
     def hop_ns(self) -> tuple[int, int]:
         """Nanoseconds from one device to the next inside a node, and to one in another node."""
-        return 2 * self.links.fabric.latency, 2 * (2 * self.links.pcie.latency + self.links.rail.latency)
+        return 2 * self.links.fabric.latency, 2 * (
+            2 * self.links.pcie.latency + self.links.rail.latency
+        )
 
     def path(self, ranks: tuple[int, ...]) -> Path:
         """The ring over `ranks` in their order, all members of a node next to one another.
 
-        In a node each rank has the fabric for itself. A ring that leaves the node runs over the NICs of its members, of which the ranks
-        that send over one at the same time have equal parts (`zsim.cluster.nic_sharing`). The node with the least of them is the narrowest place.
-        Channels get equal parts of a message, so the slowest rail of a node holds all of its rails up.
+        In a node each rank has the fabric for itself. A ring that leaves the node runs over the
+        NICs of its members, of which the ranks that send over one at the same time have equal parts
+        (`zsim.cluster.nic_sharing`). The node with the least of them is the narrowest place.
+        Channels get equal parts of a message, so the slowest rail of a node holds all of its rails
+        up.
         """
         per_node = Counter(map(self.node_of, ranks))
         inside, outside = self.hop_ns
         if len(per_node) <= 1:
             width = self.links.fabric.bandwidth
-            return Path(alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node), fullest=len(ranks))
+            return Path(
+                alpha_ns=inside, bytes_per_s=width, num_ranks=len(ranks), num_nodes=len(per_node),
+                fullest=len(ranks),
+            )
         hops, fullest = len(ranks), max(per_node.values())
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
         slowest = self._slowest(ranks)
         narrowest = int(min(nics * slowest[node] for node, nics in self._nics(ranks).items()))
         widest = min(narrowest, self.links.fabric.bandwidth) if fullest > 1 else narrowest
-        return Path(alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node), fullest=fullest)
+        return Path(
+            alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node),
+            fullest=fullest,
+        )
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
-        """By rank: what a ring over `ranks` at full speed takes of its `fabric` link, and of what it has of the `rail`s as in `path`.
+        """By rank: what a ring over `ranks` at full speed takes of its `fabric` link, and of what
+        it has of the `rail`s as in `path`.
 
-        The ring is as wide in every node, so that a node with more members than another takes less of the rails of each. One rank alone
-        uses nothing, and one that is alone in its node no fabric.
+        The ring is as wide in every node, so that a node with more members than another takes less
+        of the rails of each. One rank alone uses nothing, and one that is alone in its node no
+        fabric.
         """
         if len(ranks) < 2:
             return {}
@@ -204,13 +230,16 @@ class ClusterSpec:
         if path.num_nodes <= 1:
             return dict.fromkeys(ranks, inside)
         nodes = {
-            node: (inside if per_node[node] > 1 else {}) | {"rail": path.bytes_per_s / (nics * self._nic)}
+            node: (inside if per_node[node] > 1 else {})
+            | {"rail": path.bytes_per_s / (nics * self._nic)}
             for node, nics in self._nics(ranks).items()
         }
         found = {rank: nodes[self.node_of(rank)] for rank in ranks}
         for rank in ranks if self.slow_rails else ():
             rail = found[rank]["rail"] * self._nic / self._slowest((rank,))[self.node_of(rank)]
-            found[rank] = found[rank] | {"rail": rail}  # at most 1, for the ring is as slow as the slowest of its node
+            found[rank] = found[rank] | {
+                "rail": rail
+            }  # at most 1, for the ring is as slow as the slowest of its node
         return found
 
     @property
@@ -220,10 +249,13 @@ class ClusterSpec:
 
     def _nics(self, ranks: tuple[int, ...]) -> dict[int, Fraction]:
         """By node: how many NICs a ring over `ranks` that leaves it has there."""
-        return nic_sharing.nics_of_ring(ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node)
+        return nic_sharing.nics_of_ring(
+            ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node
+        )
 
     def nics_of(self, rank: int) -> range:
-        """The NICs of its node that are next to `rank`'s device: its even part of them, or the one that it shares."""
+        """The NICs of its node that are next to `rank`'s device: its even part of them, or the one
+        that it shares."""
         first = rank % self.devices_per_node * self.nics_per_node // self.devices_per_node
         return range(first, first + max(1, self.nics_per_node // self.devices_per_node))
 
@@ -234,31 +266,44 @@ class ClusterSpec:
             slow = {(one.node, one.nic): one.bandwidth for one in self.slow_rails}
             for rank in ranks:
                 node = self.node_of(rank)
-                found[node] = min(found[node], *(slow.get((node, nic), found[node]) for nic in self.nics_of(rank)))
+                found[node] = min(
+                    found[node], *(slow.get((node, nic), found[node]) for nic in self.nics_of(rank))
+                )
         return found
 
     def graph(self) -> networkx.Graph:
-        """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth` and `latency_ns`."""
+        """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth`
+        and `latency_ns`."""
         return _graph(self)
 
 
 def clusters() -> tuple[str, ...]:
     """The names of all cluster presets, sorted."""
     folder = files("zsim") / "presets" / "clusters"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".toml")
+            for entry in folder.iterdir()
+            if entry.name.endswith(".toml")
+        )
+    )
 
 
 def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
-    """`nodes` nodes of the preset `name`, with a rank on each device or on the first `ranks` of them.
+    """`nodes` nodes of the preset `name`, with a rank on each device or on the first `ranks` of
+    them.
 
-    A CPU host has as many devices as it has ranks. ScenarioError for an unknown name or for more ranks than devices.
+    A CPU host has as many devices as it has ranks. ScenarioError for an unknown name or for more
+    ranks than devices.
     """
     if name not in clusters():
         near = difflib.get_close_matches(name, clusters(), n=1)
         hint = f", did you mean {near[0]}?" if near else "; `zsim list clusters` names them"
         raise ScenarioError((f'cluster.preset: unknown cluster "{name[:60]}"{hint}',))
     table = _preset(name)
-    return cluster_of(table, name=name, device=load_device(table["device"]), nodes=nodes, ranks=ranks)
+    return cluster_of(
+        table, name=name, device=load_device(table["device"]), nodes=nodes, ranks=ranks
+    )
 
 
 def cluster_of(
@@ -270,16 +315,20 @@ def cluster_of(
     ranks: int | None,
     curves: tuple[MeasuredCurve, ...] = (),
 ) -> ClusterSpec:
-    """The cluster of a preset's table, which is taken to be right; ScenarioError for more ranks than devices."""
+    """The cluster of a preset's table, which is taken to be right; ScenarioError for more ranks
+    than devices."""
     per_node = int(table["devices_per_node"])
     if table["kind"] == "cpu":
         per_node = -(-(ranks or nodes) // nodes)
     num_ranks = nodes * per_node if ranks is None else ranks
     if not 1 <= num_ranks <= nodes * per_node:
         raise ScenarioError(
-            (f"cluster.ranks: expected 1 to {nodes * per_node}, the devices of {nodes} × {name}, found {num_ranks}",)
+            (f"cluster.ranks: expected 1 to {nodes * per_node}, the devices of {nodes} × {name}, "
+             f"found {num_ranks}",)
         )
-    figures = figures_of("", {key: entry for key, entry in table.items() if key not in ("device", "curves")})
+    figures = figures_of(
+        "", {key: entry for key, entry in table.items() if key not in ("device", "curves")}
+    )
     return ClusterSpec(
         name=name,
         description=table["description"],
@@ -314,8 +363,11 @@ def _graph(cluster: ClusterSpec) -> networkx.Graph:
 
 
 def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
-    """One node: each device on the fabric and behind its NIC's PCIe switch, each NIC on the switch of its rail."""
-    links, num_switches = cluster.links, max(1, min(cluster.nics_per_node, cluster.devices_per_node))
+    """One node: each device on the fabric and behind its NIC's PCIe switch, each NIC on the switch
+    of its rail."""
+    links, num_switches = (
+        cluster.links, max(1, min(cluster.nics_per_node, cluster.devices_per_node)),
+    )
 
     def join(kind_a: str, a: str, kind_b: str, b: str, link: Link) -> None:
         graph.add_node(a, kind=kind_a)
@@ -334,4 +386,7 @@ def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
         bandwidth = min(links.rail.bandwidth, slow.get((node, index), links.rail.bandwidth))
         pcie = f"node{node}.pcie{index * num_switches // cluster.nics_per_node}"
         join("pcie", pcie, "nic", nic, links.pcie)
-        join("nic", nic, "rail", f"rail{index}", Link(bandwidth=bandwidth, latency=links.rail.latency))
+        join(
+            "nic", nic, "rail", f"rail{index}",
+            Link(bandwidth=bandwidth, latency=links.rail.latency),
+        )

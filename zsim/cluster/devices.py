@@ -1,7 +1,8 @@
-"""Devices from preset files: memory, peaks, and what kernels reach of them, each number with its source.
+"""Devices from preset files: memory, peaks, and what kernels reach of them, each number with its
+source.
 
-A file holds one device. What is calibrated says on what; a fraction reached is never carried from one generation to another without
-saying so. It knows no cluster and no model.
+A file holds one device. What is calibrated says on what; a fraction reached is never carried from
+one generation to another without saying so. It knows no cluster and no model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, Literal
 
 from zsim.io.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
 
-Provenance = Literal["vendor sheet", "published", "source code", "measured", "calibrated", "assumed"]
+Provenance = Literal[
+    "vendor sheet", "published", "source code", "measured", "calibrated", "assumed"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +31,16 @@ class Figure:
     provenance: Provenance
     source: str
     width: float | None = None
-    """The half-width of what is calibrated, by the errors of its own fit; None where it is what such constants have in general."""
+    """The half-width of what is calibrated, by the errors of its own fit; None where it is what
+    such constants have in general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRate:
-    """FLOP/s that a fused attention kernel nears as sequences grow, the length at which it has half of that, and the share of forward's
-    rate that backward reaches. The rate is that with heads of 128: narrower ones have more exponentials for their FLOPs, and products
-    wait for the share `waits` of them."""
+    """FLOP/s that a fused attention kernel nears as sequences grow, the length at which it has half
+    of that, and the share of forward's rate that backward reaches. The rate is that with heads of
+    128: narrower ones have more exponentials for their FLOPs, and products wait for the share
+    `waits` of them."""
 
     rate: int
     half_length: int
@@ -45,16 +50,18 @@ class AttentionRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the shares that kernels reach of both.
-    `float8` is 0 where there are no products of 8 bits.
+    """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the
+    shares that kernels reach of both. `float8` is 0 where there are no products of 8 bits.
 
-    `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager element-wise kernels, `matmul_efficiency` what
-    large products near. A tile of a product costs `matmul_prologue` steps of k besides its own; of the idle part of a last wave of
-    tiles `wave_cost` is lost. `exponentials` are those per second that the units for special functions
-    make. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels pending waits (0: it
-    never does). Kernels lose the share `interference` of what a collective beside them takes (`zsim.engine.interference`), and of the time in which
-    they run beside it it loses the share `collective_interference` itself. With each doubling of nodes a step waits `straggler` longer
-    for the slowest rank. `attention` is empty where products do.
+    `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager
+    element-wise kernels, `matmul_efficiency` what large products near. A tile of a product costs
+    `matmul_prologue` steps of k besides its own; of the idle part of a last wave of tiles
+    `wave_cost` is lost. `exponentials` are those per second that the units for special functions
+    make. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels
+    pending waits (0: it never does). Kernels lose the share `interference` of what a collective
+    beside them takes (`zsim.engine.interference`), and of the time in which they run beside it it
+    loses the share `collective_interference` itself. With each doubling of nodes a step waits
+    `straggler` longer for the slowest rank. `attention` is empty where products do.
     """
 
     name: str
@@ -82,25 +89,41 @@ class Device:
 
     def peak_flops(self, dtype: str) -> int:
         """Dense peak FLOP/s for matrix products of `dtype`."""
-        return {"float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16, "float8": self.float8}[dtype]
+        return {
+            "float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16,
+            "float8": self.float8,
+        }[dtype]
 
 
 def devices() -> tuple[str, ...]:
     """The names of all device presets, sorted."""
     folder = files("zsim") / "presets" / "devices"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".toml")
+            for entry in folder.iterdir()
+            if entry.name.endswith(".toml")
+        )
+    )
 
 
 @cache
 def load_device(name: str) -> Device:
     """The device of a preset file."""
-    return device_of(tomllib.loads((files("zsim") / "presets" / "devices" / f"{name}.toml").read_text()))
+    return device_of(
+        tomllib.loads((files("zsim") / "presets" / "devices" / f"{name}.toml").read_text())
+    )
 
 
 def device_of(table: Mapping[str, Any]) -> Device:
     """The device of a preset's table, which is taken to be right."""
-    attention = {kind: AttentionRate(**values(rate)) for kind, rate in table.get("attention", {}).items()}
-    return Device(name=table["name"], **values(table), attention=attention, figures=tuple(figures_of("device.", table)))
+    attention = {
+        kind: AttentionRate(**values(rate)) for kind, rate in table.get("attention", {}).items()
+    }
+    return Device(
+        name=table["name"], **values(table), attention=attention,
+        figures=tuple(figures_of("device.", table)),
+    )
 
 
 CARDS = frozenset({"L40S"})
@@ -108,9 +131,11 @@ CARDS = frozenset({"L40S"})
 
 
 def is_called(name: str, by_torch: str) -> bool:
-    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an "H100 SXM 80 GB".
+    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an
+    "H100 SXM 80 GB".
 
-    Not one of another memory, or a card where `name` is none: "NVIDIA H100 PCIe" has other clocks and links.
+    Not one of another memory, or a card where `name` is none: "NVIDIA H100 PCIe" has other clocks
+    and links.
     """
     model, told = "".join(name.split()[:1]).upper(), by_torch.upper()
     sizes, own = (re.findall(r"(\d+)\s?GB", text.upper()) for text in (told, name))
@@ -152,7 +177,8 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
 
 
 def parsed(key: str, text: str) -> int | float:
-    """The number that `text` says for the constant `key`: bytes, bytes/s, FLOP/s, nanoseconds, a count or a share.
+    """The number that `text` says for the constant `key`: bytes, bytes/s, FLOP/s, nanoseconds, a
+    count or a share.
 
     KeyError for another key; UnitError or ValueError for a text that says none.
     """
@@ -161,7 +187,11 @@ def parsed(key: str, text: str) -> int | float:
 
 def values(table: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of one table of a preset; what has no source, such as a name, is left out."""
-    return {key: parsed(key, entry["value"]) for key, entry in table.items() if isinstance(entry, dict) and "value" in entry}
+    return {
+        key: parsed(key, entry["value"])
+        for key, entry in table.items()
+        if isinstance(entry, dict) and "value" in entry
+    }
 
 
 def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
@@ -173,7 +203,12 @@ def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
         if "value" in entry:
             text, provenance, source = entry["value"], entry["provenance"], entry["source"]
             width = parse_fraction(entry["width"]) if "width" in entry else None
-            found.append(Figure(key=f"{prefix}{key}", text=text, provenance=provenance, source=source, width=width))
+            found.append(
+                Figure(
+                    key=f"{prefix}{key}", text=text, provenance=provenance, source=source,
+                    width=width,
+                )
+            )
         else:
             found += figures_of(f"{prefix}{key}.", entry)
     return found

@@ -1,7 +1,9 @@
-"""How long ops take: `zsim.engine.kernel_time` for kernels, `zsim.cluster.collectives` on the links of the cluster, constants for issue.
+"""How long ops take: `zsim.engine.kernel_time` for kernels, `zsim.cluster.collectives` on the links
+of the cluster, constants for issue.
 
-It answers about one op at a time and remembers its answers, since a simulation asks the same questions very often. It
-knows no streams and no strategy. Every constant comes from the cluster's preset, with its provenance.
+It answers about one op at a time and remembers its answers, since a simulation asks the same
+questions very often. It knows no streams and no strategy. Every constant comes from the cluster's
+preset, with its provenance.
 """
 
 from __future__ import annotations
@@ -17,10 +19,19 @@ from zsim.engine import kernel_time
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.interference import Lost, Taken, lost, taken
 from zsim.ir.launch_queue import SYNCHRONOUS
-from zsim.ir.ops import ACCUMULATE, COLLECTIVES, MASK_SCORES, MOVE_GRADIENT, SCALE_SCORES, Kernel, Op
+from zsim.ir.ops import (
+    ACCUMULATE,
+    COLLECTIVES,
+    MASK_SCORES,
+    MOVE_GRADIENT,
+    SCALE_SCORES,
+    Kernel,
+    Op,
+)
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
-"""What FSDP's hooks issue, one per param group and pass; an all-reduce over replicas is issued with the reduce-scatter before it."""
+"""What FSDP's hooks issue, one per param group and pass; an all-reduce over replicas is issued with
+the reduce-scatter before it."""
 
 UNKNOWN_CHANNELS = 24
 
@@ -51,51 +62,76 @@ class Costs:
     def kernel_ns(self, kernel: Kernel) -> int:
         """What `zsim.engine.kernel_time` says of the device.
 
-        A transfer over the host's link, and work on the host, take their bytes at that link's rate, at this rank's share of the host's.
-        Rounded up once, at least 1. Remembered: a model's blocks have equal kernels.
+        A transfer over the host's link, and work on the host, take their bytes at that link's rate,
+        at this rank's share of the host's. Rounded up once, at least 1. Remembered: a model's
+        blocks have equal kernels.
         """
         known = self._each_kernel.get(kernel)
         if known is None:
-            known = self._each_kernel[kernel] = 0 if self._is_fused(kernel) else self._kernel_ns(kernel)
+            known = self._each_kernel[kernel] = (
+                0 if self._is_fused(kernel) else self._kernel_ns(kernel)
+            )
         return known
 
     def _is_fused(self, kernel: Kernel) -> bool:
-        """Whether another kernel does its work, or there is none: gradients that lie in the buffer which is reduced are not moved."""
+        """Whether another kernel does its work, or there is none: gradients that lie in the buffer
+        which is reduced are not moved."""
         accumulation = self.execution.accumulation
         if kernel.operator in (SCALE_SCORES, MASK_SCORES):
             return self.execution.softmax == "fused"
-        return (kernel.operator == ACCUMULATE and accumulation == "fused") or (kernel.operator == MOVE_GRADIENT and accumulation != "eager")
+        return (kernel.operator == ACCUMULATE and accumulation == "fused") or (
+            kernel.operator == MOVE_GRADIENT and accumulation != "eager"
+        )
 
     def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.place != "device":
-            rate = self.cluster.host_bandwidth if kernel.place == "host" else self.cluster.links.host.bandwidth
+            rate = (
+                self.cluster.host_bandwidth
+                if kernel.place == "host"
+                else self.cluster.links.host.bandwidth
+            )
             return max(1, -(-kernel.nbytes * 10**9 // rate))
         alone = kernel_time.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
-        """Of the time in which `kernels` run beside a collective, what they lose to it; nothing where the scenario switches it off."""
+    def lost(
+        self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
+    ) -> Lost:
+        """Of the time in which `kernels` run beside a collective, what they lose to it; nothing
+        where the scenario switches it off."""
         device = self.cluster.device
         if not (self.execution.interference and device.interference) or len(ranks) == 1:
             return Lost(0.0, 0.0)
         from_it = self._taken(kind, nbytes, ranks)
-        return Lost(self._lose(kernels, from_it), self._lose(kernels, replace(from_it, bandwidth=0.0)))
+        return Lost(
+            self._lose(kernels, from_it), self._lose(kernels, replace(from_it, bandwidth=0.0))
+        )
 
     def _lose(self, kernels: tuple[Kernel, ...], from_it: Taken) -> float:
         """The share of their time that `kernels`, one after another, lose to what is taken."""
         total = self.compute_ns(kernels)
-        shares = sum(self.kernel_ns(kernel) * self._kernel_loses(kernel, from_it) for kernel in kernels)
+        shares = sum(
+            self.kernel_ns(kernel) * self._kernel_loses(kernel, from_it) for kernel in kernels
+        )
         return self.cluster.device.interference * shares / total if total else 0.0
 
     def _taken(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> Taken:
-        """What the collective takes of the device; on a library that is not NCCL, as many channels as an H100's ring."""
+        """What the collective takes of the device; on a library that is not NCCL, as many channels
+        as an H100's ring."""
         cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
         if cluster.collectives == "nccl" and cluster.nccl is not None:
             group = communicator(cluster, self._path(self._layout(ranks), ranks))
-            algorithm = estimate.estimate(kind, nbytes, group, measured_curves.curves_of(cluster)).algorithm
-            channels, switch = estimate.channels(group, algorithm), algorithm in ("nvls", "nvls_tree")
+            algorithm = estimate.estimate(
+                kind, nbytes, group, measured_curves.curves_of(cluster)
+            ).algorithm
+            channels, switch = (
+                estimate.channels(group, algorithm), algorithm in ("nvls", "nvls_tree"),
+            )
         ns = self.collective_ns(kind, nbytes, ranks)
-        return taken(kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch, device=cluster.device)
+        return taken(
+            kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch,
+            device=cluster.device,
+        )
 
     def _kernel_loses(self, kernel: Kernel, from_it: Taken) -> float:
         key = kernel, from_it
@@ -106,21 +142,25 @@ class Costs:
 
     @property
     def collective_interference(self) -> float:
-        """Of the time in which kernels run beside a collective, the share that it loses; 0 where the scenario switches it off."""
+        """Of the time in which kernels run beside a collective, the share that it loses; 0 where
+        the scenario switches it off."""
         return self.cluster.device.collective_interference if self.execution.interference else 0.0
 
     @property
     def launch_queue(self) -> int:
-        """How many kernels the host may be ahead of the device; 0 for any number, SYNCHRONOUS where it never is."""
+        """How many kernels the host may be ahead of the device; 0 for any number, SYNCHRONOUS where
+        it never is."""
         return SYNCHRONOUS if self.execution.synchronous else self.cluster.device.launch_queue
 
     @property
     def _slowest(self) -> float:
-        """How much longer the slowest rank takes, which every collective waits for, where there are several nodes."""
+        """How much longer the slowest rank takes, which every collective waits for, where there are
+        several nodes."""
         return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their links; 0 for one rank."""
+        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their
+        links; 0 for one rank."""
         size = len(ranks)
         if size == 1:
             return 0
@@ -129,12 +169,15 @@ class Costs:
         known = self._collectives.get(key)
         if known is None:
             algorithms = ALGORITHMS[self.cluster.collectives]
-            wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks))
+            wire = algorithms.placed_ns(
+                kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks)
+            )
             known = self._collectives[key] = self.cluster.overheads.collective + wire
         return known
 
     def _layout(self, ranks: tuple[int, ...]) -> Layout:
-        """The cluster's, remembered by identity: a mesh has one tuple for all members of a group."""
+        """The cluster's, remembered by identity: a mesh has one tuple for all members of a group.
+        """
         known = self._layouts.get(id(ranks))
         if known is None:
             known = self._layouts[id(ranks)] = (ranks, self.cluster.layout(ranks))
@@ -146,25 +189,36 @@ class Costs:
         return self._paths[layout]
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
-        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind."""
+        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind.
+        """
         return self.cluster.usage(ranks)
 
-    def bytes_sent(self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
+    def bytes_sent(
+        self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0
+    ) -> int:
         """Bytes that group-local `rank` puts on the wire in a collective of `nbytes`."""
         algorithms = ALGORITHMS[self.cluster.collectives]
         return algorithms.bytes_sent(kind, nbytes, group_size=group_size, rank=rank, root=root)
 
     def issue_ns(self, op: Op) -> int:
-        """What the host spends on issuing `op`: per collective, with the hook that issues it, or per kernel; memory alone costs nothing."""
+        """What the host spends on issuing `op`: per collective, with the hook that issues it, or
+        per kernel; memory alone costs nothing."""
         overheads = self.cluster.overheads
         if op.kind in COLLECTIVES:
-            return overheads.issue_collective + (overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0)
+            return overheads.issue_collective + (
+                overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0
+            )
         own = self.execution.issue_kernel_ns
         return (overheads.issue_kernel if own is None else own) * self._launched(op)
 
     def _launched(self, op: Op) -> int:
-        """Kernels of an op, with those that are more than the one which stands for them, without those whose work another does."""
+        """Kernels of an op, with those that are more than the one which stands for them, without
+        those whose work another does."""
         asked = self.execution
         if asked.one_kernel_each:
             return len(op.kernels)
-        return sum(1 + kernel_time.more_kernels(kernel, asked) for kernel in op.kernels if not self._is_fused(kernel))
+        return sum(
+            1 + kernel_time.more_kernels(kernel, asked)
+            for kernel in op.kernels
+            if not self._is_fused(kernel)
+        )

@@ -1,7 +1,9 @@
-"""Folding: ranks that are alike do the same at the same time, so one stands for all, and meets those that stand for its partners.
+"""Folding: ranks that are alike do the same at the same time, so one stands for all, and meets
+those that stand for its partners.
 
-Ranks are alike when they run the same program, when collectives over their groups take equally long (a group inside a node is
-not like one that crosses nodes) and as much of their links, and when those groups join ranks that are alike in turn.
+Ranks are alike when they run the same program, when collectives over their groups take equally long
+(a group inside a node is not like one that crosses nodes) and as much of their links, and when
+those groups join ranks that are alike in turn.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ Durations = Callable[[str, int, Group], int]
 Usages = Callable[[Group], Mapping[int, Mapping[str, Fraction]]]
 
 
-def stand_ins(program: Program, *, duration_ns: Durations, usage: Usages | None = None) -> tuple[int, ...]:
-    """By rank: the first rank that is like it. `duration_ns(kind, nbytes, group)` tells groups apart.
+def stand_ins(
+    program: Program, *, duration_ns: Durations, usage: Usages | None = None
+) -> tuple[int, ...]:
+    """By rank: the first rank that is like it. `duration_ns(kind, nbytes, group)` tells groups
+    apart.
 
-    Classes of ranks, at first by program, are split by the durations and the classes of their groups until no split is left. Where several
-    groups may contend, `usage` of a group tells its members apart, by what it takes of their links.
+    Classes of ranks, at first by program, are split by the durations and the classes of their
+    groups until no split is left. Where several groups may contend, `usage` of a group tells its
+    members apart, by what it takes of their links.
     """
     sizes: dict[str, set[tuple[str, int]]] = {}
     for ops in program.ranks:
@@ -30,16 +36,23 @@ def stand_ins(program: Program, *, duration_ns: Durations, usage: Usages | None 
                 sizes.setdefault(op.group, set()).add((op.kind, op.nbytes))
     groups = {axis: program.mesh.groups(axis) for axis in sorted(sizes)}
     costs = {
-        (axis, group): tuple(duration_ns(kind, nbytes, group) for kind, nbytes in sorted(sizes[axis]))
+        (axis, group): tuple(
+            duration_ns(kind, nbytes, group) for kind, nbytes in sorted(sizes[axis])
+        )
         for axis in groups
         for group in groups[axis]
     }
     classes, count = list(program.assignment), 0
     if usage is not None and len(groups) > 1:
-        classes = _numbered(zip(classes, *(_used(members, usage) for members in groups.values()), strict=True))
+        classes = _numbered(
+            zip(classes, *(_used(members, usage) for members in groups.values()), strict=True)
+        )
     while len(set(classes)) > count:
         count = len(set(classes))
-        met = [_met(members, classes, [costs[axis, group] for group in members]) for axis, members in groups.items()]
+        met = [
+            _met(members, classes, [costs[axis, group] for group in members])
+            for axis, members in groups.items()
+        ]
         classes = _numbered(zip(classes, *met, strict=True))
     first: dict[int, int] = {}
     return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
@@ -51,14 +64,18 @@ def _used(members: tuple[Group, ...], usage: Usages) -> list[int]:
     nothing: dict[str, Fraction] = {}
     for group in members:
         found |= usage(group) or dict.fromkeys(group, nothing)
-    marks = {id(parts): tuple(sorted(parts.items())) for parts in found.values()}  # which are few: members of a node have one in common
+    # which are few: members of a node have one in common
+    marks = {id(parts): tuple(sorted(parts.items())) for parts in found.values()}
     return _numbered(marks[id(found[rank])] for rank in range(len(found)))
 
 
 def _met(members: tuple[Group, ...], classes: list[int], costs: list[tuple[int, ...]]) -> list[int]:
     """By rank: a number for what the group it is in costs and which classes meet there."""
     found = [0] * len(classes)
-    numbers = _numbered((cost, frozenset(classes[rank] for rank in group)) for group, cost in zip(members, costs, strict=True))
+    numbers = _numbered(
+        (cost, frozenset(classes[rank] for rank in group))
+        for group, cost in zip(members, costs, strict=True)
+    )
     for group, number in zip(members, numbers, strict=True):
         for rank in group:
             found[rank] = number
@@ -72,11 +89,14 @@ def _numbered(marks: Iterable[Hashable]) -> list[int]:
 
 
 class Meetings:
-    """Which of the ranks that stand for others meet in groups of one name; `stand_ins` are those of every rank."""
+    """Which of the ranks that stand for others meet in groups of one name; `stand_ins` are those of
+    every rank."""
 
     def __init__(self, program: Program, stand_ins: tuple[int, ...]) -> None:
         self.program, self.stand_ins = program, stand_ins
 
     def present(self, axis: str, rank: int) -> Group:
         """The simulated ranks that a simulated rank meets, itself among them, in order."""
-        return tuple(sorted({self.stand_ins[member] for member in self.program.mesh.group(axis, rank)}))
+        return tuple(
+            sorted({self.stand_ins[member] for member in self.program.mesh.group(axis, rank)})
+        )

@@ -1,9 +1,12 @@
-"""How long one kernel takes on a device: products by their tiles, fused attention by its length, everything else by its bytes.
+"""How long one kernel takes on a device: products by their tiles, fused attention by its length,
+everything else by its bytes.
 
-Products: an m × n result is cut into tiles, each of which a multiprocessor makes in (k + prologue) steps; tiles come in waves of as many
-as there are multiprocessors, and of the idle part of the last wave a share is lost (hardware hides the rest: tiles of other sizes,
-split k, clocks that rise). The tile is the fastest of those that libraries have. A product that is thin is bound by its bytes.
-Everything is a pure function of the kernel's shape and of the device's constants; all answers are int nanoseconds, rounded up once.
+Products: an m × n result is cut into tiles, each of which a multiprocessor makes in (k + prologue)
+steps; tiles come in waves of as many as there are multiprocessors, and of the idle part of the last
+wave a share is lost (hardware hides the rest: tiles of other sizes, split k, clocks that rise). The
+tile is the fastest of those that libraries have. A product that is thin is bound by its bytes.
+Everything is a pure function of the kernel's shape and of the device's constants; all answers are
+int nanoseconds, rounded up once.
 """
 
 from __future__ import annotations
@@ -17,45 +20,55 @@ from zsim.ir.ops import ACCUMULATE, LINEARS, MOVE_GRADIENT, NORM_STEP, Kernel, i
 from zsim.models.training_options import DTYPE_NBYTES
 
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
-"""Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each product. CUTLASS's usual tiles."""
+"""Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each
+product. CUTLASS's usual tiles."""
 
 STREAMS = frozenset(
-    {"copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP, "norm", "scale", "adamw", "sgd"}
+    {
+        "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP,
+        "norm", "scale", "adamw", "sgd",
+    }
 )
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
 
 
 ALIGNED = {"bfloat16": 8, "float16": 8, "float8": 16}
-"""Elements in 16 bytes, which tensor cores' operands are loaded by: rows of a matrix that are no multiples of them take other kernels
-(cuBLAS documentation, tensor core usage: leading dimensions)."""
+"""Elements in 16 bytes, which tensor cores' operands are loaded by: rows of a matrix that are no
+multiples of them take other kernels (cuBLAS documentation, tensor core usage: leading dimensions).
+"""
 MISALIGNED = 0.5
-"""Of the rate, what those reach (assumed: padding GPT-2's vocabulary of 50257 to 50304 is known to save a quarter of a step, in which the
-head has a third of the products)."""
+"""Of the rate, what those reach (assumed: padding GPT-2's vocabulary of 50257 to 50304 is known to
+save a quarter of a step, in which the head has a third of the products)."""
 
 COMPILED_SHARE = 0.5
-"""Of the bytes that chains of eager element-wise kernels move, those that one fused kernel does. Counted on a block of llama: a norm with
-its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary positions 2 of 6, casts none."""
+"""Of the bytes that chains of eager element-wise kernels move, those that one fused kernel does.
+Counted on a block of llama: a norm with its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary
+positions 2 of 6, casts none."""
 
 CAST_NBYTES = 4
-"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and written transposed for the other product that
-it is in, as Transformer Engine does. torchao casts anew for that product, but torch.compile fuses its casts with what comes before them."""
+"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and
+written transposed for the other product that it is in, as Transformer Engine does. torchao casts
+anew for that product, but torch.compile fuses its casts with what comes before them."""
 
 EAGER_CAST_NBYTES, EAGER_CAST_KERNELS = 33, 11
-"""Of one cast of torchao without torch.compile (torchao.float8, tensorwise, dynamic): |x| (4), its largest (2), x in float32 (6), times the
-scale (8), clamped (8), in 8 bits (5), and five kernels more for the scale. Each product casts both of its factors anew."""
+"""Of one cast of torchao without torch.compile (torchao.float8, tensorwise, dynamic): |x| (4), its
+largest (2), x in float32 (6), times the scale (8), clamped (8), in 8 bits (5), and five kernels
+more for the scale. Each product casts both of its factors anew."""
 
 
 NORM = "rms_norm"
 COMPOSITE_NORM, COMPOSITE_NORM_KERNELS = 58 / 7, 12
-"""Of the bytes that one kernel for an RMSNorm moves, and how many kernels there are, where it is made of single calls in float32. In
-tensors of two bytes, forward: cast 3, square 4, mean 2, two on single numbers, product 4, cast 3, weight 2, where one kernel has 2.
-Backward: weight 6, casts 6, product 12, mean and square 16, where it has 5. The calls read and write plain contiguous memory."""
+"""Of the bytes that one kernel for an RMSNorm moves, and how many kernels there are, where it is
+made of single calls in float32. In tensors of two bytes, forward: cast 3, square 4, mean 2, two on
+single numbers, product 4, cast 3, weight 2, where one kernel has 2. Backward: weight 6, casts 6,
+product 12, mean and square 16, where it has 5. The calls read and write plain contiguous memory."""
 
 LOSS, LOSS_OF_TARGETS = "log_softmax", "nll_loss"
 COMPOSITE_LOSS, COMPOSITE_LOSS_KERNELS = 10 / 5, 8
-"""The same of a cross-entropy. Torch moves five tensors of logits: forward reads and writes them, backward reads two and writes one. Single
-calls, forward: the largest 1, subtracted 2, exponentials 2, their sum 1, divided 2; backward: times the gradient, in place, 2. What
-backward of the targets' part writes for torch, a gradient that is zero elsewhere, there is none of."""
+"""The same of a cross-entropy. Torch moves five tensors of logits: forward reads and writes them,
+backward reads two and writes one. Single calls, forward: the largest 1, subtracted 2, exponentials
+2, their sum 1, divided 2; backward: times the gradient, in place, 2. What backward of the targets'
+part writes for torch, a gradient that is zero elsewhere, there is none of."""
 
 SUMS_NBYTES = 8
 """Bytes of a float32 sum that adding a gradient to it reads and writes, besides the gradient."""
@@ -63,18 +76,26 @@ SUMS_NBYTES = 8
 WIDTH = 128
 """The width of heads that rates of attention are for."""
 FLOPS_OF_FORWARD, FLOPS_OF_BACKWARD = 4, 10
-"""Of each score and each column of a head: two products of two FLOPs, and five in backward. For each score there is one exponential too."""
+"""Of each score and each column of a head: two products of two FLOPs, and five in backward. For
+each score there is one exponential too."""
 
 
 def problems(asked: Execution, device: Device) -> Iterator[str]:
-    """What `device` cannot execute, a line each with the scenario's key in front: it would be timed as something else."""
+    """What `device` cannot execute, a line each with the scenario's key in front: it would be timed
+    as something else."""
     if asked.float8 and not device.float8:
         yield f"execution.float8: expected a device with products of 8 bits, found {device.name}"
     if asked.float8_casts == "eager" and (asked.compile or not asked.float8):
-        yield "execution.float8_casts: expected fused, for eager ones are those of float8 without compile"
+        yield (
+            "execution.float8_casts: expected fused, for eager ones are those of float8 without "
+            "compile"
+        )
     if device.attention and asked.attention_kernels not in device.attention:
         known = ", ".join(device.attention)
-        yield f'execution.attention_kernels: expected one of {known} on {device.name}, found "{asked.attention_kernels}"'
+        yield (
+            f'execution.attention_kernels: expected one of {known} on {device.name}, found '
+            f'"{asked.attention_kernels}"'
+        )
 
 
 def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> int:
@@ -104,24 +125,37 @@ def more_kernels(kernel: Kernel, execution: Execution) -> int:
 
 def cast_kernels(kernel: Kernel, execution: Execution) -> int:
     """How many kernels of their own the casts of both factors of a product in 8 bits are."""
-    return 2 * EAGER_CAST_KERNELS if execution.float8_casts == "eager" and _in_eight_bits(kernel, execution) else 0
+    return (
+        2 * EAGER_CAST_KERNELS
+        if execution.float8_casts == "eager" and _in_eight_bits(kernel, execution)
+        else 0
+    )
 
 
 def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
     plain = device.memory_bandwidth * device.memory_efficiency
     moved = _moved_plainly(kernel, execution)
-    return kernel.nbytes / (device.memory_bandwidth * device.elementwise_efficiency) if moved is None else kernel.nbytes * moved / plain
+    return (
+        kernel.nbytes / (device.memory_bandwidth * device.elementwise_efficiency)
+        if moved is None
+        else kernel.nbytes * moved / plain
+    )
 
 
 def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
-    """How much of its bytes a kernel really moves, to and from plain contiguous memory; None where it is a chain that is not fused."""
+    """How much of its bytes a kernel really moves, to and from plain contiguous memory; None where
+    it is a chain that is not fused."""
     if kernel.operator == NORM_STEP and execution.compile:
         return COMPILED_SHARE / COMPOSITE_NORM
     if is_composite_norm(kernel, execution):
         return COMPOSITE_NORM
     if is_composite_loss(kernel, execution):
         return COMPOSITE_LOSS
-    if kernel.operator == LOSS_OF_TARGETS and execution.loss == "composite" and not execution.compile:
+    if (
+        kernel.operator == LOSS_OF_TARGETS
+        and execution.loss == "composite"
+        and not execution.compile
+    ):
         return 0.0
     if kernel.operator == ACCUMULATE and execution.accumulation == "fp32":
         of = DTYPE_NBYTES[kernel.dtype]
@@ -138,29 +172,46 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
         dtype = "float8" if _in_eight_bits(kernel, execution) else kernel.dtype
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
         return seconds * alone(device) if execution.products == "alone" else seconds
-    return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0  # dtypes without a rate, as integers, have none
+    # dtypes without a rate, as integers, have none
+    return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
 
 
 def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
-    return execution.float8 and kernel.operator in LINEARS and bool(kernel.shape) and kernel.dtype in ("bfloat16", "float16")
+    return (
+        execution.float8
+        and kernel.operator in LINEARS
+        and bool(kernel.shape)
+        and kernel.dtype in ("bfloat16", "float16")
+    )
 
 
 def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
-    """Half of what casting both factors takes, for each is one of two products that it is cast for; all of it where casts are eager."""
+    """Half of what casting both factors takes, for each is one of two products that it is cast for;
+    all of it where casts are eager."""
     count, m, n, k = kernel.shape
     if execution.float8_casts == "eager":
-        return EAGER_CAST_NBYTES * count * k * (m + n) / (device.memory_bandwidth * device.memory_efficiency)
-    return CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
+        return (
+            EAGER_CAST_NBYTES
+            * count
+            * k
+            * (m + n)
+            / (device.memory_bandwidth * device.memory_efficiency)
+        )
+    return (
+        CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
+    )
 
 
 ALONE: Mapping[str, float] = {"A100": 80.3 / 86.9, "A800": 80.3 / 86.9}
 ALONE_LATER = 66.6 / 80.3
-"""The time of the best product alone over its time in training, by model, and for later ones: what training reaches of the peak (the
-presets' matmul_efficiency) over the best published products of A100 and H100 (in bf16; other dtypes and GPUs are predicted by them)."""
+"""The time of the best product alone over its time in training, by model, and for later ones: what
+training reaches of the peak (the presets' matmul_efficiency) over the best published products of
+A100 and H100 (in bf16; other dtypes and GPUs are predicted by them)."""
 
 
 def alone(device: Device) -> float:
-    """The time of a product alone, on a device that does nothing else for long, over its time in training, whose clocks are lower."""
+    """The time of a product alone, on a device that does nothing else for long, over its time in
+    training, whose clocks are lower."""
     return ALONE.get(device.name.split()[0], ALONE_LATER)
 
 
@@ -171,16 +222,21 @@ def _rate(device: Device, dtype: str) -> float:
 
 
 def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = False) -> bool:
-    """Whether a product has a size that is no multiple of 16 bytes along which a factor or the result is contiguous.
+    """Whether a product has a size that is no multiple of 16 bytes along which a factor or the
+    result is contiguous.
 
-    That is never the number of tokens: they are rows of a linear's input and of its output, and what its weight's gradient sums over.
+    That is never the number of tokens: they are rows of a linear's input and of its output, and
+    what its weight's gradient sums over.
     """
     _, m, n, k = shape
     return dtype in ALIGNED and any(size % ALIGNED[dtype] for size in (n, m if transposed else k))
 
 
-def product_s(shape: tuple[int, ...], device: Device, dtype: str, *, transposed: bool = False) -> float:
-    """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes. `transposed`: how the first factor lies."""
+def product_s(
+    shape: tuple[int, ...], device: Device, dtype: str, *, transposed: bool = False
+) -> float:
+    """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes.
+    `transposed`: how the first factor lies."""
     count, m, n, k = shape
     rate, sms = _rate(device, dtype), device.num_sms
     if sms == 1:
@@ -191,7 +247,10 @@ def product_s(shape: tuple[int, ...], device: Device, dtype: str, *, transposed:
     for rows, columns, relative in TILES:
         waves = count * -(-m // rows) * -(-n // columns) / sms
         waves += device.wave_cost * (ceil(waves) - waves)
-        best = min(best, waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative))
+        best = min(
+            best,
+            waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative),
+        )
     return best
 
 
@@ -202,5 +261,6 @@ def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     rates = device.attention[attention]
     rate = rates.rate * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
     scores = kernel.flops / (width * (FLOPS_OF_BACKWARD if backward else FLOPS_OF_FORWARD))
-    more = scores * max(0.0, 1 - width / WIDTH)  # wider heads than the rate is for have as many exponentials and more products
+    # wider heads than the rate is for have as many exponentials and more products
+    more = scores * max(0.0, 1 - width / WIDTH)
     return kernel.flops / rate + rates.waits * more / device.exponentials

@@ -1,7 +1,8 @@
-"""Collectives that run at once over links they share: who can meet there, and when each ends at its fair share.
+"""Collectives that run at once over links they share: who can meet there, and when each ends at its
+fair share.
 
-Flow level: a collective's time alone is its work, latency included, and its speed is found anew at each start and end. Knows
-no Program and no simulation library: the engine lends it a clock.
+Flow level: a collective's time alone is its work, latency included, and its speed is found anew at
+each start and end. Knows no Program and no simulation library: the engine lends it a clock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Clock(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """A running collective: nanoseconds at full speed that were left at `at`, and what to do at its end."""
+    """A running collective: nanoseconds at full speed that were left at `at`, and what to do at its
+    end."""
 
     usage: Usage
     left: int | Fraction
@@ -37,13 +39,15 @@ class _Flow:
     ended: Callable[[], None]
     speed: int | Fraction = 0
     version: int = 0
-    """Its end is scheduled anew whenever its speed changes; a call of an earlier version is void."""
+    """Its end is scheduled anew whenever its speed changes; a call of an earlier version is void.
+    """
 
 
 class SharedLinks:
     """The collectives that run at present over links for which several compete.
 
-    Which of them run decides their speeds, so each such set is worked out once; changes at one moment are worked out together.
+    Which of them run decides their speeds, so each such set is worked out once; changes at one
+    moment are worked out together.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -51,12 +55,14 @@ class SharedLinks:
         self.flows: dict[int, _Flow] = {}
         """By the number of what they use, of which only one runs at a time."""
         self.numbers: dict[int, int] = {}
-        """By identity: what has been used so far, in the order in which it first was, so that no address decides anything."""
+        """By identity: what has been used so far, in the order in which it first was, so that no
+        address decides anything."""
         self.known: dict[tuple[int, ...], tuple[int | Fraction, ...]] = {}
         self.is_stale = False
 
     def begin(self, usage: Usage, alone_ns: int, ended: Callable[[], None]) -> None:
-        """From now on run a collective that takes `alone_ns` at full speed; `ended` is called when it is over.
+        """From now on run a collective that takes `alone_ns` at full speed; `ended` is called when
+        it is over.
 
         `usage` is the same object for all collectives of one group, and its last one is over.
         """
@@ -102,17 +108,24 @@ class SharedLinks:
 
 
 def contended(groups: Sequence[Mapping[int, Mapping[str, Fraction]]]) -> list[Usage]:
-    """For groups, by member what each takes of its links: what those use that can contend, nothing for the others.
+    """For groups, by member what each takes of its links: what those use that can contend, nothing
+    for the others.
 
-    Groups contend when all that use some member's link, at full speed, need more of it than there is.
+    Groups contend when all that use some member's link, at full speed, need more of it than there
+    is.
     """
     usages: list[dict[Hashable, Fraction]] = [
-        {(rank, link): part for rank, parts in members.items() for link, part in parts.items()} for members in groups
+        {(rank, link): part for rank, parts in members.items() for link, part in parts.items()}
+        for members in groups
     ]
     users: dict[Hashable, list[int]] = {}
     for index, usage in enumerate(usages):
         for link in usage:
             users.setdefault(link, []).append(index)
-    full = [indices for link, indices in users.items() if len(indices) > 1 and sum(usages[index][link] for index in indices) > 1]
+    full = [
+        indices
+        for link, indices in users.items()
+        if len(indices) > 1 and sum(usages[index][link] for index in indices) > 1
+    ]
     competing = {index for indices in full for index in indices}
     return [usage if index in competing else {} for index, usage in enumerate(usages)]

@@ -1,9 +1,12 @@
-"""What makes ops take longer than they do alone: kernels and collectives that run beside one another, and the trainer's pauses.
+"""What makes ops take longer than they do alone: kernels and collectives that run beside one
+another, and the trainer's pauses.
 
-A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they from it. Kernels of several streams
-have one device between them: side by side they take as long as one after another. How much all these overlap follows from the times
-and changes them, so a step is simulated, its overlaps are added up, and it is simulated with them once more, until they settle: mostly
-at once, and in a few rounds where much runs beside one another, as FSDP1's copies beside its backward.
+A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they
+from it. Kernels of several streams have one device between them: side by side they take as long as
+one after another. How much all these overlap follows from the times and changes them, so a step is
+simulated, its overlaps are added up, and it is simulated with them once more, until they settle:
+mostly at once, and in a few rounds where much runs beside one another, as FSDP1's copies beside its
+backward.
 """
 
 from __future__ import annotations
@@ -22,20 +25,25 @@ from zsim.ir.program import Program
 
 
 class StepCosts(Durations, Protocol):
-    """Durations that also know how the step is executed, and what kernels and collectives beside one another lose."""
+    """Durations that also know how the step is executed, and what kernels and collectives beside
+    one another lose."""
 
     @property
     def execution(self) -> Execution:
         """The scenario's."""
         ...
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
-        """Of the time in which `kernels` run beside a collective, what they lose; nothing where it is switched off."""
+    def lost(
+        self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
+    ) -> Lost:
+        """Of the time in which `kernels` run beside a collective, what they lose; nothing where it
+        is switched off."""
         ...
 
     @property
     def collective_interference(self) -> float:
-        """Of the time of kernels beside a collective, the share that it loses; 0 where it is switched off."""
+        """Of the time of kernels beside a collective, the share that it loses; 0 where it is
+        switched off."""
         ...
 
 
@@ -45,13 +53,18 @@ MOST = 0.9
 """Of its time, what an op loses at most, whatever runs beside it."""
 
 SETTLED = 0.002
-"""Of a step's time: when what is lost changes by less, another round would move the step by less than a measurement's noise."""
+"""Of a step's time: when what is lost changes by less, another round would move the step by less
+than a measurement's noise."""
 ROUNDS = 16
-"""Rounds at most: each changes what is lost by a fraction of what the one before did, seven tenths where FSDP1's copies run beside much."""
+"""Rounds at most: each changes what is lost by a fraction of what the one before did, seven tenths
+where FSDP1's copies run beside much."""
 
 
-def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True) -> Timeline:
-    """The times of the steady step with all that slows it down; without `contention`, no two collectives share a link."""
+def simulate_step(
+    program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True
+) -> Timeline:
+    """The times of the steady step with all that slows it down; without `contention`, no two
+    collectives share a link."""
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
     alone = prepared.simulate([Delays(one, one) for one in pauses])
@@ -59,18 +72,24 @@ def simulate_step(program: Program, *, costs: StepCosts, all_ranks: bool = False
     if not any(lost.values()):
         return alone
     for _ in range(ROUNDS):
-        timeline = prepared.simulate([Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)])
-        before, lost = lost, interference(program, timeline, costs=costs, pauses=pauses, lengthened=True)
+        timeline = prepared.simulate(
+            [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
+        )
+        before, lost = (
+            lost, interference(program, timeline, costs=costs, pauses=pauses, lengthened=True),
+        )
         if _change(before, lost) < SETTLED * timeline.step_time_ns:
             break
     return timeline
 
 
 def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
-    """A pause before the first kernels of each micro-batch, and that of the step before the optimizer's.
+    """A pause before the first kernels of each micro-batch, and that of the step before the
+    optimizer's.
 
-    In it the trainer has waited for the device and does something else, so neither of them works: the op takes as much longer, whether the
-    device comes to it from other work or was idle, and what is behind it is issued as much later.
+    In it the trainer has waited for the device and does something else, so neither of them works:
+    the op takes as much longer, whether the device comes to it from other work or was idle, and
+    what is behind it is issued as much later.
     """
     found: dict[int, int] = {}
     if execution.micro_batch_overhead_ns:
@@ -83,14 +102,16 @@ def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
 
 
 def interference(
-    program: Program, timeline: Timeline, *, costs: StepCosts, pauses: Sequence[Mapping[int, int]] = (), lengthened: bool = False
+    program: Program, timeline: Timeline, *, costs: StepCosts,
+    pauses: Sequence[Mapping[int, int]] = (), lengthened: bool = False,
 ) -> dict[int, dict[int, int]]:
     """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
 
-    Kernels lose to each collective what it takes from them, collectives a share of the time of kernels, and kernels of several streams
-    that run at once all but their part of the device, of the time that they take with these losses: `lengthened` times have those in them
-    already. Of ranks that run the same program the first stands for all. In `pauses`, with which ops of each rank program begin, no kernel
-    runs.
+    Kernels lose to each collective what it takes from them, collectives a share of the time of
+    kernels, and kernels of several streams that run at once all but their part of the device, of
+    the time that they take with these losses: `lengthened` times have those in them already. Of
+    ranks that run the same program the first stands for all. In `pauses`, with which ops of each
+    rank program begin, no kernel runs.
     """
     of = float if lengthened else _of_alone
     found: dict[int, dict[int, int]] = {}
@@ -103,11 +124,21 @@ def interference(
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
         copies = [op for op in ops if op.kind == "copy" and op.stream != "compute"]
-        lost = _to_collectives(kernels, collectives, times, program=program, rank=rank, costs=costs, of=of)
+        lost = _to_collectives(
+            kernels, collectives, times, program=program, rank=rank, costs=costs, of=of
+        )
         if costs.collective_interference:
-            lost |= _beside(_whole(collectives, times), _whole(kernels, times), share=of(costs.collective_interference))
+            lost |= _beside(
+                _whole(collectives, times), _whole(kernels, times),
+                share=of(costs.collective_interference),
+            )
         if copies:
-            lost = _sum(lost, _to_one_another([*_on_device(kernels, times, costs), *_on_device(copies, times, costs)], of=of))
+            lost = _sum(
+                lost,
+                _to_one_another(
+                    [*_on_device(kernels, times, costs), *_on_device(copies, times, costs)], of=of
+                ),
+            )
         found[kind] = lost
     return found
 
@@ -118,8 +149,12 @@ def _of_alone(share: float) -> float:
 
 
 def _change(before: Mapping[int, Mapping[int, int]], after: Mapping[int, Mapping[int, int]]) -> int:
-    """Nanoseconds by which what the ops of a rank lose differs, of the rank program with the most."""
-    differs = (_sum(dict(lost), {op: -ns for op, ns in before.get(kind, {}).items()}) for kind, lost in after.items())
+    """Nanoseconds by which what the ops of a rank lose differs, of the rank program with the most.
+    """
+    differs = (
+        _sum(dict(lost), {op: -ns for op, ns in before.get(kind, {}).items()})
+        for kind, lost in after.items()
+    )
     return max((sum(map(abs, each.values())) for each in differs), default=0)
 
 
@@ -132,19 +167,29 @@ def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
 
 
 def _to_collectives(
-    kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int, costs: StepCosts, of: Share
+    kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int,
+    costs: StepCosts, of: Share,
 ) -> dict[int, int]:
-    """By op: what its kernels lose to each collective beside it; collectives of several communicators take from it at once.
+    """By op: what its kernels lose to each collective beside it; collectives of several
+    communicators take from it at once.
 
-    One that takes longer than alone, since others use its links or kernels run beside it, moves its bytes as much slower.
+    One that takes longer than alone, since others use its links or kernels run beside it, moves its
+    bytes as much slower.
     """
     losses: dict[tuple[int, str, int, str], Lost] = {}
     groups = {name: program.mesh.group(name, rank) for name in {op.group for op in collectives}}
-    ordered = sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in collectives)
-    speeds = [_speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group])) for start, end, _, op in ordered]
+    ordered = sorted(
+        (times.starts[op.index], times.ends[op.index], op.index, op) for op in collectives
+    )
+    speeds = [
+        _speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group]))
+        for start, end, _, op in ordered
+    ]
     lost: dict[int, int] = {}
     first = 0
-    for start, end, index, op in sorted((times.starts[op.index], times.ends[op.index], op.index, op) for op in kernels):
+    for start, end, index, op in sorted(
+        (times.starts[op.index], times.ends[op.index], op.index, op) for op in kernels
+    ):
         while first < len(ordered) and ordered[first][1] <= start:
             first += 1
         total = 0.0
@@ -157,7 +202,9 @@ def _to_collectives(
                 key = id(op.kernels), other.kind, other.nbytes, other.group
                 loses = losses.get(key)
                 if loses is None:
-                    loses = losses[key] = costs.lost(op.kernels, other.kind, other.nbytes, groups[other.group])
+                    loses = losses[key] = costs.lost(
+                        op.kernels, other.kind, other.nbytes, groups[other.group]
+                    )
                 total += overlap * of(loses.at(speeds[place]))
         if total:
             lost[index] = round(min(total, of(MOST) * (end - start)))
@@ -178,19 +225,25 @@ def _whole(ops: list[Op], times: Times) -> list[Span]:
 
 
 def _on_device(ops: list[Op], times: Times, costs: StepCosts) -> Iterator[Span]:
-    """When the kernels of `ops` that run on the device do: before a transfer to the host that is of the same op, or after one from it."""
+    """When the kernels of `ops` that run on the device do: before a transfer to the host that is of
+    the same op, or after one from it."""
     for op in ops:
         start, end = times.starts[op.index], times.ends[op.index]
         here = tuple([kernel for kernel in op.kernels if kernel.place == "device"])
         if here and len(here) < len(op.kernels):  # what is lost is lost on the device
             taken = end - start - costs.compute_ns(op.kernels) + costs.compute_ns(here)
-            yield (start, start + taken, op.index) if op.kernels[0] in here else (end - taken, end, op.index)
+            yield (
+                (start, start + taken, op.index)
+                if op.kernels[0] in here
+                else (end - taken, end, op.index)
+            )
         elif here:
             yield start, end, op.index
 
 
 def _beside(spans: list[Span], others: list[Span], *, share: float) -> dict[int, int]:
-    """By op: `share` of its span in which any of `others` runs. Both come in the order of starts, so that one walk is enough."""
+    """By op: `share` of its span in which any of `others` runs. Both come in the order of starts,
+    so that one walk is enough."""
     busy = _union([(start, end) for start, end, _ in others])
     lost: dict[int, int] = {}
     place = 0
@@ -209,8 +262,9 @@ def _beside(spans: list[Span], others: list[Span], *, share: float) -> dict[int,
 def _to_one_another(spans: list[Span], *, of: Share) -> dict[int, int]:
     """By op: what kernels lose that run at once, each on a stream of its own.
 
-    Each fills the device alone, and as many as run have equal parts of it: they take as long side by side as one after another. FSDP1
-    casts and divides its gradients so, beside the backward that goes on (assumed: nobody has published a measurement).
+    Each fills the device alone, and as many as run have equal parts of it: they take as long side
+    by side as one after another. FSDP1 casts and divides its gradients so, beside the backward that
+    goes on (assumed: nobody has published a measurement).
     """
     edges = Counter[int]()
     for start, end, _ in spans:

@@ -1,11 +1,15 @@
-"""A rank program as a course that its ranks run, stretch by stretch: which times follow from which, before there are any.
+"""A rank program as a course that its ranks run, stretch by stretch: which times follow from which,
+before there are any.
 
-Between collectives nothing is shared: an op starts when the host has issued it, the op before it on its stream is over, and those it
-waits for are. So a rank runs a stretch of ops at once, by sums and maxima, until it has arrived at collectives, and goes on when one of
-them has ended. Which ops such a stretch has depends on what has ended and not on when: it is found once for all ranks of the program.
+Between collectives nothing is shared: an op starts when the host has issued it, the op before it on
+its stream is over, and those it waits for are. So a rank runs a stretch of ops at once, by sums and
+maxima, until it has arrived at collectives, and goes on when one of them has ended. Which ops such
+a stretch has depends on what has ended and not on when: it is found once for all ranks of the
+program.
 
-Moments are numbered: those of ops, at which they end, as the ops themselves; after them those of the host, at which it goes on after it
-has awaited something. The first of these is the beginning of the step.
+Moments are numbered: those of ops, at which they end, as the ops themselves; after them those of
+the host, at which it goes on after it has awaited something. The first of these is the beginning of
+the step.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from zsim.ir.ops import COLLECTIVES, STREAMS, Op
 _HOST = STREAMS.index("host")
 
 Step = tuple[int, int, tuple[int, ...]]
-"""A moment, the moment of the host from which its issue counts, and the other moments that it comes after."""
+"""A moment, the moment of the host from which its issue counts, and the other moments that it comes
+after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,11 @@ class Arrival:
 
 
 class Standing(dict[int, "Stretch"]):
-    """Where a rank can do nothing more before a collective ends: how far each stream has come, last of all the host.
+    """Where a rank can do nothing more before a collective ends: how far each stream has come, last
+    of all the host.
 
-    By stream it has the stretch that follows when the collective ends at which that stream stands, if that has been found.
+    By stream it has the stretch that follows when the collective ends at which that stream stands,
+    if that has been found.
     """
 
     __slots__ = ("arrived", "heads")
@@ -48,7 +55,8 @@ class Standing(dict[int, "Stretch"]):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a rank does at once: steps in an order in which each finds what it needs, and the collectives that it has arrived at by them."""
+    """What a rank does at once: steps in an order in which each finds what it needs, and the
+    collectives that it has arrived at by them."""
 
     steps: tuple[Step, ...]
     arrivals: tuple[Arrival, ...]
@@ -56,7 +64,8 @@ class Stretch:
 
 
 class Course:
-    """The course of one rank program, as found so far. `launch_queue`: how many kernels may be pending before the host waits, or 0."""
+    """The course of one rank program, as found so far. `launch_queue`: how many kernels may be
+    pending before the host waits, or 0."""
 
     def __init__(self, ops: tuple[Op, ...], *, launch_queue: int) -> None:
         self.ops = ops
@@ -97,11 +106,14 @@ class Course:
             if op.kind in COLLECTIVES:
                 place = counts.get(op.group, 0)
                 counts[op.group] = place + 1
-                self.arrivals[op.index] = Arrival(op.index, stream, op.group, place, (op.kind, op.nbytes))
+                self.arrivals[op.index] = Arrival(
+                    op.index, stream, op.group, place, (op.kind, op.nbytes)
+                )
         self.steps += of_host
 
     def _after(self, op: Op, stream: int) -> tuple[int, ...]:
-        """The op before this one on its stream, and of what it waits for the last of each other stream. The host's ops keep no order."""
+        """The op before this one on its stream, and of what it waits for the last of each other
+        stream. The host's ops keep no order."""
         queue = self.queues[stream]
         last = {} if stream == _HOST or not queue else {stream: queue[-1]}
         others = []
@@ -115,7 +127,11 @@ class Course:
 
     def next_op(self, standing: Standing) -> Op | None:
         """The first op that is not over, or None at the end."""
-        waiting = [queue[head] for queue, head in zip(self.queues, standing.heads, strict=False) if head < len(queue)]
+        waiting = [
+            queue[head]
+            for queue, head in zip(self.queues, standing.heads, strict=False)
+            if head < len(queue)
+        ]
         return self.ops[min(waiting)] if waiting else None
 
     def start(self) -> Stretch:
@@ -123,14 +139,16 @@ class Course:
         return self._stretch([0] * len(STREAMS) + [1], set())
 
     def go_on(self, standing: Standing, stream: int) -> Stretch:
-        """The stretch from the end of the collective at which `stream` stands; from then on `standing` has it."""
+        """The stretch from the end of the collective at which `stream` stands; from then on
+        `standing` has it."""
         heads = list(standing.heads)
         heads[stream] += 1
         found = standing[stream] = self._stretch(heads, set(standing.arrived - {stream}))
         return found
 
     def _stretch(self, heads: list[int], arrived: set[int]) -> Stretch:
-        """From `heads` on each stream as far as it gets, in turn, until none gets any further; `arrived` are those that stand already."""
+        """From `heads` on each stream as far as it gets, in turn, until none gets any further;
+        `arrived` are those that stand already."""
         steps: list[Step] = []
         arrivals: list[Arrival] = []
         moved = True
@@ -165,14 +183,15 @@ class Course:
 
     def _are_over(self, ops: tuple[int, ...], heads: list[int]) -> bool:
         places, streams = self.places, self.streams
-        for index in ops:  # noqa: SIM110 -- all() takes twice as long
+        for index in ops:  # noqa: SIM110
             if places[index] >= heads[streams[index]]:
                 return False
         return True
 
 
 def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...]]:
-    """By op: those whose end the host awaits before it issues this one: a host op with waits before it, and a full launch queue."""
+    """By op: those whose end the host awaits before it issues this one: a host op with waits before
+    it, and a full launch queue."""
     found: list[tuple[int, ...]] = []
     waits: tuple[int, ...] = ()
     for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):

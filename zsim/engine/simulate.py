@@ -1,12 +1,16 @@
-"""Stamps times on a Program: host issue, streams, one queue per communicator. The only file that knows simpy.
+"""Stamps times on a Program: host issue, streams, one queue per communicator. The only file that
+knows simpy.
 
-An op starts when the host has issued it, the op before it on its stream is over, the ops it waits for are over and,
-for a collective, every member has arrived and the communicator's last collective is over. Between collectives nothing
-is shared, so times there follow by arithmetic at once (`zsim.engine.rank_schedule`); each collective, whose start all its members decide, is
-one simpy event. A member's arrival is known at the latest at the moment of the last completion it depends on, so no event lies in the past.
+An op starts when the host has issued it, the op before it on its stream is over, the ops it waits
+for are over and, for a collective, every member has arrived and the communicator's last collective
+is over. Between collectives nothing is shared, so times there follow by arithmetic at once
+(`zsim.engine.rank_schedule`); each collective, whose start all its members decide, is one simpy
+event. A member's arrival is known at the latest at the moment of the last completion it depends on,
+so no event lies in the past.
 
-Communicators that meet in a rank and together need more of its links than there is contend: while their collectives run at once,
-each runs at its max–min fair share (`zsim.engine.link_contention`), found anew at each start and end. Their latency is stretched as well.
+Communicators that meet in a rank and together need more of its links than there is contend: while
+their collectives run at once, each runs at its max–min fair share (`zsim.engine.link_contention`),
+found anew at each start and end. Their latency is stretched as well.
 """
 
 from __future__ import annotations
@@ -32,24 +36,33 @@ _Key = tuple[str, tuple[int, ...]]
 
 
 def simulate(
-    program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (), contention: bool = True
+    program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (),
+    contention: bool = True,
 ) -> Timeline:
-    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike (`zsim.engine.folding`); without
-    `contention`, every collective runs as if its links were its own.
+    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike
+    (`zsim.engine.folding`); without `contention`, every collective runs as if its links were its
+    own.
 
-    `delays`: those of each rank program, or nothing.
-    DeadlockError when ranks wait for one another forever or disagree on a collective.
+    `delays`: those of each rank program, or nothing. DeadlockError when ranks wait for one another
+    forever or disagree on a collective.
     """
-    return Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention).simulate(delays)
+    return Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention).simulate(
+        delays
+    )
 
 
 class Prepared:
     """What all simulations of a Program have in common, whatever delays its ops."""
 
-    def __init__(self, program: Program, *, costs: Durations, all_ranks: bool = False, contention: bool = True) -> None:
+    def __init__(
+        self, program: Program, *, costs: Durations, all_ranks: bool = False,
+        contention: bool = True,
+    ) -> None:
         """As of `simulate`."""
         self.costs, self.assignment = costs, program.assignment
-        self.courses = [Course(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks]
+        self.courses = [
+            Course(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks
+        ]
         self.alone = [_alone(course, costs) for course in self.courses]
         everyone = tuple(range(program.mesh.world_size))
         self.stand_ins = everyone if all_ranks else stand_ins(
@@ -72,11 +85,13 @@ class Prepared:
             self.usages = contended([self._usage(group) for group in self.groups.values()])
 
     def _usage(self, group: tuple[int, ...]) -> dict[int, Mapping[str, Fraction]]:
-        """By simulated rank what collectives over `group` take of its links: as much as of those of the members for which it stands."""
+        """By simulated rank what collectives over `group` take of its links: as much as of those of
+        the members for which it stands."""
         return {self.stand_ins[rank]: parts for rank, parts in self.costs.usage(group).items()}
 
     def simulate(self, delays: Sequence[Delays] = ()) -> Timeline:
-        """The times of the steady step with `delays`, those of each rank program, or nothing. DeadlockError as `simulate`."""
+        """The times of the steady step with `delays`, those of each rank program, or nothing.
+        DeadlockError as `simulate`."""
         return _Engine(self, delays or [NO_DELAYS] * len(self.courses)).run()
 
 
@@ -87,14 +102,18 @@ class _Pace:
     durations: list[int]
     """What an op takes, if it is no collective; nothing for the host's moments."""
     offsets: list[int]
-    """How long after the host's last moment an op is issued; of the host's moments, how long it has worked since the one before."""
+    """How long after the host's last moment an op is issued; of the host's moments, how long it has
+    worked since the one before."""
     longer: Mapping[int, int]
     """What each op takes longer than alone."""
 
 
 def _alone(course: Course, costs: Durations) -> tuple[list[int], list[int]]:
     """By op: what it takes, if it is no collective, and what the host takes to issue it."""
-    durations = [costs.compute_ns(op.kernels) if op.kernels and op.kind not in COLLECTIVES else 0 for op in course.ops]
+    durations = [
+        costs.compute_ns(op.kernels) if op.kernels and op.kind not in COLLECTIVES else 0
+        for op in course.ops
+    ]
     return durations, [costs.issue_ns(op) for op in course.ops]
 
 
@@ -130,12 +149,14 @@ class _Collective:
 
 @dataclass(slots=True)
 class _Communicator:
-    """One queue: collectives start in issue order, each when all members have arrived and the last one is over."""
+    """One queue: collectives start in issue order, each when all members have arrived and the last
+    one is over."""
 
     members: int
     ranks: tuple[int, ...]
     usage: Usage
-    """What its collectives take of the simulated ranks' links, if it can contend; otherwise nothing."""
+    """What its collectives take of the simulated ranks' links, if it can contend; otherwise
+    nothing."""
     free_at: int = 0
     next: int = 0
     pending: dict[int, _Collective] = field(default_factory=dict)
@@ -178,7 +199,8 @@ class _Clock:
 
 
 class _Engine:
-    """The state of one simulation. Nothing that it is made of refers to it, so that all of it is gone once it is over."""
+    """The state of one simulation. Nothing that it is made of refers to it, so that all of it is
+    gone once it is over."""
 
     def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
         self.costs = prepared.costs
@@ -189,7 +211,9 @@ class _Engine:
             key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
             for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
         }
-        paces = [_pace(*each) for each in zip(prepared.courses, prepared.alone, delays, strict=True)]
+        paces = [
+            _pace(*each) for each in zip(prepared.courses, prepared.alone, delays, strict=True)
+        ]
         starts = [course.start() for course in prepared.courses]
         self.ranks: list[tuple[_Rank, Stretch]] = []
         for rank, keys in prepared.communicators.items():
@@ -198,7 +222,10 @@ class _Engine:
             own = {name: communicators[key] for name, key in keys.items()}
             moments = [UNKNOWN] * course.num_moments
             moments[len(course.ops)] = 0
-            begun = _Rank(rank, course, paces[kind], own, [UNKNOWN] * course.num_moments, moments, starts[kind].then)
+            begun = _Rank(
+                rank, course, paces[kind], own, [UNKNOWN] * course.num_moments, moments,
+                starts[kind].then,
+            )
             self.ranks.append((begun, starts[kind]))
 
     def run(self) -> Timeline:
@@ -215,7 +242,8 @@ class _Engine:
         return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=step)
 
     def _advance(self, rank: _Rank, stretch: Stretch) -> None:
-        """Let `rank` run `stretch`. Every op of every rank passes here, so nothing is looked up that a local name can hold."""
+        """Let `rank` run `stretch`. Every op of every rank passes here, so nothing is looked up
+        that a local name can hold."""
         starts, moments = rank.starts, rank.moments
         durations, offsets = rank.pace.durations, rank.pace.offsets
         for moment, wake, others in stretch.steps:
@@ -238,7 +266,9 @@ class _Engine:
         if found.last is not arrival:  # of another program than the member before
             if found.what != arrival.what:
                 raise _mismatch(rank, arrival, found)
-            found.last, found.longer = arrival, max(found.longer, rank.pace.longer.get(arrival.index, 0))
+            found.last, found.longer = (
+                arrival, max(found.longer, rank.pace.longer.get(arrival.index, 0)),
+            )
         if ready > found.ready:
             found.ready = ready
         found.arrived.append((rank, arrival))
@@ -252,7 +282,8 @@ class _Engine:
             following = communicator.pending.get(communicator.next)
 
     def _start(self, communicator: _Communicator, collective: _Collective) -> None:
-        """Let a collective whose members have all arrived, the next one of its communicator, begin when it can."""
+        """Let a collective whose members have all arrived, the next one of its communicator, begin
+        when it can."""
         if communicator.usage:
             communicator.waiting.append(collective)
             self._launch(communicator)
@@ -267,7 +298,8 @@ class _Engine:
         return self.costs.collective_ns(*collective.what, communicator.ranks) + collective.longer
 
     def _launch(self, communicator: _Communicator) -> None:
-        """Let the next collective of a communicator that contends begin when it can, if none is running."""
+        """Let the next collective of a communicator that contends begin when it can, if none is
+        running."""
         if communicator.is_busy or not communicator.waiting:
             return
         communicator.is_busy = True
@@ -286,7 +318,9 @@ class _Engine:
         if begin == self.clock.now():
             self.links.begin(communicator.usage, alone, ended)
         else:
-            self.clock.after(begin - self.clock.now(), lambda: self.links.begin(communicator.usage, alone, ended))
+            self.clock.after(
+                begin - self.clock.now(), lambda: self.links.begin(communicator.usage, alone, ended)
+            )
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
         """Its members go on, in the order in which they arrived."""
@@ -302,13 +336,16 @@ _Issued = dict[tuple[int, ...], list[int]]
 
 
 def _times(rank: _Rank, known: _Issued) -> Times:
-    """Those of a rank's ops. What most hosts have in common, when they issued them, is `known` from the first."""
+    """Those of a rank's ops. What most hosts have in common, when they issued them, is `known` from
+    the first."""
     course, count = rank.course, len(rank.course.ops)
     moments = rank.moments[count:]
     issued = known.get(key := (id(course), *moments))
     if issued is None:
         gone_on = (moments[wake - count] for wake in course.wakes)
-        issued = known[key] = [moment + offset for moment, offset in zip(gone_on, rank.pace.offsets, strict=False)]
+        issued = known[key] = [
+            moment + offset for moment, offset in zip(gone_on, rank.pace.offsets, strict=False)
+        ]
     return Times(rank.starts[:count], rank.moments[:count], issued, rank.shared)
 
 
@@ -318,7 +355,8 @@ def _mismatch(rank: _Rank, arrival: Arrival, found: _Collective) -> DeadlockErro
     theirs = other.course.ops[earlier.index]
     return DeadlockError(
         where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
-        expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op {theirs.index} over {op.group}",
+        expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op "
+                 f"{theirs.index} over {op.group}",
         found=f"a {op.kind} of {op.nbytes:,} B",
         remedy="ranks of one group must issue the same collectives in the same order",
     )
@@ -328,6 +366,11 @@ def _deadlock(stuck: list[tuple[_Rank, Op]]) -> DeadlockError:
     """Which op each rank waits at: the first that has no end."""
     stories = []
     for rank, op in stuck[:8]:
-        arrived = "arrived, waits for its group" if rank.starts[op.index] != UNKNOWN else "cannot start"
-        stories.append(f"rank {rank.rank} at op {op.index} ({op.kind} {op.unit} over {op.group or op.stream}: {arrived})")
-    return DeadlockError(where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories))
+        arrived = (
+            "arrived, waits for its group" if rank.starts[op.index] != UNKNOWN else "cannot start"
+        )
+        stories.append(f"rank {rank.rank} at op {op.index} ({op.kind} {op.unit} over "
+                       f"{op.group or op.stream}: {arrived})")
+    return DeadlockError(
+        where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories)
+    )

@@ -22,7 +22,8 @@ class Durations(Protocol):
         ...
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
-        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind."""
+        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind.
+        """
         ...
 
     def issue_ns(self, op: Op) -> int:
@@ -37,7 +38,8 @@ class Durations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and how much later the next are issued."""
+    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and
+    how much later the next are issued."""
 
     longer: Mapping[int, int] = field(default_factory=dict)
     later: Mapping[int, int] = field(default_factory=dict)
@@ -50,7 +52,8 @@ NO_DELAYS = Delays()
 class Times:
     """Start and end of each op of one rank, by index, and when its host had issued it.
 
-    `shared`: by how much longer collectives took because others ran over their links meanwhile, of those that did.
+    `shared`: by how much longer collectives took because others ran over their links meanwhile, of
+    those that did.
     """
 
     starts: Sequence[int]
@@ -61,7 +64,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The steady step in time. `ranks` holds the simulated ranks; `stand_ins` says by rank which of them it is like."""
+    """The steady step in time. `ranks` holds the simulated ranks; `stand_ins` says by rank which of
+    them it is like."""
 
     ranks: dict[int, Times]
     stand_ins: tuple[int, ...]

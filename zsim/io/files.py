@@ -1,4 +1,5 @@
-"""Where results go: a file that can be written, asked before a long run and not after it, and none of those that are being read."""
+"""Where results go: a file that can be written, asked before a long run and not after it, and none
+of those that are being read."""
 
 from __future__ import annotations
 
@@ -25,25 +26,44 @@ BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
 """How the files begin that results of each kind may take the place of."""
 
 
-def require(path: Path, *, option: str = "", apart_from: Iterable[Path] = (), kind: str = "") -> None:
-    """PlaceError when `path` could not be written, or is one of the files `apart_from`, there or to come; `option` asked for it.
+def require(
+    path: Path, *, option: str = "", apart_from: Iterable[Path] = (), kind: str = ""
+) -> None:
+    """PlaceError when `path` could not be written, or is one of the files `apart_from`, there or to
+    come; `option` asked for it.
 
     A file that is there already is only replaced by a result of its own `kind`.
     """
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     inside = parent if parent != path else parent.parent
-    odd = "a folder" if path.is_dir() else "a pipe, which may never be read" if path.is_fifo() else ""
+    odd = (
+        "a folder" if path.is_dir() else "a pipe, which may never be read" if path.is_fifo() else ""
+    )
     if odd or not inside.is_dir() or not os.access(parent, os.W_OK):
-        found = odd or (f"{parent} closed to writing" if inside.is_dir() else f"{inside}, which is a file")
+        found = odd or (
+            f"{parent} closed to writing" if inside.is_dir() else f"{inside}, which is a file"
+        )
         raise PlaceError(where=str(path), expected=FILE, found=found)
     for file in apart_from:
-        same = path.samefile(file) if path.exists() and file.exists() else path.resolve() == file.resolve()
+        same = (
+            path.samefile(file)
+            if path.exists() and file.exists()
+            else path.resolve() == file.resolve()
+        )
         if same:
             found = f"{path}, which this command reads or writes as well"
             raise PlaceError(where=option or str(path), expected="a file of its own", found=found)
-    if kind and path.is_file() and not _begins(path).startswith(BEGINNINGS[kind]) and path.stat().st_size:
+    if (
+        kind
+        and path.is_file()
+        and not _begins(path).startswith(BEGINNINGS[kind])
+        and path.stat().st_size
+    ):
         found = f"{path}, which holds something else"
-        raise PlaceError(where=option or str(path), expected=f"a new file, or {kind} to replace", found=found, remedy="name another")
+        raise PlaceError(
+            where=option or str(path), expected=f"a new file, or {kind} to replace", found=found,
+            remedy="name another",
+        )
 
 
 def _begins(path: Path) -> bytes:
@@ -55,7 +75,8 @@ def _begins(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes | str) -> None:
-    """`data` as the file `path`, text as UTF-8, in a folder that is made when there is none; PlaceError when it cannot be.
+    """`data` as the file `path`, text as UTF-8, in a folder that is made when there is none;
+    PlaceError when it cannot be.
 
     An earlier file stays whole until the new one is.
     """

@@ -1,4 +1,5 @@
-"""Values of JSON that anybody may have written, read one by one: each is what was expected, or refused with its place."""
+"""Values of JSON that anybody may have written, read one by one: each is what was expected, or
+refused with its place."""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ class TwiceError(ValueError):
 
 
 def loads(text: str | bytes) -> Any:
-    """What JSON text says; ValueError where it is none, TwiceError of a key that is given twice, RecursionError where it is too deep."""
+    """What JSON text says; ValueError where it is none, TwiceError of a key that is given twice,
+    RecursionError where it is too deep."""
     return json.loads(text, object_pairs_hook=_each_once)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise TwiceError(next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place])))
+        raise TwiceError(
+            next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        )
     return table
 
 
@@ -40,7 +44,8 @@ class UnreadableError(ZsimError):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A value of untrusted JSON and the place where it stands; each method returns it checked, or refuses it."""
+    """A value of untrusted JSON and the place where it stands; each method returns it checked, or
+    refuses it."""
 
     value: Any
     where: str
@@ -51,10 +56,13 @@ class Reader:
         return UnreadableError(where=self.where, expected=expected, found=found)
 
     def table(self, *keys: str, lists: tuple[str, ...] = ()) -> dict[str, Reader]:
-        """A table with just these keys, and perhaps some of `lists`, which are empty where they are missing."""
+        """A table with just these keys, and perhaps some of `lists`, which are empty where they are
+        missing."""
         if not isinstance(self.value, dict) or set(self.value).difference(lists) != set(keys):
             raise self.refuse(f"a table of {', '.join(keys)}")
-        return {key: Reader(self.value.get(key, []), f"{self.where}: {key}") for key in (*keys, *lists)}
+        return {
+            key: Reader(self.value.get(key, []), f"{self.where}: {key}") for key in (*keys, *lists)
+        }
 
     def items(self, *, at_most: int = MAX_ITEMS) -> Iterator[Reader]:
         """The items of a list."""
@@ -70,7 +78,11 @@ class Reader:
 
     def size(self) -> int:
         """A whole number that fits 63 bits and is not negative."""
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or not 0 <= self.value <= MAX_INT:
+        if (
+            not isinstance(self.value, int)
+            or isinstance(self.value, bool)
+            or not 0 <= self.value <= MAX_INT
+        ):
             raise self.refuse("a whole number from 0 to 2^63 - 1")
         return self.value
 
@@ -83,13 +95,21 @@ class Reader:
     def name(self, *, empty: bool = False) -> str:
         """A name without blanks."""
         text = self.value
-        if not isinstance(text, str) or len(text) > MAX_NAME or (not is_name(text) and (text or not empty)):
+        if (
+            not isinstance(text, str)
+            or len(text) > MAX_NAME
+            or (not is_name(text) and (text or not empty))
+        ):
             raise self.refuse(f"a name of 1 to {MAX_NAME} characters without blanks")
         return text
 
     def sentence(self) -> str:
         """Some printable words."""
-        if not isinstance(self.value, str) or len(self.value) > MAX_SENTENCE or not self.value.isprintable():
+        if (
+            not isinstance(self.value, str)
+            or len(self.value) > MAX_SENTENCE
+            or not self.value.isprintable()
+        ):
             raise self.refuse(f"a sentence of at most {MAX_SENTENCE} characters")
         return self.value
 
@@ -101,5 +121,10 @@ class Reader:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can name a module, a parameter or a buffer in the text form of Programs: visible, without blanks."""
-    return 0 < len(text) <= MAX_NAME and text.isprintable() and not any(c.isspace() or c in ",|" for c in text)
+    """Whether `text` can name a module, a parameter or a buffer in the text form of Programs:
+    visible, without blanks."""
+    return (
+        0 < len(text) <= MAX_NAME
+        and text.isprintable()
+        and not any(c.isspace() or c in ",|" for c in text)
+    )

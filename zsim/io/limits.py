@@ -1,7 +1,9 @@
-"""What a hostile scenario file may try, refused before it costs anything: size, depth, long numbers.
+"""What a hostile scenario file may try, refused before it costs anything: size, depth, long
+numbers.
 
-The standard TOML parser takes time quadratic in the depth of a dotted key and recurses into nested brackets; both are
-bounded here by one linear scan of the text. It knows text and numbers only; zsim.scenario.work_limits bounds what a simulation costs.
+The standard TOML parser takes time quadratic in the depth of a dotted key and recurses into nested
+brackets; both are bounded here by one linear scan of the text. It knows text and numbers only;
+zsim.scenario.work_limits bounds what a simulation costs.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ _SPECIAL = re.compile(r"""["'#\[\]{}.=,\n]""")
 
 
 def check_text(data: bytes, *, where: str) -> str:
-    """The text of a scenario file; ScenarioError when it is too large, not UTF-8, or nested too deeply."""
+    """The text of a scenario file; ScenarioError when it is too large, not UTF-8, or nested too
+    deeply."""
     if len(data) > MAX_BYTES:
         raise ScenarioError((f"{where}: expected at most {MAX_BYTES:,} bytes, found more",))
     try:
-        text = data.removeprefix(b"\xef\xbb\xbf").decode()  # some editors begin a file with a byte-order mark
+        text = data.removeprefix(
+            b"\xef\xbb\xbf"
+        ).decode()  # some editors begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         found = f"byte 0x{data[error.start]:02x} at {error.start}"
         raise ScenarioError((f"{where}: expected UTF-8 text, found {found}",)) from None
@@ -36,7 +41,8 @@ def check_text(data: bytes, *, where: str) -> str:
 
 
 def scan(text: str) -> str:
-    """What is too deep in a TOML text, or "" when nothing is. Linear in its length; skips strings and comments."""
+    """What is too deep in a TOML text, or "" when nothing is. Linear in its length; skips strings
+    and comments."""
     nesting = parts = position = 0
     while match := _SPECIAL.search(text, position):
         symbol, start, position = match[0], match.start(), match.end()
@@ -52,9 +58,15 @@ def scan(text: str) -> str:
             parts = 0
             nesting = max(0, nesting + (symbol in "[{") - (symbol in "]}"))
         if parts >= MAX_KEY_PARTS:
-            return f"line {_line(text, start)}: expected keys of at most {MAX_KEY_PARTS} parts, found a longer one"
+            return (
+                f"line {_line(text, start)}: expected keys of at most {MAX_KEY_PARTS} parts, found "
+                f"a longer one"
+            )
         if nesting > MAX_NESTING:
-            return f"line {_line(text, start)}: expected at most {MAX_NESTING} nested brackets, found more"
+            return (
+                f"line {_line(text, start)}: expected at most {MAX_NESTING} nested brackets, found "
+                f"more"
+            )
     return ""
 
 
@@ -85,7 +97,10 @@ def _after_string(text: str, start: int) -> int:
 def number_problems(value: object, key: str = "") -> tuple[str, ...]:
     """One line for each key below `value` whose number is not finite or does not fit 64 bits."""
     if isinstance(value, dict):
-        parts = [number_problems(inner, f"{key}.{name}" if key else str(name)) for name, inner in value.items()]
+        parts = [
+            number_problems(inner, f"{key}.{name}" if key else str(name))
+            for name, inner in value.items()
+        ]
         return tuple(problem for part in parts for problem in part)
     if isinstance(value, list):
         parts = [number_problems(inner, f"{key}[{i}]") for i, inner in enumerate(value)]

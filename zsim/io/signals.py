@@ -1,4 +1,5 @@
-"""SIGTERM, as schedulers of clusters send it, ends a command as Ctrl-C does: what it has started is ended with it, and it says so."""
+"""SIGTERM, as schedulers of clusters send it, ends a command as Ctrl-C does: what it has started is
+ended with it, and it says so."""
 
 from __future__ import annotations
 
@@ -21,8 +22,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises Terminated, unless the caller has a handler of its own; handlers are the main thread's business."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    """Inside, SIGTERM raises Terminated, unless the caller has a handler of its own; handlers are
+    the main thread's business."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         yield
         return
     signal.signal(signal.SIGTERM, _raise)
@@ -34,7 +39,8 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, neither a second Ctrl-C nor SIGTERM stops what takes some seconds at most, as ending ranks does."""
+    """Inside, neither a second Ctrl-C nor SIGTERM stops what takes some seconds at most, as ending
+    ranks does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

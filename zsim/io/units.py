@@ -1,7 +1,7 @@
 """Quantities as people write them ("80 GiB", "400 Gbit/s", "5 us") to integers, and back.
 
-Bytes and bytes per second are ints, times are int nanoseconds. A prefix without a unit ("80G") is refused, because it
-could mean GB, GiB or Gbit.
+Bytes and bytes per second are ints, times are int nanoseconds. A prefix without a unit ("80G") is
+refused, because it could mean GB, GiB or Gbit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from decimal import Decimal
 
 from zsim.errors import ZsimError
 
-_PREFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_PREFIX = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30,
+    "Ti": 2**40,
+}
 BYTES: dict[str, Decimal] = {f"{prefix}B": Decimal(factor) for prefix, factor in _PREFIX.items()}
 RATES: dict[str, Decimal] = {f"{unit}/s": factor for unit, factor in BYTES.items()} | {
     f"{prefix}bit/s": Decimal(factor) / 8 for prefix, factor in _PREFIX.items()
@@ -24,11 +27,13 @@ TIMES: dict[str, Decimal] = {
     "s": Decimal(10**9),
 }
 FLOP_RATES: dict[str, Decimal] = {
-    f"{prefix}FLOP/s": Decimal(10**power) for prefix, power in zip("MGTP", (6, 9, 12, 15), strict=True)
+    f"{prefix}FLOP/s": Decimal(10**power)
+    for prefix, power in zip("MGTP", (6, 9, 12, 15), strict=True)
 }
 FRACTIONS: dict[str, Decimal] = {"%": Decimal("0.01"), "": Decimal(1)}
 WHOLE = r"[0-9]{1,3}(?:,[0-9]{3}){1,7}|[0-9]{1,24}(?:_[0-9]{1,3}){0,7}"
-"""A whole number, its thousands perhaps set apart by commas, or groups by underscores as in Python."""
+"""A whole number, its thousands perhaps set apart by commas, or groups by underscores as in Python.
+"""
 _QUANTITY = re.compile(rf"\s*((?:{WHOLE})(?:\.[0-9]{{1,12}})?)\s*([A-Za-zµ/%]{{0,8}})\s*")
 OPERATORS: tuple[str, ...] = ("<=", ">=", "==", "<", ">")
 
@@ -42,7 +47,8 @@ def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
     if match is None or match[2] not in units:
         raise UnitError(
             where="quantity",
-            expected=f'a number and one of {", ".join(unit for unit in units if unit)} (as "{example}")',
+            expected=f'a number and one of {", ".join(unit for unit in units if unit)} (as '
+                     f'"{example}")',
             found=f'"{text[:40]}"',
             remedy="" if match is None else _remedy(match[1], match[2], units),
         )
@@ -52,11 +58,16 @@ def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
 def _remedy(number: str, unit: str, units: dict[str, Decimal]) -> str:
     """What a prefix without a unit, such as "80G", could mean; "" for any other mistake."""
     meant = [known for known in units if unit and unit in _PREFIX and known.startswith(unit)]
-    return f"say which is meant: {' or '.join(f'{number} {known}' for known in meant)}" if meant else ""
+    return (
+        f"say which is meant: {' or '.join(f'{number} {known}' for known in meant)}"
+        if meant
+        else ""
+    )
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a text such as "80 GiB"; fractions of a byte are refused by rounding to the nearest byte."""
+    """Bytes of a text such as "80 GiB"; fractions of a byte are refused by rounding to the nearest
+    byte."""
     return int(_parse(text, BYTES, example="80 GiB").to_integral_value())
 
 
@@ -76,10 +87,14 @@ def parse_time(text: str) -> int:
 
 
 def parse_fraction(text: str) -> float:
-    """A share of one, of a text such as "10 %" or "0.1". Without a unit it must be below 1: "10" could mean ten times the whole."""
+    """A share of one, of a text such as "10 %" or "0.1". Without a unit it must be below 1: "10"
+    could mean ten times the whole."""
     share = _parse(text, FRACTIONS, example="10 %")
     if share >= 1 and not text.rstrip().endswith("%"):
-        raise UnitError(where="quantity", expected='a share with its unit (as "10 %"), or below 1', found=f'"{text[:40]}"')
+        raise UnitError(
+            where="quantity", expected='a share with its unit (as "10 %"), or below 1',
+            found=f'"{text[:40]}"',
+        )
     return float(share)
 
 

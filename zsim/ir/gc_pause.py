@@ -1,5 +1,6 @@
-"""The garbage collector looks for cycles among all objects whenever enough new ones are there. A Program is tens of thousands of objects,
-which hold no cycles and live on: looking at them while they are made, again and again, finds nothing and takes a fifth of the time."""
+"""The garbage collector looks for cycles among all objects whenever enough new ones are there. A
+Program is tens of thousands of objects, which hold no cycles and live on: looking at them while
+they are made, again and again, finds nothing and takes a fifth of the time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, nobody looks for cycles; what is made there counts as old afterwards, at which one looks rarely. Also a decorator."""
+    """Inside, nobody looks for cycles; what is made there counts as old afterwards, at which one
+    looks rarely. Also a decorator."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

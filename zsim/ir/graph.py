@@ -1,8 +1,10 @@
-"""A Program as a networkx graph: every reason why one op comes after another, as an edge that says why.
+"""A Program as a networkx graph: every reason why one op comes after another, as an edge that says
+why.
 
-Nodes are ("issue", rank, index) for the host and ("run", rank, index) for what it issued; the members of a collective
-share one node ("meet", group, ranks, place). Edges bear `why`: "host", "queue", "issued", "wait", "stream" or "communicator".
-It knows no time: a caller gives each node its nanoseconds, and the longest path is then the length of the step.
+Nodes are ("issue", rank, index) for the host and ("run", rank, index) for what it issued; the
+members of a collective share one node ("meet", group, ranks, place). Edges bear `why`: "host",
+"queue", "issued", "wait", "stream" or "communicator". It knows no time: a caller gives each node
+its nanoseconds, and the longest path is then the length of the step.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ Why = Literal["host", "queue", "issued", "wait", "stream", "communicator"]
 
 
 def graph(
-    program: Program, *, phase: PhaseName = "steady", ranks: Iterable[int] | None = None, launch_queue: int = 0
+    program: Program, *, phase: PhaseName = "steady", ranks: Iterable[int] | None = None,
+    launch_queue: int = 0,
 ) -> networkx.DiGraph:
-    """The graph of `phase` over all ranks, or over `ranks`; each node has its `op`. ProgramError where it has a cycle.
+    """The graph of `phase` over all ranks, or over `ranks`; each node has its `op`. ProgramError
+    where it has a cycle.
 
     `launch_queue`: how many kernels may be pending before the host waits; 0 for any number.
     """
@@ -36,11 +40,15 @@ def graph(
     if not networkx.is_directed_acyclic_graph(found):
         ring = [node for node, _ in networkx.find_cycle(found)]
         ops = ", ".join(dict.fromkeys(label(found.nodes[node]["op"]) for node in ring))
-        raise ProgramError(where=phase, expected="an order in which every op can run", found=f"a deadlock: {ops}")
+        raise ProgramError(
+            where=phase, expected="an order in which every op can run", found=f"a deadlock: {ops}"
+        )
     return found
 
 
-def _add_rank(found: networkx.DiGraph, program: Program, rank: int, phase: PhaseName, launch_queue: int) -> None:
+def _add_rank(
+    found: networkx.DiGraph, program: Program, rank: int, phase: PhaseName, launch_queue: int
+) -> None:
     host: Node | None = None
     runs: list[Node] = []
     tails: dict[str, Node] = {}
@@ -72,14 +80,19 @@ def _run_node(program: Program, rank: int, op: Op, places: dict[str, int]) -> No
     return ("meet", op.group, program.mesh.group(op.group, rank), place)
 
 
-def longest_path(found: networkx.DiGraph, node_ns: Callable[[Node, Op], int]) -> tuple[int, tuple[Node, ...]]:
-    """Nanoseconds of the longest path, and its nodes in order, when each node lasts `node_ns(node, op)`."""
+def longest_path(
+    found: networkx.DiGraph, node_ns: Callable[[Node, Op], int]
+) -> tuple[int, tuple[Node, ...]]:
+    """Nanoseconds of the longest path, and its nodes in order, when each node lasts `node_ns(node,
+    op)`."""
     ends: dict[Node, int] = {}
     reason: dict[Node, Node | None] = {}
     for node in networkx.topological_sort(found):
         last = max(found.predecessors(node), key=ends.__getitem__, default=None)
         reason[node] = last
-        ends[node] = (ends[last] if last is not None else 0) + node_ns(node, found.nodes[node]["op"])
+        ends[node] = (ends[last] if last is not None else 0) + node_ns(
+            node, found.nodes[node]["op"]
+        )
     path = [max(ends, key=ends.__getitem__)] if ends else []
     while path and (before := reason[path[-1]]) is not None:
         path.append(before)
@@ -93,7 +106,9 @@ def unused_waits(rank: RankProgram, *, phase: PhaseName = "steady") -> tuple[tup
     found = []
     for op in ops:
         tail = (
-            max((o.index for o in ops[: op.index] if o.stream == op.stream), default=-1) if op.stream != "host" else -1
+            max((o.index for o in ops[: op.index] if o.stream == op.stream), default=-1)
+            if op.stream != "host"
+            else -1
         )
         for wait in op.waits:
             others = [other for other in (*op.waits, tail) if other not in (wait, -1)]

@@ -1,4 +1,5 @@
-"""What must have ended before an op begins, whatever its duration: the order that streams and waits guarantee."""
+"""What must have ended before an op begins, whatever its duration: the order that streams and waits
+guarantee."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ NOTHING = (-1,) * len(STREAMS)
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """By op: the latest op of each stream that has surely ended when it has. Streams keep the order of issue."""
+    """By op: the latest op of each stream that has surely ended when it has. Streams keep the order
+    of issue."""
 
     clocks: tuple[tuple[int, ...], ...]
     streams: tuple[int, ...]
@@ -22,7 +24,8 @@ class Happened:
 
 
 def happened(ops: tuple[Op, ...]) -> Happened:
-    """The guaranteed order of one phase. A host op that waits holds back whatever is issued after it."""
+    """The guaranteed order of one phase. A host op that waits holds back whatever is issued after
+    it."""
     host = STREAMS.index("host")
     tails: list[tuple[int, ...]] = [NOTHING] * len(STREAMS)
     blocked = NOTHING

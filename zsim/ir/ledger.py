@@ -1,6 +1,8 @@
-"""The ledger of live bytes: allocated memory follows the order in which the host issues ops, so it needs no clock.
+"""The ledger of live bytes: allocated memory follows the order in which the host issues ops, so it
+needs no clock.
 
-It reads a RankProgram and answers in MemoryRecords, to the byte. It knows no time, no device and no strategy.
+It reads a RankProgram and answers in MemoryRecords, to the byte. It knows no time, no device and no
+strategy.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Ledger:
 
 
 def _allocated_again(buffer: str) -> ProgramError:
-    return ProgramError(where=buffer, expected="a buffer that is not live", found="it is allocated again")
+    return ProgramError(
+        where=buffer, expected="a buffer that is not live", found="it is allocated again"
+    )
 
 
 def _not_live(buffer: str) -> ProgramError:
@@ -63,7 +67,8 @@ def _not_live(buffer: str) -> ProgramError:
 
 
 def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName, MemoryRecord]:
-    """Start, peak and end of each phase and of its parts in allocated bytes, the peak's split by kind; `timeline` adds each op.
+    """Start, peak and end of each phase and of its parts in allocated bytes, the peak's split by
+    kind; `timeline` adds each op.
 
     ProgramError, which names the op, where a buffer is allocated twice or freed without being live.
     """
@@ -79,7 +84,11 @@ def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName,
             _follow(walk, ledger, shared, phase, parts=parts, timeline=timeline)
             seen = _Passes(shared, before, ledger.copy(), walk.copy()) if shared else None
         _follow(walk, ledger, ops[len(shared) :], phase, parts=parts, timeline=timeline)
-        walk.parts += [_PartWalk(part, ledger.allocated, ledger.allocated) for part in parts if part.start >= len(ops)]
+        walk.parts += [
+            _PartWalk(part, ledger.allocated, ledger.allocated)
+            for part in parts
+            if part.start >= len(ops)
+        ]
         records[phase] = walk.record(ledger)
     return records
 
@@ -94,11 +103,19 @@ def _once(ledger: Ledger, ops: tuple[Op, ...]) -> None:
 
 
 def _shared(program: RankProgram) -> int:
-    """How many ops both steps begin with: the very same ones, up to the optimizer's where a strategy issues passes once."""
+    """How many ops both steps begin with: the very same ones, up to the optimizer's where a
+    strategy issues passes once."""
     first, steady = program.first, program.steady
-    differ = (place for place, (one, other) in enumerate(zip(first, steady, strict=False)) if one is not other)
+    differ = (
+        place
+        for place, (one, other) in enumerate(zip(first, steady, strict=False))
+        if one is not other
+    )
     count = next(differ, min(len(first), len(steady)))
-    parts = ([part for part in parts if part.start < count] for parts in (program.first_parts, program.steady_parts))
+    parts = (
+        [part for part in parts if part.start < count]
+        for parts in (program.first_parts, program.steady_parts)
+    )
     return count if next(parts) == next(parts) else 0
 
 
@@ -109,7 +126,8 @@ def label(op: Op) -> str:
 
 @dataclass(slots=True)
 class _Summit:
-    """The highest point so far. Its split by kind is copied once per summit, not once per step of the climb."""
+    """The highest point so far. Its split by kind is copied once per summit, not once per step of
+    the climb."""
 
     peak: int
     split: dict[MemoryKind, int]
@@ -137,7 +155,9 @@ class _Walk:
 
     def copy(self) -> _Walk:
         """This walk, to be compared with a later one."""
-        return _Walk(self.start, replace(self.summit), list(self.points), self.held, self.lifted_parts(0))
+        return _Walk(
+            self.start, replace(self.summit), list(self.points), self.held, self.lifted_parts(0)
+        )
 
     def lifted_parts(self, lift: int) -> list[_PartWalk]:
         """Its parts with as many bytes more."""
@@ -146,20 +166,22 @@ class _Walk:
     def record(self, ledger: Ledger) -> MemoryRecord:
         """The phase, which ends with `ledger`."""
         return MemoryRecord(
-            start_bytes=self.start,
-            peak_bytes=self.summit.peak,
-            end_bytes=ledger.allocated,
+            start_bytes=self.start, peak_bytes=self.summit.peak, end_bytes=ledger.allocated,
             peak_at=label(self.summit.op) if self.summit.op else "start",
             by_kind={str(kind): nbytes for kind, nbytes in self.summit.split.items()},
             held={str(kind): nbytes for kind, nbytes in self.held.items()},
             timeline=tuple(self.points),
-            parts=tuple(PartRecord(one.part.name, one.part.micro_batch, one.start, one.peak) for one in self.parts),
+            parts=tuple(
+                PartRecord(one.part.name, one.part.micro_batch, one.start, one.peak)
+                for one in self.parts
+            ),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """Ops that have been followed once, with the ledger `before` and `after`: the steady phase begins as the first one did.
+    """Ops that have been followed once, with the ledger `before` and `after`: the steady phase
+    begins as the first one did.
 
     What lives besides since then (optimizer states) only lifts everything.
     """
@@ -170,18 +192,28 @@ class _Passes:
     walk: _Walk
 
     def again(self, walk: _Walk, ledger: Ledger) -> bool:
-        """Follow the ops once more, if they find what they found before and touch nothing else; otherwise do nothing."""
+        """Follow the ops once more, if they find what they found before and touch nothing else;
+        otherwise do nothing."""
         besides = ledger.live.keys() - self.before.live.keys()
-        if not self.before.live.items() <= ledger.live.items() or not besides.isdisjoint(self._allocated()):
+        if not self.before.live.items() <= ledger.live.items() or not besides.isdisjoint(
+            self._allocated()
+        ):
             return False
         lift = ledger.allocated - self.before.allocated
-        lifts = {kind: nbytes - self.before.by_kind[kind] for kind, nbytes in ledger.by_kind.items()}
-        walk.summit = replace(self.walk.summit, peak=self.walk.summit.peak + lift, split=_lifted(self.walk.summit.split, lifts))
+        lifts = {
+            kind: nbytes - self.before.by_kind[kind] for kind, nbytes in ledger.by_kind.items()
+        }
+        walk.summit = replace(
+            self.walk.summit, peak=self.walk.summit.peak + lift,
+            split=_lifted(self.walk.summit.split, lifts),
+        )
         walk.points = [(name, nbytes + lift) for name, nbytes in self.walk.points]
         walk.held = _lifted(self.walk.held, lifts)
         walk.parts = self.walk.lifted_parts(lift)
         ledger.live = self.after.live | {buffer: ledger.live[buffer] for buffer in besides}
-        ledger.by_kind, ledger.allocated = _lifted(self.after.by_kind, lifts), self.after.allocated + lift
+        ledger.by_kind, ledger.allocated = (
+            _lifted(self.after.by_kind, lifts), self.after.allocated + lift,
+        )
         return True
 
     def _allocated(self) -> list[str]:
@@ -193,9 +225,11 @@ def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[
 
 
 def _follow(
-    walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, parts: tuple[Part, ...], timeline: bool
+    walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *, parts: tuple[Part, ...],
+    timeline: bool,
 ) -> None:
-    """Go on over `ops`. Tens of thousands of events pass here, so the ledger and the summit are kept in local names."""
+    """Go on over `ops`. Tens of thousands of events pass here, so the ledger and the summit are
+    kept in local names."""
     live, by_kind, allocated = ledger.live, ledger.by_kind, ledger.allocated
     summit, climbing, points = walk.summit, False, walk.points
     peak, high = summit.peak, walk.parts[-1].peak if walk.parts else walk.start

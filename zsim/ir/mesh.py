@@ -1,4 +1,5 @@
-"""The device mesh: ranks in row-major order over named axes, and the groups that share all coordinates but one."""
+"""The device mesh: ranks in row-major order over named axes, and the groups that share all
+coordinates but one."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ RESERVED_AXES: tuple[str, ...] = ("tp", "pp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Sizes of the axes; the last axis varies fastest, as in torch's `init_device_mesh`. A 1-D mesh has dp_replicate 1.
+    """Sizes of the axes; the last axis varies fastest, as in torch's `init_device_mesh`. A 1-D mesh
+    has dp_replicate 1.
 
-    Groups are named: an axis ("dp_shard"), a part "axis:n" of it with n neighbours, or "world" for all ranks together.
-    Methods that take a group raise KeyError for a name that is none of these.
+    Groups are named: an axis ("dp_shard"), a part "axis:n" of it with n neighbours, or "world" for
+    all ranks together. Methods that take a group raise KeyError for a name that is none of these.
     """
 
     dp_replicate: int = 1
@@ -59,7 +61,9 @@ class Mesh:
         size, stride = self.size(name), self._stride(name)
         whole = size * stride
         return tuple(
-            _ranks(first, size, stride) for start in range(0, self.world_size, whole) for first in range(start, start + stride)
+            _ranks(first, size, stride)
+            for start in range(0, self.world_size, whole)
+            for first in range(start, start + stride)
         )
 
     def _stride(self, name: str) -> int:

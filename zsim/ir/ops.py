@@ -1,7 +1,8 @@
 """Ops: the things a rank's host issues, and what they carry: kernels, allocations and frees.
 
-A Program has thousands of ops and tens of thousands of memory events, and making them is most of what planning takes. A frozen
-dataclass takes three times as long to make as one whose fields are Final, which mypy keeps from being assigned just as well.
+A Program has thousands of ops and tens of thousands of memory events, and making them is most of
+what planning takes. A frozen dataclass takes three times as long to make as one whose fields are
+Final, which mypy keeps from being assigned just as well.
 """
 
 from __future__ import annotations
@@ -41,14 +42,19 @@ OpKind = Literal[
 OP_KINDS: tuple[OpKind, ...] = OpKind.__args__  # type: ignore[attr-defined]
 COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast"})
 
-Stream = Literal["compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback", "host"]
-"""A `callback` of a reduction's future runs on a stream of torch's pool, which no other stream waits for unless it is told to."""
+Stream = Literal[
+    "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback",
+    "host",
+]
+"""A `callback` of a reduction's future runs on a stream of torch's pool, which no other stream
+waits for unless it is told to."""
 STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Alloc:
-    """`buffer`, `nbytes` of memory of `kind`, begins to live. Names are unique among the live buffers of a rank."""
+    """`buffer`, `nbytes` of memory of `kind`, begins to live. Names are unique among the live
+    buffers of a rank."""
 
     buffer: Final[str]
     kind: Final[MemoryKind]
@@ -72,9 +78,11 @@ PLACES: tuple[Place, ...] = Place.__args__  # type: ignore[attr-defined]
 class Kernel:
     """One kernel's work: floating-point operations in `dtype`, and bytes read and written.
 
-    It runs on the device, or is a transfer over the link between device and host, or runs on the host. A matrix product has as its
-    `shape` the (products, m, n, k) of that many m × k by k × n, fused attention (sequences × heads, queries, keys, width of a head).
-    A product whose first factor is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m and not along k.
+    It runs on the device, or is a transfer over the link between device and host, or runs on the
+    host. A matrix product has as its `shape` the (products, m, n, k) of that many m × k by k × n,
+    fused attention (sequences × heads, queries, keys, width of a head). A product whose first
+    factor is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m
+    and not along k.
     """
 
     operator: Final[str]
@@ -93,27 +101,33 @@ ACCUMULATE = "accumulate"
 SCALE_SCORES, MASK_SCORES = "scale_scores", "mask_scores"
 """What explicit attention does to its scores before their softmax."""
 MOVE_GRADIENT = "move_gradient"
-"""What copies gradients into the buffer that is reduced, and back, or casts them to float32: nothing where they are kept there so."""
+"""What copies gradients into the buffer that is reduced, and back, or casts them to float32:
+nothing where they are kept there so."""
 ATTENTION_BACKWARD = "attention_backward"
 LINEARS: frozenset[str] = frozenset({"linear", "mm", "addmm"})
-"""Operators that multiply by a weight; the last two are torch's own names, which traced models have."""
+"""Operators that multiply by a weight; the last two are torch's own names, which traced models
+have."""
 
 
 def is_attention(operator: str) -> bool:
-    """Whether it is fused attention, of a family or, by torch's own names, of a traced model; backward ends in "backward"."""
-    return operator in ("attention", ATTENTION_BACKWARD) or operator.startswith("_scaled_dot_product")
+    """Whether it is fused attention, of a family or, by torch's own names, of a traced model;
+    backward ends in "backward"."""
+    return operator in ("attention", ATTENTION_BACKWARD) or operator.startswith(
+        "_scaled_dot_product"
+    )
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Op:
     """One thing a rank's host issues.
 
-    `index` is the place in issue order within its phase; `unit` the fqn of the param group (or bucket) it works on;
-    `waits` are indices of earlier ops of the phase. For a collective `group` names the mesh axis, `nbytes` is the
-    payload handed to c10d (the full message: output of an all-gather, input of a reduce-scatter) and `root` the
-    group-local source of a broadcast. Compute and copies carry `kernels`; compute names in `reads` the param groups whose
-    gathered parameters it needs (none where parameters are never sharded). `memory` holds this op's allocations
-    and frees in the order in which the host makes them. `micro_batch` counts from 0.
+    `index` is the place in issue order within its phase; `unit` the fqn of the param group (or
+    bucket) it works on; `waits` are indices of earlier ops of the phase. For a collective `group`
+    names the mesh axis, `nbytes` is the payload handed to c10d (the full message: output of an
+    all-gather, input of a reduce-scatter) and `root` the group-local source of a broadcast. Compute
+    and copies carry `kernels`; compute names in `reads` the param groups whose gathered parameters
+    it needs (none where parameters are never sharded). `memory` holds this op's allocations and
+    frees in the order in which the host makes them. `micro_batch` counts from 0.
     """
 
     index: Final[int]

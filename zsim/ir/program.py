@@ -1,8 +1,10 @@
-"""The Program: what each rank's host issues, in order. The one thing that strategies make and backends interpret.
+"""The Program: what each rank's host issues, in order. The one thing that strategies make and
+backends interpret.
 
-A Program is data. It knows no time, no torch and no strategy. Two kinds of order stand in it: the order of the ops
-is the order in which the host issues them (memory follows this order), and `waits` are the events of earlier ops
-that an op's stream waits for (time follows streams and waits). `str(program)` is one line per op; `parse` reads it back.
+A Program is data. It knows no time, no torch and no strategy. Two kinds of order stand in it: the
+order of the ops is the order in which the host issues them (memory follows this order), and `waits`
+are the events of earlier ops that an op's stream waits for (time follows streams and waits).
+`str(program)` is one line per op; `parse` reads it back.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a step, as a training loop calls it: from the op with the index `start` to where the next part starts.
+    """A part of a step, as a training loop calls it: from the op with the index `start` to where
+    the next part starts.
 
     Forward and backward are of one micro-batch; clipping belongs to the optimizer.
     """
@@ -39,10 +42,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgram:
-    """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the start of the next.
+    """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the
+    start of the next.
 
-    `second` is what the second step does once, before all that it does as every later one, as DDP rebuilds its buckets. Both steps come in
-    parts; a Program that names none has none.
+    `second` is what the second step does once, before all that it does as every later one, as DDP
+    rebuilds its buckets. Both steps come in parts; a Program that names none has none.
     """
 
     construction: tuple[Op, ...]
@@ -95,7 +99,9 @@ def _phase_lines(ops: tuple[Op, ...], parts: tuple[Part, ...]) -> Iterator[str]:
     """One line per op, and one before each part."""
     begins: dict[int, list[str]] = {}
     for part in parts:
-        begins.setdefault(part.start, []).append(f"part {part.name}{f' {part.micro_batch}' if part.micro_batch else ''}")
+        begins.setdefault(part.start, []).append(
+            f"part {part.name}{f' {part.micro_batch}' if part.micro_batch else ''}"
+        )
     for op in ops:
         yield from begins.pop(op.index, ())
         yield format_op(op)
@@ -111,9 +117,15 @@ def parse(text: str) -> Program:
     runs = re.fullmatch(r"assignment((?: \d{1,7}x\d{1,7})+)", lines[1])
     if sizes is None or runs is None:
         raise bad_line(
-            1 if sizes is None else 2, lines[0 if sizes is None else 1], "mesh sizes, then the assignment of ranks"
+            1 if sizes is None else 2, lines[0 if sizes is None else 1],
+            "mesh sizes, then the assignment of ranks",
         )
-    assignment = [int(kind) for run in runs[1].split() for kind, count in [run.split("x")] for _ in range(int(count))]
+    assignment = [
+        int(kind)
+        for run in runs[1].split()
+        for kind, count in [run.split("x")]
+        for _ in range(int(count))
+    ]
     return Program(
         mesh=Mesh(dp_replicate=int(sizes[1]), dp_shard=int(sizes[2])),
         ranks=tuple(_rank_programs(enumerate(lines[2:], 3))),
@@ -151,9 +163,12 @@ def _part(line: str, start: int, number: int) -> Part:
     return Part(cast(PartName, found[1]), start, int(found[2] or 0))
 
 
-def _rank_program(phases: dict[str, list[Op]], parts: dict[str, list[Part]], number: int) -> RankProgram:
+def _rank_program(
+    phases: dict[str, list[Op]], parts: dict[str, list[Part]], number: int
+) -> RankProgram:
     if tuple(phases) not in (PHASES, (*PHASES[:2], SECOND, *PHASES[2:])):
-        raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or without {SECOND} before the last")
+        raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or "
+                                                 f"without {SECOND} before the last")
     return RankProgram(
         **{name: tuple(ops) for name, ops in phases.items()},
         first_parts=tuple(parts.get("first", ())),

@@ -1,7 +1,8 @@
-"""Laws that every correct Program obeys, whatever the strategy and the model; those of Runs are `zsim.ir.run_laws`'.
+"""Laws that every correct Program obeys, whatever the strategy and the model; those of Runs are
+`zsim.ir.run_laws`'.
 
-A law is a function that yields its breaches in words; the table names them, and `breaches` asks all of them. A Program that merely is
-well-formed is `zsim.ir.validate`'s business.
+A law is a function that yields its breaches in words; the table names them, and `breaches` asks all
+of them. A Program that merely is well-formed is `zsim.ir.validate`'s business.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def breaches(program: Program) -> tuple[str, ...]:
     )
 
 
-def every_unshard_is_resharded(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """Unsharded parameters that a step makes are gone at its end, but for what a unit whose backward never runs keeps on fewer ranks.
+def every_unshard_is_resharded(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """Unsharded parameters that a step makes are gone at its end, but for what a unit whose
+    backward never runs keeps on fewer ranks.
 
     fully_shard frees those parts when the unit is resharded again, in the next step's forward.
     """
@@ -54,8 +58,11 @@ def every_unshard_is_resharded(program: Program, rank: RankProgram, phase: Phase
             yield f"{buffer}, made by op {op.index} ({label(op)}), outlives the step"
 
 
-def compute_finds_its_parameters_gathered(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """Compute reads a param group only while as many of its bytes are unsharded as its all-gather brought, or some."""
+def compute_finds_its_parameters_gathered(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """Compute reads a param group only while as many of its bytes are unsharded as its all-gather
+    brought, or some."""
     owners: dict[str, tuple[str, int]] = {}
     live: dict[str, int] = {}
     brought: dict[str, int] = {}
@@ -74,8 +81,11 @@ def compute_finds_its_parameters_gathered(program: Program, rank: RankProgram, p
                 live[op.unit] = live.get(op.unit, 0) + event.nbytes
 
 
-def compute_waits_for_its_all_gather(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """Between the all-gather of a param group and compute that reads it lies a chain of waits and streams."""
+def compute_waits_for_its_all_gather(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """Between the all-gather of a param group and compute that reads it lies a chain of waits and
+    streams."""
     order = happened(rank.phase(phase))
     gathered: dict[str, int] = {}
     for op in rank.phase(phase):
@@ -83,10 +93,15 @@ def compute_waits_for_its_all_gather(program: Program, rank: RankProgram, phase:
             gathered[op.unit] = op.index
         for unit in op.reads if op.kind in COMPUTE else ():
             if unit in gathered and not order.before(gathered[unit], op.index):
-                yield f"op {op.index} ({label(op)}) does not wait for the all-gather of {unit}, op {gathered[unit]}"
+                yield (
+                    f"op {op.index} ({label(op)}) does not wait for the all-gather of {unit}, op "
+                    f"{gathered[unit]}"
+                )
 
 
-def collectives_send_what_is_packed(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+def collectives_send_what_is_packed(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
     """A reduction begins after the copy of its gradients, an all-gather after its copy-in."""
     order = happened(rank.phase(phase))
     packed: dict[tuple[str, bool], int] = {}
@@ -99,8 +114,11 @@ def collectives_send_what_is_packed(program: Program, rank: RankProgram, phase: 
             yield f"op {op.index} ({label(op)}) does not wait for the copy in op {copy}"
 
 
-def copies_wait_for_what_they_copy(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """A copy-out begins after its all-gather, or all-reduce; what a reduction's stream casts or adds was packed on the compute stream."""
+def copies_wait_for_what_they_copy(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """A copy-out begins after its all-gather, or all-reduce; what a reduction's stream casts or
+    adds was packed on the compute stream."""
     order = happened(rank.phase(phase))
     brought: dict[str, int] = {}
     packed: dict[str, int] = {}
@@ -120,10 +138,14 @@ def copies_wait_for_what_they_copy(program: Program, rank: RankProgram, phase: P
             brought.pop(op.unit, None)
 
 
-def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """An op that frees a communication buffer waits for the collective (or copy in its stead) it was made for, unless it is that.
+def what_is_sent_is_freed_afterwards(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """An op that frees a communication buffer waits for the collective (or copy in its stead) it
+    was made for, unless it is that.
 
-    Frees on the host promise nothing: there the allocator itself waits for the streams that still use the memory.
+    Frees on the host promise nothing: there the allocator itself waits for the streams that still
+    use the memory.
     """
     order = happened(rank.phase(phase))
     waiting: dict[str, str] = {}
@@ -134,7 +156,10 @@ def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase:
                 waiting.pop(event.buffer, None)
                 sender = senders.pop(event.buffer, -1)
                 if sender >= 0 and op.stream != "host" and not order.before(sender, op.index):
-                    yield f"op {op.index} ({label(op)}) frees {event.buffer}, which op {sender} may still use"
+                    yield (
+                        f"op {op.index} ({label(op)}) frees {event.buffer}, which op {sender} may "
+                        f"still use"
+                    )
             elif event.kind == "communication":
                 waiting[event.buffer] = op.unit
         if op.kind in COLLECTIVES or (op.kind == "copy" and op.stream in REDUCTION_STREAMS):
@@ -144,12 +169,16 @@ def what_is_sent_is_freed_afterwards(program: Program, rank: RankProgram, phase:
                 senders[buffer] = op.index
 
 
-def gathers_overwrite_nothing_that_is_read(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """What a gather stream allocates may be memory that it has freed: whatever read that must have ended.
+def gathers_overwrite_nothing_that_is_read(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """What a gather stream allocates may be memory that it has freed: whatever read that must have
+    ended.
 
-    torch's allocator gives a stream its own freed blocks at once; fully_shard keeps this order by events. A free that is an op of
-    the compute stream says what FSDP1 tells the allocator (record_stream): the block is free once that stream has come so far.
-    Compute reads unsharded parameters, a copy what an all-gather has brought.
+    torch's allocator gives a stream its own freed blocks at once; fully_shard keeps this order by
+    events. A free that is an op of the compute stream says what FSDP1 tells the allocator
+    (record_stream): the block is free once that stream has come so far. Compute reads unsharded
+    parameters, a copy what an all-gather has brought.
     """
     order = happened(rank.phase(phase))
     owners: dict[str, tuple[str, str, Stream]] = {}
@@ -176,10 +205,15 @@ def gathers_overwrite_nothing_that_is_read(program: Program, rank: RankProgram, 
                 brought[op.unit] = event.buffer
             reader = reused.get(op.stream, -1) if op.stream in GATHER_STREAMS else -1
             if reader >= 0 and not order.before(reader, op.index):
-                yield f"op {op.index} ({label(op)}) does not wait for op {reader}, which may still read what it overwrites"
+                yield (
+                    f"op {op.index} ({label(op)}) does not wait for op {reader}, which may still "
+                    f"read what it overwrites"
+                )
 
 
-def reductions_wait_for_gradients(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+def reductions_wait_for_gradients(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
     """A reduction begins when the backward that was issued last before it has ended."""
     order, backward = happened(rank.phase(phase)), -1
     for op in rank.phase(phase):
@@ -189,13 +223,19 @@ def reductions_wait_for_gradients(program: Program, rank: RankProgram, phase: Ph
             backward = op.index
 
 
-def the_optimizer_waits_for_all_gradients(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+def the_optimizer_waits_for_all_gradients(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
     """The optimizer steps after every backward and every reduction before it."""
     ops = rank.phase(phase)
     order = happened(ops)
     for op in ops:
         if op.kind == "optimizer":
-            needed = (other for other in ops[: op.index] if other.kind in REDUCTIONS or other.kind == "backward")
+            needed = (
+                other
+                for other in ops[: op.index]
+                if other.kind in REDUCTIONS or other.kind == "backward"
+            )
             yield from (
                 f"op {op.index} ({label(op)}) does not wait for op {other.index} ({label(other)})"
                 for other in needed
@@ -203,7 +243,9 @@ def the_optimizer_waits_for_all_gradients(program: Program, rank: RankProgram, p
             )
 
 
-def stepped_parameters_travel_after_the_step(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+def stepped_parameters_travel_after_the_step(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
     """A gather or broadcast issued after the optimizer sends what it has stepped."""
     order, stepped = happened(rank.phase(phase)), -1
     for op in rank.phase(phase):
@@ -213,8 +255,11 @@ def stepped_parameters_travel_after_the_step(program: Program, rank: RankProgram
             stepped = op.index
 
 
-def a_steady_step_returns_what_it_takes(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """Memory is at the end of a steady step what it was at its beginning, buffer by buffer kind and size."""
+def a_steady_step_returns_what_it_takes(
+    program: Program, rank: RankProgram, phase: PhaseName
+) -> Iterator[str]:
+    """Memory is at the end of a steady step what it was at its beginning, buffer by buffer kind and
+    size."""
     if phase != "steady":
         return
     ledger = Ledger()
@@ -232,7 +277,10 @@ def shards_are_equal(program: Program, rank: RankProgram, phase: PhaseName) -> I
     """What is reduce-scattered divides by its group, and so does what is all-gathered."""
     for op in rank.phase(phase):
         if op.kind in ("all_gather", "reduce_scatter") and op.nbytes % program.mesh.size(op.group):
-            yield f"op {op.index} ({label(op)}): {op.nbytes:,} B do not divide by {program.mesh.size(op.group)} ranks"
+            yield (
+                f"op {op.index} ({label(op)}): {op.nbytes:,} B do not divide by "
+                f"{program.mesh.size(op.group)} ranks"
+            )
 
 
 PROGRAM_LAWS: dict[str, ProgramLaw] = {

@@ -17,7 +17,8 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
-    """One collective as issued: c10d payload bytes, mesh axis it ran over ("world" for all), group size, a broadcast's group-local root."""
+    """One collective as issued: c10d payload bytes, mesh axis it ran over ("world" for all), group
+    size, a broadcast's group-local root."""
 
     op: str
     nbytes: int
@@ -28,7 +29,8 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One op on one stream. Times are ns since the start of the steady step; `group` is a collective's, as the mesh names it."""
+    """One op on one stream. Times are ns since the start of the steady step; `group` is a
+    collective's, as the mesh names it."""
 
     name: str
     kind: str
@@ -44,7 +46,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """Allocated bytes of one part of a step: forward or backward of a micro-batch, optimizer, zero_grad."""
+    """Allocated bytes of one part of a step: forward or backward of a micro-batch, optimizer,
+    zero_grad."""
 
     name: str
     micro_batch: int
@@ -54,7 +57,8 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecord:
-    """Allocated bytes of one phase on one rank. `by_kind` is the split at the peak (empty if the meter cannot see kinds)."""
+    """Allocated bytes of one phase on one rank. `by_kind` is the split at the peak (empty if the
+    meter cannot see kinds)."""
 
     start_bytes: int
     peak_bytes: int
@@ -62,7 +66,8 @@ class MemoryRecord:
     peak_at: str = ""
     by_kind: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of parameters, gradients and optimizer_states when the optimizer has stepped and gradients still live."""
+    """Bytes of parameters, gradients and optimizer_states when the optimizer has stepped and
+    gradients still live."""
     timeline: tuple[tuple[str, int], ...] = ()
     """(op label, allocated bytes after it), for reading and plotting; may be empty."""
     parts: tuple[PartRecord, ...] = ()
@@ -87,11 +92,13 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """Loss per step, and how far parameters end up from the single-process reference, computing in `dtype`.
+    """Loss per step, and how far parameters end up from the single-process reference, computing in
+    `dtype`.
 
-    `largest_relative_difference` is that distance relative to how far training moved the reference: 1 is an untrained parameter.
-    `largest_gradient_difference` is how far the optimizer's gradients of one more step are from those of one process with the very
-    same parameters, relative to their size: 1 is a gradient that is not there.
+    `largest_relative_difference` is that distance relative to how far training moved the reference:
+    1 is an untrained parameter. `largest_gradient_difference` is how far the optimizer's gradients
+    of one more step are from those of one process with the very same parameters, relative to their
+    size: 1 is a gradient that is not there.
     """
 
     losses: tuple[float, ...]
@@ -102,17 +109,20 @@ class Numerics:
     reference_losses: tuple[float, ...] = ()
     """The reference's, which are means over ranks."""
     initial_difference: float | None = None
-    """How far any element of what the optimizer steps was from the model's own before the first step; None where nobody looked."""
+    """How far any element of what the optimizer steps was from the model's own before the first
+    step; None where nobody looked."""
     furthest_parameter: str = ""
     """Whose largest relative difference it is, and below whose gradient's; "" where nobody says."""
     furthest_gradient: str = ""
     step_difference: float | None = None
-    """How far one more step took any element from where a new optimizer takes it from the same state and gradients; None likewise."""
+    """How far one more step took any element from where a new optimizer takes it from the same
+    state and gradients; None likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
-    """One rank, or, when folded, the first of `stands_for` ranks that are alike; `bytes_sent` is then the most that one of them sends."""
+    """One rank, or, when folded, the first of `stands_for` ranks that are alike; `bytes_sent` is
+    then the most that one of them sends."""
 
     rank: int
     stands_for: int = 1
@@ -121,17 +131,20 @@ class RankRun:
     bytes_sent: int = 0
     numerics: Numerics | None = None
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By name, as the mesh names groups: the global ranks of each group that this rank was seen to communicate in, in group order."""
+    """By name, as the mesh names groups: the global ranks of each group that this rank was seen to
+    communicate in, in group order."""
     step_time_ns: int | None = None
-    """What a steady step took on this rank by its own clock, where one was timed; the Run's is the largest."""
+    """What a steady step took on this rank by its own clock, where one was timed; the Run's is the
+    largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The result of one scenario on one backend. The same type from the simulator and from a cluster of GPUs.
+    """The result of one scenario on one backend. The same type from the simulator and from a
+    cluster of GPUs.
 
-    Its provenance says, among other things, which scenario it was (`fingerprint`) and, where not all ranks were observed, which
-    (`ranks`).
+    Its provenance says, among other things, which scenario it was (`fingerprint`) and, where not
+    all ranks were observed, which (`ranks`).
     """
 
     scenario: str
@@ -143,7 +156,8 @@ class Run:
     mesh: Mesh
     step_time_ns: int | None = None
     stand_ins: tuple[int, ...] = ()
-    """By rank: the shown rank that did the same; empty where each shown rank speaks for itself alone."""
+    """By rank: the shown rank that did the same; empty where each shown rank speaks for itself
+    alone."""
     complete: bool = True
     failure: str = ""
     """Why the Run is not complete; its ranks then hold the phases that they had ended."""
@@ -151,12 +165,14 @@ class Run:
 
 
 def sees(run: Run, what: str) -> bool:
-    """Whether the Run's backend says it sees `what` (memory, numerics, time); a Run that says nothing sees all."""
+    """Whether the Run's backend says it sees `what` (memory, numerics, time); a Run that says
+    nothing sees all."""
     return what in run.provenance.get("sees", what).split()
 
 
 def band_of(run: Run) -> tuple[float, float] | None:
-    """The factors of the step time between which its backend expects the true one; None where it gave none that mean anything."""
+    """The factors of the step time between which its backend expects the true one; None where it
+    gave none that mean anything."""
     low, _, high = run.provenance.get("band", "").partition(" ")
     try:
         factors = float(low), float(high)
@@ -171,8 +187,11 @@ def observed_ranks(ranks: Iterable[int]) -> dict[str, str]:
 
 
 class IncompleteRunError(RankError):
-    """A real run in which a rank failed; `run` holds what all ranks had ended by then, marked incomplete."""
+    """A real run in which a rank failed; `run` holds what all ranks had ended by then, marked
+    incomplete."""
 
     def __init__(self, error: RankError, run: Run) -> None:
-        super().__init__(where=error.where, expected=error.expected, found=error.found, remedy=error.remedy)
+        super().__init__(
+            where=error.where, expected=error.expected, found=error.found, remedy=error.remedy
+        )
         self.run = run

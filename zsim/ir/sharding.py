@@ -1,7 +1,9 @@
-"""Shard math: who holds which elements. Pure functions on integers, used by every strategy and by the executor alike.
+"""Shard math: who holds which elements. Pure functions on integers, used by every strategy and by
+the executor alike.
 
-Two layouts. FSDP2 cuts each parameter along dim 0 by the rule of `torch.chunk`; ZeRO concatenates a param group into
-one flat buffer and cuts that. Both pad to equal shards, and a shard can be empty. Nothing here knows bytes or time.
+Two layouts. FSDP2 cuts each parameter along dim 0 by the rule of `torch.chunk`; ZeRO concatenates a
+param group into one flat buffer and cuts that. Both pad to equal shards, and a shard can be empty.
+Nothing here knows bytes or time.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def padded_size(n: int, num_shards: int) -> int:
 
 
 def shard(n: int, *, num_shards: int, rank: int) -> Interval:
-    """[min(r·s, n), min((r+1)·s, n)) with s = ceil(n / num_shards): what `rank` holds of `n` elements; can be empty."""
+    """[min(r·s, n), min((r+1)·s, n)) with s = ceil(n / num_shards): what `rank` holds of `n`
+    elements; can be empty."""
     size = shard_size(n, num_shards)
     return Interval(min(rank * size, n), min((rank + 1) * size, n))
 
@@ -53,7 +56,8 @@ def shards(n: int, num_shards: int) -> tuple[Interval, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dim0Layout:
-    """One parameter cut along dim 0 (FSDP2): each rank stores ceil(rows / num_shards) rows, padded."""
+    """One parameter cut along dim 0 (FSDP2): each rank stores ceil(rows / num_shards) rows, padded.
+    """
 
     shape: tuple[int, ...]
     num_shards: int
@@ -84,7 +88,8 @@ class Dim0Layout:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The elements `interval` of the flattened parameter number `parameter`, at `offset` of the rank's shard."""
+    """The elements `interval` of the flattened parameter number `parameter`, at `offset` of the
+    rank's shard."""
 
     parameter: int
     interval: Interval
@@ -93,7 +98,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatLayout:
-    """Parameters of `numels` elements concatenated, padded at the end to `num_shards` and cut (ZeRO)."""
+    """Parameters of `numels` elements concatenated, padded at the end to `num_shards` and cut
+    (ZeRO)."""
 
     numels: tuple[int, ...]
     num_shards: int
@@ -118,10 +124,14 @@ class FlatLayout:
         return shard(self.numel, num_shards=self.num_shards, rank=rank)
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """What `rank` holds of each parameter, in order; parameters it holds nothing of are left out."""
+        """What `rank` holds of each parameter, in order; parameters it holds nothing of are left
+        out."""
         local = self.local(rank)
         bounds = pairwise(accumulate(self.numels, initial=0))
-        cuts = ((index, start, local.intersect(Interval(start, stop))) for index, (start, stop) in enumerate(bounds))
+        cuts = (
+            (index, start, local.intersect(Interval(start, stop)))
+            for index, (start, stop) in enumerate(bounds)
+        )
         return tuple(
             Piece(index, Interval(cut.start - start, cut.stop - start), cut.start - local.start)
             for index, start, cut in cuts
@@ -139,11 +149,15 @@ class Transfer:
 
 
 def reshard(n: int, *, old: int, new: int) -> tuple[Transfer, ...]:
-    """How `n` elements go from `old` shards to `new` ones, in element order; each element moves once."""
+    """How `n` elements go from `old` shards to `new` ones, in element order; each element moves
+    once."""
     transfers, position = [], 0
     while position < n:
         source, destination = position // shard_size(n, old), position // shard_size(n, new)
-        stop = min(shard(n, num_shards=old, rank=source).stop, shard(n, num_shards=new, rank=destination).stop)
+        stop = min(
+            shard(n, num_shards=old, rank=source).stop,
+            shard(n, num_shards=new, rank=destination).stop,
+        )
         transfers.append(Transfer(source, destination, Interval(position, stop)))
         position = stop
     return tuple(transfers)
@@ -152,8 +166,9 @@ def reshard(n: int, *, old: int, new: int) -> tuple[Transfer, ...]:
 def greedy_owners(numels: Sequence[int], *, num_ranks: int) -> tuple[int, ...]:
     """The rank that owns each parameter under torch's ZeroRedundancyOptimizer.
 
-    Largest first (equal ones in their order), each to the rank with the fewest elements so far, the lowest rank on a
-    tie. Source: torch/distributed/optim/zero_redundancy_optimizer.py, `_partition_parameters`.
+    Largest first (equal ones in their order), each to the rank with the fewest elements so far, the
+    lowest rank on a tie. Source: torch/distributed/optim/zero_redundancy_optimizer.py,
+    `_partition_parameters`.
     """
     totals = [0] * num_ranks
     owners = [0] * len(numels)

@@ -1,9 +1,11 @@
 """One op as one line of text, and back.
 
-    4  all_gather      blocks.1   all_gather  group=dp_shard 33,408 B  dtype=float32  after 3  | + communication blocks.1.out 33,408 B
+4  all_gather      blocks.1   all_gather  group=dp_shard 33,408 B  dtype=float32  after 3  | +
+communication blocks.1.out 33,408 B
 
-Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128 flop 112 B float32", with a "t" after
-the sizes of a product whose first factor lies transposed) and memory events in order ("+ kind buffer bytes" and "- buffer").
+Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128
+flop 112 B float32", with a "t" after the sizes of a product whose first factor lies transposed) and
+memory events in order ("+ kind buffer bytes" and "- buffer").
 """
 
 from __future__ import annotations
@@ -16,17 +18,21 @@ from zsim.ir.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, Me
 
 _OP = re.compile(
     r"\s*(?P<index>\d+)  (?P<kind>\w+) +(?P<unit>\S+) +(?P<stream>\w+)"
-    r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"
-    r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
+    r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"  # noqa: E501
+    r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"  # noqa: E501
 )
-_KERNEL = re.compile(r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?")
+_KERNEL = re.compile(
+    r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?"
+)
 _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B")
 
 
 def _format_kernel(kernel: Kernel) -> str:
     place = "" if kernel.place == "device" else f" on {kernel.place}"
     shape = f" {'x'.join(map(str, kernel.shape))}{'t' * kernel.transposed}" if kernel.shape else ""
-    return f"{kernel.operator}{shape} {kernel.flops:,} flop {kernel.nbytes:,} B {kernel.dtype}{place}"
+    return (
+        f"{kernel.operator}{shape} {kernel.flops:,} flop {kernel.nbytes:,} B {kernel.dtype}{place}"
+    )
 
 
 def format_op(op: Op) -> str:
@@ -43,7 +49,11 @@ def format_op(op: Op) -> str:
 
 
 def _format_event(event: MemoryEvent) -> str:
-    return f"- {event.buffer}" if isinstance(event, Free) else f"+ {event.kind} {event.buffer} {event.nbytes:,} B"
+    return (
+        f"- {event.buffer}"
+        if isinstance(event, Free)
+        else f"+ {event.kind} {event.buffer} {event.nbytes:,} B"
+    )
 
 
 def bad_line(number: int, line: str, expected: str) -> ProgramError:
@@ -71,7 +81,12 @@ def parse_op(line: str, *, number: int = 1) -> Op:
         elif kernel is not None:
             shape = tuple(map(int, kernel[2].split("x"))) if kernel[2] else ()
             place = cast(Place, kernel[7] or "device")
-            kernels.append(Kernel(kernel[1], _number(kernel[4]), _number(kernel[5]), kernel[6], place, shape, kernel[3] is not None))
+            kernels.append(
+                Kernel(
+                    kernel[1], _number(kernel[4]), _number(kernel[5]), kernel[6], place, shape,
+                    kernel[3] is not None,
+                )
+            )
         else:
             raise bad_line(number, part, "a kernel, an allocation or a free")
     return Op(

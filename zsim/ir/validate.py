@@ -1,6 +1,8 @@
-"""What a Program must be before anything interprets it: well-formed ops, waits that exist, buffers that live, ranks that meet.
+"""What a Program must be before anything interprets it: well-formed ops, waits that exist, buffers
+that live, ranks that meet.
 
-It says where the first breach is. What a correct strategy must have beyond that stands in `zsim.ir.program_laws`.
+It says where the first breach is. What a correct strategy must have beyond that stands in
+`zsim.ir.program_laws`.
 """
 
 from __future__ import annotations
@@ -19,20 +21,27 @@ Sequences = dict[str, list[tuple[Op, Signature]]]
 
 
 def validate(program: Program, *, memory: bool = True) -> Program:
-    """`program` itself; ProgramError at its first breach of the rules of the IR, with the rank and the op.
+    """`program` itself; ProgramError at its first breach of the rules of the IR, with the rank and
+    the op.
 
     Without `memory` allocations and frees are left to whoever replays them anyway.
     """
     mesh, used, known = program.mesh, set(program.assignment), set(range(len(program.ranks)))
     if len(program.assignment) != mesh.world_size:
-        raise ProgramError(where="assignment", expected=f"{mesh.world_size} ranks", found=str(len(program.assignment)))
+        raise ProgramError(
+            where="assignment", expected=f"{mesh.world_size} ranks",
+            found=str(len(program.assignment)),
+        )
     if used != known:
         raise ProgramError(
-            where="assignment", expected=f"each program of {sorted(known)} on some rank", found=str(sorted(used))
+            where="assignment", expected=f"each program of {sorted(known)} on some rank",
+            found=str(sorted(used)),
         )
     sizes = _Sizes(mesh)
     for number, rank in enumerate(program.ranks):
-        for phase, ops in (*((phase, rank.phase(phase)) for phase in PHASES), (SECOND, rank.second)):
+        for phase, ops in (
+            *((phase, rank.phase(phase)) for phase in PHASES), (SECOND, rank.second)
+        ):
             for place, op in enumerate(ops):
                 problem = _problem(op, place, sizes)
                 if problem is not None:
@@ -40,13 +49,23 @@ def validate(program: Program, *, memory: bool = True) -> Program:
                     raise ProgramError(where=where, expected=problem[0], found=problem[1])
         for phase in PHASES[1:]:
             starts = [part.start for part in rank.parts(phase)]
-            if starts and (starts[0] or starts != sorted(set(starts)) or starts[-1] > len(rank.phase(phase))):
-                expected = f"parts that begin at op 0 and one after another up to op {len(rank.phase(phase))}"
-                raise ProgramError(where=f"program {number}, {phase}", expected=expected, found=f"begins at {starts}")
+            if starts and (
+                starts[0] or starts != sorted(set(starts)) or starts[-1] > len(rank.phase(phase))
+            ):
+                expected = (
+                    f"parts that begin at op 0 and one after another up to op "
+                    f"{len(rank.phase(phase))}"
+                )
+                raise ProgramError(
+                    where=f"program {number}, {phase}", expected=expected,
+                    found=f"begins at {starts}",
+                )
         if memory:
             replay(rank, timeline=False)
     for phase in PHASES:
-        _check_meetings(program, phase, [collective_sequences(rank.phase(phase)) for rank in program.ranks])
+        _check_meetings(
+            program, phase, [collective_sequences(rank.phase(phase)) for rank in program.ranks]
+        )
     _check_meetings(program, SECOND, [collective_sequences(rank.second) for rank in program.ranks])
     return program
 
@@ -91,7 +110,8 @@ def collective_sequences(ops: tuple[Op, ...]) -> Sequences:
 
 
 def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) -> None:
-    """Kinds of rank that share a group must issue the same collectives over it in the same order."""
+    """Kinds of rank that share a group must issue the same collectives over it in the same order.
+    """
     if len(program.ranks) == 1:
         return
     for axis in sorted({axis for sequence in sequences for axis in sequence}):

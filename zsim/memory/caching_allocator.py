@@ -1,9 +1,11 @@
-"""torch's caching allocator for CUDA as a state machine: which bytes of the device it holds for those that are asked for.
+"""torch's caching allocator for CUDA as a state machine: which bytes of the device it holds for
+those that are asked for.
 
-Constants and rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of torch 2.13 at default
-settings: no max_split_size, no garbage collection, no rounding to powers of two. A free returns a block at once to the pool
-of its own stream. It knows no Program and no clock. The addresses that cudaMalloc returns, which decide among free blocks of
-equal size, are assumed: each segment lies above all earlier ones.
+Constants and rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of
+torch 2.13 at default settings: no max_split_size, no garbage collection, no rounding to powers of
+two. A free returns a block at once to the pool of its own stream. It knows no Program and no clock.
+The addresses that cudaMalloc returns, which decide among free blocks of equal size, are assumed:
+each segment lies above all earlier ones.
 """
 
 from __future__ import annotations
@@ -20,18 +22,21 @@ MIN_BLOCK = 512
 SMALL_SIZE = 2**20
 """The largest rounded size that is served from a small pool (kSmallSize)."""
 SMALL_SEGMENT = 2 * 2**20
-"""What a small pool takes from the device at a time (kSmallBuffer); the page of its expandable segments."""
+"""What a small pool takes from the device at a time (kSmallBuffer); the page of its expandable
+segments."""
 LARGE_SEGMENT = 20 * 2**20
-"""What a large pool takes for a size below `MIN_LARGE`; the page of its expandable segments (large_segment_size)."""
+"""What a large pool takes for a size below `MIN_LARGE`; the page of its expandable segments
+(large_segment_size)."""
 MIN_LARGE = 10 * 2**20
-"""From this size on a segment is as large as the block, rounded up to `ROUND_LARGE` (kMinLargeAlloc)."""
+"""From this size on a segment is as large as the block, rounded up to `ROUND_LARGE`
+(kMinLargeAlloc)."""
 ROUND_LARGE = 2 * 2**20
 """The granularity of segments made for one large block (kRoundLarge)."""
 
 _FIRST_ADDRESS = 0x5000_0000_0000
 _ADDRESS_SPACE = LARGE_SEGMENT * 2**16
-"""Of an expandable segment; torch reserves 9/8 of the device's memory, here it never ends. Both are whole pages, so that
-pages counted from address 0 are those counted from the segment's start."""
+"""Of an expandable segment; torch reserves 9/8 of the device's memory, here it never ends. Both are
+whole pages, so that pages counted from address 0 are those counted from the segment's start."""
 
 
 class DeviceFullError(ZsimError):
@@ -54,7 +59,8 @@ def segment_size(size: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """`size` rounded bytes from `address`, of which `requested` were asked for (0: it is free); neighbours in the segment.
+    """`size` rounded bytes from `address`, of which `requested` were asked for (0: it is free);
+    neighbours in the segment.
 
     Only in expandable segments a block may be address space without memory behind it: not `mapped`.
     """
@@ -70,7 +76,8 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """The blocks of one stream and one class of size. `free` is sorted as torch's set is: by size, then by address."""
+    """The blocks of one stream and one class of size. `free` is sorted as torch's set is: by size,
+    then by address."""
 
     stream: str
     small: bool
@@ -98,7 +105,8 @@ class Pool:
 
 @dataclass(slots=True)
 class CachingAllocator:
-    """The state of the allocator on one device. Always `reserved` >= `active` >= `allocated`, in bytes."""
+    """The state of the allocator on one device. Always `reserved` >= `active` >= `allocated`, in
+    bytes."""
 
     expandable_segments: bool = False
     capacity: int | None = None
@@ -106,11 +114,13 @@ class CachingAllocator:
     reserved: int = 0
     """Bytes taken from the device."""
     active: int = 0
-    """Bytes of live blocks, which are rounded up and may hold a remainder too small to be split off."""
+    """Bytes of live blocks, which are rounded up and may hold a remainder too small to be split
+    off."""
     allocated: int = 0
     """Bytes asked for by what lives."""
     num_releases: int = 0
-    """How often the device was full, so that everything cached was given back to it (torch's num_alloc_retries)."""
+    """How often the device was full, so that everything cached was given back to it (torch's
+    num_alloc_retries)."""
     heads: dict[int, Block] = field(default_factory=dict)
     """The first block of each segment, by its address."""
     pools: dict[tuple[str, bool], Pool] = field(default_factory=dict)
@@ -119,7 +129,8 @@ class CachingAllocator:
     _next_address: int = _FIRST_ADDRESS
 
     def allocate(self, nbytes: int, *, stream: str) -> Block:
-        """A live block for `nbytes`, at least 1, from the pool of `stream`: the best fit, or a new one from the device.
+        """A live block for `nbytes`, at least 1, from the pool of `stream`: the best fit, or a new
+        one from the device.
 
         DeviceFullError where `capacity` is exceeded although the cache was released.
         """
@@ -143,8 +154,9 @@ class CachingAllocator:
         self._settle(block)
 
     def release(self) -> tuple[tuple[int, int, Pool], ...]:
-        """Give back what no live block needs, as torch.cuda.empty_cache does: segments that are free as a whole, and whole
-        free pages of expandable ones. Returns (address, bytes, pool) of each piece."""
+        """Give back what no live block needs, as torch.cuda.empty_cache does: segments that are
+        free as a whole, and whole free pages of expandable ones. Returns (address, bytes, pool) of
+        each piece."""
         given: list[tuple[int, int, Pool]] = []
         for pool in self.pools.values():
             for _, _, block in tuple(pool.free):
@@ -158,19 +170,23 @@ class CachingAllocator:
         return tuple(given)
 
     def segments(self) -> Iterator[tuple[Block, ...]]:
-        """The blocks of each contiguous piece of reserved memory, by address; together they are `reserved` bytes."""
+        """The blocks of each contiguous piece of reserved memory, by address; together they are
+        `reserved` bytes."""
         for head in self.heads.values():
             for mapped, blocks in groupby(_chain(head), key=lambda block: block.mapped):
                 if mapped:
                     yield tuple(blocks)
 
     def _open(self, stream: str, small: bool) -> Pool:
-        pool = self.pools[stream, small] = Pool(stream, small, SMALL_SEGMENT if small else LARGE_SEGMENT)
+        pool = self.pools[stream, small] = Pool(
+            stream, small, SMALL_SEGMENT if small else LARGE_SEGMENT
+        )
         return pool
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block of at least `size`, lowest address first, out of the pool. A block that address space
-        follows counts as large as it can grow, so that a larger one that cannot grow comes before it."""
+        """The smallest free block of at least `size`, lowest address first, out of the pool. A
+        block that address space follows counts as large as it can grow, so that a larger one that
+        cannot grow comes before it."""
         free, place = pool.free, bisect_left(pool.free, (size,))
         if self.expandable_segments:
             while place + 1 < len(free) and _room(free[place + 1][2]) < _room(free[place][2]):
@@ -186,7 +202,9 @@ class CachingAllocator:
         if block := self._from_device(pool, size):
             return block
         found = f"{self.reserved:,} B reserved, {self.active:,} B of them live"
-        raise DeviceFullError(where="allocator", expected=f"{size:,} B within {self.capacity:,} B", found=found)
+        raise DeviceFullError(
+            where="allocator", expected=f"{size:,} B within {self.capacity:,} B", found=found
+        )
 
     def _from_device(self, pool: Pool, size: int) -> Block | None:
         """As `_grow`; None when the device is full."""
@@ -206,7 +224,8 @@ class CachingAllocator:
         return block
 
     def _expandable_block(self, pool: Pool, size: int) -> Block:
-        """Where `size` bytes fit at the lowest address when memory is mapped: free blocks and address space in a row."""
+        """Where `size` bytes fit at the lowest address when memory is mapped: free blocks and
+        address space in a row."""
         for _, space in pool.unmapped:
             before = space.previous
             first = before if before is not None and not before.requested else space
@@ -219,7 +238,8 @@ class CachingAllocator:
         return space
 
     def _map(self, space: Block, missing: int) -> Block:
-        """Put memory behind the first pages of `space`, as many as `missing` bytes need; the free block that results."""
+        """Put memory behind the first pages of `space`, as many as `missing` bytes need; the free
+        block that results."""
         pool = space.pool
         pool.take(space)
         nbytes = min(space.size, -(-missing // pool.page) * pool.page)
@@ -230,7 +250,8 @@ class CachingAllocator:
         return self._settle(space)
 
     def _unmap(self, block: Block) -> list[tuple[int, int, Pool]]:
-        """Give back the whole pages of a free block, if there are any; what is left of it at both ends stays free."""
+        """Give back the whole pages of a free block, if there are any; what is left of it at both
+        ends stays free."""
         pool, page = block.pool, block.pool.page
         begin = -(-block.address // page) * page
         end = (block.address + block.size) // page * page
@@ -248,7 +269,8 @@ class CachingAllocator:
         return [(begin, end - begin, pool)]
 
     def _settle(self, block: Block) -> Block:
-        """Put `block`, which is not live, into its pool, one with neighbours of its kind; what it has become."""
+        """Put `block`, which is not live, into its pool, one with neighbours of its kind; what it
+        has become."""
         pool, previous, following = block.pool, block.previous, block.next
         if previous is not None and not previous.requested and previous.mapped is block.mapped:
             pool.take(previous)
@@ -289,7 +311,9 @@ def _room(block: Block) -> int:
 
 def _cut(block: Block, size: int) -> Block:
     """Shorten `block` to `size`; the rest, a block behind it of the same kind."""
-    rest = Block(block.address + size, block.size - size, block.pool, 0, block, block.next, block.mapped)
+    rest = Block(
+        block.address + size, block.size - size, block.pool, 0, block, block.next, block.mapped
+    )
     if block.next is not None:
         block.next.previous = rest
     block.next, block.size = rest, size

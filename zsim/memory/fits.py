@@ -1,7 +1,8 @@
-"""Does it fit? What one rank needs of its device against what there is, and what every byte of it is for.
+"""Does it fit? What one rank needs of its device against what there is, and what every byte of it
+is for.
 
-Allocated bytes are exact; what the allocator reserves for them follows from its rules; what lies outside is banded. It reads
-Programs and knows no strategy and no time.
+Allocated bytes are exact; what the allocator reserves for them follows from its rules; what lies
+outside is banded. It reads Programs and knows no strategy and no time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from zsim.memory.rank_classes import stand_ins
 Verdict = Literal["FITS", "TIGHT", "OOM"]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 MOST_REPLAYED = 4
-"""Of how many rank programs, those that need most before the allocator has rounded and cached anything, it is replayed."""
+"""Of how many rank programs, those that need most before the allocator has rounded and cached
+anything, it is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What lives at the peak: bytes of one kind that belong to one unit, and how many buffers they are."""
+    """What lives at the peak: bytes of one kind that belong to one unit, and how many buffers they
+    are."""
 
     kind: MemoryKind
     unit: str
@@ -48,7 +51,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What `rank`, the one that may need most, needs. The peak is that of `phase`, inside the op `peak_at`."""
+    """What `rank`, the one that may need most, needs. The peak is that of `phase`, inside the op
+    `peak_at`."""
 
     rank: int
     phase: PhaseName
@@ -56,7 +60,8 @@ class Answer:
     allocated_bytes: int
     by_kind: Mapping[str, int]
     by_part: Mapping[str, int]
-    """The highest allocated bytes of each part of the step: forward, backward, optimizer, zero_grad."""
+    """The highest allocated bytes of each part of the step: forward, backward, optimizer,
+    zero_grad."""
     holdings: tuple[Holding, ...]
     """Largest first."""
     rounding_bytes: int
@@ -72,29 +77,34 @@ class Answer:
     capacity: Band
     expandable_segments: bool
     pressure: Pressure | None = None
-    """What the allocator does about it where more is reserved than is expected to be there; None where there is room for all of it, and
-    where what lives is too much by itself."""
+    """What the allocator does about it where more is reserved than is expected to be there; None
+    where there is room for all of it, and where what lives is too much by itself."""
 
     @property
     def verdict(self) -> Verdict:
-        """FITS when even the most that may be needed is there; OOM when even what lives is too much for the largest device, or when the
-        allocator fails there although it gives back all that it has cached; TIGHT between the two."""
+        """FITS when even the most that may be needed is there; OOM when even what lives is too much
+        for the largest device, or when the allocator fails there although it gives back all that it
+        has cached; TIGHT between the two."""
         if self.needed.high <= self.capacity.low:
             return "FITS"
-        if self.needed.low > self.capacity.high or (self.pressure is not None and self.pressure.runs is None):
+        if self.needed.low > self.capacity.high or (
+            self.pressure is not None and self.pressure.runs is None
+        ):
             return "OOM"
         return "TIGHT"
 
     @property
     def releases_per_step(self) -> int | None:
-        """How often a steady step is expected to give cached memory back, which stalls the device; None where it is not expected to run."""
+        """How often a steady step is expected to give cached memory back, which stalls the device;
+        None where it is not expected to run."""
         if self.pressure is None:
             return 0 if self.margin_bytes >= 0 else None
         return None if self.pressure.expected is None else self.pressure.expected.steady
 
     @property
     def running(self) -> str:
-        """What a step that is TIGHT has to do for want of room: "giving cached memory back twice a steady step"; else nothing."""
+        """What a step that is TIGHT has to do for want of room: "giving cached memory back twice a
+        steady step"; else nothing."""
         if self.verdict != "TIGHT" or self.margin_bytes >= 0:
             return ""
         expected = None if self.pressure is None else self.pressure.expected
@@ -102,54 +112,58 @@ class Answer:
 
     @property
     def built_on_device(self) -> bool:
-        """Whether the model is taken to be built on the device, whose cache is emptied afterwards; else where there is room for it."""
+        """Whether the model is taken to be built on the device, whose cache is emptied afterwards;
+        else where there is room for it."""
         return self.construction_bytes <= self.capacity.nbytes
 
     @property
     def margin_bytes(self) -> int:
-        """What is expected to be left of the device; negative when it is short of, which what is cached may make up for (`pressure`)."""
+        """What is expected to be left of the device; negative when it is short of, which what is
+        cached may make up for (`pressure`)."""
         return self.capacity.nbytes - self.needed.nbytes
 
 
 def answer(
-    program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False, besides: tuple[Outside, ...] = ()
+    program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False,
+    besides: tuple[Outside, ...] = (),
 ) -> Answer:
-    """The answer for the rank of `program` that may need most of `cluster`'s device: with its Program's peak, and, in its place in its
-    node, NCCL's buffers.
+    """The answer for the rank of `program` that may need most of `cluster`'s device: with its
+    Program's peak, and, in its place in its node, NCCL's buffers.
 
     `besides`: what lies there that the Program knows nothing of (`zsim.memory.inputs_and_buffers`).
     """
     capacity = _capacity(cluster)
     ranks = _standing(program, cluster)
-    needs = [(one, _reserved(one, cluster, capacity, expandable_segments=expandable_segments)) for one in ranks[:MOST_REPLAYED]]
-    one, (reserved, active, workspaces) = max(needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].place))
+    needs = [
+        (one, _reserved(one, cluster, capacity, expandable_segments=expandable_segments))
+        for one in ranks[:MOST_REPLAYED]
+    ]
+    one, (reserved, active, workspaces) = max(
+        needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].place)
+    )
     items = (*besides, *one.outside)
     beyond = total(items)
-    needed = Band(nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high)
+    needed = Band(
+        nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high
+    )
     return Answer(
-        rank=one.rank,
-        phase=one.phase,
-        peak_at=one.highest.peak_at,
-        allocated_bytes=one.allocated,
-        by_kind=one.highest.by_kind,
-        by_part=one.highest.highest_by_part,
+        rank=one.rank, phase=one.phase, peak_at=one.highest.peak_at, allocated_bytes=one.allocated,
+        by_kind=one.highest.by_kind, by_part=one.highest.highest_by_part,
         holdings=_holdings(live_at_peak(one.program, one.phase)),
-        rounding_bytes=active - one.allocated - workspaces,
-        workspace_bytes=workspaces,
-        cached_bytes=reserved - active,
-        reserved_bytes=reserved,
-        outside=items,
-        construction_bytes=one.built,
-        needed=needed,
-        capacity=capacity,
+        rounding_bytes=active - one.allocated - workspaces, workspace_bytes=workspaces,
+        cached_bytes=reserved - active, reserved_bytes=reserved, outside=items,
+        construction_bytes=one.built, needed=needed, capacity=capacity,
         expandable_segments=expandable_segments,
-        pressure=_pressure(one, cluster, needed, capacity, beyond, expandable_segments=expandable_segments),
+        pressure=_pressure(
+            one, cluster, needed, capacity, beyond, expandable_segments=expandable_segments
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standing:
-    """The rank that holds most outside of those that run one rank program, the one at `place`, and the highest of its steps."""
+    """The rank that holds most outside of those that run one rank program, the one at `place`, and
+    the highest of its steps."""
 
     place: int
     rank: int
@@ -165,15 +179,21 @@ class _Standing:
 
     def built_here(self, capacity: Band) -> RankProgram:
         """The program with its model built on the device where that has room for it."""
-        return self.program if self.built <= capacity.nbytes else allocator.built_elsewhere(self.program)
+        return (
+            self.program
+            if self.built <= capacity.nbytes
+            else allocator.built_elsewhere(self.program)
+        )
 
 
 def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
-    """One rank for each rank program, the one that may need most before the allocator does anything first."""
+    """One rank for each rank program, the one that may need most before the allocator does anything
+    first."""
     found = []
     for place, ranks in enumerate(stand_ins(program, cluster)):
         rank, items = max(
-            ((rank, outside(program, cluster, rank=rank)) for rank in ranks), key=lambda held: (total(held[1]).high, -held[0])
+            ((rank, outside(program, cluster, rank=rank)) for rank in ranks),
+            key=lambda held: (total(held[1]).high, -held[0]),
         )
         records = replay(program.ranks[place], timeline=False)
         phase = max((records[name].peak_bytes, name) for name in STEPS)[1]
@@ -192,7 +212,8 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
 
 
 def _pressure(
-    one: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band, beyond: Outside, *, expandable_segments: bool
+    one: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band, beyond: Outside, *,
+    expandable_segments: bool,
 ) -> Pressure | None:
     if cluster.kind != "cuda" or needed.nbytes <= capacity.nbytes or needed.low > capacity.high:
         return None
@@ -206,7 +227,8 @@ def _pressure(
 
 
 def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, str], ...]:
-    """Every buffer that lives when allocated bytes of `phase` are first at their highest, with the unit that made it."""
+    """Every buffer that lives when allocated bytes of `phase` are first at their highest, with the
+    unit that made it."""
     peak = replay(program, timeline=False)[phase].peak_bytes
     ledger, owner = Ledger(), dict[str, str]()
     for name in ("construction", *STEPS):
@@ -234,11 +256,17 @@ def _holdings(live: tuple[tuple[Alloc, str], ...]) -> tuple[Holding, ...]:
         nbytes[alloc.kind, unit] += alloc.nbytes
         count[alloc.kind, unit] += 1
     ordered = sorted(nbytes.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Holding(kind=kind, unit=unit, nbytes=size, count=count[kind, unit]) for (kind, unit), size in ordered)
+    return tuple(
+        Holding(kind=kind, unit=unit, nbytes=size, count=count[kind, unit])
+        for (kind, unit), size in ordered
+    )
 
 
-def _reserved(one: _Standing, cluster: ClusterSpec, capacity: Band, *, expandable_segments: bool) -> tuple[int, int, int]:
-    """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is reserved ahead."""
+def _reserved(
+    one: _Standing, cluster: ClusterSpec, capacity: Band, *, expandable_segments: bool
+) -> tuple[int, int, int]:
+    """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is
+    reserved ahead."""
     if cluster.kind != "cuda":
         return one.allocated, one.allocated, 0
     records = allocator.replay(
@@ -249,7 +277,8 @@ def _reserved(one: _Standing, cluster: ClusterSpec, capacity: Band, *, expandabl
     )
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
-    beyond = highest.peak_active_bytes - one.allocated  # at another moment than the ledger's peak it may hold more than is rounded
+    # at another moment than the ledger's peak it may hold more than is rounded
+    beyond = highest.peak_active_bytes - one.allocated
     return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
 
 
@@ -262,7 +291,8 @@ def _capacity(cluster: ClusterSpec) -> Band:
 
 
 def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...]:
-    """The highest allocated bytes from each computation of `phase` to the next, or to the end of its part: (op in words, bytes).
+    """The highest allocated bytes from each computation of `phase` to the next, or to the end of
+    its part: (op in words, bytes).
 
     What comes before the first computation of a part counts to that.
     """

@@ -1,7 +1,9 @@
-"""What the literature says in formulas: states, traffic and time per step, to hold Programs and simulations against.
+"""What the literature says in formulas: states, traffic and time per step, to hold Programs and
+simulations against.
 
-Nothing in the simulator uses them; they are the other, independent way to the same numbers. Sources: Rajbhandari et
-al. 2020 (arXiv 1910.02054) for states and traffic; the time of gathers and computes follows from their two queues.
+Nothing in the simulator uses them; they are the other, independent way to the same numbers.
+Sources: Rajbhandari et al. 2020 (arXiv 1910.02054) for states and traffic; the time of gathers and
+computes follows from their two queues.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ Stage = Literal["ddp", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter: the parameter and gradient of compute, and the optimizer's states with its master copy."""
+    """Bytes per parameter: the parameter and gradient of compute, and the optimizer's states with
+    its master copy."""
 
     parameter: int
     gradient: int
@@ -43,9 +46,11 @@ STEP_COLLECTIVES: dict[str, tuple[str, ...]] = {
 
 
 def model_state_bytes(
-    num_parameters: int, *, stage: Stage, num_ranks: int, state: StateBytes, num_trained: int | None = None
+    num_parameters: int, *, stage: Stage, num_ranks: int, state: StateBytes,
+    num_trained: int | None = None,
 ) -> int:
-    """Bytes of parameters, gradients and optimizer states on one rank; what is sharded is padded to equal shards.
+    """Bytes of parameters, gradients and optimizer states on one rank; what is sharded is padded to
+    equal shards.
 
     Of `num_trained` parameters there are gradients and states, of all when it is None.
     """
@@ -57,12 +62,14 @@ def model_state_bytes(
 
 
 def bytes_sent_per_step(nbytes: int, *, scheme: str, num_ranks: int) -> int:
-    """Bytes that rank 0 sends in one step when all parameters together have `nbytes`, by ring algorithms."""
+    """Bytes that rank 0 sends in one step when all parameters together have `nbytes`, by ring
+    algorithms."""
     return sum(ring.bytes_sent(op, nbytes, group_size=num_ranks) for op in STEP_COLLECTIVES[scheme])
 
 
 def zero3_communication_ns(nbytes: int, *, num_units: int, alpha_ns: int, bytes_per_s: int) -> int:
-    """Three collectives per unit of latency α, and three times all parameters over the link; no overlap."""
+    """Three collectives per unit of latency α, and three times all parameters over the link; no
+    overlap."""
     return 3 * num_units * alpha_ns + -(-3 * nbytes * 10**9 // bytes_per_s)
 
 
@@ -77,9 +84,11 @@ def smallest_batch(communication_ns: int, *, compute_ns_per_sequence: int, perce
 
 
 def pipeline_ns(gathers: Sequence[int], computes: Sequence[int], *, lookahead: int) -> int:
-    """When the last compute ends, if gathers form one queue, computes another, and a unit computes once gathered.
+    """When the last compute ends, if gathers form one queue, computes another, and a unit computes
+    once gathered.
 
-    At most `lookahead` units are gathered beyond the one that computes: gather i waits for compute i − lookahead − 1.
+    At most `lookahead` units are gathered beyond the one that computes: gather i waits for compute
+    i − lookahead − 1.
     """
     gathered, computed = 0, [0] * (lookahead + 1)
     for gather, compute in zip(gathers, computes, strict=True):

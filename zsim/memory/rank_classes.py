@@ -1,7 +1,9 @@
-"""Which ranks stand for all others: of those with the same Program, one for each way in which NCCL lays out their communicators.
+"""Which ranks stand for all others: of those with the same Program, one for each way in which NCCL
+lays out their communicators.
 
-What a rank holds outside torch's reserved bytes depends on its Program and on its places in its nodes (zsim.memory.non_torch). Nodes that
-lie alike in the mesh are looked at once, so that 100,000 ranks take no longer than the few that differ.
+What a rank holds outside torch's reserved bytes depends on its Program and on its places in its
+nodes (zsim.memory.non_torch). Nodes that lie alike in the mesh are looked at once, so that 100,000
+ranks take no longer than the few that differ.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ def stand_ins(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], 
     first = {kind: program.assignment.index(kind) for kind in range(len(program.ranks))}
     if cluster.kind != "cuda":
         return tuple((rank,) for rank in first.values())
-    groups = {kind: tuple(communicators(program.ranks[kind], program.mesh, rank=rank)) for kind, rank in first.items()}
+    groups = {
+        kind: tuple(communicators(program.ranks[kind], program.mesh, rank=rank))
+        for kind, rank in first.items()
+    }
     found: list[dict[tuple[object, ...], int]] = [{} for _ in program.ranks]
-    for begin in _unlike_nodes(program, cluster, names=sorted({name for names in groups.values() for name in names})):
+    for begin in _unlike_nodes(
+        program, cluster, names=sorted({name for names in groups.values() for name in names})
+    ):
         for rank in range(begin, min(begin + cluster.devices_per_node, program.mesh.world_size)):
             kind = program.assignment[rank]
             laid_out = tuple(ring(cluster, program.mesh, name, rank=rank) for name in groups[kind])
@@ -28,20 +35,26 @@ def stand_ins(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], 
 
 
 def _unlike_nodes(program: Program, cluster: ClusterSpec, *, names: list[str]) -> list[int]:
-    """The first rank of each node that differs from those before it: in what its ranks run, or in where it lies in the groups `names`."""
+    """The first rank of each node that differs from those before it: in what its ranks run, or in
+    where it lies in the groups `names`."""
     size, mesh = cluster.devices_per_node, program.mesh
     strides = {name: _stride(mesh, name) for name in names}
     unlike: dict[tuple[object, ...], int] = {}
     for begin in range(0, mesh.world_size, size):
-        where = tuple(_lies(begin, size, block=mesh.size(name) * stride, stride=stride) for name, stride in strides.items())
+        where = tuple(
+            _lies(begin, size, block=mesh.size(name) * stride, stride=stride)
+            for name, stride in strides.items()
+        )
         unlike.setdefault((program.assignment[begin : begin + size], where), begin)
     return list(unlike.values())
 
 
 def _lies(begin: int, size: int, *, block: int, stride: int) -> tuple[int, ...]:
-    """Where a node of `size` ranks from `begin` lies in the groups of a name, whose members are `stride` apart in `block` ranks in a row.
+    """Where a node of `size` ranks from `begin` lies in the groups of a name, whose members are
+    `stride` apart in `block` ranks in a row.
 
-    Inside a block it counts between which members the node begins, and where the block begins in its own first node.
+    Inside a block it counts between which members the node begins, and where the block begins in
+    its own first node.
     """
     inside = begin % block
     start = (begin - inside) % size

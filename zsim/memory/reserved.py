@@ -1,9 +1,11 @@
-"""A Program in torch's caching allocator for CUDA: what is reserved on the device for what the Program allocates.
+"""A Program in torch's caching allocator for CUDA: what is reserved on the device for what the
+Program allocates.
 
-The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as allocated bytes are. A free
-returns its block at once, as where the subject keeps references instead of record_stream (FSDP2, DDP, our executor). Where it does
-not (FSDP1), blocks come back once the device has come so far, and what is reserved here is the least that can be. It knows
-no strategy and no time; the rules of the allocator are in zsim.memory.caching_allocator.
+The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as
+allocated bytes are. A free returns its block at once, as where the subject keeps references instead
+of record_stream (FSDP2, DDP, our executor). Where it does not (FSDP1), blocks come back once the
+device has come so far, and what is reserved here is the least that can be. It knows no strategy and
+no time; the rules of the allocator are in zsim.memory.caching_allocator.
 """
 
 from __future__ import annotations
@@ -36,15 +38,17 @@ class AllocatorRecord:
     num_segments: int
     """Contiguous pieces of reserved memory at the end of the phase."""
     num_releases: int
-    """How often in the phase the device was full and everything cached was given back, which stalls the device."""
+    """How often in the phase the device was full and everything cached was given back, which stalls
+    the device."""
     reserved_by_pool: Mapping[str, int]
     """At the end of the phase, by "stream small" and "stream large"."""
 
 
 @dataclass(slots=True)
 class Heap:
-    """The buffers of a Program in a caching allocator. Each lives in the pool of the stream of the op that makes it; what the
-    host makes lives in that of the compute stream, the current stream of torch's main thread."""
+    """The buffers of a Program in a caching allocator. Each lives in the pool of the stream of the
+    op that makes it; what the host makes lives in that of the compute stream, the current stream of
+    torch's main thread."""
 
     allocator: CachingAllocator
     workspace_bytes: int = 0
@@ -65,7 +69,9 @@ class Heap:
     def free(self, buffer: str) -> Block | None:
         """The block that `buffer` had, which is free; ProgramError when it did not live."""
         if buffer not in self.live:
-            raise ProgramError(where="allocator", expected="a live buffer", found=f"{buffer}: it is freed")
+            raise ProgramError(
+                where="allocator", expected="a live buffer", found=f"{buffer}: it is freed"
+            )
         block = self.live.pop(buffer)
         if block is not None:
             self.allocator.free(block)
@@ -77,10 +83,11 @@ class Heap:
         return len(self._threads) * self.workspace_bytes
 
     def workspace(self, op: Op) -> Alloc | None:
-        """What cuBLAS takes for good, of `workspace_bytes`, when `op` is the first of its host thread with products.
+        """What cuBLAS takes for good, of `workspace_bytes`, when `op` is the first of its host
+        thread with products.
 
-        cuBLAS has a handle, and torch a workspace for it, per thread and stream. The forward runs in the main thread,
-        the backward and what it recomputes in autograd's.
+        cuBLAS has a handle, and torch a workspace for it, per thread and stream. The forward runs
+        in the main thread, the backward and what it recomputes in autograd's.
         """
         thread = {"forward": "main", "backward": "autograd", "recompute": "autograd"}.get(op.kind)
         if thread is None or not self.workspace_bytes or thread in self._threads or not op.flops:
@@ -90,7 +97,8 @@ class Heap:
 
 
 def built_elsewhere(program: RankProgram) -> RankProgram:
-    """`program` with its model built on the meta device or in host memory: on the device is only what construction leaves there."""
+    """`program` with its model built on the meta device or in host memory: on the device is only
+    what construction leaves there."""
     live: dict[str, Alloc] = {}
     for op in program.construction:
         for event in op.memory:
@@ -99,7 +107,14 @@ def built_elsewhere(program: RankProgram) -> RankProgram:
             else:
                 live.pop(event.buffer, None)
     left = [
-        replace(op, memory=tuple(event for event in op.memory if isinstance(event, Alloc) and live.get(event.buffer) is event))
+        replace(
+            op,
+            memory=tuple(
+                event
+                for event in op.memory
+                if isinstance(event, Alloc) and live.get(event.buffer) is event
+            ),
+        )
         for op in program.construction
     ]
     return replace(program, construction=tuple(left))
@@ -115,12 +130,16 @@ def replay(
 ) -> Mapping[PhaseName, AllocatorRecord]:
     """Reserved and active bytes of each phase.
 
-    `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the allocator; zsim.memory.non_torch
-    knows both. Without a capacity nothing is released within a phase. `empty_cache`: torch.cuda.empty_cache is called
-    after construction. ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
-    where `capacity` does not suffice.
+    `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the
+    allocator; zsim.memory.non_torch knows both. Without a capacity nothing is released within a
+    phase. `empty_cache`: torch.cuda.empty_cache is called after construction. ProgramError where a
+    buffer is allocated twice or freed without being live; DeviceFullError where `capacity` does not
+    suffice.
     """
-    heap = Heap(CachingAllocator(expandable_segments=expandable_segments, capacity=capacity), workspace_bytes)
+    heap = Heap(
+        CachingAllocator(expandable_segments=expandable_segments, capacity=capacity),
+        workspace_bytes,
+    )
     records: dict[PhaseName, AllocatorRecord] = {}
     for phase in PHASES:
         _phase(heap, program.before(phase), SECOND)
@@ -144,7 +163,9 @@ class _Peak:
         """Note the state after an allocation."""
         allocator = heap.allocator
         if allocator.active > self.active:
-            self.active, self.reserved, self.allocated = allocator.active, allocator.reserved, allocator.allocated
+            self.active, self.reserved, self.allocated = (
+                allocator.active, allocator.reserved, allocator.allocated,
+            )
             self.workspaces = heap.workspaces_bytes
         if allocator.reserved > self.most_reserved:
             self.most_reserved = allocator.reserved
@@ -161,17 +182,15 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
             where = f"{phase} op {op.index} ({label(op)})"
             raise type(error)(where=where, expected=error.expected, found=error.found) from None
     return AllocatorRecord(
-        start_reserved_bytes=start,
-        peak_reserved_bytes=peak.most_reserved,
-        end_reserved_bytes=allocator.reserved,
-        peak_active_bytes=peak.active,
+        start_reserved_bytes=start, peak_reserved_bytes=peak.most_reserved,
+        end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
         fragmentation_bytes=peak.reserved - peak.active,
-        rounding_bytes=peak.active - peak.allocated,
-        workspace_bytes=peak.workspaces,
+        rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
         num_segments=sum(1 for _ in allocator.segments()),
         num_releases=allocator.num_releases - releases,
         reserved_by_pool={
-            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved for pool in allocator.pools.values()
+            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
+            for pool in allocator.pools.values()
         },
     )
 

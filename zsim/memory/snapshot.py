@@ -1,8 +1,10 @@
-"""A Program's memory as the snapshot file that PyTorch's memory visualiser opens (pytorch.org/memory_viz).
+"""A Program's memory as the snapshot file that PyTorch's memory visualiser opens
+(pytorch.org/memory_viz).
 
-The file is what torch.cuda.memory._dump_snapshot writes: a pickle of plain values with the segments at the end and the trace
-of everything allocated and freed. Where torch has a Python stack there stand the buffer, the op and the kind.
-The dicts are the file's format and go no further. It knows no clock: `time_us` counts events.
+The file is what torch.cuda.memory._dump_snapshot writes: a pickle of plain values with the segments
+at the end and the trace of everything allocated and freed. Where torch has a Python stack there
+stand the buffer, the op and the kind. The dicts are the file's format and go no further. It knows
+no clock: `time_us` counts events.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from zsim.memory.reserved import Heap
 PICKLE_PROTOCOL = 4
 """The visualiser reads protocols 2 to 4."""
 UNKNOWN = "unknown"
-"""The category of what is no buffer. The visualiser wants one of this name where there are categories, so every trace begins
-with an event that has it."""
+"""The category of what is no buffer. The visualiser wants one of this name where there are
+categories, so every trace begins with an event that has it."""
 
 Entry = dict[str, Any]
 
@@ -36,12 +38,15 @@ def snapshot(
     workspace_bytes: int = 0,
     empty_cache: bool = False,
 ) -> Entry:
-    """The end of `program` as torch.cuda.memory._snapshot would return it on device 0, with the trace from `since` on.
+    """The end of `program` as torch.cuda.memory._snapshot would return it on device 0, with the
+    trace from `since` on.
 
-    `empty_cache`: torch.cuda.empty_cache is called after construction. Every allocation and free has its kind of memory as
-    `category`, by which the visualiser colours the timeline.
+    `empty_cache`: torch.cuda.empty_cache is called after construction. Every allocation and free
+    has its kind of memory as `category`, by which the visualiser colours the timeline.
     """
-    recorder = _Recorder(Heap(CachingAllocator(expandable_segments=expandable_segments), workspace_bytes))
+    recorder = _Recorder(
+        Heap(CachingAllocator(expandable_segments=expandable_segments), workspace_bytes)
+    )
     for phase in PHASES:
         for op in program.before(phase):
             recorder.record(op, SECOND)
@@ -151,7 +156,9 @@ class _Recorder:
         self._num_taken = len(allocator.taken)
         frames = [_frame(event.buffer, "buffer"), frame, _frame(event.kind, "kind")]
         self._made[block.address] = (frames, event.kind)
-        self._add("alloc", block.address, event.nbytes, _stream(block.pool), frames, category=event.kind)
+        self._add(
+            "alloc", block.address, event.nbytes, _stream(block.pool), frames, category=event.kind
+        )
 
     def _free(self, buffer: str) -> None:
         block = self.heap.live.get(buffer)
@@ -162,7 +169,10 @@ class _Recorder:
             for action in ("free_requested", "free_completed"):
                 self._add(action, block.address, nbytes, _stream(block.pool), frames, category=kind)
 
-    def _add(self, action: str, address: int, nbytes: int, stream: int, frames: list[Entry], *, category: str) -> None:
+    def _add(
+        self, action: str, address: int, nbytes: int, stream: int, frames: list[Entry], *,
+        category: str,
+    ) -> None:
         self.trace.append(
             {
                 "action": action,

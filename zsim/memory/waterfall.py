@@ -1,6 +1,8 @@
-"""From the formula that everybody quotes (16Ψ/N and its kin) to the bytes that are needed: one step per reason.
+"""From the formula that everybody quotes (16Ψ/N and its kin) to the bytes that are needed: one step
+per reason.
 
-The formula is zsim.memory.formulas', the bytes are zsim.memory.fits's; each step says what the formula leaves out.
+The formula is zsim.memory.formulas', the bytes are zsim.memory.fits's; each step says what the
+formula leaves out.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ BUILT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One step of the waterfall: what is added (or, negative, not there at the peak), and why. A `total` repeats the sum so far."""
+    """One step of the waterfall: what is added (or, negative, not there at the peak), and why. A
+    `total` repeats the sum so far."""
 
     name: str
     nbytes: int
@@ -45,8 +48,11 @@ class Stage:
 
 
 def state_bytes(scenario: Scenario) -> StateBytes:
-    """Bytes per parameter that the formula counts, for the scenario's strategy, precision and optimizer."""
-    compute, states = DTYPE_NBYTES[scenario.precision.parameters], len(state_names(scenario.optimizer))
+    """Bytes per parameter that the formula counts, for the scenario's strategy, precision and
+    optimizer."""
+    compute, states = (
+        DTYPE_NBYTES[scenario.precision.parameters], len(state_names(scenario.optimizer)),
+    )
     formula = STRATEGIES[scenario.strategy].formula
     if formula.keeps == "float32 shards":
         return StateBytes(parameter=4, gradient=4, optimizer=4 * states)
@@ -56,7 +62,8 @@ def state_bytes(scenario: Scenario) -> StateBytes:
 
 
 def formula_bytes(scenario: Scenario) -> int:
-    """Parameters, gradients and optimizer states on one rank by the formula of the scenario's stage.
+    """Parameters, gradients and optimizer states on one rank by the formula of the scenario's
+    stage.
 
     What is frozen or unused counts as parameters alone.
     """
@@ -72,15 +79,24 @@ def formula_bytes(scenario: Scenario) -> int:
 def num_trained(scenario: Scenario) -> int:
     """Elements of the parameters that get gradients."""
     trained = scenario.model.trained
-    return sum([parameter.numel for parameter in scenario.model.parameters if parameter.fqn in trained])
+    return sum(
+        [parameter.numel for parameter in scenario.model.parameters if parameter.fqn in trained]
+    )
 
 
 def formula_text(scenario: Scenario) -> str:
-    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8"; where a part is trained only, Ψt is that: "2Ψ + 14Ψt"."""
+    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8"; where a part is trained only, Ψt
+    is that: "2Ψ + 14Ψt"."""
     state, stage = state_bytes(scenario), STRATEGIES[scenario.strategy].formula.stage
     letter = "Ψ" if num_trained(scenario) == scenario.model.num_parameters else "Ψt"
-    parts = {"parameter": ("Ψ", state.parameter), "gradient": (letter, state.gradient), "optimizer": (letter, state.optimizer)}
-    shared = {"ddp": (), "zero1": ("optimizer",), "zero2": ("gradient", "optimizer"), "zero3": tuple(parts)}[stage]
+    parts = {
+        "parameter": ("Ψ", state.parameter), "gradient": (letter, state.gradient),
+        "optimizer": (letter, state.optimizer),
+    }
+    shared = {
+        "ddp": (), "zero1": ("optimizer",), "zero2": ("gradient", "optimizer"),
+        "zero3": tuple(parts),
+    }[stage]
     cut = f"/{scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1])}"
     sizes: Counter[str] = Counter()
     for part in sorted(parts, key=lambda part: part in shared):  # what is whole comes first
@@ -90,7 +106,8 @@ def formula_text(scenario: Scenario) -> str:
 
 
 def waterfall(scenario: Scenario, found: Answer) -> tuple[Stage, ...]:
-    """The steps from the formula to what is needed; each `total` is the sum of the steps before it."""
+    """The steps from the formula to what is needed; each `total` is the sum of the steps before it.
+    """
     return tuple(_stages(scenario, found))
 
 
@@ -98,9 +115,16 @@ def _states_reason(scenario: Scenario) -> str:
     """Why parameters, gradients and states at the peak are not what the formula says."""
     if getattr(scenario.options, "offload", False) and scenario.cluster.kind != "cpu":
         return "in host memory instead (CPUOffloadPolicy)"
-    reason = "padding, uneven shards, step counters; gradients that are not there at the peak count less"
+    reason = (
+        "padding, uneven shards, step counters; gradients that are not there at the peak count "
+        "less"
+    )
     strategy = STRATEGIES[scenario.strategy]
-    if scenario.model.left_out and strategy.formula == STRATEGIES["ddp"].formula and scenario.precision.parameters != "float32":
+    if (
+        scenario.model.left_out
+        and strategy.formula == STRATEGIES["ddp"].formula
+        and scenario.precision.parameters != "float32"
+    ):
         reason += "; master copies of parameters that are not used"
     return reason
 
@@ -108,7 +132,10 @@ def _states_reason(scenario: Scenario) -> str:
 def _cached_reason(found: Answer) -> str:
     """Why more is reserved than lives."""
     if found.expandable_segments:
-        return "expandable segments: the rest of pages of 2 and 20 MiB, holes between blocks, pages kept for reuse"
+        return (
+            "expandable segments: the rest of pages of 2 and 20 MiB, holes between blocks, pages "
+            "kept for reuse"
+        )
     return "segments of 2 and 20 MiB, fragments, blocks kept for reuse"
 
 
@@ -128,12 +155,21 @@ def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
     yield Stage(name="allocated", nbytes=found.allocated_bytes, reason=peak, total=True)
     if found.reserved_bytes != found.allocated_bytes:
         if found.workspace_bytes:
-            yield Stage(name="cuBLAS workspaces", nbytes=found.workspace_bytes, reason="one each for forward's thread and backward's")
-        yield Stage(name="rounding", nbytes=found.rounding_bytes, reason="blocks of 512 B, and remainders that are not split off")
+            yield Stage(
+                name="cuBLAS workspaces", nbytes=found.workspace_bytes,
+                reason="one each for forward's thread and backward's",
+            )
+        yield Stage(
+            name="rounding", nbytes=found.rounding_bytes,
+            reason="blocks of 512 B, and remainders that are not split off",
+        )
         yield Stage(name="cached", nbytes=found.cached_bytes, reason=_cached_reason(found))
         reason = f"torch's caching allocator; {BUILT[found.built_on_device]}"
         yield Stage(name="reserved", nbytes=found.reserved_bytes, reason=reason, total=True)
     for item in found.outside:
         if not item.inside_reserved and item.nbytes:
             yield Stage(name=item.name, nbytes=item.nbytes, reason=item.source)
-    yield Stage(name="needed", nbytes=found.needed.nbytes, reason=f"{found.verdict} in {found.capacity.nbytes:,} B", total=True)
+    yield Stage(
+        name="needed", nbytes=found.needed.nbytes,
+        reason=f"{found.verdict} in {found.capacity.nbytes:,} B", total=True,
+    )

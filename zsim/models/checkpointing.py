@@ -1,6 +1,8 @@
-"""Activation checkpointing: which blocks, and which of their operators, are computed again in backward instead of being kept.
+"""Activation checkpointing: which blocks, and which of their operators, are computed again in
+backward instead of being kept.
 
-It says what is asked for; `zsim.autograd.tape` knows what it does to memory, as torch.utils.checkpoint (non-reentrant) does.
+It says what is asked for; `zsim.autograd.tape` knows what it does to memory, as
+torch.utils.checkpoint (non-reentrant) does.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ LINEARS = ("linear", "conv1d")
 class Checkpointing:
     """The mode, and what it applies to.
 
-    "full": every `every`-th block (the k-th, the 2k-th, …) is recomputed from its input. "selective" with `save`: the same, but
-    the outputs of these operators are kept and not computed again (torch's selective activation checkpointing). "selective"
-    with `recompute`: each operator of these kinds is checkpointed by itself, everything else is kept. With `save_every`: of a
-    block's linears only the first, the (1 + save_every)-th, … are kept, with 2 every second one, as torchtitan's policy does.
-    Without `early_stop` all of a stretch is computed again, as torch before 2.1 did and torch.utils.checkpoint.set_checkpoint_early_stop
-    makes it; with it, what nothing in backward needs is left out.
+    "full": every `every`-th block (the k-th, the 2k-th, …) is recomputed from its input.
+    "selective" with `save`: the same, but the outputs of these operators are kept and not computed
+    again (torch's selective activation checkpointing). "selective" with `recompute`: each operator
+    of these kinds is checkpointed by itself, everything else is kept. With `save_every`: of a
+    block's linears only the first, the (1 + save_every)-th, … are kept, with 2 every second one, as
+    torchtitan's policy does. Without `early_stop` all of a stretch is computed again, as torch
+    before 2.1 did and torch.utils.checkpoint.set_checkpoint_early_stop makes it; with it, what
+    nothing in backward needs is left out.
     """
 
     mode: Literal["none", "full", "selective"] = "none"
@@ -39,9 +43,12 @@ class Checkpointing:
     early_stop: bool = True
 
     def applies_to(self, model: ModelSpec) -> frozenset[str]:
-        """The fqns of the modules that are checkpointed: of the blocks, in forward order, every k-th."""
+        """The fqns of the modules that are checkpointed: of the blocks, in forward order, every
+        k-th."""
         blocks = [module.fqn for module in model.blocks]
-        return frozenset(blocks[self.every - 1 :: self.every]) if self.mode != "none" else frozenset()
+        return (
+            frozenset(blocks[self.every - 1 :: self.every]) if self.mode != "none" else frozenset()
+        )
 
     def regions(self, operators: tuple[Operator, ...]) -> tuple[tuple[Operator, ...], ...]:
         """A checkpointed module's operators in stretches that are each recomputed as one."""
@@ -54,14 +61,21 @@ class Checkpointing:
         linears = [operator for operator in operators if operator.kind in LINEARS]
         passed_over = [linear for place, linear in enumerate(linears) if place % self.save_every]
         asked = {*self.save, *(LINEARS if "linear" in self.save else ())}
-        return tuple(operator for operator in operators if operator.kind in asked and operator not in passed_over)
+        return tuple(
+            operator
+            for operator in operators
+            if operator.kind in asked and operator not in passed_over
+        )
 
 
 NO_CHECKPOINTING = Checkpointing()
 
 
-def problems(asked: Checkpointing, model: ModelSpec, *, casts: bool = False, forwards: int = 1) -> Iterator[str]:
-    """What does not fit together, one line each, with the scenario's key in front. `casts`: under autocast, which caches casts."""
+def problems(
+    asked: Checkpointing, model: ModelSpec, *, casts: bool = False, forwards: int = 1
+) -> Iterator[str]:
+    """What does not fit together, one line each, with the scenario's key in front. `casts`: under
+    autocast, which caches casts."""
     key = "activation_checkpointing"
     blocks_only = {block.unit for block in model.blocks}
     own = [module for module in model.modules if (module.within or module.unit) in blocks_only]
@@ -69,21 +83,42 @@ def problems(asked: Checkpointing, model: ModelSpec, *, casts: bool = False, for
     kinds = list(dict.fromkeys(operator.kind for operator in operators))
     blocks = len({module.unit for module in model.blocks})
     if asked.mode == "selective" and bool(asked.save) == bool(asked.recompute):
-        yield f"{key}: selective needs one of `save` and `recompute`, found {'both' if asked.save else 'neither'}"
+        yield (
+            f"{key}: selective needs one of `save` and `recompute`, found "
+            f"{'both' if asked.save else 'neither'}"
+        )
     if asked.mode != "selective" and (asked.save or asked.recompute):
         yield f'{key}: `save` and `recompute` go with mode = "selective", found "{asked.mode}"'
     if asked.save_every > 1 and "linear" not in asked.save:
-        yield f'{key}.save_every: expected with "linear" among `save`, which it counts, found {asked.save_every} without'
+        yield (
+            f'{key}.save_every: expected with "linear" among `save`, which it counts, found '
+            f'{asked.save_every} without'
+        )
     if not 1 <= asked.every <= max(1, blocks):
-        yield f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
-    for option, words, known in (("recompute", asked.recompute, kinds), ("save", asked.save, SAVEABLE)):
-        yield from (f"{key}.{option}: expected some of {', '.join(known)}, found {shown(word)}" for word in words if word not in known)
-    if "attention" in asked.save and any(o.kind == "attention" and o.implementation in ("explicit", "math") for o in operators):
-        yield f"{key}.save: attention of several calls (explicit, math) has no one output to keep; use model.attention = \"sdpa\""
+        yield (
+            f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
+        )
+    for option, words, known in (
+        ("recompute", asked.recompute, kinds), ("save", asked.save, SAVEABLE)
+    ):
+        yield from (
+            f"{key}.{option}: expected some of {', '.join(known)}, found {shown(word)}"
+            for word in words
+            if word not in known
+        )
+    if "attention" in asked.save and any(
+        o.kind == "attention" and o.implementation in ("explicit", "math") for o in operators
+    ):
+        yield (
+            f"{key}.save: attention of several calls (explicit, math) has no one output to keep; "
+            f"use model.attention = \"sdpa\""
+        )
     if asked.save and casts and _casts_again(asked, model, forwards):
         yield (
-            f"{key}.save: where autocast and a second run go together, torch 2.13 casts weights again in backward that forward found in "
-            'autocast\'s cache ("aten._to_copy.default … encountered during backward but not found in storage"); use mode = "full", '
+            f"{key}.save: where autocast and a second run go together, torch 2.13 casts weights "
+            f"again in backward that forward found in "
+            'autocast\'s cache ("aten._to_copy.default … encountered during backward but not '
+            'found in storage"); use mode = "full", '
             "or run each block once"
         )
 
@@ -93,5 +128,11 @@ def _casts_again(asked: Checkpointing, model: ModelSpec, forwards: int) -> bool:
     again = asked.applies_to(model)
     if forwards == 1 and all(module.fqn == module.path for module in model.modules):
         return False
-    linears = [op for module in model.modules if (module.within or module.path) in again for op in module.operators if op.kind == "linear"]
+    linears = [
+        op
+        for module in model.modules
+        if (module.within or module.path) in again
+        for op in module.operators
+        if op.kind == "linear"
+    ]
     return not model.trained.isdisjoint([fqn for op in linears for fqn in (op.weight, op.bias)])

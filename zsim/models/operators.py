@@ -1,4 +1,5 @@
-"""The vocabulary models are made of. Each operator knows its work; what autograd keeps of it is the tape's business."""
+"""The vocabulary models are made of. Each operator knows its work; what autograd keeps of it is the
+tape's business."""
 
 from __future__ import annotations
 
@@ -35,28 +36,32 @@ OperatorKind = Literal[
 
 
 AttentionKind = Literal["explicit", "sdpa", "flash", "efficient", "math"]
-"""Softmax of materialised scores in the module's own code, scaled_dot_product_attention with the kernel that torch takes, or one of its
-kernels asked for by `torch.nn.attention.sdpa_kernel`."""
+"""Softmax of materialised scores in the module's own code, scaled_dot_product_attention with the
+kernel that torch takes, or one of its kernels asked for by `torch.nn.attention.sdpa_kernel`."""
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Operator:
     """One operator of a module's dataflow: reads the values `inputs`, writes the value `output`.
 
-    Values are names local to the module: "x" is the module's input and its last `output` is what it returns. The root's
-    first module reads "tokens" (int64 ids) or, in family mlp, "x" (float). `cross_entropy` reads the logits and the
-    value "targets". Parameters are named by fqn (`weight`, `bias`; "" when there is none; a tied head names the
-    embedding's weight). Sizes are features per token; unused ones are 0.
+    Values are names local to the module: "x" is the module's input and its last `output` is what it
+    returns. The root's first module reads "tokens" (int64 ids) or, in family mlp, "x" (float).
+    `cross_entropy` reads the logits and the value "targets". Parameters are named by fqn (`weight`,
+    `bias`; "" when there is none; a tied head names the embedding's weight). Sizes are features per
+    token; unused ones are 0.
 
-    linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds rows 0..s-1 of a
-    learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu, residual: out_features. swiglu:
-    silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of head_dim. attention: inputs q, k, v; num_heads,
-    num_kv_heads, head_dim; `implementation` an AttentionKind; causal; with `dropout` of its
-    probabilities. traced: whatever a tracer saw (`zsim.autograd.traced`), whose calls nobody here knows.
+    linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds
+    rows 0..s-1 of a learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu,
+    residual: out_features. swiglu: silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of
+    head_dim. attention: inputs q, k, v; num_heads, num_kv_heads, head_dim; `implementation` an
+    AttentionKind; causal; with `dropout` of its probabilities. traced: whatever a tracer saw
+    (`zsim.autograd.traced`), whose calls nobody here knows.
 
-    From upcast_norm to causal_loss: what modules of transformers are made of; `zsim.autograd.aten.transformers` and `zsim.autograd.aten.gpt2` say
-    how. A value with a colon in its name is another module's. `reads` are such values that need no gradient: a stretch that is
-    recomputed holds them. `drops` are values that Python holds past their last use, and that go when this operator is over.
+    From upcast_norm to causal_loss: what modules of transformers are made of;
+    `zsim.autograd.aten.transformers` and `zsim.autograd.aten.gpt2` say how. A value with a colon in
+    its name is another module's. `reads` are such values that need no gradient: a stretch that is
+    recomputed holds them. `drops` are values that Python holds past their last use, and that go
+    when this operator is over.
     """
 
     kind: Final[OperatorKind]
@@ -75,9 +80,11 @@ class Operator:
     causal: Final[bool] = True
     dropout: Final[bool] = False
     fused_inputs: Final[bool] = False
-    """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2 of transformers does."""
+    """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2
+    of transformers does."""
     num_by_head: Final[int] = 0
-    """How many of attention's inputs, the first ones, lie by head already, as what has been turned does; the others lie by token."""
+    """How many of attention's inputs, the first ones, lie by head already, as what has been turned
+    does; the others lie by token."""
     reads: Final[tuple[str, ...]] = ()
     drops: Final[tuple[str, ...]] = ()
     dtype: Final[str] = ""

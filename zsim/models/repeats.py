@@ -1,4 +1,5 @@
-"""Modules that run more than once: blocks used several times in a forward, and several forwards before one backward.
+"""Modules that run more than once: blocks used several times in a forward, and several forwards
+before one backward.
 
 Each run is a Module of its own, with its own values, on the same parameters of the same unit.
 """
@@ -18,9 +19,11 @@ from zsim.models.spec import ROOT, RUN, ModelSpec, Module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uses:
-    """How many `times` each block runs in a forward: "block" by "block", each that often in a row, or the whole "stack" again.
+    """How many `times` each block runs in a forward: "block" by "block", each that often in a row,
+    or the whole "stack" again.
 
-    Sharing weights across layers as in Universal Transformers (Dehghani et al., arXiv 1807.03819) and ALBERT (arXiv 1909.11942).
+    Sharing weights across layers as in Universal Transformers (Dehghani et al., arXiv 1807.03819)
+    and ALBERT (arXiv 1909.11942).
     """
 
     times: int = 1
@@ -28,7 +31,8 @@ class Uses:
 
 
 def with_uses(model: ModelSpec, uses: Uses) -> ModelSpec:
-    """`model` with its blocks run as `uses` says; ScenarioError where what a block makes does not fit what runs next."""
+    """`model` with its blocks run as `uses` says; ScenarioError where what a block makes does not
+    fit what runs next."""
     if uses.times == 1:
         return model
     modules: list[Module] = []
@@ -49,7 +53,11 @@ def with_uses(model: ModelSpec, uses: Uses) -> ModelSpec:
 
 def with_forwards(model: ModelSpec, forwards: int) -> ModelSpec:
     """`model` run `forwards` times on different inputs before one backward of the summed losses."""
-    return model if forwards == 1 else replace(model, modules=tuple(_numbered(model.modules * forwards)), forwards=forwards)
+    return (
+        model
+        if forwards == 1
+        else replace(model, modules=tuple(_numbered(model.modules * forwards)), forwards=forwards)
+    )
 
 
 def repeats(model: ModelSpec) -> bool:
@@ -71,16 +79,25 @@ def _numbered(modules: Iterable[Module]) -> Iterator[Module]:
     runs: Counter[str] = Counter()
     for module in modules:
         runs[module.path] += 1
-        yield replace(module, fqn=f"{module.path}{RUN}{runs[module.path]}" if runs[module.path] > 1 else module.path)
+        yield replace(
+            module,
+            fqn=f"{module.path}{RUN}{runs[module.path]}" if runs[module.path] > 1 else module.path,
+        )
 
 
 def _misfits(modules: tuple[Module, ...]) -> Iterator[str]:
     """Blocks that make another width than the next module takes, each pair once."""
     found: dict[str, None] = {}
     for module, following in pairwise(modules):
-        made, taken = _features(module.operators[-1], made=True), _features(following.operators[0], made=False)
+        made, taken = (
+            _features(module.operators[-1], made=True),
+            _features(following.operators[0], made=False),
+        )
         if made and taken and made != taken:
-            line = f"model.uses: {module.path} makes {made} features and {following.path}, which runs next, takes {taken}"
+            line = (
+                f"model.uses: {module.path} makes {made} features and {following.path}, which runs "
+                f"next, takes {taken}"
+            )
             found[f"{line}; give every block the same width"] = None
     yield from list(found)[:20]
 

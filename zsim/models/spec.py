@@ -1,4 +1,5 @@
-"""ModelSpec: a model as modules of operators, and the param groups (FSDP units) that own its parameters."""
+"""ModelSpec: a model as modules of operators, and the param groups (FSDP units) that own its
+parameters."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ ROOT = "root"
 RUN = "#"
 """Between a module's fqn and the number of its run, where it runs more than once."""
 PART = "@"
-"""Between a block's fqn and the number of its part, where a unit inside the block lies between two of its own parts."""
+"""Between a block's fqn and the number of its part, where a unit inside the block lies between two
+of its own parts."""
 MODEL_INPUT = "x"
-"""The model's floating-point input, cast, and further ones of a trace "x.1" and so on; in a second forward before the backward "x#2"."""
+"""The model's floating-point input, cast, and further ones of a trace "x.1" and so on; in a second
+forward before the backward "x#2"."""
 
 
 def is_model_input(buffer: str) -> bool:
@@ -26,7 +29,8 @@ def is_model_input(buffer: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes. A frozen one needs no gradient.
+    """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes. A
+    frozen one needs no gradient.
 
     One that is not `in_loss` needs a gradient and gets none, as the loss does not depend on it.
     """
@@ -44,10 +48,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
-    """An FSDP unit: parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for the root's.
+    """An FSDP unit: parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for
+    the root's.
 
-    `modules` are the modules that it wraps, as `fully_shard([…])` takes them; () for the one of its own name. The root's wraps
-    whatever no other does.
+    `modules` are the modules that it wraps, as `fully_shard([…])` takes them; () for the one of its
+    own name. The root's wraps whatever no other does.
     """
 
     fqn: str
@@ -67,14 +72,17 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A stretch of the forward pass: operators in order, run by the module `unit`. The root runs the first and last ones itself.
+    """A stretch of the forward pass: operators in order, run by the module `unit`. The root runs
+    the first and last ones itself.
 
-    A module that runs several times stands there once per run; the second is called `path`#2, and so on. `apart`: not a block,
-    but an embedding, norm or head that is a module of its own because a wrapping policy wraps it.
+    A module that runs several times stands there once per run; the second is called `path`#2, and
+    so on. `apart`: not a block, but an embedding, norm or head that is a module of its own because
+    a wrapping policy wraps it.
 
-    Units lie in one another where a wrapping policy has it so. Then a block stands there in parts, each `within` it: what it runs
-    itself, as `block`, `block`@2, …, and the modules in it that are units, each between two of those, the first and last of which may
-    be empty. Values are local to the whole block; a unit in it reads one of them.
+    Units lie in one another where a wrapping policy has it so. Then a block stands there in parts,
+    each `within` it: what it runs itself, as `block`, `block`@2, …, and the modules in it that are
+    units, each between two of those, the first and last of which may be empty. Values are local to
+    the whole block; a unit in it reads one of them.
     """
 
     fqn: str
@@ -95,10 +103,13 @@ class Module:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The values that its operators read and that none of them makes; an operator of several outputs makes "<output>.…" too."""
+        """The values that its operators read and that none of them makes; an operator of several
+        outputs makes "<output>.…" too."""
         made = {operator.output for operator in self.operators}
         read = dict.fromkeys([value for operator in self.operators for value in operator.inputs])
-        return tuple([value for value in read if value not in made and value.partition(".")[0] not in made])
+        return tuple(
+            [value for value in read if value not in made and value.partition(".")[0] not in made]
+        )
 
     @property
     def whole(self) -> str:
@@ -108,14 +119,17 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model. `modules` in forward order; `units` too, after the root when it owns parameters.
+    """A whole model. `modules` in forward order; `units` too, after the root when it owns
+    parameters.
 
     `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
 
-    `idle` are the fqns of the blocks that forward passes by; a unit of nothing else is unused: it owns parameters, and no more.
+    `idle` are the fqns of the blocks that forward passes by; a unit of nothing else is unused: it
+    owns parameters, and no more.
 
-    `registered` are the fqns of the parameters as the real module registers them, where it does not have its blocks' first and then
-    the root's own; `buffers` the dtype and the bytes of each tensor that it holds besides.
+    `registered` are the fqns of the parameters as the real module registers them, where it does not
+    have its blocks' first and then the root's own; `buffers` the dtype and the bytes of each tensor
+    that it holds besides.
     """
 
     name: str
@@ -147,7 +161,11 @@ class ModelSpec:
     @property
     def blocks(self) -> tuple[Module, ...]:
         """The modules between embedding and head, in forward order, each once."""
-        return tuple(m for m in self.modules if m.unit != ROOT and not m.apart and m.fqn == m.path and m.within in ("", m.path))
+        return tuple(
+            m
+            for m in self.modules
+            if m.unit != ROOT and not m.apart and m.fqn == m.path and m.within in ("", m.path)
+        )
 
     @property
     def wrapped_by(self) -> dict[str, str]:
@@ -162,21 +180,27 @@ class ModelSpec:
 
     @property
     def _buffers_in_blocks(self) -> frozenset[str]:
-        """The fqns of the units in blocks that do not stand there in parts: they own parameters of those."""
-        blocks = {module.unit for module in self.modules}.union(self.idle, *[unit.modules for unit in self.units])
+        """The fqns of the units in blocks that do not stand there in parts: they own parameters of
+        those."""
+        blocks = {module.unit for module in self.modules}.union(
+            self.idle, *[unit.modules for unit in self.units]
+        )
         loose = [unit.fqn for unit in self.units if not unit.modules and unit.fqn not in blocks]
         return frozenset([fqn for fqn in loose if not blocks.isdisjoint(_around(f"{fqn}."))])
 
     @property
     def inside_out(self) -> tuple[ParamGroup, ...]:
-        """The units but the root's in the order in which they are wrapped: those in a unit before it."""
+        """The units but the root's in the order in which they are wrapped: those in a unit before
+        it."""
         own = [unit for unit in self.units if unit.fqn != ROOT]
         idle = [unit for unit in own if unit.fqn in self.idle]
         if not (self.nested or any(unit.wraps(other) for unit in idle for other in own)):
             return tuple(own)
         order: list[ParamGroup] = []
         for unit in own[::-1]:  # where one wraps others they come after it
-            after = next((place for place, other in enumerate(order) if not unit.wraps(other)), len(order))
+            after = next(
+                (place for place, other in enumerate(order) if not unit.wraps(other)), len(order)
+            )
             order.insert(after, unit)
         return tuple(order)
 
@@ -188,19 +212,32 @@ class ModelSpec:
     @property
     def frozen(self) -> frozenset[str]:
         """The fqns of the parameters that need no gradient."""
-        return frozenset([parameter.fqn for parameter in self.parameters if not parameter.requires_grad])
+        return frozenset(
+            [parameter.fqn for parameter in self.parameters if not parameter.requires_grad]
+        )
 
     @property
     def unused(self) -> frozenset[str]:
         """The fqns of the units that forward passes by."""
-        idle = frozenset([unit.fqn for unit in self.units]).difference(self.wrapped_by.values(), [ROOT])
+        idle = frozenset([unit.fqn for unit in self.units]).difference(
+            self.wrapped_by.values(), [ROOT]
+        )
         in_blocks = self._buffers_in_blocks if idle else idle
-        return idle - {fqn for fqn in in_blocks if not any(fqn.startswith(f"{block}.") for block in self.idle)}
+        return idle - {
+            fqn for fqn in in_blocks if not any(fqn.startswith(f"{block}.") for block in self.idle)
+        }
 
     @property
     def trained(self) -> frozenset[str]:
-        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that are used, where the loss needs them."""
-        trained = frozenset([parameter.fqn for parameter in self.parameters if parameter.requires_grad and parameter.in_loss])
+        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that
+        are used, where the loss needs them."""
+        trained = frozenset(
+            [
+                parameter.fqn
+                for parameter in self.parameters
+                if parameter.requires_grad and parameter.in_loss
+            ]
+        )
         return trained.difference(*map(self.parameters_of, self.idle)) if self.idle else trained
 
     @property
@@ -212,16 +249,28 @@ class ModelSpec:
     def left_out(self) -> tuple[Parameter, ...]:
         """The parameters that need a gradient and get none."""
         trained = self.trained
-        return tuple([parameter for parameter in self.parameters if parameter.requires_grad and parameter.fqn not in trained])
+        return tuple(
+            [
+                parameter
+                for parameter in self.parameters
+                if parameter.requires_grad and parameter.fqn not in trained
+            ]
+        )
 
     def parameters_of(self, fqn: str) -> list[str]:
         """The fqns of the parameters of the module `fqn`."""
-        return [parameter.fqn for parameter in self.parameters if parameter.fqn.startswith(f"{fqn}.")]
+        return [
+            parameter.fqn for parameter in self.parameters if parameter.fqn.startswith(f"{fqn}.")
+        ]
 
     @property
     def waits_for_idle(self) -> frozenset[str]:
         """The fqns of the units of several modules of which forward runs some only."""
-        waits = {unit.fqn for unit in self.units if not set(self.idle).isdisjoint(unit.modules)} if self.idle else set()
+        waits = (
+            {unit.fqn for unit in self.units if not set(self.idle).isdisjoint(unit.modules)}
+            if self.idle
+            else set()
+        )
         return frozenset(waits - self.unused)
 
     @property
@@ -237,12 +286,15 @@ def _around(fqn: str) -> list[str]:
 
 
 def _as_registered(model: ModelSpec) -> Iterator[str]:
-    """The fqns of parameters in the order of a module that registers its modules, then unit by unit units in blocks and parameters.
+    """The fqns of parameters in the order of a module that registers its modules, then unit by unit
+    units in blocks and parameters.
 
     A module's own parameters come before those of the modules in it.
     """
     own = [module for module in model.modules if module.unit != ROOT]
-    blocks = dict.fromkeys([module.within or module.path for module in own if not module.apart] + list(model.idle))
+    blocks = dict.fromkeys(
+        [module.within or module.path for module in own if not module.apart] + list(model.idle)
+    )
     numbered = sorted(blocks, key=lambda fqn: int(fqn.rpartition(".")[2]))
     insides = {module.path for module in model.modules if module.inside}
     tree: dict[str, Any] = {}
@@ -252,7 +304,9 @@ def _as_registered(model: ModelSpec) -> Iterator[str]:
         if unit.fqn in insides:
             _place(tree, unit.fqn.split("."))
         for parameter in unit.parameters:
-            _place(tree, parameter.fqn.split(".")[:-1])[f"{parameter.fqn.rpartition('.')[2]}:"] = None
+            _place(tree, parameter.fqn.split(".")[:-1])[f"{parameter.fqn.rpartition('.')[2]}:"] = (
+                None
+            )
     yield from _walk(tree, "")
 
 

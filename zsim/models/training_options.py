@@ -1,4 +1,5 @@
-"""What a strategy is given: the model lowered for one micro-batch, and the choices that every strategy shares."""
+"""What a strategy is given: the model lowered for one micro-batch, and the choices that every
+strategy shares."""
 
 from __future__ import annotations
 
@@ -12,20 +13,24 @@ DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One rank's batch: sequences per micro-batch, tokens per sequence (1 for mlp), micro-batches per step."""
+    """One rank's batch: sequences per micro-batch, tokens per sequence (1 for mlp), micro-batches
+    per step."""
 
     micro_batch: int
     sequence_length: int = 1
     accumulation: int = 1
     forwards: int = 1
-    """Forwards, each on a batch of its own, whose losses are summed before the one backward of a micro-batch."""
+    """Forwards, each on a batch of its own, whose losses are summed before the one backward of a
+    micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients are reduced in.
+    """`parameters`: dtype of compute, unsharded parameters and gradients; `reduce`: dtype gradients
+    are reduced in.
 
-    `autocast`: the dtype of torch.autocast around the forward over float32 parameters; "none" without it.
+    `autocast`: the dtype of torch.autocast around the forward over float32 parameters; "none"
+    without it.
     """
 
     parameters: Dtype = "float32"
@@ -39,13 +44,15 @@ class Precision:
 
     @property
     def narrowest(self) -> Dtype:
-        """The dtype whose rounding decides how far results may be apart: that of products, or where they are float32 of reductions."""
+        """The dtype whose rounding decides how far results may be apart: that of products, or where
+        they are float32 of reductions."""
         return self.products if self.products != "float32" else self.reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """`adamw` or `sgd` (with or without momentum) and how torch loops over parameters: foreach, for-loop or fused."""
+    """`adamw` or `sgd` (with or without momentum) and how torch loops over parameters: foreach,
+    for-loop or fused."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     implementation: Literal["foreach", "for-loop", "fused"] = "foreach"

@@ -1,7 +1,7 @@
 """Wrapping policies: which modules are one param group (an FSDP unit), gathered and reduced as one.
 
-A policy turns a model into the same model with other units, and the real model is wrapped by these units too. It knows no
-strategy: ZeRO's flat buffers are made of units as well.
+A policy turns a model into the same model with other units, and the real model is wrapped by these
+units too. It knows no strategy: ZeRO's flat buffers are made of units as well.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ SHARED = "shared with a parameter already managed by another FSDP group"
 class Wrapping:
     """`every`: consecutive blocks in one group, or "all": the whole model is one group, the root's.
 
-    `ends`: "root" leaves embedding, last norm and head to the root's group; "apart" makes the embedding one group and norm and
-    head another, as torchtitan does; the loss stays with the root, which then owns nothing. `nested`: names of modules in each block
-    that are units in its unit, which owns what they do not.
+    `ends`: "root" leaves embedding, last norm and head to the root's group; "apart" makes the
+    embedding one group and norm and head another, as torchtitan does; the loss stays with the root,
+    which then owns nothing. `nested`: names of modules in each block that are units in its unit,
+    which owns what they do not.
     """
 
     every: int | Literal["all"] = 1
@@ -39,19 +40,29 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
     """What cannot be, one line each, with the scenario's key in front."""
     if model.family == TRACED:
         if asked != Wrapping():
-            yield "wrapping: a traced model keeps the units it was traced with; trace it again with others, and leave this out"
+            yield (
+                "wrapping: a traced model keeps the units it was traced with; trace it again with "
+                "others, and leave this out"
+            )
         return
     blocks = len(model.blocks)
     if asked.every == "all" and asked.ends == "apart":
-        yield 'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number'
+        yield (
+            'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing '
+            'apart; use "root", or a number'
+        )
     elif asked.every != "all" and asked.every > max(1, blocks):
-        yield f'wrapping.every: expected 1 to {max(1, blocks)}, the model\'s blocks, or "all", found {asked.every}'
+        yield (
+            f'wrapping.every: expected 1 to {max(1, blocks)}, the model\'s blocks, or "all", found '
+            f'{asked.every}'
+        )
     yield from _nested_problems(asked, model)
     whole = tuple(_joined(model.modules))
     in_a_row = any(module.path == following.path for module, following in pairwise(whole))
     if asked.every not in (1, "all") and in_a_row:
         yield (
-            'wrapping.every: expected 1 where blocks run several times in a row: fully_shard takes a group of modules for done when '
+            'wrapping.every: expected 1 where blocks run several times in a row: fully_shard '
+            'takes a group of modules for done when '
             'each has run once; use model.uses.order = "stack"'
         )
     readers: dict[str, dict[str, None]] = {}
@@ -61,7 +72,8 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
     for fqn, groups in readers.items():
         if len(groups) > 1:
             yield (
-                f"wrapping.ends: expected every parameter in one group, found {fqn} in {' and '.join(groups)}; of FSDP's units torch "
+                f"wrapping.ends: expected every parameter in one group, found {fqn} in "
+                f"{' and '.join(groups)}; of FSDP's units torch "
                 "refuses it, and those of all strategies are alike: "
                 f'the parameter "is {SHARED}"; '
                 'use ends = "root", which holds them together, or untie the weight'
@@ -69,17 +81,21 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
 
 
 def wrapped(model: ModelSpec, asked: Wrapping, *, in_parts: bool = True) -> ModelSpec:
-    """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one unit, in its order.
+    """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one
+    unit, in its order.
 
-    Blocks stand there `in_parts` where units are in them; otherwise these own parameters, and are no modules.
+    Blocks stand there `in_parts` where units are in them; otherwise these own parameters, and are
+    no modules.
 
-    `model` may have been wrapped before, with the same ends, and some of its blocks may be idle: those are wrapped as well.
+    `model` may have been wrapped before, with the same ends, and some of its blocks may be idle:
+    those are wrapped as well.
     """
     if model.family == TRACED:
         return model
     modules = _modules(_with_idle(model, tuple(_joined(model.modules))), asked)
     shapes = {parameter.fqn: parameter for parameter in model.parameters}
-    order = {fqn: place for place, fqn in enumerate(model.registered)}  # where it is not that of the operators
+    # where it is not that of the operators
+    order = {fqn: place for place, fqn in enumerate(model.registered)}
     split = tuple(part for module in modules for part in _split(module, asked.nested))
     inner = {part.path: part for part in split if part.inside}
     units: list[ParamGroup] = []
@@ -91,27 +107,59 @@ def wrapped(model: ModelSpec, asked: Wrapping, *, in_parts: bool = True) -> Mode
             continue
         of_inside = {part.path: _parameters((part,)) for part in inside}
         names_inside = {fqn for names in of_inside.values() for fqn in names}
-        own = [fqn for fqn in sorted(_parameters(group), key=lambda fqn: order.get(fqn, 0)) if fqn not in names_inside]
+        own = [
+            fqn
+            for fqn in sorted(_parameters(group), key=lambda fqn: order.get(fqn, 0))
+            if fqn not in names_inside
+        ]
         if module.fqn in grouped and own:
             members = tuple(module.fqn for module in group) if len(group) > 1 else ()
-            units.append(ParamGroup(fqn=_name(group), parameters=tuple(shapes.pop(fqn) for fqn in own), modules=members))
-        units += [ParamGroup(fqn=fqn, parameters=tuple(map(shapes.pop, names))) for fqn, names in of_inside.items()]
+            units.append(
+                ParamGroup(
+                    fqn=_name(group), parameters=tuple(shapes.pop(fqn) for fqn in own),
+                    modules=members,
+                )
+            )
+        units += [
+            ParamGroup(fqn=fqn, parameters=tuple(map(shapes.pop, names)))
+            for fqn, names in of_inside.items()
+        ]
     rest = [
-        p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters if p.fqn in shapes
+        p
+        for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT)
+        for p in unit.parameters
+        if p.fqn in shapes
     ]
     root = [ParamGroup(fqn=ROOT, parameters=tuple(rest))] if rest else []
-    run = tuple(part for part in (split if in_parts else modules) if (part.within or part.path) not in model.idle)
+    run = tuple(
+        part
+        for part in (split if in_parts else modules)
+        if (part.within or part.path) not in model.idle
+    )
     return replace(model, modules=run, units=(*root, *units))
 
 
 def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, ...]:
-    """`modules` with the blocks that forward passes by where they would run: operators that do no more than own their parameters."""
+    """`modules` with the blocks that forward passes by where they would run: operators that do no
+    more than own their parameters."""
     for fqn in model.idle:
         names = model.parameters_of(fqn)
-        operators = tuple(Operator(kind="traced", name=n.rpartition(".")[0], inputs=("x",), output="x", weight=n) for n in names)
-        blocks = {place: _number(m.path) for place, m in enumerate(modules) if m.unit != ROOT and not m.apart and m.fqn == m.path}
-        place = next((place for place, number in blocks.items() if number > _number(fqn)), max(blocks, default=0) + 1)
-        modules = (*modules[:place], Module(fqn=fqn, unit=fqn, operators=operators), *modules[place:])
+        operators = tuple(
+            Operator(kind="traced", name=n.rpartition(".")[0], inputs=("x",), output="x", weight=n)
+            for n in names
+        )
+        blocks = {
+            place: _number(m.path)
+            for place, m in enumerate(modules)
+            if m.unit != ROOT and not m.apart and m.fqn == m.path
+        }
+        place = next(
+            (place for place, number in blocks.items() if number > _number(fqn)),
+            max(blocks, default=0) + 1,
+        )
+        modules = (
+            *modules[:place], Module(fqn=fqn, unit=fqn, operators=operators), *modules[place:],
+        )
     return modules
 
 
@@ -123,11 +171,16 @@ def _modules(modules: tuple[Module, ...], asked: Wrapping) -> tuple[Module, ...]
     """The modules, with the root's own ones in parts where they are wrapped apart."""
     if asked.ends == "root":
         return modules
-    return tuple(part for module in modules for part in ((module,) if module.unit != ROOT else _parts(module)))
+    return tuple(
+        part
+        for module in modules
+        for part in ((module,) if module.unit != ROOT else _parts(module))
+    )
 
 
 def _parts(module: Module) -> Iterator[Module]:
-    """One of the root's modules as one module per operator: those with parameters by themselves, the others still the root's."""
+    """One of the root's modules as one module per operator: those with parameters by themselves,
+    the others still the root's."""
     before = ""
     for operator in module.operators:
         inputs = tuple("x" if value == before else value for value in operator.inputs)
@@ -141,13 +194,16 @@ def _parts(module: Module) -> Iterator[Module]:
 
 
 def _groups(modules: tuple[Module, ...], asked: Wrapping) -> Iterator[tuple[Module, ...]]:
-    """The modules of each group but the root's, in forward order: neighbours of one kind, of blocks `every` at most."""
+    """The modules of each group but the root's, in forward order: neighbours of one kind, of blocks
+    `every` at most."""
     run: list[Module] = []
     for module in modules:
         if module.fqn != module.path:  # a later run of a module that has its group
             continue
         full = asked.every != "all" and len(run) == asked.every
-        if run and (module.unit == ROOT or module.apart != run[0].apart or (full and not module.apart)):
+        if run and (
+            module.unit == ROOT or module.apart != run[0].apart or (full and not module.apart)
+        ):
             yield tuple(run)
             run = []
         if module.unit != ROOT and (module.apart or asked.every != "all"):
@@ -159,7 +215,11 @@ def _groups(modules: tuple[Module, ...], asked: Wrapping) -> Iterator[tuple[Modu
 def _parameters(modules: tuple[Module, ...]) -> dict[str, None]:
     """The fqns of the parameters that `modules` read, in the order of first use."""
     return dict.fromkeys(
-        fqn for module in modules for operator in module.operators for fqn in (operator.weight, operator.bias) if fqn
+        fqn
+        for module in modules
+        for operator in module.operators
+        for fqn in (operator.weight, operator.bias)
+        if fqn
     )
 
 
@@ -183,9 +243,13 @@ def _joined(modules: Iterable[Module]) -> Iterator[Module]:
 
 
 def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
-    """A block in parts: those of its modules called `nested`, and what it runs itself before, between and after them."""
+    """A block in parts: those of its modules called `nested`, and what it runs itself before,
+    between and after them."""
     path, colon, run = module.fqn.partition(RUN)
-    stretches = [(name, tuple(ops)) for name, ops in groupby(module.operators, key=lambda op: _owner(op, path, nested))]
+    stretches = [
+        (name, tuple(ops))
+        for name, ops in groupby(module.operators, key=lambda op: _owner(op, path, nested))
+    ]
     if module.unit == ROOT or module.apart or not any(name for name, _ in stretches):
         yield module
         return
@@ -195,7 +259,10 @@ def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
         number += not name
         own = f"{path}{PART}{number}" if number > 1 else path
         fqn = f"{path}.{name}" if name else own
-        yield replace(module, fqn=fqn + colon + run, unit=fqn if name else module.unit, operators=operators, within=path)
+        yield replace(
+            module, fqn=fqn + colon + run, unit=fqn if name else module.unit, operators=operators,
+            within=path,
+        )
 
 
 def _owner(operator: Operator, path: str, nested: tuple[str, ...]) -> str:
@@ -204,19 +271,36 @@ def _owner(operator: Operator, path: str, nested: tuple[str, ...]) -> str:
 
 
 def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
-    """What keeps the modules called `nested` from being units: each has parameters, reads one value and makes one."""
+    """What keeps the modules called `nested` from being units: each has parameters, reads one value
+    and makes one."""
     for name, other in ((name, other) for name in asked.nested for other in asked.nested):
         if name != other and name.startswith(f"{other}."):
-            yield f"wrapping.nested: expected modules apart from each other, found {name} in {other}; take one of the two"
+            yield (
+                f"wrapping.nested: expected modules apart from each other, found {name} in "
+                f"{other}; take one of the two"
+            )
             return
-    for block in (module for module in _joined(model.modules) if module.unit != ROOT and not module.apart):
-        known = dict.fromkeys(op.name.removeprefix(f"{block.path}.").split(".")[0] for op in block.operators if op.weight)
+    for block in (
+        module for module in _joined(model.modules) if module.unit != ROOT and not module.apart
+    ):
+        known = dict.fromkeys(
+            op.name.removeprefix(f"{block.path}.").split(".")[0]
+            for op in block.operators
+            if op.weight
+        )
         for name in asked.nested:
-            place = [i for i, op in enumerate(block.operators) if _owner(op, block.path, asked.nested) == name]
+            place = [
+                i
+                for i, op in enumerate(block.operators)
+                if _owner(op, block.path, asked.nested) == name
+            ]
             operators = tuple(block.operators[i] for i in place)
             read = replace(block, operators=operators).given
             if not any(op.weight for op in operators):
-                yield f"wrapping.nested: {block.path} has no module {shown(name)} with parameters; it has {', '.join(known)}"
+                yield (
+                    f"wrapping.nested: {block.path} has no module {shown(name)} with parameters; "
+                    f"it has {', '.join(known)}"
+                )
                 return
             if place != list(range(place[0], place[-1] + 1)) or len(read) != 1:
                 found = f"{block.path}.{name}, which reads {', '.join(sorted(read))}"

@@ -23,7 +23,8 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How to run: which ranks a fake run observes, all ranks unfolded, which real interpreter, seconds until a hang is called."""
+    """How to run: which ranks a fake run observes, all ranks unfolded, which real interpreter,
+    seconds until a hang is called."""
 
     ranks: tuple[int, ...] | None = None
     all_ranks: bool = False
@@ -32,7 +33,8 @@ class RunOptions:
 
 
 class Backend(Protocol):
-    """Anything that turns a scenario into a Run. Found through the entry-point group `zsim.backends`; constructed with no arguments."""
+    """Anything that turns a scenario into a Run. Found through the entry-point group
+    `zsim.backends`; constructed with no arguments."""
 
     name: str
 

@@ -1,7 +1,8 @@
-"""A Run as a trace in the Chrome format, which Perfetto opens: a process per rank, a thread per stream, memory counters.
+"""A Run as a trace in the Chrome format, which Perfetto opens: a process per rank, a thread per
+stream, memory counters.
 
-Format: Trace Event Format, Google 2016 (complete events "X", counters "C", flows "s" and "f", metadata "M"). Its times
-are microseconds; the fraction keeps the nanoseconds.
+Format: Trace Event Format, Google 2016 (complete events "X", counters "C", flows "s" and "f",
+metadata "M"). Its times are microseconds; the fraction keeps the nanoseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def trace(run: Run) -> dict[str, Any]:
 
 
 def write(run: Run, path: Path) -> None:
-    """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes."""
+    """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes.
+    """
     data = json.dumps(trace(run), separators=(",", ":")).encode()
     files.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
@@ -44,8 +46,14 @@ def _thread(stream: str) -> int:
 
 def _names(rank: RankRun) -> Iterator[Event]:
     folded = f" and {rank.stands_for - 1} like it" if rank.stands_for > 1 else ""
-    yield {"ph": "M", "name": "process_name", "pid": rank.rank, "args": {"name": f"rank {rank.rank}{folded}"}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": rank.rank, "args": {"sort_index": rank.rank}}
+    yield {
+        "ph": "M", "name": "process_name", "pid": rank.rank,
+        "args": {"name": f"rank {rank.rank}{folded}"},
+    }
+    yield {
+        "ph": "M", "name": "process_sort_index", "pid": rank.rank,
+        "args": {"sort_index": rank.rank},
+    }
     for stream in dict.fromkeys(span.stream for span in rank.spans):
         where = {"pid": rank.rank, "tid": _thread(stream)}
         yield {"ph": "M", "name": "thread_name", **where, "args": {"name": stream}}
@@ -65,19 +73,29 @@ def _complete(rank: int, span: Span) -> Event:
 
 
 def _counters(rank: RankRun) -> Iterator[Event]:
-    """Allocated bytes when the step begins and after each op, at the moment when the host issued it."""
+    """Allocated bytes when the step begins and after each op, at the moment when the host issued
+    it."""
     steady = rank.phases.get("steady")
     if steady is None or len(steady.memory.timeline) != len(rank.spans):
         return
     points = [(0, steady.memory.start_bytes)]
-    points += [(span.issued_ns, after) for span, (_, after) in zip(rank.spans, steady.memory.timeline, strict=True)]
+    points += [
+        (span.issued_ns, after)
+        for span, (_, after) in zip(rank.spans, steady.memory.timeline, strict=True)
+    ]
     for moment, nbytes in points:
-        yield {"ph": "C", "name": "allocated", "pid": rank.rank, "ts": moment / 1000, "args": {"bytes": nbytes}}
+        yield {
+            "ph": "C", "name": "allocated", "pid": rank.rank, "ts": moment / 1000,
+            "args": {"bytes": nbytes},
+        }
 
 
 def _flows(run: Run) -> Iterator[Event]:
-    """An arrow from the rank that began first to each other one of a group, for the n-th collective of that group."""
-    meetings: dict[tuple[str, tuple[int, ...], int], list[tuple[int, int, Span]]] = defaultdict(list)
+    """An arrow from the rank that began first to each other one of a group, for the n-th collective
+    of that group."""
+    meetings: dict[tuple[str, tuple[int, ...], int], list[tuple[int, int, Span]]] = defaultdict(
+        list
+    )
     for rank in run.ranks:
         count: dict[str, int] = defaultdict(int)
         for span in rank.spans:
@@ -85,9 +103,17 @@ def _flows(run: Run) -> Iterator[Event]:
                 key = (span.group, run.mesh.group(span.group, rank.rank), count[span.group])
                 meetings[key].append((span.start_ns, rank.rank, span))
                 count[span.group] += 1
-    pairs = ((min(met, key=lambda one: one[:2]), other) for met in meetings.values() for other in met)
+    pairs = (
+        (min(met, key=lambda one: one[:2]), other) for met in meetings.values() for other in met
+    )
     arrows = ((source, target) for source, target in pairs if source is not target)
     for identity, ((_, source, first), (_, other, span)) in enumerate(arrows, 1):
         common = {"name": first.name, "cat": "collective", "id": identity}
-        yield {**common, "ph": "s", "pid": source, "tid": _thread(first.stream), "ts": first.start_ns / 1000}
-        yield {**common, "ph": "f", "bp": "e", "pid": other, "tid": _thread(span.stream), "ts": span.start_ns / 1000}
+        yield {
+            **common, "ph": "s", "pid": source, "tid": _thread(first.stream),
+            "ts": first.start_ns / 1000,
+        }
+        yield {
+            **common, "ph": "f", "bp": "e", "pid": other, "tid": _thread(span.stream),
+            "ts": span.start_ns / 1000,
+        }

@@ -1,7 +1,9 @@
-"""Figures of a Run's steady step: time, exposed communication, MFU, traffic, peaks. Reads Runs; knows no engine.
+"""Figures of a Run's steady step: time, exposed communication, MFU, traffic, peaks. Reads Runs;
+knows no engine.
 
-Communication is exposed while a collective runs and the compute stream does not. MFU counts the matrix products and
-attention of forward and backward, without recomputation (Chowdhery et al. 2022, PaLM, appendix B).
+Communication is exposed while a collective runs and the compute stream does not. MFU counts the
+matrix products and attention of forward and backward, without recomputation (Chowdhery et al. 2022,
+PaLM, appendix B).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of the steady step; times and peaks are the largest of any rank, None where the backend saw no time."""
+    """Of the steady step; times and peaks are the largest of any rank, None where the backend saw
+    no time."""
 
     step_time_ns: int | None
     step_time_band_ns: tuple[int, int] | None
@@ -44,13 +47,15 @@ class Figures:
     peak_first_step_bytes: int
     peak_memory_by_kind: Mapping[str, int | None] = field(default_factory=dict)
     peak_memory_by_part: Mapping[str, int] = field(default_factory=dict)
-    """The highest peak of each part of the step (forward, backward, optimizer, zero_grad) on the rank that peaks highest."""
+    """The highest peak of each part of the step (forward, backward, optimizer, zero_grad) on the
+    rank that peaks highest."""
     device_memory_bytes: int | None = None
     """What the scenario's device has; None where the Run was on another kind of device."""
 
 
 def band_ns(time: int, factors: tuple[float, float] | None) -> tuple[int, int]:
-    """Where the true step time is expected, by the factors that the backend gave; a measured time is its own band."""
+    """Where the true step time is expected, by the factors that the backend gave; a measured time
+    is its own band."""
     low, high = factors or (1.0, 1.0)
     return round(time * low), round(time * high)
 
@@ -60,27 +65,31 @@ def figures(run: Run, scenario: Scenario) -> Figures:
     steady = max(run.ranks, key=lambda rank: (rank.phases["steady"].memory.peak_bytes, -rank.rank))
     time = run.step_time_ns
     distinct = {id(rank.spans): rank for rank in run.ranks}.values()
-    spans = time is not None and any(rank.spans for rank in distinct)  # a Run that was only timed says nothing of what made its time
+    # a Run that was only timed says nothing of what made its time
+    spans = time is not None and any(rank.spans for rank in distinct)
     exposed = _largest(map(exposed_ns, distinct)) if spans else None
-    tokens = scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
+    tokens = (
+        scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
+    )
     tokens *= scenario.batch.forwards
     memory = steady.phases["steady"].memory
     return Figures(
-        step_time_ns=time,
-        step_time_band_ns=band_ns(time, band_of(run)) if time else None,
+        step_time_ns=time, step_time_band_ns=band_ns(time, band_of(run)) if time else None,
         compute_ns=_largest(map(compute_ns, distinct)) if spans else None,
         communication_ns=_largest(map(communication_ns, distinct)) if spans else None,
         exposed_communication_ns=exposed,
         exposed_share=exposed / time if time and exposed is not None else None,
         tokens_per_second_per_gpu=tokens * 1e9 / time if time else None,
-        mfu=_mfu(run, scenario, time),
-        bytes_sent_per_rank=_bytes_sent(run),
-        collectives=traffic(run.ranks[0]),
-        peak_memory_bytes=memory.peak_bytes,
+        mfu=_mfu(run, scenario, time), bytes_sent_per_rank=_bytes_sent(run),
+        collectives=traffic(run.ranks[0]), peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
-        peak_memory_by_kind={kind: memory.by_kind.get(kind, 0) if memory.by_kind else None for kind in MEMORY_KINDS},
+        peak_memory_by_kind={
+            kind: memory.by_kind.get(kind, 0) if memory.by_kind else None for kind in MEMORY_KINDS
+        },
         peak_memory_by_part=memory.highest_by_part,
-        device_memory_bytes=scenario.cluster.device.memory if _on_own_device(run, scenario) else None,
+        device_memory_bytes=scenario.cluster.device.memory
+        if _on_own_device(run, scenario)
+        else None,
     )
 
 
@@ -117,15 +126,19 @@ def _mfu(run: Run, scenario: Scenario, time: int | None) -> float | None:
 
 
 def model_flops(scenario: Scenario) -> int:
-    """Floating-point operations that one rank's step needs, whatever computes them: matrix products and whole attention, thrice.
+    """Floating-point operations that one rank's step needs, whatever computes them: matrix products
+    and whole attention, thrice.
 
-    6 per token and weight of a linear layer, the head's included, and 12·heads·head_dim·length per token of attention, without
-    halving it for a causal mask; nothing for what is recomputed. Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
+    6 per token and weight of a linear layer, the head's included, and 12·heads·head_dim·length per
+    token of attention, without halving it for a causal mask; nothing for what is recomputed.
+    Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
     batch = scenario.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     if isinstance(scenario.model, TracedModel):  # backward does twice what forward does
-        forward = (kernel.flops for module in scenario.model.lowered for kernel in module.forward.kernels)
+        forward = (
+            kernel.flops for module in scenario.model.lowered for kernel in module.forward.kernels
+        )
         return 3 * batch.accumulation * sum(forward)
     operators = (operator for module in scenario.model.modules for operator in module.operators)
     return tokens * sum(_flops_per_token(operator, batch.sequence_length) for operator in operators)
@@ -134,7 +147,9 @@ def model_flops(scenario: Scenario) -> int:
 def _flops_per_token(operator: Operator, length: int) -> int:
     if operator.kind in ("linear", "conv1d"):
         return 6 * operator.in_features * operator.out_features
-    return 12 * operator.num_heads * operator.head_dim * length if operator.kind == "attention" else 0
+    return (
+        12 * operator.num_heads * operator.head_dim * length if operator.kind == "attention" else 0
+    )
 
 
 def _union(spans: Iterable[Span]) -> list[Interval]:

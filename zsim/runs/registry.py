@@ -1,4 +1,5 @@
-"""Backends by name, found through the entry-point group `zsim.backends`; and the simulator, which is one of them.
+"""Backends by name, found through the entry-point group `zsim.backends`; and the simulator, which
+is one of them.
 
 Anybody's package can add a backend. Listing them imports none of them, and so no torch.
 """
@@ -23,7 +24,9 @@ from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario
 
-__all__ = ["BackendError", "SimBackend", "UnknownBackendError", "ask", "capabilities", "find", "names"]
+__all__ = [
+    "BackendError", "SimBackend", "UnknownBackendError", "ask", "capabilities", "find", "names"
+]
 
 GROUP = "zsim.backends"
 DEFECT = "a defect; please report it"
@@ -41,31 +44,46 @@ class BackendError(ZsimError):
 
 
 def names() -> dict[str, str]:
-    """Every backend's name and where it comes from, as "package.module:Class". Imports none of them."""
+    """Every backend's name and where it comes from, as "package.module:Class". Imports none of
+    them."""
     return {name: entry.value for name, entry in sorted(_entries().items())}
 
 
 def find(name: str) -> Backend:
-    """The backend called `name`; UnknownBackendError for no such name, BackendUnavailableError when not importable."""
+    """The backend called `name`; UnknownBackendError for no such name, BackendUnavailableError when
+    not importable."""
     entries = _entries()
     if name not in entries:
         near = difflib.get_close_matches(name, entries, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "`zsim list backends` names those that are installed"
+        remedy = (
+            f"did you mean {near[0]}?"
+            if near
+            else "`zsim list backends` names those that are installed"
+        )
         expected = f"one of {', '.join(sorted(entries))}"
-        raise UnknownBackendError(where="backend", expected=expected, found=name[:60], remedy=remedy)
+        raise UnknownBackendError(
+            where="backend", expected=expected, found=name[:60], remedy=remedy
+        )
     entry = entries[name]
     try:
         with _on_standard_error():
             backend: Backend = entry.load()()
-            missing = [part for part in ("name", "capabilities", "run") if not hasattr(backend, part)]
+            missing = [
+                part for part in ("name", "capabilities", "run") if not hasattr(backend, part)
+            ]
     except (Exception, SystemExit) as error:  # whatever another package does when it is loaded
-        found = f"no {error.name}" if isinstance(error, ImportError) and error.name else f"{type(error).__name__}: {error}"
+        found = (
+            f"no {error.name}"
+            if isinstance(error, ImportError) and error.name
+            else f"{type(error).__name__}: {error}"
+        )
         own = entry.dist is None or entry.dist.name == "zsim"
         raise BackendUnavailableError(
             where=f"backend {name} ({entry.value})",
-            expected="a class that can be imported and made without arguments",
-            found=found,
-            remedy="pip install 'zsim[real]'" if own else f"ask those who make {entry.dist.name if entry.dist else entry.value}",
+            expected="a class that can be imported and made without arguments", found=found,
+            remedy="pip install 'zsim[real]'"
+            if own
+            else f"ask those who make {entry.dist.name if entry.dist else entry.value}",
         ) from error
     if missing:
         raise BackendUnavailableError(
@@ -77,48 +95,70 @@ def find(name: str) -> Backend:
 
 
 def capabilities(backend: Backend) -> Capabilities:
-    """What the backend says it can see; BackendError where it breaks down or says something else."""
+    """What the backend says it can see; BackendError where it breaks down or says something else.
+    """
     found: object = None
     with _broken_down(backend, "what it can see"), _on_standard_error():
         found = backend.capabilities()
     if not isinstance(found, Capabilities):
-        raise BackendError(where=f"backend {backend.name}", expected="zsim.ir.run.Capabilities", found=type(found).__name__)
+        raise BackendError(
+            where=f"backend {backend.name}", expected="zsim.ir.run.Capabilities",
+            found=type(found).__name__,
+        )
     devices = get_args(Device)
     if found.device not in devices:
         where = f"backend {backend.name}: capabilities.device"
-        raise BackendError(where=where, expected=f"one of {', '.join(devices)}, which plan() knows", found=repr(found.device)[:60])
+        raise BackendError(
+            where=where, expected=f"one of {', '.join(devices)}, which plan() knows",
+            found=repr(found.device)[:60],
+        )
     return found
 
 
 def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> Run:
-    """What the backend answers; BackendError where it breaks down or answers something else than a whole Run."""
+    """What the backend answers; BackendError where it breaks down or answers something else than a
+    whole Run."""
     found: object = None
     with _broken_down(backend, "a Run"), _on_standard_error():
         found = backend.run(scenario, options=options)
     if not isinstance(found, Run):
-        raise BackendError(where=f"backend {backend.name}", expected="a Run", found=type(found).__name__)
+        raise BackendError(
+            where=f"backend {backend.name}", expected="a Run", found=type(found).__name__
+        )
     if not isinstance(backend, SimBackend):
         _require_whole(backend, found)
     return found
 
 
 def _require_whole(backend: Backend, run: Run) -> None:
-    """BackendError where parts of the Run are of other types, do not fit one another, or are not there."""
-    problem = saved.problem(run) or ("" if run.ranks else "one without ranks") or _missing_phase(run)
+    """BackendError where parts of the Run are of other types, do not fit one another, or are not
+    there."""
+    problem = (
+        saved.problem(run) or ("" if run.ranks else "one without ranks") or _missing_phase(run)
+    )
     if problem:
-        raise BackendError(where=f"backend {backend.name}", expected="a whole Run", found=problem, remedy=DEFECT)
+        raise BackendError(
+            where=f"backend {backend.name}", expected="a whole Run", found=problem, remedy=DEFECT
+        )
 
 
 def _missing_phase(run: Run) -> str:
     """The phase that some rank of a complete Run does not have, or ""."""
-    short = ((rank.rank, phase) for rank in run.ranks for phase in PHASES if phase not in rank.phases)
+    short = (
+        (rank.rank, phase) for rank in run.ranks for phase in PHASES if phase not in rank.phases
+    )
     rank, phase = next(short, (0, ""))
-    return f"one that says it is complete, whose rank {rank} has no {phase} phase" if phase and run.complete else ""
+    return (
+        f"one that says it is complete, whose rank {rank} has no {phase} phase"
+        if phase and run.complete
+        else ""
+    )
 
 
 @contextmanager
 def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
-    """What another package raises inside, an exit of the whole program too, becomes a BackendError with its place."""
+    """What another package raises inside, an exit of the whole program too, becomes a BackendError
+    with its place."""
     try:
         yield
     except (ZsimError, MemoryError):
@@ -126,12 +166,15 @@ def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         told = f"{type(error).__name__}: {str(error)[:300]} ({place.filename}, line {place.lineno})"
-        raise BackendError(where=f"backend {backend.name}", expected=expected, found=told, remedy=DEFECT) from error
+        raise BackendError(
+            where=f"backend {backend.name}", expected=expected, found=told, remedy=DEFECT
+        ) from error
 
 
 @contextmanager
 def _on_standard_error() -> Iterator[None]:
-    """What is printed inside, by this process or by one that it starts, goes to standard error: standard output is the report's."""
+    """What is printed inside, by this process or by one that it starts, goes to standard error:
+    standard output is the report's."""
     kept = -1
     with suppress(OSError, ValueError, AttributeError):  # either may be closed
         sys.stdout.flush()

@@ -1,4 +1,5 @@
-"""A Run as a JSON file and back, to the last field: what `--save` writes and `zsim compare` reads."""
+"""A Run as a JSON file and back, to the last field: what `--save` writes and `zsim compare` reads.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +30,13 @@ class SavedRunError(ZsimError):
 
 
 def dump(run: Run) -> str:
-    """The Run as JSON text; equal Runs give equal bytes. A rank that did the same as an earlier one says so by `like`."""
+    """The Run as JSON text; equal Runs give equal bytes. A rank that did the same as an earlier one
+    says so by `like`."""
     table = _plain(replace(run, ranks=())) | {"ranks": list(_ranks(run.ranks))}
-    return json.dumps({"schema_version": SCHEMA_VERSION, "run": table}, indent=1, sort_keys=True) + "\n"
+    return (
+        json.dumps({"schema_version": SCHEMA_VERSION, "run": table}, indent=1, sort_keys=True)
+        + "\n"
+    )
 
 
 def _ranks(ranks: tuple[RankRun, ...]) -> Iterator[dict[str, Any]]:
@@ -71,7 +76,9 @@ def load(path: Path) -> Run:
         with path.open("rb") as file:
             table = loads(file.read(MAX_SAVED_BYTES))
     except OSError as error:
-        raise SavedRunError(where=str(path), expected="a saved Run", found=str(error.strerror)) from None
+        raise SavedRunError(
+            where=str(path), expected="a saved Run", found=str(error.strerror)
+        ) from None
     except TwiceError as error:
         raise _not_a_run(path, str(error)) from None
     except (ValueError, RecursionError):
@@ -79,7 +86,8 @@ def load(path: Path) -> Run:
     if not isinstance(table, dict) or "run" not in table:
         raise _not_a_run(path, "other JSON")
     if table.get("schema_version") != SCHEMA_VERSION:
-        raise _not_a_run(path, f"schema_version {str(table.get('schema_version'))[:20]}, this is {SCHEMA_VERSION}")
+        raise _not_a_run(path, f"schema_version {str(table.get('schema_version'))[:20]}, this is "
+                               f"{SCHEMA_VERSION}")
     try:
         ranks = tuple(_typed_ranks(table["run"]["ranks"]))
         run = replace(from_table(Run, table["run"] | {"ranks": []}), ranks=ranks)
@@ -91,7 +99,9 @@ def load(path: Path) -> Run:
 
 def _distances(told: Numerics) -> Iterator[float]:
     yield from (told.largest_relative_difference, told.largest_gradient_difference)
-    yield from (found for found in (told.initial_difference, told.step_difference) if found is not None)
+    yield from (
+        found for found in (told.initial_difference, told.step_difference) if found is not None
+    )
 
 
 def _require_sense(run: Run) -> None:
@@ -103,9 +113,15 @@ def _require_sense(run: Run) -> None:
         raise ValueError("ranks that are there twice or outside the world")
     if any(phase not in PHASES for rank in run.ranks for phase in rank.phases):
         raise ValueError(f"a phase that is none of {', '.join(PHASES)}")
-    parts = [part for rank in run.ranks for phase in rank.phases.values() for part in phase.memory.parts]
-    if any(part.name not in PARTS or min(part.micro_batch, part.start_bytes, part.peak_bytes) < 0 for part in parts):
-        raise ValueError(f"a part of a step that is none of {', '.join(PARTS)}, or of negative bytes")
+    parts = [
+        part for rank in run.ranks for phase in rank.phases.values() for part in phase.memory.parts
+    ]
+    if any(
+        part.name not in PARTS or min(part.micro_batch, part.start_bytes, part.peak_bytes) < 0
+        for part in parts
+    ):
+        raise ValueError(f"a part of a step that is none of {', '.join(PARTS)}, or of negative "
+                         f"bytes")
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     if any(one.steps < 1 or min(_distances(one)) < 0 for one in told):
         raise ValueError("numerics of no steps, or a negative difference")
@@ -113,12 +129,15 @@ def _require_sense(run: Run) -> None:
         raise ValueError("a step of negative time")
     if run.complete and run.failure:
         raise ValueError("a failure in a Run that says it is complete")
-    if run.stand_ins and (len(run.stand_ins) != run.world_size or not set(run.stand_ins) <= set(shown)):
+    if run.stand_ins and (
+        len(run.stand_ins) != run.world_size or not set(run.stand_ins) <= set(shown)
+    ):
         raise ValueError("stand_ins that are not among its ranks")
 
 
 def problem(run: Run) -> str:
-    """What a Run that somebody has made has of another type than it must have, or does not fit together; or ""."""
+    """What a Run that somebody has made has of another type than it must have, or does not fit
+    together; or ""."""
     try:
         _require_sense(from_table(Run, as_table(run)))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -132,7 +151,8 @@ def as_table(value: Any) -> Any:
 
 
 def from_table(kind: type[Part], table: Any) -> Part:
-    """The `kind` (Run, RankRun …) that `as_table` made; TypeError, ValueError or KeyError for anything else."""
+    """The `kind` (Run, RankRun …) that `as_table` made; TypeError, ValueError or KeyError for
+    anything else."""
     value: Part = _typed(kind, table)
     return value
 
@@ -161,7 +181,11 @@ def _typed(kind: Any, value: Any) -> Any:
     """`value`, as JSON has it, as the annotated type `kind`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return None if value is None else _typed(next(part for part in arguments if part is not type(None)), value)
+        return (
+            None
+            if value is None
+            else _typed(next(part for part in arguments if part is not type(None)), value)
+        )
     if is_dataclass(kind):
         hints = _hints(kind)  # type: ignore[arg-type]
         unknown = set(value) - set(hints)

@@ -1,6 +1,8 @@
-"""The backend `sim`: plans a scenario, replays its memory, lets the engine stamp times on it, and returns a Run.
+"""The backend `sim`: plans a scenario, replays its memory, lets the engine stamp times on it, and
+returns a Run.
 
-The only place where Program, memory, costs and engine meet. Ranks that are alike are folded unless asked otherwise.
+The only place where Program, memory, costs and engine meet. Ranks that are alike are folded unless
+asked otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import PHASES, PhaseName, Program, RankProgram
-from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span, observed_ranks
+from zsim.ir.run import (
+    CollectiveRecord,
+    MemoryRecord,
+    PhaseRecord,
+    RankRun,
+    Run,
+    Span,
+    observed_ranks,
+)
 from zsim.ir.validate import validate
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario.plan import plan
@@ -30,7 +40,8 @@ DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """What stands for a real backend's own devices where the scenario's cluster is of another kind."""
 
 MOST_SENDERS = 512
-"""Of ranks that are alike, how many from the first and from the last are asked what they send; ring neighbours differ by a byte."""
+"""Of ranks that are alike, how many from the first and from the last are asked what they send; ring
+neighbours differ by a byte."""
 
 MOST_TIMELINES = 64
 """Ranks up to which a Run keeps the bytes after each op."""
@@ -44,7 +55,8 @@ class WorkError(ZsimError):
 
 
 class SimBackend:
-    """The simulator. `device` plans for another kind of device than the scenario's cluster has, as validate does."""
+    """The simulator. `device` plans for another kind of device than the scenario's cluster has, as
+    validate does."""
 
     name = "sim"
 
@@ -96,7 +108,9 @@ def _shown(timeline: Timeline, options: RunOptions) -> dict[int, int]:
     return dict(sorted(Counter(timeline.stand_ins).items()))
 
 
-def _ranks(program: Program, shown: dict[int, int], *, costs: Costs, timeline: Timeline) -> tuple[RankRun, ...]:
+def _ranks(
+    program: Program, shown: dict[int, int], *, costs: Costs, timeline: Timeline
+) -> tuple[RankRun, ...]:
     with_timeline = len(shown) <= MOST_TIMELINES
     alike_to = {rank: [rank] for rank in shown}
     if set(shown) == set(timeline.stand_ins):
@@ -134,7 +148,9 @@ def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
     memory: Mapping[PhaseName, MemoryRecord] = replay(program, timeline=with_timeline)
     return {
         phase: PhaseRecord(
-            collectives=tuple(_record(op, mesh) for op in program.phase(phase) if op.kind in COLLECTIVES),
+            collectives=tuple(
+                _record(op, mesh) for op in program.phase(phase) if op.kind in COLLECTIVES
+            ),
             memory=memory[phase],
         )
         for phase in PHASES
@@ -142,7 +158,9 @@ def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
 
 
 def _record(op: Op, mesh: Mesh) -> CollectiveRecord:
-    return CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group), root=op.root)
+    return CollectiveRecord(
+        op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group), root=op.root
+    )
 
 
 def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
@@ -169,9 +187,13 @@ def _payloads(ops: tuple[Op, ...]) -> Payloads:
 
 def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
     groups = {group for _, _, group, _ in payloads}
-    sizes, places = ({group: of(group) for group in groups} for of in (mesh.size, lambda group: mesh.place(group, rank)))
+    sizes, places = (
+        {group: of(group) for group in groups}
+        for of in (mesh.size, lambda group: mesh.place(group, rank))
+    )
     return sum(
-        count * costs.bytes_sent(kind, nbytes, group_size=sizes[group], rank=places[group], root=root)
+        count
+        * costs.bytes_sent(kind, nbytes, group_size=sizes[group], rank=places[group], root=root)
         for (kind, nbytes, group, root), count in payloads.items()
     )
 
@@ -184,15 +206,14 @@ def _band(program: Program, timeline: Timeline, costs: Costs) -> dict[str, str]:
 
 def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
     return {
-        "zsim": __version__,
-        "seed": str(scenario.seed),
-        "steps": str(scenario.steps),
-        "strategy": scenario.strategy,
-        "fingerprint": scenario.fingerprint,
-        "computes_in": scenario.precision.narrowest,
-        "cluster": cluster.name,
-        "device": cluster.kind,
-        "device_name": cluster.device.name,
+        "zsim": __version__, "seed": str(scenario.seed), "steps": str(scenario.steps),
+        "strategy": scenario.strategy, "fingerprint": scenario.fingerprint,
+        "computes_in": scenario.precision.narrowest, "cluster": cluster.name,
+        "device": cluster.kind, "device_name": cluster.device.name,
         "calibration": error_bands.calibration(cluster, scenario.executed),
-        **({"allocator": "expandable_segments:True"} if scenario.expandable_segments and cluster.kind == "cuda" else {}),
+        **(
+            {"allocator": "expandable_segments:True"}
+            if scenario.expandable_segments and cluster.kind == "cuda"
+            else {}
+        ),
     }

@@ -1,6 +1,7 @@
 """What a scenario's tables make: each by itself, then the model, the cluster and the mesh on it.
 
-Whatever is wrong is told, of all tables: one that cannot be made only hides what `combinations` asks of it together with others.
+Whatever is wrong is told, of all tables: one that cannot be made only hides what `combinations`
+asks of it together with others.
 """
 
 from __future__ import annotations
@@ -57,10 +58,14 @@ class Assembled:
     expect: tuple[Expectation, ...]
 
 
-def assembled(tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, problems: list[str]) -> Assembled | None:
-    """What `tables` and the `strategy` table make, None where one is missing or wrong; `problems` learns all that is wrong.
+def assembled(
+    tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, problems: list[str]
+) -> Assembled | None:
+    """What `tables` and the `strategy` table make, None where one is missing or wrong; `problems`
+    learns all that is wrong.
 
-    `tables` by their keys, each held to its schema, None for one that is wrong; files are looked for in `folder`.
+    `tables` by their keys, each held to its schema, None for one that is wrong; files are looked
+    for in `folder`.
     """
 
     def attempt(make: Callable[..., Made], *arguments: Any) -> Made | None:
@@ -81,7 +86,10 @@ def assembled(tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, 
 
     model = attempt(lambda table, batch: made_model(table, batch, folder), tables["model"], batch)
     model = attempt(lambda model, units: _wrapped(model, units, strategy), model, units)
-    model = attempt(lambda model, table, frozen: _trained_part(model, frozen, table.unused), model, tables["model"], tables["frozen"])
+    model = attempt(
+        lambda model, table, frozen: _trained_part(model, frozen, table.unused), model,
+        tables["model"], tables["frozen"],
+    )
     cluster = attempt(lambda table: made_cluster(table, folder), tables["cluster"])
     mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
     options = attempt(_options, strategy)
@@ -99,7 +107,13 @@ def assembled(tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, 
         attempt(cross_checks.check_kernels, model, precision, cluster)
     if model is None or cluster is None or mesh is None or options is None or batch is None:
         return None
-    if precision is None or optimizer is None or again is None or units is None or execution is None:
+    if (
+        precision is None
+        or optimizer is None
+        or again is None
+        or units is None
+        or execution is None
+    ):
         return None
     return Assembled(
         model=model,
@@ -121,8 +135,12 @@ def _batch(table: BatchTable) -> Batch:
 
 
 def _precision(table: PrecisionTable) -> Precision:
-    autocast: Dtype | Literal["none"] = "none" if table.autocast == "none" else DTYPES[table.autocast]
-    return Precision(parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast)
+    autocast: Dtype | Literal["none"] = (
+        "none" if table.autocast == "none" else DTYPES[table.autocast]
+    )
+    return Precision(
+        parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast
+    )
 
 
 def _optimizer(table: OptimizerTable) -> Optimizer:
@@ -157,7 +175,9 @@ def _execution(table: ExecutionTable) -> Execution:
 
 def _wrapped(model: ModelSpec, asked: Wrapping, strategy: Any) -> ModelSpec:
     cross_checks.refuse(wrapping.problems(asked, model))
-    return wrapping.wrapped(model, asked) if strategy is None else wrapped(strategy.name, model, asked)
+    return (
+        wrapping.wrapped(model, asked) if strategy is None else wrapped(strategy.name, model, asked)
+    )
 
 
 def _trained_part(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]) -> ModelSpec:
@@ -174,7 +194,8 @@ def _options(strategy: Any) -> Any:
 
 
 def _mesh(strategy: Any, num_ranks: int) -> Mesh:
-    """The mesh on the cluster's ranks; one axis that is not given is filled, more than one must be given."""
+    """The mesh on the cluster's ranks; one axis that is not given is filled, more than one must be
+    given."""
     axes = STRATEGIES[strategy.name].axes
     sizes = {axis: getattr(strategy, axis) for axis in axes}
     open_axes = [axis for axis, size in sizes.items() if size is None]
@@ -184,10 +205,12 @@ def _mesh(strategy: Any, num_ranks: int) -> Mesh:
     given = prod(size for size in sizes.values() if size)
     if open_axes:
         if num_ranks % given:
-            raise ScenarioError((f"strategy.{axes[0]}: {given} does not divide the cluster's {num_ranks} ranks",))
+            raise ScenarioError((f"strategy.{axes[0]}: {given} does not divide the cluster's "
+                                 f"{num_ranks} ranks",))
         sizes[open_axes[0]] = num_ranks // given
     elif given != num_ranks:
         product = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ScenarioError((f"strategy.{axes[0]}: {product} = {given} ranks, but the cluster has {num_ranks}",))
+        raise ScenarioError((f"strategy.{axes[0]}: {product} = {given} ranks, but the cluster has "
+                             f"{num_ranks}",))
     assert set(sizes) <= set(AXES)
     return Mesh(**sizes)

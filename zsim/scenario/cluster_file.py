@@ -1,7 +1,9 @@
-"""Clusters from files that anybody may have written, as `zsim calibrate --out` writes them: every key and number is checked.
+"""Clusters from files that anybody may have written, as `zsim calibrate --out` writes them: every
+key and number is checked.
 
-A file holds what a cluster preset does, with its device as a table in it (or the name of a device preset) and perhaps what collectives
-were measured to take. It says where each number comes from, since bands follow from that.
+A file holds what a cluster preset does, with its device as a table in it (or the name of a device
+preset) and perhaps what collectives were measured to take. It says where each number comes from,
+since bands follow from that.
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ from zsim.cluster.cluster import (
     cluster_of,
 )
 from zsim.cluster.collectives import ALGORITHMS
-from zsim.cluster.devices import AttentionRate, Device, Provenance, device_of, devices, load_device, parsed
+from zsim.cluster.devices import (
+    AttentionRate,
+    Device,
+    Provenance,
+    device_of,
+    devices,
+    load_device,
+    parsed,
+)
 from zsim.engine.execution import AttentionKernels
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
@@ -37,10 +47,14 @@ REMEDY = "`zsim calibrate --from FILE… --out MINE.toml` writes a whole file"
 MOST_TEXT = 4000
 MOST_DEVICES = 1024
 MOST_TERMS = 4
-MOST: Mapping[str, float] = {"num_sms": 100_000, "launch_queue": 1_000_000, "matmul_prologue": 100_000, "half_length": 10_000_000}
+MOST: Mapping[str, float] = {
+    "num_sms": 100_000, "launch_queue": 1_000_000, "matmul_prologue": 100_000,
+    "half_length": 10_000_000,
+}
 MOST_TIME_NS = 10**9
 LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
-"""Of a band. No calibration on steps is known to be worth more than the presets' own; beyond the other end a time says nothing."""
+"""Of a band. No calibration on steps is known to be worth more than the presets' own; beyond the
+other end a time says nothing."""
 MOST_RATE = 10**18
 TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
 MAY_BE_NONE = (
@@ -48,18 +62,25 @@ MAY_BE_NONE = (
     *("interference", "collective_interference", "straggler", *TIMES),
 )
 SHARES = ("_efficiency", "wave_cost", "backward", "waits", "interference", "straggler")
-TOP = ("description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links", "host", "overheads")
+TOP = (
+    "description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links",
+    "host", "overheads",
+)
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_gather", "reduce_scatter", "all_reduce"),
     "nvls": ("all_reduce",),
     "network": ("all_gather", "all_reduce"),
 }
-"""Where curves hold. On a network a reduce-scatter goes by the all-gather's, a broadcast by the all-gather's everywhere."""
+"""Where curves hold. On a network a reduce-scatter goes by the all-gather's, a broadcast by the
+all-gather's everywhere."""
 
 
 def load(path: str, *, folder: Path | None, nodes: int, ranks: int | None) -> ClusterSpec:
-    """The cluster of the file at `path`, relative to the scenario's `folder`; ScenarioError, with the key, for anything odd in it."""
-    return parse(_read((folder or Path()) / path, path[:200]), where=path[:200], nodes=nodes, ranks=ranks)
+    """The cluster of the file at `path`, relative to the scenario's `folder`; ScenarioError, with
+    the key, for anything odd in it."""
+    return parse(
+        _read((folder or Path()) / path, path[:200]), where=path[:200], nodes=nodes, ranks=ranks
+    )
 
 
 def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
@@ -72,18 +93,26 @@ def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) 
         raise ScenarioError((f"{place}: not TOML: {str(error)[:200]}",)) from None
     check = _Checked(place)
     curves = _require_cluster(check, table)
-    device = load_device(table["device"]) if isinstance(table["device"], str) else device_of(table["device"])
-    return cluster_of(table, name=Path(where).stem, device=device, nodes=nodes, ranks=ranks, curves=curves)
+    device = (
+        load_device(table["device"])
+        if isinstance(table["device"], str)
+        else device_of(table["device"])
+    )
+    return cluster_of(
+        table, name=Path(where).stem, device=device, nodes=nodes, ranks=ranks, curves=curves
+    )
 
 
 def _read(file: Path, path: str) -> bytes:
     try:
         if not file.is_file():
-            raise ScenarioError((f"cluster.file: {path}: no such file, or not a plain one; it is looked for beside the scenario",))
+            raise ScenarioError((f"cluster.file: {path}: no such file, or not a plain one; it is "
+                                 f"looked for beside the scenario",))
         with file.open("rb") as stream:
             return stream.read(limits.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise ScenarioError((f"cluster.file: {path}: cannot be read: {getattr(error, 'strerror', None) or error}",)) from None
+        raise ScenarioError((f"cluster.file: {path}: cannot be read: "
+                             f"{getattr(error, 'strerror', None) or error}",)) from None
 
 
 class _Checked:
@@ -94,9 +123,12 @@ class _Checked:
 
     def wrong(self, key: str, expected: str, found: object) -> ScenarioError:
         """The error for the value at `key`."""
-        return ScenarioError((f"{self.place}: {key[:100]}: expected {expected}, found {shown(found)}; {REMEDY}",))
+        return ScenarioError((f"{self.place}: {key[:100]}: expected {expected}, found "
+                              f"{shown(found)}; {REMEDY}",))
 
-    def table(self, key: str, value: object, needed: Collection[str], allowed: Collection[str] = ()) -> dict[str, Any]:
+    def table(
+        self, key: str, value: object, needed: Collection[str], allowed: Collection[str] = ()
+    ) -> dict[str, Any]:
         """A table with all keys that are needed, and no others than those allowed."""
         if not isinstance(value, dict):
             raise self.wrong(key or "file", "a table", value)
@@ -104,7 +136,11 @@ class _Checked:
         for name in value:
             if name not in needed and name not in allowed:
                 near = difflib.get_close_matches(name, [*needed, *allowed], n=1)
-                hint = f", did you mean {near[0]}?" if near else f"; expected {', '.join([*needed, *allowed])}"
+                hint = (
+                    f", did you mean {near[0]}?"
+                    if near
+                    else f"; expected {', '.join([*needed, *allowed])}"
+                )
                 raise ScenarioError((f"{self.place}: {prefix}{name[:60]}: unknown key{hint}",))
         for name in needed:
             if name not in value:
@@ -130,8 +166,11 @@ class _Checked:
         return value
 
     def entry(self, key: str, value: object, *, of_device: bool = False) -> str:
-        """The text of a number that says what it is from; of a device it may say how far off its calibration was."""
-        entry = self.table(key, value, ("value", "provenance", "source"), ("width",) if of_device else ())
+        """The text of a number that says what it is from; of a device it may say how far off its
+        calibration was."""
+        entry = self.table(
+            key, value, ("value", "provenance", "source"), ("width",) if of_device else ()
+        )
         self.one_of(f"{key}.provenance", entry["provenance"], get_args(Provenance))
         self.text(f"{key}.source", entry["source"])
         if "width" in entry:
@@ -139,9 +178,13 @@ class _Checked:
         return self.text(f"{key}.value", entry["value"])
 
     def width(self, key: str, value: object, provenance: str) -> None:
-        """The half-width of a calibrated constant: a share within what a calibration can be worth."""
+        """The half-width of a calibrated constant: a share within what a calibration can be worth.
+        """
         if provenance != "calibrated":
-            raise self.wrong(key, "one beside what is calibrated only", f"{value} beside what is {provenance}"[:200])
+            raise self.wrong(
+                key, "one beside what is calibrated only",
+                f"{value} beside what is {provenance}"[:200],
+            )
         text = self.text(key, value)
         try:
             found = parse_fraction(text)
@@ -150,7 +193,9 @@ class _Checked:
         if not isfinite(found) or not LEAST_WIDTH <= found <= MOST_WIDTH:
             raise self.wrong(key, f"{LEAST_WIDTH:.0%} to {MOST_WIDTH:.0%}", text)
 
-    def constants(self, key: str, value: object, names: Collection[str], allowed: Collection[str] = ()) -> dict[str, Any]:
+    def constants(
+        self, key: str, value: object, names: Collection[str], allowed: Collection[str] = ()
+    ) -> dict[str, Any]:
         """A table of constants, each a number with its unit, within what a machine can have."""
         table = self.table(key, value, names, allowed)
         for name in names:
@@ -160,7 +205,9 @@ class _Checked:
             except (ZsimError, ValueError, ArithmeticError):
                 raise self.wrong(f"{key}.{name}", "a number with its unit", text) from None
             if not (0 if name in MAY_BE_NONE else 1e-9) <= number <= _most(name):
-                raise self.wrong(f"{key}.{name}", f"at most {_most(name):g}, and more than nothing", text)
+                raise self.wrong(
+                    f"{key}.{name}", f"at most {_most(name):g}, and more than nothing", text
+                )
         return table
 
 
@@ -193,13 +240,20 @@ def _require_device(check: _Checked, value: object) -> None:
     if isinstance(value, str):
         check.one_of("device", value, devices())
         return
-    names = [field.name for field in fields(Device) if field.name not in ("name", "attention", "figures")]
+    names = [
+        field.name for field in fields(Device) if field.name not in ("name", "attention", "figures")
+    ]
     table = check.constants("device", value, names, ("name", "attention"))
     if not re.fullmatch(r"[\w .+-]{1,80}", check.text("device.name", table.get("name"))):
         raise check.wrong("device.name", "letters, digits and blanks", table["name"])
-    attention = check.table("device.attention", table.get("attention", {}), (), get_args(AttentionKernels))
+    attention = check.table(
+        "device.attention", table.get("attention", {}), (), get_args(AttentionKernels)
+    )
     for kind in attention:
-        check.constants(f"device.attention.{kind}", attention[kind], [field.name for field in fields(AttentionRate)])
+        check.constants(
+            f"device.attention.{kind}", attention[kind],
+            [field.name for field in fields(AttentionRate)],
+        )
 
 
 def _require_nccl(check: _Checked, value: object) -> None:
@@ -219,9 +273,18 @@ def _curves(check: _Checked, value: object) -> list[MeasuredCurve]:
 
 
 def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> MeasuredCurve:
-    terms = [suffix for suffix in ("", "_2", "_3", "_4")[:MOST_TERMS] if isinstance(value, dict) and f"added{suffix}" in value]
-    by_size = [name for name in ("band_middle", "band_small") if isinstance(value, dict) and name in value]
-    names = ("floor", "share", "band", *by_size, *(f"{part}{suffix}" for suffix in terms for part in ("added", "half")))
+    terms = [
+        suffix
+        for suffix in ("", "_2", "_3", "_4")[:MOST_TERMS]
+        if isinstance(value, dict) and f"added{suffix}" in value
+    ]
+    by_size = [
+        name for name in ("band_middle", "band_small") if isinstance(value, dict) and name in value
+    ]
+    names = (
+        "floor", "share", "band", *by_size,
+        *(f"{part}{suffix}" for suffix in terms for part in ("added", "half")),
+    )
     table = check.table(key, value, names)
     texts = {name: check.entry(f"{key}.{name}", table[name]) for name in names}
 
@@ -236,21 +299,20 @@ def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> Mea
 
     bands = {name: number(name, 0.01, 0.9) for name in ("band", *by_size)}
     return MeasuredCurve(
-        scope=scope,
-        collective=op,
-        floor=number("floor", 0, 1e6),
-        share=number("share", 0.01, 2),
-        added=tuple((number(f"added{suffix}", 0, 1e6), int(number(f"half{suffix}", 1, 2**44))) for suffix in terms),
-        band=bands["band"],
-        band_middle=bands.get("band_middle", bands["band"]),
-        band_small=bands.get("band_small", bands["band"]),
-        provenance=table["floor"]["provenance"],
+        scope=scope, collective=op, floor=number("floor", 0, 1e6), share=number("share", 0.01, 2),
+        added=tuple(
+            (number(f"added{suffix}", 0, 1e6), int(number(f"half{suffix}", 1, 2**44)))
+            for suffix in terms
+        ),
+        band=bands["band"], band_middle=bands.get("band_middle", bands["band"]),
+        band_small=bands.get("band_small", bands["band"]), provenance=table["floor"]["provenance"],
         source=table["floor"]["source"],
     )
 
 
 def _curve_number(name: str, text: str, scope: str) -> float:
-    """Bytes, shares, and times: in µs inside a node, in multiples of the tuner's latency on a network."""
+    """Bytes, shares, and times: in µs inside a node, in multiples of the tuner's latency on a
+    network."""
     if name.startswith("half"):
         return parse_bytes(text)
     if name == "share" or name.startswith("band"):

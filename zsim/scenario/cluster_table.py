@@ -1,4 +1,5 @@
-"""From a scenario's `cluster` table to the ClusterSpec: a preset or a file, so many nodes of it, and its links that are slower."""
+"""From a scenario's `cluster` table to the ClusterSpec: a preset or a file, so many nodes of it,
+and its links that are slower."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ SLOWEST = "1 Mbit/s"
 
 
 def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
-    """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
+    """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the
+    key, where there is none."""
     if table.file is not None and table.preset is None:
         found = cluster_file.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
         return _with_network(found, table)
     if table.preset is None or table.file is not None:
         given = "neither" if table.preset is None else "both"
-        raise ScenarioError((f"cluster: expected one of preset or file, found {given}; `zsim list clusters` names presets",))
+        raise ScenarioError((f"cluster: expected one of preset or file, found {given}; `zsim list "
+                             f"clusters` names presets",))
     if table.preset not in clusters():
         hint = did_you_mean(table.preset, list(clusters()))
         raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
@@ -36,15 +39,19 @@ def _with_network(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
 
 
 def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
-    """`cluster` with less bandwidth on all of its NICs' links; ScenarioError for more than they have."""
+    """`cluster` with less bandwidth on all of its NICs' links; ScenarioError for more than they
+    have."""
     if table.nic_bandwidth is None:
         return cluster
     bandwidth = _rate("cluster.nic_bandwidth", table.nic_bandwidth, cluster, whose="its NICs'")
-    return replace(cluster, links=replace(cluster.links, rail=replace(cluster.links.rail, bandwidth=bandwidth)))
+    return replace(
+        cluster, links=replace(cluster.links, rail=replace(cluster.links.rail, bandwidth=bandwidth))
+    )
 
 
 def _rate(key: str, words: str, cluster: ClusterSpec, *, whose: str) -> int:
-    """Bytes/s of a link that is no faster than the cluster's own, which are `whose`; ScenarioError, with the key, for another."""
+    """Bytes/s of a link that is no faster than the cluster's own, which are `whose`; ScenarioError,
+    with the key, for another."""
     try:
         found = parse_rate(words)
     except ZsimError as error:
@@ -56,23 +63,27 @@ def _rate(key: str, words: str, cluster: ClusterSpec, *, whose: str) -> int:
 
 
 def _with_fabric(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
-    """`cluster` with another kind of network; ScenarioError for one whose collectives do not know any."""
+    """`cluster` with another kind of network; ScenarioError for one whose collectives do not know
+    any."""
     if table.fabric is None:
         return cluster
     if cluster.nccl is None:
-        raise ScenarioError((f"cluster.fabric: expected a cluster whose collectives are NCCL's, found {cluster.name}",))
+        raise ScenarioError((f"cluster.fabric: expected a cluster whose collectives are NCCL's, "
+                             f"found {cluster.name}",))
     return replace(cluster, nccl=replace(cluster.nccl, fabric=table.fabric))
 
 
 def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
-    """`cluster` with the links that are slower than its preset's; ScenarioError for links that it does not have, or faster ones."""
+    """`cluster` with the links that are slower than its preset's; ScenarioError for links that it
+    does not have, or faster ones."""
     slow, problems = list[SlowRail](), list[str]()
     limits = {"node": cluster.num_nodes, "nic": cluster.nics_per_node}
     for place, link in enumerate(table.slow_links):
         key = f"cluster.slow_links[{place}]"
         for name, count in limits.items():
             if getattr(link, name) >= count:
-                problems.append(f"{key}.{name}: expected 0 to {count - 1}, found {getattr(link, name)}")
+                problems.append(f"{key}.{name}: expected 0 to {count - 1}, found "
+                                f"{getattr(link, name)}")
         try:
             bandwidth = _rate(f"{key}.bandwidth", link.bandwidth, cluster, whose="the others'")
         except ScenarioError as error:

@@ -1,6 +1,8 @@
-"""What of a scenario's parts does not go together: options with a mesh, recomputation with a model, kernels with a device.
+"""What of a scenario's parts does not go together: options with a mesh, recomputation with a model,
+kernels with a device.
 
-Each check raises a ScenarioError with all that it has to say, by key; the parts by themselves are right.
+Each check raises a ScenarioError with all that it has to say, by key; the parts by themselves are
+right.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from zsim.scenario.schema import ModelTable
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES, model_problems, recomputed_problems
 
-WORDS: dict[Dtype | Literal["none"], str] = {"none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+WORDS: dict[Dtype | Literal["none"], str] = {
+    "none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"
+}
 """Dtypes in the words of scenario files."""
 
 
@@ -39,12 +43,16 @@ def check_strategy(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimizer
     """What the strategy refuses of its options on this mesh and with this optimizer."""
     problems = list(STRATEGIES[strategy.name].problems(options, mesh, optimizer))
     if optimizer.name == "adamw" and optimizer.momentum:
-        problems.append("optimizer.momentum: expected only with sgd, found with adamw, whose betas are torch's defaults")
+        problems.append("optimizer.momentum: expected only with sgd, found with adamw, whose "
+                        "betas are torch's defaults")
     refuse(problems)
 
 
-def check_checkpointing(model: ModelSpec, asked: Checkpointing, batch: Batch, precision: Precision, strategy: Any) -> None:
-    """Blocks that cannot be recomputed as asked, with the leaves of autograd that the strategy makes."""
+def check_checkpointing(
+    model: ModelSpec, asked: Checkpointing, batch: Batch, precision: Precision, strategy: Any
+) -> None:
+    """Blocks that cannot be recomputed as asked, with the leaves of autograd that the strategy
+    makes."""
     casts = precision.autocast != "none" and STRATEGIES[strategy.name].leaves
     refuse(checkpointing.problems(asked, model, casts=casts, forwards=batch.forwards))
 
@@ -53,7 +61,8 @@ def check_precision(precision: Precision) -> None:
     """Autocast casts float32 weights: it leaves those that have two bytes already as they are."""
     if precision.autocast != "none" and precision.parameters != "float32":
         expected = 'expected only with parameters = "fp32", of which it makes two-byte copies'
-        raise ScenarioError((f'precision.autocast: {expected}, found with "{WORDS[precision.parameters]}"',))
+        raise ScenarioError((f'precision.autocast: {expected}, found with '
+                             f'"{WORDS[precision.parameters]}"',))
 
 
 def check_execution(asked: Execution, cluster: ClusterSpec, model: ModelSpec) -> None:
@@ -61,31 +70,46 @@ def check_execution(asked: Execution, cluster: ClusterSpec, model: ModelSpec) ->
     problems = list(kernel_time.problems(asked, cluster.device))
     if model.family == FAMILY:
         traced = "for a trace has the calls that its module makes"
-        problems += [f"execution.{key}: expected fused, {traced}" for key in ("norms", "loss") if getattr(asked, key) != "fused"]
+        problems += [
+            f"execution.{key}: expected fused, {traced}"
+            for key in ("norms", "loss")
+            if getattr(asked, key) != "fused"
+        ]
         if asked.softmax != "eager":
             problems.append(f"execution.softmax: expected eager, {traced}")
     elif asked.softmax != "eager" and not _has_explicit_attention(model):
-        expected = 'expected eager, for only explicit attention has a softmax of its own; set model.attention = "explicit"'
+        expected = (
+            'expected eager, for only explicit attention has a softmax of its own; set '
+            'model.attention = "explicit"'
+        )
         problems.append(f"execution.softmax: {expected}")
     refuse(problems)
 
 
 def _has_explicit_attention(model: ModelSpec) -> bool:
-    return any(op.kind == "attention" and op.implementation == "explicit" for module in model.modules for op in module.operators)
+    return any(
+        op.kind == "attention" and op.implementation == "explicit"
+        for module in model.modules
+        for op in module.operators
+    )
 
 
 def check_transformers(
-    model: ModelSpec, table: ModelTable, batch: Batch, precision: Precision, again: Checkpointing, units: Wrapping
+    model: ModelSpec, table: ModelTable, batch: Batch, precision: Precision, again: Checkpointing,
+    units: Wrapping,
 ) -> None:
     """What is not known of a Hugging Face model."""
     refuse(
         huggingface_checks.problems(
-            model, batch=batch, autocast=WORDS[precision.autocast], checkpointing=again, wrapping=units, unused=table.unused
+            model, batch=batch, autocast=WORDS[precision.autocast], checkpointing=again,
+            wrapping=units, unused=table.unused,
         )
     )
 
 
-def check_traced(model: ModelSpec, batch: Batch, precision: Precision, again: Checkpointing, strategy: Any) -> None:
+def check_traced(
+    model: ModelSpec, batch: Batch, precision: Precision, again: Checkpointing, strategy: Any
+) -> None:
     """A traced model is one of a batch, a dtype, an autocast, and of some ways to recompute."""
     if not isinstance(model, TracedModel):
         return
@@ -104,10 +128,14 @@ def check_traced(model: ModelSpec, batch: Batch, precision: Precision, again: Ch
 
 
 def check_model(
-    model: ModelSpec, options: Any, batch: Batch, precision: Precision, strategy: Any, again: Checkpointing
+    model: ModelSpec, options: Any, batch: Batch, precision: Precision, strategy: Any,
+    again: Checkpointing,
 ) -> None:
     """What the strategy does not do with such a model: a block that forward passes by, say."""
-    casts, waits = precision.reduce != precision.parameters, strategy.sync == "last" and batch.accumulation > 1
+    casts, waits = (
+        precision.reduce != precision.parameters,
+        strategy.sync == "last" and batch.accumulation > 1,
+    )
     recomputed = tuple(recomputed_problems(strategy.name, model, again))
     refuse(recomputed + model_problems(strategy.name, options, model, casts=casts, waits=waits))
 

@@ -1,4 +1,5 @@
-"""What a scenario asserts of its own steady step: `[expect]` entries, read once and checked against figures of a Run.
+"""What a scenario asserts of its own steady step: `[expect]` entries, read once and checked against
+figures of a Run.
 
 It knows how each figure is written (bytes, time, share, count) and nothing of how it is computed.
 """
@@ -30,7 +31,9 @@ Number = int | float
 def _parse_count(text: str) -> int:
     digits = text.replace(",", "").replace("_", "").strip()
     if not re.fullmatch(WHOLE, text.strip(), flags=re.ASCII) or len(digits) > 18:
-        raise UnitError(where="quantity", expected='a whole number (as "<= 9")', found=f'"{text[:40]}"')
+        raise UnitError(
+            where="quantity", expected='a whole number (as "<= 9")', found=f'"{text[:40]}"'
+        )
     return int(digits)
 
 
@@ -85,7 +88,8 @@ FIGURES: dict[str, Figure] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """One entry of `[expect]`: `name operator value`, and `text`, the right-hand side as it was written."""
+    """One entry of `[expect]`: `name operator value`, and `text`, the right-hand side as it was
+    written."""
 
     name: str
     operator: str
@@ -95,7 +99,8 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether an expectation held. `found` is text for people; "unsupported", and `ok` None, where there is none."""
+    """Whether an expectation held. `found` is text for people; "unsupported", and `ok` None, where
+    there is none."""
 
     name: str
     expected: str
@@ -104,7 +109,8 @@ class Verdict:
 
 
 def expectation(name: str, written: int | str) -> Expectation:
-    """The entry `name = written`; ScenarioError for an unknown figure, UnitError for a value that cannot be read."""
+    """The entry `name = written`; ScenarioError for an unknown figure, UnitError for a value that
+    cannot be read."""
     key = f"expect.{name[:60]}"
     if name not in FIGURES:
         near = difflib.get_close_matches(name, FIGURES, n=1)
@@ -113,22 +119,31 @@ def expectation(name: str, written: int | str) -> Expectation:
     figure = FIGURES[name]
     if isinstance(written, int):
         if isinstance(written, bool):
-            raise ScenarioError((f"{key}: expected a number or text, found {str(written).lower()}",))
+            raise ScenarioError(
+                (f"{key}: expected a number or text, found {str(written).lower()}",)
+            )
         if figure.integer and written < 0:
-            raise ScenarioError((f"{key}: expected a whole number of at least 0, or text as \"<= 9\", found {written}",))
+            raise ScenarioError((f"{key}: expected a whole number of at least 0, or text as \"<= "
+                                 f"9\", found {written}",))
         if not figure.integer:
-            raise ScenarioError((f"{key}: expected text with a unit, as \"<= 5 ms\" or \"<= 10 %\", found {written}",))
+            raise ScenarioError((f"{key}: expected text with a unit, as \"<= 5 ms\" or \"<= 10 "
+                                 f"%\", found {written}",))
         return Expectation(name=name, operator="==", value=written, text=f"{written:,}")
     operator, quantity = split_comparison(written)
     try:
         value = figure.parse(quantity)
     except UnitError as error:
-        raise ScenarioError((f"{key}: {error}, compared with one of {' '.join(OPERATORS)}",)) from None
+        raise ScenarioError(
+            (f"{key}: {error}, compared with one of {' '.join(OPERATORS)}",)
+        ) from None
     return Expectation(name=name, operator=operator, value=value, text=written.strip())
 
 
-def check(expectations: tuple[Expectation, ...], *, found: Mapping[str, Number | None]) -> tuple[Verdict, ...]:
-    """One verdict per expectation, in order. `found` has numbers by name of `FIGURES`; None or absent: unsupported."""
+def check(
+    expectations: tuple[Expectation, ...], *, found: Mapping[str, Number | None]
+) -> tuple[Verdict, ...]:
+    """One verdict per expectation, in order. `found` has numbers by name of `FIGURES`; None or
+    absent: unsupported."""
     return tuple(_verdict(item, found.get(item.name)) for item in expectations)
 
 

@@ -1,7 +1,8 @@
-"""Which part of a model is trained: parameters frozen by patterns over their names, and blocks that forward passes by.
+"""Which part of a model is trained: parameters frozen by patterns over their names, and blocks that
+forward passes by.
 
-`frozen` are shell-style patterns (fnmatch) over fully qualified names; `unused` are fqns of blocks. LoRA is the first: everything
-frozen but a few small parameters.
+`frozen` are shell-style patterns (fnmatch) over fully qualified names; `unused` are fqns of blocks.
+LoRA is the first: everything frozen but a few small parameters.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from zsim.models.spec import ModelSpec, ParamGroup
 
 
 def cut(model: ModelSpec, *, frozen: tuple[str, ...], unused: tuple[str, ...]) -> ModelSpec:
-    """`model` with what `frozen` matches needing no gradient and without the modules of `unused` blocks.
+    """`model` with what `frozen` matches needing no gradient and without the modules of `unused`
+    blocks.
 
-    ScenarioError for what matches nothing or leaves nothing to train, and for a traced model, whose gradients are recorded.
+    ScenarioError for what matches nothing or leaves nothing to train, and for a traced model, whose
+    gradients are recorded.
     """
     if not frozen and not unused:
         return model
@@ -27,16 +30,20 @@ def cut(model: ModelSpec, *, frozen: tuple[str, ...], unused: tuple[str, ...]) -
     if problems:
         raise ScenarioError(problems)
     units = tuple(_frozen(unit, frozen) for unit in model.units) if frozen else model.units
-    modules = tuple(module for module in model.modules if (module.within or module.unit) not in unused)
+    modules = tuple(
+        module for module in model.modules if (module.within or module.unit) not in unused
+    )
     part = replace(model, units=units, modules=modules, idle=unused)
     if not part.trained:
-        raise ScenarioError((f"{'frozen' if frozen else 'model.unused'}: nothing is left to train; leave a parameter out of it",))
+        raise ScenarioError((f"{'frozen' if frozen else 'model.unused'}: nothing is left to "
+                             f"train; leave a parameter out of it",))
     return part
 
 
 def _frozen(unit: ParamGroup, patterns: tuple[str, ...]) -> ParamGroup:
     parameters = (
-        replace(p, requires_grad=not any(fnmatchcase(p.fqn, pattern) for pattern in patterns)) for p in unit.parameters
+        replace(p, requires_grad=not any(fnmatchcase(p.fqn, pattern) for pattern in patterns))
+        for p in unit.parameters
     )
     return replace(unit, parameters=tuple(parameters))
 
@@ -66,6 +73,11 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 def _fits_through(model: ModelSpec, block: str) -> bool:
     """Whether what the block takes is as wide as what it gives."""
-    operators = [op for module in model.modules if (module.within or module.unit) == block for op in module.operators]
+    operators = [
+        op
+        for module in model.modules
+        if (module.within or module.unit) == block
+        for op in module.operators
+    ]
     first, last = operators[0], operators[-1]
     return (first.in_features or first.out_features) == last.out_features

@@ -1,4 +1,5 @@
-"""What a scenario cannot ask of the modules of transformers: they are lowered as one forward of their own code runs, and not otherwise."""
+"""What a scenario cannot ask of the modules of transformers: they are lowered as one forward of
+their own code runs, and not otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from zsim.models.wrapping import Wrapping
 
 
 def problems(
-    model: ModelSpec, *, batch: Batch, autocast: str, checkpointing: Checkpointing, wrapping: Wrapping, unused: tuple[str, ...]
+    model: ModelSpec, *, batch: Batch, autocast: str, checkpointing: Checkpointing,
+    wrapping: Wrapping, unused: tuple[str, ...],
 ) -> Iterator[str]:
     """One line each, with the scenario's key in front; nothing for any other model."""
     if not isinstance(model, TransformersModel):
@@ -21,14 +23,22 @@ def problems(
     asked = (
         ("model.uses", 1, most_runs(model)),
         ("model.unused", "nothing", ", ".join(unused) or "nothing"),
-        ("batch.forwards", 1, batch.forwards),
-        ("precision.autocast", "none", autocast),
+        ("batch.forwards", 1, batch.forwards), ("precision.autocast", "none", autocast),
         ("wrapping.ends", "root", wrapping.ends),
         ("activation_checkpointing.early_stop", True, checkpointing.early_stop),
-        ("activation_checkpointing.recompute", "nothing", ", ".join(checkpointing.recompute) or "nothing"),
+        (
+            "activation_checkpointing.recompute", "nothing",
+            ", ".join(checkpointing.recompute) or "nothing",
+        ),
     )
     for key, expected, found in asked:
         if found != expected:
-            yield f"{key}: expected {expected} with model.huggingface, found {found}; a family with the same sizes has it, model.family"
+            yield (
+                f"{key}: expected {expected} with model.huggingface, found {found}; a family with "
+                f"the same sizes has it, model.family"
+            )
     if batch.sequence_length < 2:
-        yield f"batch.sequence_length: expected at least 2 with model.huggingface, found {batch.sequence_length}"
+        yield (
+            f"batch.sequence_length: expected at least 2 with model.huggingface, found "
+            f"{batch.sequence_length}"
+        )

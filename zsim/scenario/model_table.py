@@ -1,4 +1,5 @@
-"""From a scenario's `model` table to the ModelSpec: a preset, a family with sizes, a config.json, or a traced module."""
+"""From a scenario's `model` table to the ModelSpec: a preset, a family with sizes, a config.json,
+or a traced module."""
 
 from __future__ import annotations
 
@@ -17,19 +18,28 @@ from zsim.scenario.table_checks import did_you_mean, validated
 
 
 def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpec:
-    """The model that `table` names, relative to the scenario's `folder`; ScenarioError, with the key, where there is none."""
-    given = [key for key in ("preset", "family", "huggingface", "traced") if getattr(table, key) is not None]
+    """The model that `table` names, relative to the scenario's `folder`; ScenarioError, with the
+    key, where there is none."""
+    given = [
+        key
+        for key in ("preset", "family", "huggingface", "traced")
+        if getattr(table, key) is not None
+    ]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
-        raise ScenarioError((f"model: expected one of preset, family, huggingface or traced, found {found}",))
+        raise ScenarioError((f"model: expected one of preset, family, huggingface or traced, "
+                             f"found {found}",))
     if table.sizes and table.family is None:
-        raise ScenarioError((f"model.sizes: expected only with model.family, found with model.{given[0]}",))
+        raise ScenarioError((f"model.sizes: expected only with model.family, found with "
+                             f"model.{given[0]}",))
     if table.preset is None and (table.num_layers or table.attention):
-        raise ScenarioError((f"model.num_layers, model.attention: expected only with model.preset, found {given[0]}",))
+        raise ScenarioError((f"model.num_layers, model.attention: expected only with "
+                             f"model.preset, found {given[0]}",))
     length = batch.sequence_length
     if table.preset is not None:
         spec = load_preset(
-            table.preset, sequence_length=length, num_layers=table.num_layers, attention=table.attention
+            table.preset, sequence_length=length, num_layers=table.num_layers,
+            attention=table.attention,
         )
     elif table.traced is not None:
         _refuse_repeated_trace(table, batch)
@@ -50,10 +60,15 @@ def _uses(table: ModelTable) -> Uses:
 
 
 def _refuse_repeated_trace(table: ModelTable, batch: Batch) -> None:
-    """A trace is of one forward as the module ran it, in which what it calls may run any number of times."""
+    """A trace is of one forward as the module ran it, in which what it calls may run any number of
+    times."""
     asked = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
     remedy = "trace a module whose forward calls it that often"
-    problems = tuple(f"{key}: expected 1 for a traced model, found {times}; {remedy}" for key, times in asked.items() if times > 1)
+    problems = tuple(
+        f"{key}: expected 1 for a traced model, found {times}; {remedy}"
+        for key, times in asked.items()
+        if times > 1
+    )
     if problems:
         raise ScenarioError(problems)
 
@@ -68,13 +83,18 @@ def _traced(path: str, folder: Path | None) -> ModelSpec:
 def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
     name = str(table.family)
     if name not in FAMILIES:
-        raise ScenarioError((f"model.family: unknown family {shown(name)}{did_you_mean(name, list(FAMILIES))}",))
+        raise ScenarioError((f"model.family: unknown family "
+                             f"{shown(name)}{did_you_mean(name, list(FAMILIES))}",))
     problems: list[str] = []
     checked = validated(sizes_table(name), table.sizes, prefix="model.sizes", problems=problems)
     if checked is None:
         raise ScenarioError(tuple(problems))
-    if max(getattr(checked, "num_layers", 0), len(getattr(checked, "dims", ()))) > limits.MAX_LAYERS:
-        raise ScenarioError((f"model.sizes: expected at most {limits.MAX_LAYERS:,} layers, found more",))
+    if (
+        max(getattr(checked, "num_layers", 0), len(getattr(checked, "dims", ())))
+        > limits.MAX_LAYERS
+    ):
+        raise ScenarioError((f"model.sizes: expected at most {limits.MAX_LAYERS:,} layers, found "
+                             f"more",))
     try:
         sizes = FAMILIES[name].sizes(**checked.model_dump())
         return build(name, sizes, name=name, sequence_length=length)

@@ -1,4 +1,5 @@
-"""From a scenario to its Program: the model is lowered for batch, dtype and device, and the strategy arranges it."""
+"""From a scenario to its Program: the model is lowered for batch, dtype and device, and the
+strategy arranges it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from zsim.strategies.building.training import Training
 
 
 def training(scenario: Scenario, *, device: Device) -> Training:
-    """What the strategy is given: the scenario's model lowered for `device`, and the scenario's choices."""
+    """What the strategy is given: the scenario's model lowered for `device`, and the scenario's
+    choices."""
     strategy, dtype = STRATEGIES[scenario.strategy], scenario.precision.parameters
     casts_input = strategy.casts_input and dtype != "float32"
     missing = kernel_problem(scenario.model, scenario.precision, device=device)
@@ -46,6 +48,9 @@ def training(scenario: Scenario, *, device: Device) -> Training:
 
 @uncollected()
 def plan(scenario: Scenario, *, device: Device) -> Program:
-    """The Program of the scenario's strategy on its mesh; a ZsimError where its options do not fit."""
+    """The Program of the scenario's strategy on its mesh; a ZsimError where its options do not fit.
+    """
     strategy = STRATEGIES[scenario.strategy]
-    return strategy.plan(training(scenario, device=device), mesh=scenario.mesh, options=scenario.options)
+    return strategy.plan(
+        training(scenario, device=device), mesh=scenario.mesh, options=scenario.options
+    )

@@ -1,6 +1,7 @@
 """Scenario files: TOML text to a whole, frozen Scenario; every problem listed with file and key.
 
-`schema` has checked each key by itself, and `assembly` makes of the tables what the Scenario consists of.
+`schema` has checked each key by itself, and `assembly` makes of the tables what the Scenario
+consists of.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "exp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A whole scenario, checked. `text` is what it was read from, so that ranks of a real run read the same."""
+    """A whole scenario, checked. `text` is what it was read from, so that ranks of a real run read
+    the same."""
 
     name: str
     description: str
@@ -49,7 +51,8 @@ class Scenario:
     wrapping: Wrapping
     execution: Execution
     expandable_segments: bool
-    """Whether torch's caching allocator grows segments page by page instead of taking fixed ones (PYTORCH_CUDA_ALLOC_CONF)."""
+    """Whether torch's caching allocator grows segments page by page instead of taking fixed ones
+    (PYTORCH_CUDA_ALLOC_CONF)."""
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
@@ -58,8 +61,13 @@ class Scenario:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that depend on what is trained and how, as the file says it, and not on where or what is expected."""
-        table = {key: value for key, value in tomllib.loads(self.text).items() if key not in OUTSIDE_THE_TRAINING}
+        """Twelve hexadecimal digits that depend on what is trained and how, as the file says it,
+        and not on where or what is expected."""
+        table = {
+            key: value
+            for key, value in tomllib.loads(self.text).items()
+            if key not in OUTSIDE_THE_TRAINING
+        }
         said = json.dumps([table, self.mesh.shape], sort_keys=True, default=str)
         if {"huggingface", "traced"} & set(table.get("model", {})):
             said += repr(self.model)  # the text names only the file that says it
@@ -69,14 +77,19 @@ class Scenario:
     def files(self) -> tuple[Path, ...]:
         """The files that this one names: a config.json, a traced model, a cluster's."""
         table = tomllib.loads(self.text)
-        named = [table["model"].get(key) for key in ("huggingface", "traced")] + [table["cluster"].get("file")]
+        named = [table["model"].get(key) for key in ("huggingface", "traced")] + [
+            table["cluster"].get("file")
+        ]
         return tuple(Path(self.folder) / name for name in named if name)
 
     @property
     def executed(self) -> Execution:
-        """`execution` by this strategy on this cluster: FSDP's hooks take the host time, and on a CPU do one thing after another."""
+        """`execution` by this strategy on this cluster: FSDP's hooks take the host time, and on a
+        CPU do one thing after another."""
         hooks = STRATEGIES[self.strategy].hooks
-        return replace(self.execution, hooks=hooks, synchronous=hooks and self.cluster.kind == "cpu")
+        return replace(
+            self.execution, hooks=hooks, synchronous=hooks and self.cluster.kind == "cpu"
+        )
 
     @property
     def world_size(self) -> int:
@@ -86,7 +99,10 @@ class Scenario:
     @property
     def work(self) -> Work:
         """How much work it is to simulate."""
-        return work(self.model, strategy=self.strategy, options=self.options, mesh=self.mesh, batch=self.batch)
+        return work(
+            self.model, strategy=self.strategy, options=self.options, mesh=self.mesh,
+            batch=self.batch,
+        )
 
 
 def load(path: str | Path) -> Scenario:
@@ -94,7 +110,8 @@ def load(path: str | Path) -> Scenario:
     file = Path(path)
     try:
         if not file.is_file():
-            raise ScenarioError((f"{file}: no such file, or not a plain one; `zsim list scenarios` shows those there are",))
+            raise ScenarioError((f"{file}: no such file, or not a plain one; `zsim list "
+                                 f"scenarios` shows those there are",))
         with file.open("rb") as stream:
             data = stream.read(limits.MAX_BYTES + 1)
     except OSError as error:
@@ -103,7 +120,8 @@ def load(path: str | Path) -> Scenario:
 
 
 def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
-    """The scenario in `data`; `where` names it in messages, `folder` is where a config.json is looked for."""
+    """The scenario in `data`; `where` names it in messages, `folder` is where a config.json is
+    looked for."""
     text = limits.check_text(data, where=where)
     try:
         table = tomllib.loads(text)

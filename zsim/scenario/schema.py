@@ -1,6 +1,8 @@
-"""The schema of scenario files, from the tables of strategies, families and figures: what each key may be by itself.
+"""The schema of scenario files, from the tables of strategies, families and figures: what each key
+may be by itself.
 
-`table_checks` holds tables to it; what keys mean together is `scenario`'s business. The two are the only files with pydantic.
+`table_checks` holds tables to it; what keys mean together is `scenario`'s business. The two are the
+only files with pydantic.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, field_validator
 
 from zsim.cluster.cluster import clusters
-from zsim.engine.execution import Accumulation, AttentionKernels, Casts, Loss, Norms, Products, Softmax
+from zsim.engine.execution import (
+    Accumulation,
+    AttentionKernels,
+    Casts,
+    Loss,
+    Norms,
+    Products,
+    Softmax,
+)
 from zsim.io.units import UnitError, parse_bytes, parse_time
 from zsim.models.families import FAMILIES, presets
 from zsim.models.operators import AttentionKind
@@ -40,7 +50,8 @@ class UsesTable(Table):
 
 
 class ModelTable(Table):
-    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a traced model's file.
+    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a
+    traced model's file.
 
     `unused`: blocks that own parameters and that forward passes by.
     """
@@ -73,7 +84,8 @@ class BatchTable(Table):
 
 
 class SlowLinkTable(Table):
-    """One NIC of one node whose link to the network carries less than the others', as a damaged cable does: `bandwidth` as "100 Gbit/s"."""
+    """One NIC of one node whose link to the network carries less than the others', as a damaged
+    cable does: `bandwidth` as "100 Gbit/s"."""
 
     node: int = Field(ge=0, le=100_000)
     nic: int = Field(ge=0, le=1024)
@@ -81,11 +93,13 @@ class SlowLinkTable(Table):
 
 
 class ClusterTable(Table):
-    """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU host that many `ranks`.
+    """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU
+    host that many `ranks`.
 
-    `nic_bandwidth` is what each NIC's link to the network carries where that is less than the preset's, as "100 Gbit/s" of a network that
-    is oversubscribed or that others use; `slow_links` are those of its links that are slower than the rest, `fabric` the kind of its
-    network where that is another than the preset's, as far as NCCL's collectives differ by it.
+    `nic_bandwidth` is what each NIC's link to the network carries where that is less than the
+    preset's, as "100 Gbit/s" of a network that is oversubscribed or that others use; `slow_links`
+    are those of its links that are slower than the rest, `fabric` the kind of its network where
+    that is another than the preset's, as far as NCCL's collectives differ by it.
     """
 
     preset: str | None = None
@@ -98,7 +112,8 @@ class ClusterTable(Table):
 
 
 class PrecisionTable(Table):
-    """Dtypes of parameters in compute and of gradient reduction, and that of torch.autocast around forward."""
+    """Dtypes of parameters in compute and of gradient reduction, and that of torch.autocast around
+    forward."""
 
     parameters: DtypeName = "fp32"
     reduce: DtypeName = "fp32"
@@ -117,7 +132,8 @@ class OptimizerTable(Table):
 
 
 class CheckpointingTable(Table):
-    """Which blocks, and which of their operators, are computed again in backward instead of being kept."""
+    """Which blocks, and which of their operators, are computed again in backward instead of being
+    kept."""
 
     mode: Literal["none", "full", "selective"] = "none"
     every: int = Field(default=1, ge=1, le=MAX_SIZE)
@@ -128,7 +144,8 @@ class CheckpointingTable(Table):
 
 
 class WrappingTable(Table):
-    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head in the root's or apart.
+    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head
+    in the root's or apart.
 
     `nested`: modules of each block that are units in its unit.
     """
@@ -139,7 +156,8 @@ class WrappingTable(Table):
 
 
 class AllocatorTable(Table):
-    """How torch's caching allocator for CUDA is set (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is reserved ahead."""
+    """How torch's caching allocator for CUDA is set (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is
+    reserved ahead."""
 
     expandable_segments: bool = False
 
@@ -190,7 +208,8 @@ class ScenarioTable(Table):
 
 
 def _fields(options: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass as pydantic wants them: (type, default), `...` for none. Sizes are bounded."""
+    """The fields of a dataclass as pydantic wants them: (type, default), `...` for none. Sizes are
+    bounded."""
     hints = get_type_hints(options)
     kinds: dict[Any, Any] = {
         int: Annotated[int, Field(ge=0, le=MAX_SIZE)],
@@ -198,7 +217,10 @@ def _fields(options: type[Any]) -> dict[str, Any]:
         Granularity: BucketSize,
     }
     return {
-        field.name: (kinds.get(hints[field.name], hints[field.name]), ... if field.default is MISSING else field.default)
+        field.name: (
+            kinds.get(hints[field.name], hints[field.name]),
+            ... if field.default is MISSING else field.default,
+        )
         for field in fields(options)
     }
 
@@ -241,14 +263,19 @@ def sizes_table(family: str) -> type[BaseModel]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of scenario files: one variant of `strategy` per strategy, of `model` per family and source."""
+    """The JSON Schema of scenario files: one variant of `strategy` per strategy, of `model` per
+    family and source."""
     schema = ScenarioTable.model_json_schema()
     schema["title"] = "zsim scenario"
-    schema["properties"]["strategy"] = {"oneOf": [strategy_table(name).model_json_schema() for name in STRATEGIES]}
+    schema["properties"]["strategy"] = {
+        "oneOf": [strategy_table(name).model_json_schema() for name in STRATEGIES]
+    }
     model = schema["$defs"]["ModelTable"]["properties"]
     model["preset"] = {"enum": list(presets()), "title": "Preset"}
     model["family"] = {"enum": list(FAMILIES), "title": "Family"}
     model["sizes"] = {"anyOf": [sizes_table(name).model_json_schema() for name in FAMILIES]}
-    schema["$defs"]["ClusterTable"]["properties"]["preset"] = {"enum": list(clusters()), "title": "Preset"}
+    schema["$defs"]["ClusterTable"]["properties"]["preset"] = {
+        "enum": list(clusters()), "title": "Preset"
+    }
     schema["properties"]["expect"]["propertyNames"] = {"enum": list(FIGURES)}
     return schema

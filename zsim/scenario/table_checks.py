@@ -1,4 +1,5 @@
-"""The tables of a scenario file held to its schema, key by key, and what is wrong with them in the scenario's words."""
+"""The tables of a scenario file held to its schema, key by key, and what is wrong with them in the
+scenario's words."""
 
 from __future__ import annotations
 
@@ -48,12 +49,17 @@ def _one_key(name: str) -> type[BaseModel]:
 
 
 def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Each top-level key of a scenario by itself, None where it is missing or wrong; `problems` gets one line per bad key.
+    """Each top-level key of a scenario by itself, None where it is missing or wrong; `problems`
+    gets one line per bad key.
 
     One key's mistake hides no other's.
     """
     known = ScenarioTable.model_fields
-    problems += [f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}" for key in table if key not in known]
+    problems += [
+        f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}"
+        for key in table
+        if key not in known
+    ]
     found: dict[str, Any] = {}
     for name in known:
         given = {name: table[name]} if name in table else {}
@@ -71,31 +77,41 @@ def _frozen(value: object) -> object:
 
 def _joined(complaints: list[str]) -> str:
     """One complaint of the several that a value of no allowed type gives."""
-    heads = list(dict.fromkeys(complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints))
+    heads = list(
+        dict.fromkeys(
+            complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints
+        )
+    )
     if len(heads) == 1:
         return complaints[0]
     return f"expected {' or '.join(heads)}, found {complaints[0].partition(', found ')[2]}"
 
 
 def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, str]:
-    """The key and what is wrong with it. Parts of the location that name the variant of a union are left out."""
+    """The key and what is wrong with it. Parts of the location that name the variant of a union are
+    left out."""
     path = _place(item["loc"], depth=1 if prefix else 2)
     key = ".".join([*([prefix] if prefix else []), *path])
     if item["type"] == "extra_forbidden":
         return key, f"unknown key{did_you_mean(path[-1], _names_at(schema, path[:-1]))}"
     if item["type"] == "missing":
         return key, "expected a value, found nothing"
-    expected = item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
+    expected = (
+        item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
+    )
     for pydantics, ours in WORDS:
         expected = expected.replace(pydantics, ours)
-    expected = re.sub(r"a valid dictionary or instance of \w+", "a table, { key = value }", expected)
+    expected = re.sub(
+        r"a valid dictionary or instance of \w+", "a table, { key = value }", expected
+    )
     if item["type"] == "literal_error":
         expected = expected.replace("'", '"')  # as TOML and the rest of the message quote
     return key, f"{expected}, found {shown(item['input'])}"
 
 
 def _place(loc: tuple[str | int, ...], *, depth: int) -> list[str]:
-    """The first `depth` names of a location; of an entry of a list also which it is, and of a table there its own key."""
+    """The first `depth` names of a location; of an entry of a list also which it is, and of a table
+    there its own key."""
     path = [str(part)[:100] for part in loc[:depth]]
     match loc[depth:]:
         case (int(index), str(name), *_):
@@ -109,7 +125,13 @@ def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
     """The keys that the table at `path` may have, or each table of the list there."""
     for part in path:
         found = schema.model_fields.get(part.partition("[")[0])
-        annotation = get_args(found.annotation)[0] if found and "[" in part else found.annotation if found else None
+        annotation = (
+            get_args(found.annotation)[0]
+            if found and "[" in part
+            else found.annotation
+            if found
+            else None
+        )
         if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
             return []
         schema = annotation
@@ -125,7 +147,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:
-    """The first complaint about each key; of a key that names a file, all about that file's own keys."""
+    """The first complaint about each key; of a key that names a file, all about that file's own
+    keys."""
     first: dict[str, str] = {}
     for problem in problems:
         key = problem.partition(": ")[0]
@@ -138,17 +161,27 @@ def strategy_of(table: object, problems: list[str]) -> Any:
     if not isinstance(table, dict):
         return None
     reserved = [axis for axis in RESERVED_AXES if axis in table]
-    problems += [f"strategy.{axis}: tensor and pipeline parallelism are reserved words for now" for axis in reserved]
+    problems += [
+        f"strategy.{axis}: tensor and pipeline parallelism are reserved words for now"
+        for axis in reserved
+    ]
     name = table.get("name")
     if not isinstance(name, str) or name not in STRATEGIES:
         found = "nothing" if name is None else shown(name)
         hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
-        problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found {found}{hint}")
+        problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found "
+                        f"{found}{hint}")
         return None
-    rest = {key: value for key, value in table.items() if key not in reserved and not _idle(name, key, value)}
+    rest = {
+        key: value
+        for key, value in table.items()
+        if key not in reserved and not _idle(name, key, value)
+    }
     return validated(strategy_table(name), rest, prefix="strategy", problems=problems)
 
 
 def _idle(name: str, key: str, value: object) -> bool:
     """Whether `key` is a mesh axis that the strategy does not use, given as 1."""
-    return key in AXES and key not in STRATEGIES[name].axes and value == 1 and isinstance(value, int)
+    return (
+        key in AXES and key not in STRATEGIES[name].axes and value == 1 and isinstance(value, int)
+    )

@@ -1,7 +1,9 @@
-"""How much work simulating a scenario is, from its sizes alone, so that what would take minutes is refused before it begins.
+"""How much work simulating a scenario is, from its sizes alone, so that what would take minutes is
+refused before it begins.
 
-A rank costs its ops, which grow with param groups and micro-batches; ranks that are alike are simulated once, so what counts is how
-many kinds of ranks there are; the number of ranks itself costs next to nothing each.
+A rank costs its ops, which grow with param groups and micro-batches; ranks that are alike are
+simulated once, so what counts is how many kinds of ranks there are; the number of ranks itself
+costs next to nothing each.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ MAX_PASSES = 12_000
 MAX_WORK = 750_000
 """Ranks simulated × param groups × micro-batches: a minute of work."""
 MANY_TIMES = 3
-"""What simulates a scenario again and again, to say what would help, is allowed this part of each."""
+"""What simulates a scenario again and again, to say what would help, is allowed this part of each.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The factors of a simulation's work; `num_units` are the param groups that travel one by one, `passes` run over each of them."""
+    """The factors of a simulation's work; `num_units` are the param groups that travel one by one,
+    `passes` run over each of them."""
 
     num_ranks: int
     kinds: int
@@ -52,7 +56,10 @@ class Work:
         ranks, called = (self.num_ranks, "ranks") if all_ranks else (self.kinds, "kinds of ranks")
         if ranks * ops > MAX_WORK // part:
             limit = f"{called} × param groups × micro-batches of at most {MAX_WORK // part:,}"
-            return f"expected {limit}, found {ranks:,} × {words} = {ranks * ops:,}; take fewer of one of them"
+            return (
+                f"expected {limit}, found {ranks:,} × {words} = {ranks * ops:,}; take fewer of one "
+                f"of them"
+            )
         return ""
 
 

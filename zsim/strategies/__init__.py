@@ -1,4 +1,5 @@
-"""The strategies by name: each a pure function from a Training, a mesh and its options to a Program.
+"""The strategies by name: each a pure function from a Training, a mesh and its options to a
+Program.
 
 To add one, add a file and a line.
 """
@@ -42,10 +43,12 @@ def _one_kind(model: ModelSpec, mesh: Mesh) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses, outermost first.
+    """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses,
+    outermost first.
 
-    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as fully_shard does. `hooks`: those of
-    modules, in Python, issue its collectives, as FSDP's do; that takes the host time, and on a CPU they wait for each where they call it.
+    `casts_input`: with 2-byte parameters it casts floating-point inputs of the model itself, as
+    fully_shard does. `hooks`: those of modules, in Python, issue its collectives, as FSDP's do;
+    that takes the host time, and on a CPU they wait for each where they call it.
     """
 
     plan: Callable[..., Program]
@@ -57,16 +60,19 @@ class Strategy:
     kinds: Callable[[ModelSpec, Mesh], int] = _one_kind
     """The most kinds of ranks, whose programs differ, that a model has on a mesh."""
     nests: Literal["units", "kept units", "buffers", "nothing"] = "nothing"
-    """What units in blocks are to it: units whose modules have hooks of their own, but for "kept units" not in a block that is recomputed
-    whole; flat buffers apart; nothing where it has no units."""
+    """What units in blocks are to it: units whose modules have hooks of their own, but for "kept
+    units" not in a block that is recomputed whole; flat buffers apart; nothing where it has no
+    units."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _itself
     """The model as autograd sees it, in which modules may read other parameters than its own."""
     autograd: Autograd = "bare"
     """What autograd has of a unit besides its operators, which a traced model was recorded with."""
     problems: Callable[..., Iterator[str]] = _none
-    """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line each, with the key in front."""
+    """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line
+    each, with the key in front."""
     model_problems: Callable[..., Iterator[str]] = _none
-    """`model_problems(options, model, accumulates)`: what it cannot do with a model; whether gradients wait in the reduce dtype."""
+    """`model_problems(options, model, accumulates)`: what it cannot do with a model; whether
+    gradients wait in the reduce dtype."""
 
     @property
     def leaves(self) -> bool:
@@ -74,25 +80,35 @@ class Strategy:
         return self.autograd != "views"
 
 
-def model_problems(name: str, options: Any, model: ModelSpec, *, casts: bool, waits: bool) -> tuple[str, ...]:
+def model_problems(
+    name: str, options: Any, model: ModelSpec, *, casts: bool, waits: bool
+) -> tuple[str, ...]:
     """What the strategy `name` with its `options` cannot do with `model`, one line each.
 
-    `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave them for a later one to reduce.
+    `casts`: gradients are reduced in another dtype than theirs; `waits`: some micro-batches leave
+    them for a later one to reduce.
     """
     return tuple(STRATEGIES[name].model_problems(options, model, casts and waits))
 
 
 def recomputed_problems(name: str, model: ModelSpec, asked: Checkpointing) -> Iterator[str]:
     """What the strategy `name` cannot do with `model` recomputed as `asked`, one line each."""
-    if model.nested and STRATEGIES[name].nests == "kept units" and asked.mode != "none" and not asked.recompute:
+    if (
+        model.nested
+        and STRATEGIES[name].nests == "kept units"
+        and asked.mode != "none"
+        and not asked.recompute
+    ):
         yield (
-            f"activation_checkpointing: expected no units in a block that {name} recomputes, found wrapping.nested; use `recompute`, "
+            f"activation_checkpointing: expected no units in a block that {name} recomputes, "
+            f"found wrapping.nested; use `recompute`, "
             "or leave one of them out"
         )
 
 
 def wrapped(name: str, model: ModelSpec, asked: Wrapping) -> ModelSpec:
-    """`model` with the units that `asked` makes under the strategy `name`: without those in blocks where they are nothing to it."""
+    """`model` with the units that `asked` makes under the strategy `name`: without those in blocks
+    where they are nothing to it."""
     nests = STRATEGIES[name].nests
     if nests == "nothing":
         asked = replace(asked, nested=())
@@ -101,70 +117,42 @@ def wrapped(name: str, model: ModelSpec, asked: Wrapping) -> ModelSpec:
 
 STRATEGIES: dict[str, Strategy] = {
     "ddp": Strategy(
-        plan=ddp.plan,
-        options=ddp.Options,
-        axes=("dp_replicate",),
-        formula=Formula("ddp"),
-        nests="nothing",
-        model_problems=ddp.model_problems,
+        plan=ddp.plan, options=ddp.Options, axes=("dp_replicate",), formula=Formula("ddp"),
+        nests="nothing", model_problems=ddp.model_problems,
     ),
-    "zero1": Strategy(plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1"), nests="buffers"),
-    "zero2": Strategy(plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2"), nests="buffers"),
-    "zero3": Strategy(
-        plan=zero3.plan,
-        options=zero3.Options,
-        axes=("dp_shard",),
-        formula=Formula("zero3"),
+    "zero1": Strategy(
+        plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1"),
         nests="buffers",
-        problems=zero3.problems,
+    ),
+    "zero2": Strategy(
+        plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2"),
+        nests="buffers",
+    ),
+    "zero3": Strategy(
+        plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3"),
+        nests="buffers", problems=zero3.problems,
     ),
     "fsdp2": Strategy(
-        plan=fsdp2.plan,
-        options=fsdp2.Options,
-        axes=("dp_shard",),
-        formula=Formula("zero3", keeps="float32 shards"),
-        casts_input=True,
-        hooks=True,
-        kinds=fsdp2.kinds,
-        nests="units",
-        autograd="hooked",
-        problems=fsdp2.problems,
+        plan=fsdp2.plan, options=fsdp2.Options, axes=("dp_shard",),
+        formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+        kinds=fsdp2.kinds, nests="units", autograd="hooked", problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
     "hsdp": Strategy(
-        plan=hsdp.plan,
-        options=hsdp.Options,
-        axes=("dp_replicate", "dp_shard"),
-        formula=Formula("zero3", keeps="float32 shards"),
-        casts_input=True,
-        hooks=True,
-        kinds=fsdp2.kinds,
-        nests="units",
-        autograd="hooked",
-        problems=fsdp2.problems,
+        plan=hsdp.plan, options=hsdp.Options, axes=("dp_replicate", "dp_shard"),
+        formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+        kinds=fsdp2.kinds, nests="units", autograd="hooked", problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
     "fsdp1": Strategy(
-        plan=fsdp1.plan,
-        options=fsdp1.Options,
-        axes=("dp_replicate", "dp_shard"),
-        formula=Formula("zero3", keeps="float32 shards"),
-        casts_input=True,
-        hooks=True,
-        kinds=fsdp1.kinds,
-        nests="kept units",
-        differentiates=views.viewed,
-        autograd="views",
-        problems=fsdp1.problems,
-        model_problems=fsdp1.model_problems,
+        plan=fsdp1.plan, options=fsdp1.Options, axes=("dp_replicate", "dp_shard"),
+        formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+        kinds=fsdp1.kinds, nests="kept units", differentiates=views.viewed, autograd="views",
+        problems=fsdp1.problems, model_problems=fsdp1.model_problems,
     ),
     "zero_redundancy": Strategy(
-        plan=zero_redundancy.plan,
-        options=zero_redundancy.Options,
-        axes=("dp_replicate",),
-        formula=Formula("zero1", keeps="no master copy"),
-        nests="nothing",
-        kinds=zero_redundancy.kinds,
-        model_problems=ddp.model_problems,
+        plan=zero_redundancy.plan, options=zero_redundancy.Options, axes=("dp_replicate",),
+        formula=Formula("zero1", keeps="no master copy"), nests="nothing",
+        kinds=zero_redundancy.kinds, model_problems=ddp.model_problems,
     ),
 }

@@ -1,11 +1,13 @@
-"""DDP as torch's DistributedDataParallel does it: every rank keeps everything, gradients are all-reduced in buckets.
+"""DDP as torch's DistributedDataParallel does it: every rank keeps everything, gradients are
+all-reduced in buckets.
 
-Seen on torch 2.13: construction checks the parameters' shapes (one all-gather, one broadcast) and broadcasts rank 0's
-parameters. The first synchronised backward reduces one bucket of everything. Before the next forward the buckets are
-rebuilt in the order in which gradients were ready (two small broadcasts), which is how every later step runs.
-With `find_unused_parameters` the buckets stay as they were made, in the reverse of the parameters' order; every backward ends with an
-all-reduce of one int32 per parameter, which says whether any rank has used it.
-Sources: torch/nn/parallel/distributed.py; torch/csrc/distributed/c10d/reducer.cpp.
+Seen on torch 2.13: construction checks the parameters' shapes (one all-gather, one broadcast) and
+broadcasts rank 0's parameters. The first synchronised backward reduces one bucket of everything.
+Before the next forward the buckets are rebuilt in the order in which gradients were ready (two
+small broadcasts), which is how every later step runs. With `find_unused_parameters` the buckets
+stay as they were made, in the reverse of the parameters' order; every backward ends with an
+all-reduce of one int32 per parameter, which says whether any rank has used it. Sources:
+torch/nn/parallel/distributed.py; torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """torch's own: `bucket_cap_mb` in MiB (unset: 1 for the first bucket, then 25), `gradient_as_bucket_view`.
+    """torch's own: `bucket_cap_mb` in MiB (unset: 1 for the first bucket, then 25),
+    `gradient_as_bucket_view`.
 
-    `find_unused_parameters`: DDP searches the graph of each forward for parameters that get no gradient, and waits for none of theirs.
+    `find_unused_parameters`: DDP searches the graph of each forward for parameters that get no
+    gradient, and waits for none of theirs.
     """
 
     bucket_cap_mb: float | None = None
@@ -49,30 +53,38 @@ def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Ite
     if model.left_out and not options.find_unused_parameters:
         key, what, mend = _left_out(model)
         yield (
-            f"{key}: DDP waits for a gradient of each parameter that needs one, and {what} one: torch raises "
-            f'"Expected to have finished reduction in the prior iteration" in the second forward; {mend}, or use fsdp2'
+            f"{key}: DDP waits for a gradient of each parameter that needs one, and {what} one: "
+            f"torch raises "
+            f'"Expected to have finished reduction in the prior iteration" in the second forward; '
+            f'{mend}, or use fsdp2'
         )
     if isinstance(model, TracedModel) and options.find_unused_parameters:
         yield (
-            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which a traced model does not tell; leave it "
+            "strategy.find_unused_parameters: DDP then copies whatever the module returns, which "
+            "a traced model does not tell; leave it "
             "out, and freeze what is not used"
         )
 
 
 def _left_out(model: ModelSpec) -> tuple[str, str, str]:
-    """Of a parameter that gets no gradient: the scenario's key, what does not make one, and what helps besides another strategy."""
+    """Of a parameter that gets no gradient: the scenario's key, what does not make one, and what
+    helps besides another strategy."""
     fqn = model.left_out[0].fqn
     if isinstance(model, TracedModel):
         return "model.traced", f"{fqn} never gets", "freeze it in the module"
     block = next(block for block in model.idle if fqn.startswith(f"{block}."))
-    return "model.unused", f"{block} never makes", f'use find_unused_parameters = true, freeze the block too, frozen = ["{block}.*"]'
+    return (
+        "model.unused", f"{block} never makes",
+        f'use find_unused_parameters = true, freeze the block too, frozen = ["{block}.*"]',
+    )
 
 
 def buckets(training: Training, options: Options) -> tuple[Bucket, ...]:
-    """The buckets of later steps in the order in which they are reduced: rebuilt in the order in which gradients were ready.
+    """The buckets of later steps in the order in which they are reduced: rebuilt in the order in
+    which gradients were ready.
 
-    Those that parameters may be missing from are never rebuilt: they were filled in the order of the parameters, and are reduced in
-    reverse, as gradients come about so.
+    Those that parameters may be missing from are never rebuilt: they were filled in the order of
+    the parameters, and are reduced in reverse, as gradients come about so.
     """
     if options.find_unused_parameters:
         return _filled(replicated_model.reduced_parameters(training.model), training, options)[::-1]
@@ -81,7 +93,11 @@ def buckets(training: Training, options: Options) -> tuple[Bucket, ...]:
 
 def _filled(parameters: Bucket, training: Training, options: Options) -> tuple[Bucket, ...]:
     """`parameters` in buckets, in their order; a bucket closes once it has reached its cap."""
-    caps = [FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB] if options.bucket_cap_mb is None else [options.bucket_cap_mb]
+    caps = (
+        [FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB]
+        if options.bucket_cap_mb is None
+        else [options.bucket_cap_mb]
+    )
     limits = [int(cap * MIB) for cap in caps]
     closed: list[Bucket] = []
     bucket: list[Parameter] = []
@@ -127,7 +143,8 @@ def _ended(step: ReplicatedStep, owned: tuple[int, ...], *, first: bool) -> Step
 
 
 def rebuilding(first: ReplicatedStep) -> tuple[Op, ...]:
-    """What the second step begins with: its first forward rebuilds the buckets, unless one in the `first` step has."""
+    """What the second step begins with: its first forward rebuilds the buckets, unless one in the
+    `first` step has."""
     if first.model.finds_unused or not first.has_reduced:
         return ()
     second = ReplicatedStep(first.model, buckets=first.buckets)
@@ -136,16 +153,23 @@ def rebuilding(first: ReplicatedStep) -> tuple[Op, ...]:
 
 
 def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
-    """Every micro-batch; a bucket is reduced once all its gradients are ready, and copied back at the end."""
+    """Every micro-batch; a bucket is reduced once all its gradients are ready, and copied back at
+    the end."""
     training = model.training
     rebuilds = first and not model.finds_unused
-    step = ReplicatedStep(model, buckets=(replicated_model.ready_order(training),) if rebuilds else model.rebuilt)
+    step = ReplicatedStep(
+        model, buckets=(replicated_model.ready_order(training),) if rebuilds else model.rebuilt
+    )
     for step.micro_batch in range(training.batch.accumulation):
-        synchronises = training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
+        synchronises = (
+            training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
+        )
         step.step.begin("forward", micro_batch=step.micro_batch)
         if rebuilds and step.has_reduced:
             step.rebuild_buckets()
-        if training.sync == "every" or step.micro_batch == 0:  # not after a forward whose gradients are not synchronised
+        if (
+            training.sync == "every" or step.micro_batch == 0
+        ):  # not after a forward whose gradients are not synchronised
             step.broadcast_buffers()
         for module in training.modules:
             step.forward(module)

@@ -1,12 +1,16 @@
-"""fsdp1: what torch's FullyShardedDataParallel does, with one flat parameter per unit and one of the rest, which is the root's.
+"""fsdp1: what torch's FullyShardedDataParallel does, with one flat parameter per unit and one of
+the rest, which is the root's.
 
-Forward gathers the root first and each block just before it runs; the host may run ahead until two frees are pending, and then waits
-for the older one. The root stays gathered. In backward a block is gathered when a gradient of its output arrives, or while the one
-after it runs (backward_prefetch). Its gradients become one when all of them are there: the split into views, made with the all-gather of
-forward, is the first node of a block and so its last in backward. A gather that forward prefetches makes that node before
-the block that runs, so that in backward it comes after that block too. A unit that runs again is gathered again in forward, with
-views of its own, and once in backward. Frozen parameters are gathered and reduced with trained ones of their unit; a unit of nothing
-else is never reduced. Observed on torch 2.13; see torch/distributed/fsdp, and flat_passes.py for the order.
+Forward gathers the root first and each block just before it runs; the host may run ahead until two
+frees are pending, and then waits for the older one. The root stays gathered. In backward a block is
+gathered when a gradient of its output arrives, or while the one after it runs (backward_prefetch).
+Its gradients become one when all of them are there: the split into views, made with the all-gather
+of forward, is the first node of a block and so its last in backward. A gather that forward
+prefetches makes that node before the block that runs, so that in backward it comes after that block
+too. A unit that runs again is gathered again in forward, with views of its own, and once in
+backward. Frozen parameters are gathered and reduced with trained ones of their unit; a unit of
+nothing else is never reduced. Observed on torch 2.13; see torch/distributed/fsdp, and
+flat_passes.py for the order.
 """
 
 from __future__ import annotations
@@ -27,7 +31,12 @@ from zsim.strategies.building.parameters import units_read
 from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.construction import construction, lazy_init
-from zsim.strategies.flat_parameter.flat_parameter import FlatParameter, flat_parameters, placeholders, stepped
+from zsim.strategies.flat_parameter.flat_parameter import (
+    FlatParameter,
+    flat_parameters,
+    placeholders,
+    stepped,
+)
 from zsim.strategies.flat_parameter.hooks import MicroBatch, Order, Units
 from zsim.strategies.flat_parameter.optimizer import optimizer
 from zsim.strategies.flat_parameter.step import EARLIER_STEP, FlatShardedStep
@@ -40,11 +49,12 @@ from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 class Options:
     """As FullyShardedDataParallel takes them, with torch's defaults.
 
-    `sharding`: "full" frees blocks after forward (FULL_SHARD; over replicas HYBRID_SHARD), "grad_op" keeps them until backward
-    (SHARD_GRAD_OP). `backward_prefetch`: the block before is gathered before ("pre") or after ("post") a block's gradients are
-    computed, or when its turn comes. `forward_prefetch`: the next block is gathered before a block runs, from the second step on.
-    `limit_all_gathers`: the host waits when two frees are pending. `use_orig_params`: the optimizer steps the original parameters,
-    which the flat one then aligns, and not the flat ones.
+    `sharding`: "full" frees blocks after forward (FULL_SHARD; over replicas HYBRID_SHARD),
+    "grad_op" keeps them until backward (SHARD_GRAD_OP). `backward_prefetch`: the block before is
+    gathered before ("pre") or after ("post") a block's gradients are computed, or when its turn
+    comes. `forward_prefetch`: the next block is gathered before a block runs, from the second step
+    on. `limit_all_gathers`: the host waits when two frees are pending. `use_orig_params`: the
+    optimizer steps the original parameters, which the flat one then aligns, and not the flat ones.
     """
 
     sharding: Literal["full", "grad_op"] = "full"
@@ -58,26 +68,34 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
     """What is not done on such a mesh, with the scenario's key in front."""
     if mesh.dp_shard == 1:
         yield (
-            "strategy.dp_shard: expected at least 2, found 1: torch then shards nothing (NO_SHARD) and reduces nothing over replicas; "
+            "strategy.dp_shard: expected at least 2, found 1: torch then shards nothing "
+            "(NO_SHARD) and reduces nothing over replicas; "
             "use ddp"
         )
 
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
-    """What torch cannot do with `model`, and what is not modelled of it, with the scenario's key in front."""
+    """What torch cannot do with `model`, and what is not modelled of it, with the scenario's key in
+    front."""
     if isinstance(model, TracedModel):
         yield from _traced_problems(model)
     for unit in model.units:
         if len(unit.modules) > 1:
             yield (
-                f"wrapping: {unit.fqn} has {len(unit.modules)} modules, but FullyShardedDataParallel wraps one; "
+                f"wrapping: {unit.fqn} has {len(unit.modules)} modules, but "
+                f"FullyShardedDataParallel wraps one; "
                 'use every = 1 or "all" with ends = "root", or fsdp2'
             )
             return
-        if not options.use_orig_params and len({parameter.requires_grad for parameter in unit.parameters}) > 1:
+        if (
+            not options.use_orig_params
+            and len({parameter.requires_grad for parameter in unit.parameters}) > 1
+        ):
             yield (
-                f"frozen: {unit.fqn} has parameters that are frozen and others that are trained, which torch refuses (Must flatten tensors "
-                "with uniform `requires_grad` when `use_orig_params=False`); use strategy.use_orig_params = true, or freeze the whole unit"
+                f"frozen: {unit.fqn} has parameters that are frozen and others that are trained, "
+                f"which torch refuses (Must flatten tensors "
+                "with uniform `requires_grad` when `use_orig_params=False`); use "
+                "strategy.use_orig_params = true, or freeze the whole unit"
             )
             return
 
@@ -86,34 +104,55 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
     """What a trace does not tell, in which parameters were leaves, each of them in one piece."""
     if model.not_in_loss:
         yield (
-            f"model.traced: the loss does not depend on {model.not_in_loss[0]}: a trace has no gradients of such parameters, which views "
+            f"model.traced: the loss does not depend on {model.not_in_loss[0]}: a trace has no "
+            f"gradients of such parameters, which views "
             "of one flat parameter get; use fsdp2, or drop the parameter"
         )
     if model.frozen:
-        yield "frozen: a trace has no gradients of frozen parameters, which views of one flat parameter get; use fsdp2, or train them all"
+        yield (
+            "frozen: a trace has no gradients of frozen parameters, which views of one flat "
+            "parameter get; use fsdp2, or train them all"
+        )
     if model.autocast != "none":
-        yield "precision.autocast: a trace has casts in autocast's cache, which keeps none of views; use fsdp2, or trace it without"
+        yield (
+            "precision.autocast: a trace has casts in autocast's cache, which keeps none of "
+            "views; use fsdp2, or trace it without"
+        )
     if model.nested:
-        yield "model.traced: expected no units in units with fsdp1, of which a trace does not tell when each begins and ends; use fsdp2"
+        yield (
+            "model.traced: expected no units in units with fsdp1, of which a trace does not tell "
+            "when each begins and ends; use fsdp2"
+        )
         return
     for unit in dict.fromkeys(module.unit for module in model.modules if module.unit != ROOT):
-        runs = [lowered.differentiates for module, lowered in zip(model.modules, model.lowered, strict=True) if module.unit == unit]
+        runs = [
+            lowered.differentiates
+            for module, lowered in zip(model.modules, model.lowered, strict=True)
+            if module.unit == unit
+        ]
         if model.dtype != ORIGINAL and any(runs) and not runs[0]:
             yield (
-                f"model.traced: the first run of {unit} does not go into the loss and a later one does: torch's FSDP1 has its hook on what "
-                "the first one made, and loses gradients of two bytes; run the others first, use fsdp2, or train in float32"
+                f"model.traced: the first run of {unit} does not go into the loss and a later one "
+                f"does: torch's FSDP1 has its hook on what "
+                "the first one made, and loses gradients of two bytes; run the others first, use "
+                "fsdp2, or train in float32"
             )
             return
 
 
 def kinds(model: ModelSpec, mesh: Mesh) -> int:
-    """At most a rank for each end of a parameter in a flat one, and those between two ends, all alike."""
+    """At most a rank for each end of a parameter in a flat one, and those between two ends, all
+    alike."""
     return min(mesh.dp_shard, 2 * len(model.parameters) + 2)
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank; ranks that step as many elements of each parameter share one. ScenarioError for what is not modelled."""
-    found = (*problems(options, mesh, training.optimizer), *model_problems(options, training.model, False))
+    """The Program of every rank; ranks that step as many elements of each parameter share one.
+    ScenarioError for what is not modelled."""
+    found = (
+        *problems(options, mesh, training.optimizer),
+        *model_problems(options, training.model, False),
+    )
     if found:
         raise ScenarioError(found)
     flats = _flats(training, mesh=mesh, options=options)
@@ -125,16 +164,21 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         held = _Held.by(rank, training=training, flats=flats, options=options)
         if held not in programs:
             if held.hollow not in both:
-                both[held.hollow] = _both_steps(training, mesh=mesh, options=options, hollow=held.hollow)
+                both[held.hollow] = _both_steps(
+                    training, mesh=mesh, options=options, hollow=held.hollow
+                )
             programs[held] = len(ranks)
-            ranks.append(_rank(training, both[held.hollow], flats=flats, held=held, options=options))
+            ranks.append(
+                _rank(training, both[held.hollow], flats=flats, held=held, options=options)
+            )
         by_shard.append(programs[held])
     return Program(mesh=mesh, ranks=tuple(ranks), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a rank has of the flat parameters, which decides what it does: ranks that have the same share a program."""
+    """What a rank has of the flat parameters, which decides what it does: ranks that have the same
+    share a program."""
 
     hollow: frozenset[str]
     """The units of whose original parameters it has no element that is trained."""
@@ -146,12 +190,22 @@ class _Held:
     """By unit: what it makes to hang unsharded gradients on original parameters."""
 
     @classmethod
-    def by(cls, rank: int, *, training: Training, flats: dict[str, FlatParameter], options: Options) -> _Held:
+    def by(
+        cls, rank: int, *, training: Training, flats: dict[str, FlatParameter], options: Options
+    ) -> _Held:
         """What `rank` has."""
         model, frozen, original = training.model, training.model.frozen, options.use_orig_params
         waits = original and training.sync == "last" and training.batch.accumulation > 1
-        made = placeholders(model, flats, rank=rank, dtype=training.precision.parameters) if waits else {}
-        empty = [flat.fqn for flat in flats.values() if original and all(fqn in frozen for fqn, _ in flat.held(rank))]
+        made = (
+            placeholders(model, flats, rank=rank, dtype=training.precision.parameters)
+            if waits
+            else {}
+        )
+        empty = [
+            flat.fqn
+            for flat in flats.values()
+            if original and all(fqn in frozen for fqn, _ in flat.held(rank))
+        ]
         return cls(
             hollow=frozenset(empty),
             kept=tuple([flat.layout.local(rank).numel for flat in flats.values()]),
@@ -180,13 +234,16 @@ def _rank(
     """The program of a rank that has `held` of the flat parameters."""
     numels = list(held.stepped)
     memory = optimizers.first_and_later(
-        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device, owner="optimizer"
+        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device,
+        owner="optimizer",
     )
     steps = []
     for passes, of_step, first in zip(both, memory, (True, False), strict=True):
         step = passes.copy()
         step.hang_gradients(dict(held.placeholders))
-        steps.append(optimizer(step, numels, of_step, first=first, keeps_gradients=options.use_orig_params))
+        steps.append(
+            optimizer(step, numels, of_step, first=first, keeps_gradients=options.use_orig_params)
+        )
     made = construction(list(flats.values()), training.model, kept=held.kept)
     return rank_program(made.ops, first=steps[0], steady=steps[1])
 
@@ -194,16 +251,19 @@ def _rank(
 def _both_steps(
     training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str] = frozenset()
 ) -> tuple[FlatShardedStep, FlatShardedStep]:
-    """The passes of the first step, in which nothing is known of the order of forward, and of later ones.
+    """The passes of the first step, in which nothing is known of the order of forward, and of later
+    ones.
 
-    Each step leaves something to the next: gradients that only flat parameters hold, frees that the limiter has not waited for, and what
-    nobody has freed. After a few it is always the same.
+    Each step leaves something to the next: gradients that only flat parameters hold, frees that the
+    limiter has not waited for, and what nobody has freed. After a few it is always the same.
     """
     flats, order, units = _flats(training, mesh=mesh, options=options), Order(), Units.of(training)
     first = steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
     _passes(first, flats, options, order=order, units=units, first=True)
     while True:
-        before, left = (len(steady.frees), _left(steady, flats, options)), _left(steady, flats, options)
+        before, left = (
+            (len(steady.frees), _left(steady, flats, options)), _left(steady, flats, options),
+        )
         steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
         steady.frees, steady.live = [EARLIER_STEP] * before[0], left
         _passes(steady, flats, options, order=order, units=units, first=False)
@@ -217,7 +277,9 @@ def _left(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Optio
     return step.live.intersection([*gradients, *(f"{fqn}.unsharded" for fqn in flats)])
 
 
-def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str]) -> FlatShardedStep:
+def _new_step(
+    training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str]
+) -> FlatShardedStep:
     element = DTYPE_NBYTES[training.precision.parameters]
     return FlatShardedStep(
         training=training,
@@ -236,9 +298,11 @@ def _new_step(training: Training, *, mesh: Mesh, options: Options, hollow: froze
 
 
 def _passes(
-    step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options, *, order: Order, units: Units, first: bool
+    step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options, *, order: Order,
+    units: Units, first: bool,
 ) -> None:
-    """The forwards and the backward of each micro-batch; the `first` step makes what is made once."""
+    """The forwards and the backward of each micro-batch; the `first` step makes what is made once.
+    """
     training = step.training
     for number in range(training.batch.accumulation):
         step.micro_batch = number

@@ -1,9 +1,11 @@
-"""fsdp2: what torch's `fully_shard` does with one param group per block, or per list of modules, and one for the root.
+"""fsdp2: what torch's `fully_shard` does with one param group per block, or per list of modules,
+and one for the root.
 
-The root gathers first, and each group just before the first of its modules runs; on a device the host runs ahead, so the next all-gather
-starts while a block computes. In backward each group prefetches the one before it, frees itself and reduces its gradients;
-groups whose inputs need no gradient, and the root, reduce at the very end, the root first. Frozen parameters ride the all-gather,
-not the reduce-scatter; a unit that forward passes by is never gathered.
+The root gathers first, and each group just before the first of its modules runs; on a device the
+host runs ahead, so the next all-gather starts while a block computes. In backward each group
+prefetches the one before it, frees itself and reduces its gradients; groups whose inputs need no
+gradient, and the root, reduce at the very end, the root first. Frozen parameters ride the
+all-gather, not the reduce-scatter; a unit that forward passes by is never gathered.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ from zsim.strategies.fully_shard.step import ShardedStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`reshard_after_forward` as fully_shard takes it: "auto" (blocks yes, root no), true, false, or a number of ranks.
+    """`reshard_after_forward` as fully_shard takes it: "auto" (blocks yes, root no), true, false,
+    or a number of ranks.
 
-    `forward_prefetch`: how many of the next blocks each block gathers when it begins (set_modules_to_forward_prefetch; 0: none,
-    torch's default). `backward_prefetch`: how many of the blocks before it each block gathers in backward
-    (set_modules_to_backward_prefetch; 0: torch's default, the one before it, which also holds for the root). `offload`: sharded
-    parameters, their gradients and optimizer states live in host memory, where the optimizer steps (CPUOffloadPolicy).
+    `forward_prefetch`: how many of the next blocks each block gathers when it begins
+    (set_modules_to_forward_prefetch; 0: none, torch's default). `backward_prefetch`: how many of
+    the blocks before it each block gathers in backward (set_modules_to_backward_prefetch; 0:
+    torch's default, the one before it, which also holds for the root). `offload`: sharded
+    parameters, their gradients and optimizer states live in host memory, where the optimizer steps
+    (CPUOffloadPolicy).
     """
 
     reshard_after_forward: Literal["auto"] | bool | int = "auto"
@@ -51,28 +56,45 @@ class Options:
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
     """What torch refuses, one line each, with the scenario's key in front."""
     if (optimizer.name, optimizer.implementation) == ("sgd", "fused"):
-        yield "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use foreach or for-loop"
+        yield (
+            "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use "
+            "foreach or for-loop"
+        )
     asked = options.reshard_after_forward
-    if isinstance(asked, int) and not isinstance(asked, bool) and (asked < 1 or mesh.dp_shard % asked):
-        yield f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, found {asked}"
+    if (
+        isinstance(asked, int)
+        and not isinstance(asked, bool)
+        and (asked < 1 or mesh.dp_shard % asked)
+    ):
+        yield (
+            f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, "
+            f"found {asked}"
+        )
 
 
 def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
-    """What torch cannot do where `model` has units that forward passes by, with the scenario's key in front."""
+    """What torch cannot do where `model` has units that forward passes by, with the scenario's key
+    in front."""
     if model.unused and accumulates:
         yield (
-            "model.unused: torch 2.13 looks for the gradient of a block that never ran (AttributeError: _unsharded_param) where "
-            'sync = "last" keeps gradients in another reduce dtype; use sync = "every" or one dtype for both'
+            "model.unused: torch 2.13 looks for the gradient of a block that never ran "
+            "(AttributeError: _unsharded_param) where "
+            'sync = "last" keeps gradients in another reduce dtype; use sync = "every" or one '
+            'dtype for both'
         )
 
 
 When = Literal["every", "last"]
 
 
-def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When = "every") -> Program:
-    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what `problems` names.
+def plan(
+    training: Training, *, mesh: Mesh, options: Options, all_reduce: When = "every"
+) -> Program:
+    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what
+    `problems` names.
 
-    `all_reduce`: after which micro-batches gradients are reduced over replicas too, where there are any.
+    `all_reduce`: after which micro-batches gradients are reduced over replicas too, where there are
+    any.
     """
     found = tuple(problems(options, mesh, training.optimizer))
     if found:
@@ -81,7 +103,9 @@ def plan(training: Training, *, mesh: Mesh, options: Options, all_reduce: When =
     programs: list[RankProgram] = []
     by_shard: list[int] = []
     starts = _first_of_alike(training.model, mesh.dp_shard)
-    same = _Same.on_every_rank(training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce)
+    same = _Same.on_every_rank(
+        training, mesh=mesh, keep=keep, options=options, all_reduce=all_reduce
+    )
     for shard, stop in zip(starts, [*starts[1:], mesh.dp_shard], strict=True):
         by_shard += [len(programs)] * (stop - shard)
         numels = local_numels(training.model, num_shards=mesh.dp_shard, rank=shard)
@@ -97,7 +121,8 @@ def kinds(model: ModelSpec, mesh: Mesh) -> int:
 
 
 def _first_of_alike(model: ModelSpec, num_shards: int) -> list[int]:
-    """The first of each run of ranks whose shards are alike: full ones, for each size of dim 0 a last partial one, empty ones."""
+    """The first of each run of ranks whose shards are alike: full ones, for each size of dim 0 a
+    last partial one, empty ones."""
     starts = {0}
     for rows in {parameter.shape[0] for parameter in model.parameters if parameter.shape[0]}:
         full = rows // shard_size(rows, num_shards)
@@ -107,7 +132,8 @@ def _first_of_alike(model: ModelSpec, num_shards: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What forward leaves: `blocks` and `root` say whether they are resharded, `to` over how many ranks (0 for all)."""
+    """What forward leaves: `blocks` and `root` say whether they are resharded, `to` over how many
+    ranks (0 for all)."""
 
     blocks: bool
     root: bool
@@ -115,7 +141,8 @@ class Keep:
 
 
 def _ranks_kept(options: Options, mesh: Mesh) -> Keep:
-    """fully_shard's reading of reshard_after_forward: 1 rank is False, all ranks is True, an int holds for the root too."""
+    """fully_shard's reading of reshard_after_forward: 1 rank is False, all ranks is True, an int
+    holds for the root too."""
     value = options.reshard_after_forward
     if value == "auto":
         return Keep(blocks=True, root=False)
@@ -128,7 +155,8 @@ def _ranks_kept(options: Options, mesh: Mesh) -> Keep:
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """What every rank does alike: shards are padded to equal sizes, and only the optimizer steps what of them is a rank's own."""
+    """What every rank does alike: shards are padded to equal sizes, and only the optimizer steps
+    what of them is a rank's own."""
 
     construction: tuple[Op, ...]
     first: ShardedStep
@@ -138,7 +166,8 @@ class _Same:
     def on_every_rank(
         cls, training: Training, *, mesh: Mesh, keep: Keep, options: Options, all_reduce: When
     ) -> _Same:
-        """Construction, and the forward and backward of the first step and of later ones, which may find what the first has left."""
+        """Construction, and the forward and backward of the first step and of later ones, which may
+        find what the first has left."""
         groups = sharded_groups(training.model, num_shards=mesh.dp_shard)
         built = construction(
             groups,
@@ -146,20 +175,27 @@ class _Same:
             derived=DerivedMesh(training=training, mesh=mesh, resharded_to=keep.to),
             offloaded=options.offload and training.device != "cpu",
         )
-        first = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
+        first = _passes(
+            training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce
+        )
         steady = first
         if any(group.part or group.unsharded for group in groups.values()):
-            steady = _passes(training, mesh=mesh, groups=groups, keep=keep, options=options, all_reduce=all_reduce)
+            steady = _passes(
+                training, mesh=mesh, groups=groups, keep=keep, options=options,
+                all_reduce=all_reduce,
+            )
         return cls(tuple(built.ops), first, steady)
 
 
 def _passes(
-    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options, all_reduce: When
+    training: Training, *, mesh: Mesh, groups: dict[str, Group], keep: Keep, options: Options,
+    all_reduce: When,
 ) -> ShardedStep:
     """The forward and backward passes of one step, the same in every step."""
     element = DTYPE_NBYTES[training.precision.parameters]
     gradients = UnshardedGradients(
-        nbytes={p.fqn: p.numel * element for p in training.model.parameters}, after_sums=accumulated_after_sums(training)
+        nbytes={p.fqn: p.numel * element for p in training.model.parameters},
+        after_sums=accumulated_after_sums(training),
     )
     model = training.model
     step = ShardedStep(
@@ -170,8 +206,20 @@ def _passes(
         block_reads=units_read_by_blocks(model) if model.nested else {},
         offload=options.offload,
     )
-    step.live.update(f"{p.fqn}.{group.part}" for group in groups.values() if group.part for p in group.parameters if p.shard)
-    step.live.update(f"{p.fqn}.unsharded" for group in groups.values() if group.unsharded for p in group.parameters if p.padded)
+    step.live.update(
+        f"{p.fqn}.{group.part}"
+        for group in groups.values()
+        if group.part
+        for p in group.parameters
+        if p.shard
+    )
+    step.live.update(
+        f"{p.fqn}.unsharded"
+        for group in groups.values()
+        if group.unsharded
+        for p in group.parameters
+        if p.padded
+    )
     for micro_batch in range(training.batch.accumulation):
         step.micro_batch = micro_batch
         last = micro_batch == training.batch.accumulation - 1
@@ -185,18 +233,23 @@ def _passes(
         step.leave_autocast()
         step.begin("backward", micro_batch=micro_batch)
         again = options.forward_prefetch
-        backward(step, training.backward_modules, groups, order, sync=sync, ahead=options.backward_prefetch, ahead_again=again)
+        backward(
+            step, training.backward_modules, groups, order, sync=sync,
+            ahead=options.backward_prefetch, ahead_again=again,
+        )
     return step
 
 
 def forward(
-    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep, *, ahead: int = 0
+    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group], keep: Keep, *,
+    ahead: int = 0,
 ) -> list[Group]:
     """Root first, then each group just in time, or `ahead` of it.
 
-    A group is gathered before the first of its modules and resharded after the last, the root's at the end, and after it those
-    groups that still wait for a module which forward passes by, the last one first. Returns the groups in the order in which their
-    forwards ended, one that ran twice twice.
+    A group is gathered before the first of its modules and resharded after the last, the root's at
+    the end, and after it those groups that still wait for a module which forward passes by, the
+    last one first. Returns the groups in the order in which their forwards ended, one that ran
+    twice twice.
     """
     root = groups.get(ROOT)
     order: list[Group] = []
@@ -215,7 +268,9 @@ def forward(
             step.call(group, _following(group, blocks, ahead))
         ends = group is not None and group is not root and module.fqn in last
         returns = ends or module is modules[-1]
-        held = step.forward(module, reads_input=module is modules[0], holds=returns and bool(keep.to))
+        held = step.forward(
+            module, reads_input=module is modules[0], holds=returns and bool(keep.to)
+        )
         if group is not None and ends:
             order.append(group)
             step.calls.count(RECORD)
@@ -244,18 +299,23 @@ def backward(
     ahead: int = 0,
     ahead_again: int = 0,
 ) -> None:
-    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself, and reduces.
+    """Reverse order; each group gathers if need be, prefetches those before it, runs, frees itself,
+    and reduces.
 
-    A group that ran twice does so twice, but autograd adds its gradients up and keeps them only after the last time: before,
-    there is nothing to reduce, unless earlier micro-batches have left something. One that has no backward of its own (the
-    root, and where the input needs no gradient) enters once, and stays unsharded to the end. Groups before the first trained
-    parameter have no backward at all, but are prefetched all the same: that gather is let go at the end. `modules` come in the
-    order of backward, `order` is that of forward. A unit in a block that is recomputed is called again then: what it gathers, and
-    prefetches `ahead_again`, stays for its own backward.
+    A group that ran twice does so twice, but autograd adds its gradients up and keeps them only
+    after the last time: before, there is nothing to reduce, unless earlier micro-batches have left
+    something. One that has no backward of its own (the root, and where the input needs no gradient)
+    enters once, and stays unsharded to the end. Groups before the first trained parameter have no
+    backward at all, but are prefetched all the same: that gather is let go at the end. `modules`
+    come in the order of backward, `order` is that of forward. A unit in a block that is recomputed
+    is called again then: what it gathers, and prefetches `ahead_again`, stays for its own backward.
     """
     step.begin_backward()
     wrapped_by = step.training.model.wrapped_by
-    blocks, wholes = _blocks(wrapped_by, groups), {module.fqn: module.whole for module in step.training.model.modules}
+    blocks, wholes = (
+        _blocks(wrapped_by, groups),
+        {module.fqn: module.whole for module in step.training.model.modules},
+    )
     reverse = blocks[::-1]
     first, last = _ends(step)
     ends = {forward[-1].fqn for forward in step.training.forwards}
@@ -275,16 +335,24 @@ def backward(
         own = groups.get(wrapped_by[module.fqn])
         if own is not None and (own.fqn == ROOT or module.fqn in last):
             returned.insert(0, own)
-        while returned and not module.hands_on:  # a block that returns what a unit in it made has the later hook on it
+        # a block that returns what a unit in it made has the later hook on it
+        while returned and not module.hands_on:
             entered = returned.pop(0)
             explicit = _following(entered, reverse, ahead) if entered.fqn != ROOT else []
             _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)
         for group in _incomplete(step, groups) if module.fqn in ends else []:
-            _pre_backward(step, group, order, places[group.fqn], explicit=_following(group, reverse, ahead))
+            _pre_backward(
+                step, group, order, places[group.fqn], explicit=_following(group, reverse, ahead)
+            )
         step.calls.again()
         step.backward(module, hook=hook)
         step.calls.require_found(wholes[module.fqn])
-        if own is not None and own.fqn != ROOT and module.fqn in first and module.input_needs_gradient:
+        if (
+            own is not None
+            and own.fqn != ROOT
+            and module.fqn in first
+            and module.input_needs_gradient
+        ):
             post_backward(step, own, sync=sync)
         step.pass_on(module)
     for group in groups.values():
@@ -295,8 +363,11 @@ def backward(
     step.end_backward()
 
 
-def _pre_backward(step: ShardedStep, group: Group, order: list[Group], places: list[int], *, explicit: list[Group]) -> None:
-    """Gather the group if need be, and prefetch `explicit` ones or, where there are none, the one before it in `order`.
+def _pre_backward(
+    step: ShardedStep, group: Group, order: list[Group], places: list[int], *, explicit: list[Group]
+) -> None:
+    """Gather the group if need be, and prefetch `explicit` ones or, where there are none, the one
+    before it in `order`.
 
     `places` are the group's own in `order`; the last one is used up.
     """
@@ -312,11 +383,16 @@ def _pre_backward(step: ShardedStep, group: Group, order: list[Group], places: l
 
 def _blocks(wrapped_by: dict[str, str], groups: dict[str, Group]) -> list[Group]:
     """The groups but for the root's, in the order of forward."""
-    return [groups[unit] for unit in dict.fromkeys(wrapped_by.values()) if unit in groups and unit != ROOT]
+    return [
+        groups[unit]
+        for unit in dict.fromkeys(wrapped_by.values())
+        if unit in groups and unit != ROOT
+    ]
 
 
 def _incomplete(step: ShardedStep, groups: dict[str, Group]) -> list[Group]:
-    """The groups that end with the root's forward, as forward passes some of their modules by; as torch lists them, in reverse."""
+    """The groups that end with the root's forward, as forward passes some of their modules by; as
+    torch lists them, in reverse."""
     waiting = step.training.model.waits_for_idle
     return [group for fqn, group in reversed(groups.items()) if fqn in waiting]
 
@@ -331,7 +407,10 @@ def _ends(step: ShardedStep) -> tuple[set[str], set[str]]:
     once = [fqn for fqn in wrapped_by if fqn == path[fqn] and wrapped_by[fqn] not in waiting]
     first = {wrapped_by[fqn]: fqn for fqn in reversed(once)}
     last = {wrapped_by[fqn]: fqn for fqn in once}
-    begin, end = ({fqn for fqn, group in wrapped_by.items() if path[fqn] == of.get(group)} for of in (first, last))
+    begin, end = (
+        {fqn for fqn, group in wrapped_by.items() if path[fqn] == of.get(group)}
+        for of in (first, last)
+    )
     for modules in step.training.forwards if waiting else ():
         runs = {wrapped_by[module.fqn]: module.fqn for module in modules[::-1]}
         begin |= {fqn for group, fqn in runs.items() if group in waiting}
@@ -345,7 +424,8 @@ def _following(group: Group, order: list[Group], ahead: int) -> list[Group]:
 
 
 def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
-    """Accumulate, free the unsharded parameters, and with `sync` reduce what gradients there are."""
+    """Accumulate, free the unsharded parameters, and with `sync` reduce what gradients there are.
+    """
     group.state = "post_backward"
     step.add_accumulated(group)
     step.reshard(group)

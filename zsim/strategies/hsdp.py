@@ -1,4 +1,5 @@
-"""hsdp: fsdp2 on a 2-D mesh. Parameters are sharded over dp_shard and copied over dp_replicate, where gradients are all-reduced."""
+"""hsdp: fsdp2 on a 2-D mesh. Parameters are sharded over dp_shard and copied over dp_replicate,
+where gradients are all-reduced."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from zsim.strategies.building.training import Training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(fsdp2.Options):
-    """fsdp2's options, and `all_reduce`: after "every" micro-batch that synchronises, or the "last" only (set_requires_all_reduce).
+    """fsdp2's options, and `all_reduce`: after "every" micro-batch that synchronises, or the "last"
+    only (set_requires_all_reduce).
 
-    With "last" each rank keeps its shard of what the others of its dp_shard group summed, until the step's last micro-batch.
+    With "last" each rank keeps its shard of what the others of its dp_shard group summed, until the
+    step's last micro-batch.
     """
 
     all_reduce: fsdp2.When = "every"

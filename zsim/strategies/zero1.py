@@ -1,9 +1,11 @@
-"""ZeRO-1: every rank keeps all parameters and gradients, and steps only its own shard of the optimizer's states.
+"""ZeRO-1: every rank keeps all parameters and gradients, and steps only its own shard of the
+optimizer's states.
 
-Two forms. "all_reduce" averages whole gradients and uses a slice of them: 50 % more traffic than DDP. "reduce_scatter"
-averages only the slice that is used: as much traffic as DDP. Both all-gather the stepped parameters.
-Parameters that get no gradient lie in flat buffers of their own, which are not reduced, stepped or gathered.
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054, §5.1.
+Two forms. "all_reduce" averages whole gradients and uses a slice of them: 50 % more traffic than
+DDP. "reduce_scatter" averages only the slice that is used: as much traffic as DDP. Both all-gather
+the stepped parameters. Parameters that get no gradient lie in flat buffers of their own, which are
+not reduced, stepped or gathered. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+Trillion Parameter Models", arXiv 1910.02054, §5.1.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from zsim.strategies.flat_buffer.step import FlatStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`form` of the reduction; `granularity` of the flat buffers: "unit", "parameter" or a bucket size in bytes."""
+    """`form` of the reduction; `granularity` of the flat buffers: "unit", "parameter" or a bucket
+    size in bytes."""
 
     form: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
     granularity: Granularity = "unit"
@@ -34,7 +37,11 @@ class Options:
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
-    reduce = FlatStep.all_reduce_gradients if options.form == "all_reduce" else FlatStep.reduce_scatter_in_place
+    reduce = (
+        FlatStep.all_reduce_gradients
+        if options.form == "all_reduce"
+        else FlatStep.reduce_scatter_in_place
+    )
     return building.spmd(
         mesh,
         construction=layout.construction(model, sharded=False),
@@ -51,7 +58,8 @@ def _step(model: FlatModel, reduce: Callable[[FlatStep, FlatGroup], None], *, fi
 
 
 def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], None]) -> None:
-    """Every micro-batch; a group's gradients are reduced as soon as the last module that reads it has run backward."""
+    """Every micro-batch; a group's gradients are reduced as soon as the last module that reads it
+    has run backward."""
     training = step.model.training
     backward = training.backward_modules
     ready = step.model.last_users(backward)

@@ -1,6 +1,8 @@
-"""ZeRO-2: as ZeRO-1, and gradients are reduce-scattered during backward: each rank keeps its shard, the whole is freed.
+"""ZeRO-2: as ZeRO-1, and gradients are reduce-scattered during backward: each rank keeps its shard,
+the whole is freed.
 
-Rajbhandari et al., arXiv 1910.02054, §5.2. With `sync = "last"` the whole gradients live through all micro-batches.
+Rajbhandari et al., arXiv 1910.02054, §5.2. With `sync = "last"` the whole gradients live through
+all micro-batches.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _step(model: FlatModel, *, first: bool) -> Step:
-    step = FlatStep(model, gradient_kind="unsharded_gradients" if model.num_shards > 1 else "gradients")
+    step = FlatStep(
+        model, gradient_kind="unsharded_gradients" if model.num_shards > 1 else "gradients"
+    )
     zero1.forward_backward(step, FlatStep.reduce_scatter_gradients)
     zero1.finish(step, first=first)
     return step.step

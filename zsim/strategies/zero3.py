@@ -1,10 +1,12 @@
-"""ZeRO-3: parameters, gradients and optimizer states are all sharded; a unit is gathered only around its compute.
+"""ZeRO-3: parameters, gradients and optimizer states are all sharded; a unit is gathered only
+around its compute.
 
-Forward: gather, compute, free. Backward: gather, compute, free, reduce-scatter. `lookahead` gathers that many modules
-ahead of the one that computes. Rajbhandari et al., arXiv 1910.02054, §5.3. A group that several modules read (the
-root's, tied weights, buckets that cross units) stays gathered from its first to its last reader of a pass.
-Parameters that get no gradient are sharded too, in flat buffers of their own: gathered beside the trained ones of their unit
-wherever a module reads them, in backward for the gradient of its input, and never reduced or stepped.
+Forward: gather, compute, free. Backward: gather, compute, free, reduce-scatter. `lookahead` gathers
+that many modules ahead of the one that computes. Rajbhandari et al., arXiv 1910.02054, §5.3. A
+group that several modules read (the root's, tied weights, buckets that cross units) stays gathered
+from its first to its last reader of a pass. Parameters that get no gradient are sharded too, in
+flat buffers of their own: gathered beside the trained ones of their unit wherever a module reads
+them, in backward for the gradient of its input, and never reduced or stepped.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ MAX_LOOKAHEAD = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`lookahead`: modules gathered ahead; `granularity`: "unit", "parameter" or a bucket size in bytes."""
+    """`lookahead`: modules gathered ahead; `granularity`: "unit", "parameter" or a bucket size in
+    bytes."""
 
     lookahead: int = 1
     granularity: Granularity = "unit"
@@ -40,13 +43,19 @@ class Options:
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
     """What cannot be asked for, with the scenario's key in front."""
     if options.lookahead > MAX_LOOKAHEAD:
-        yield f"strategy.lookahead: expected at most {MAX_LOOKAHEAD}, found {options.lookahead}; with so many ahead nothing is sharded"
+        yield (
+            f"strategy.lookahead: expected at most {MAX_LOOKAHEAD}, found {options.lookahead}; "
+            f"with so many ahead nothing is sharded"
+        )
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of one step on the axis dp_shard; on one rank there is nothing to shard and it is ZeRO-1's."""
+    """The Program of one step on the axis dp_shard; on one rank there is nothing to shard and it is
+    ZeRO-1's."""
     if mesh.size(layout.AXIS) == 1:
-        return zero1.plan(training, mesh=mesh, options=zero1.Options(granularity=options.granularity))
+        return zero1.plan(
+            training, mesh=mesh, options=zero1.Options(granularity=options.granularity)
+        )
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     return building.spmd(
         mesh,
@@ -79,7 +88,8 @@ def forward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: in
 
 
 def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
-    """Gather, compute, free and reduce-scatter what is whole; `modules` come in the order of backward."""
+    """Gather, compute, free and reduce-scatter what is whole; `modules` come in the order of
+    backward."""
     done, ready = _last_users(step.model, modules), step.model.last_users(modules)
     for i, module in enumerate(modules):
         step.unshard(*_needed(step.model, modules[i : i + 1 + lookahead]))
@@ -90,10 +100,13 @@ def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: i
                 step.reduce_scatter_gradients(group)
 
 
-def _last_users(model: FlatModel, modules: tuple[LoweredModule, ...]) -> dict[str, tuple[FlatGroup, ...]]:
+def _last_users(
+    model: FlatModel, modules: tuple[LoweredModule, ...]
+) -> dict[str, tuple[FlatGroup, ...]]:
     """By module: the groups that no later module of the same round needs.
 
-    A round ends where a module would run again that ran in it already, but for one that runs several times in a row.
+    A round ends where a module would run again that ran in it already, but for one that runs
+    several times in a row.
     """
     paths = {module.fqn: module.path for module in model.training.model.modules}
     rounds: list[list[LoweredModule]] = [[]]
@@ -106,7 +119,11 @@ def _last_users(model: FlatModel, modules: tuple[LoweredModule, ...]) -> dict[st
         rounds[-1].append(module)
         seen.add(path)
     last = [model.last_users(one) for one in rounds]
-    return {module.fqn: users[module.fqn] for one, users in zip(rounds, last, strict=True) for module in one}
+    return {
+        module.fqn: users[module.fqn]
+        for one, users in zip(rounds, last, strict=True)
+        for module in one
+    }
 
 
 def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatGroup, ...]:

@@ -1,8 +1,10 @@
-"""torch's ZeroRedundancyOptimizer under DDP: parameters and gradients stay whole, each optimizer state has one owner.
+"""torch's ZeroRedundancyOptimizer under DDP: parameters and gradients stay whole, each optimizer
+state has one owner.
 
-Whole parameters go greedily to ranks, largest first; after its own step every rank broadcasts each parameter it owns.
-Ranks differ, so each has its own program. The optimizer steps the parameters in their own dtype, without a master copy.
-Source: torch/distributed/optim/zero_redundancy_optimizer.py.
+Whole parameters go greedily to ranks, largest first; after its own step every rank broadcasts each
+parameter it owns. Ranks differ, so each has its own program. The optimizer steps the parameters in
+their own dtype, without a master copy. Source:
+torch/distributed/optim/zero_redundancy_optimizer.py.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ __all__ = ["Options", "kinds", "owned_parameters", "plan"]
 
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
-    """By rank: the parameters that it owns, largest first, as the optimizer keeps them; unused ones too, which it never steps."""
+    """By rank: the parameters that it owns, largest first, as the optimizer keeps them; unused ones
+    too, which it never steps."""
     parameters = buckets.reduced_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
     owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]
-    for parameter, owner in sorted(zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel):
+    for parameter, owner in sorted(
+        zip(parameters, owners, strict=True), key=lambda pair: -pair[0].numel
+    ):
         owned[owner].append(parameter)
     return tuple(map(tuple, owned))
 
@@ -40,7 +45,8 @@ def kinds(model: ModelSpec, mesh: Mesh) -> int:
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Programs of one step on the axis dp_replicate; ranks whose parameters are as large, one by one, share one."""
+    """The Programs of one step on the axis dp_replicate; ranks whose parameters are as large, one
+    by one, share one."""
     model = ddp.under_ddp(training, mesh=mesh, options=options)
     owned = owned_parameters(training, num_ranks=model.num_replicas)
     construction = tuple(_construction(model).ops)
@@ -55,7 +61,9 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         kind = kinds.setdefault(stepped, len(kinds))
         assignment.append(kind)
         if kind == len(programs):
-            first, steady = (_step(step.copy(), owned, stepped=stepped, first=step is same[0]) for step in same)
+            first, steady = (
+                _step(step.copy(), owned, stepped=stepped, first=step is same[0]) for step in same
+            )
             programs.append(rank_program(construction, first=first, steady=steady, second=second))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
@@ -64,7 +72,10 @@ def _construction(model: ReplicatedModel) -> Step:
     return replicated_construction.construction(model, has_master=False)
 
 
-def _step(step: ReplicatedStep, owned: tuple[tuple[Parameter, ...], ...], *, stepped: tuple[int, ...], first: bool) -> Step:
+def _step(
+    step: ReplicatedStep, owned: tuple[tuple[Parameter, ...], ...], *, stepped: tuple[int, ...],
+    first: bool,
+) -> Step:
     """The end of a step whose beginning is the same on every rank."""
     model = step.model
     done = step.optimizer(stepped, first=first, has_master=False)
@@ -74,7 +85,9 @@ def _step(step: ReplicatedStep, owned: tuple[tuple[Parameter, ...], ...], *, ste
     return step.step
 
 
-def _broadcast(step: Step, model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, after: int) -> None:
+def _broadcast(
+    step: Step, model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, after: int
+) -> None:
     """Parameter by parameter, all of rank 0's first."""
     for root, parameters in enumerate(owned):
         for parameter in parameters:

@@ -18,7 +18,7 @@ model = { family = "gpt", sizes = { num_layers = 2, hidden_size = 8, num_heads =
 batch = { micro_batch = 2, sequence_length = 4, accumulation = 2 }
 cluster = { preset = "cpu-gloo", ranks = 1 }
 strategy = { name = "ddp", sync = "last" }
-"""
+"""  # noqa: E501
 
 
 class Additions(TorchDispatchMode):
@@ -30,7 +30,11 @@ class Additions(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         added = [one for one in args if isinstance(one, torch.Tensor)]
-        if "add" in str(func) and len(added) == 2 and all(tuple(one.shape) in self.shapes for one in added):
+        if (
+            "add" in str(func)
+            and len(added) == 2
+            and all(tuple(one.shape) in self.shapes for one in added)
+        ):
             self.found[added[0].numel()] += 1
         return func(*args, **(kwargs or {}))
 
@@ -43,5 +47,14 @@ def test_the_second_micro_batch_adds_each_gradient_once_more_than_the_first() ->
         with Additions({tuple(parameter.shape) for parameter in model.parameters()}) as additions:
             model(x, targets).backward()
         counts.append(additions.found)
-    ours = Counter(k.flops for op in plan(case, device="cpu").ranks[0].steady for k in op.kernels if k.operator == ACCUMULATE)
-    assert counts[1] - counts[0] == ours == Counter(parameter.numel() for parameter in model.parameters())
+    ours = Counter(
+        k.flops
+        for op in plan(case, device="cpu").ranks[0].steady
+        for k in op.kernels
+        if k.operator == ACCUMULATE
+    )
+    assert (
+        counts[1] - counts[0]
+        == ours
+        == Counter(parameter.numel() for parameter in model.parameters())
+    )

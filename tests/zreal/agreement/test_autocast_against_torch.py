@@ -1,4 +1,5 @@
-"""torch.autocast around forward: every phase's bytes and collectives, and the training itself, against real steps."""
+"""torch.autocast around forward: every phase's bytes and collectives, and the training itself,
+against real steps."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ FULL = 'activation_checkpointing = { mode = "full" }'
 SAVE = 'activation_checkpointing = { mode = "selective", save = ["linear", "attention"] }'
 
 
-def scenario(strategy: str, *, model: str = "gpt-tiny", ranks: int = 2, autocast: str = "bf16", more: str = "") -> Scenario:
+def scenario(
+    strategy: str, *, model: str = "gpt-tiny", ranks: int = 2, autocast: str = "bf16",
+    more: str = "",
+) -> Scenario:
     ranks = 4 if "reshard" in strategy or "hsdp" in strategy else ranks
     text = f"""
 model = {{ preset = "{model}"{"" if "mlp" in model else ", num_layers = 2"} }}
@@ -36,23 +40,40 @@ precision = {{ parameters = "fp32", reduce = "fp32", autocast = "{autocast}" }}
 
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    one_in(2, [
-        ('name = "fsdp2"', {"model": "llama-tiny", "more": FULL}),
-        ('name = "fsdp2", reshard_after_forward = 2, sync = "last"', {"model": "mlp-uneven"}),
-        ('name = "hsdp", dp_replicate = 2, dp_shard = 2', {"model": "mlp-uneven", "autocast": "fp16"}),
-        ('name = "ddp", gradient_as_bucket_view = true', {"more": FULL}),
-        ('name = "zero_redundancy", sync = "last"', {"model": "mlp-uneven"}),
-        ('name = "zero1", form = "all_reduce"', {"model": "mlp-uneven", "more": FULL}),
-        ('name = "zero2", granularity = "parameter"', {"model": "mlp-uneven"}),
-        ('name = "zero3", lookahead = 2, granularity = "900 B"', {"model": "llama-tiny", "more": SAVE}),
-    ]),
+    one_in(
+        2,
+        [
+            ('name = "fsdp2"', {"model": "llama-tiny", "more": FULL}),
+            ('name = "fsdp2", reshard_after_forward = 2, sync = "last"', {"model": "mlp-uneven"}),
+            (
+                'name = "hsdp", dp_replicate = 2, dp_shard = 2',
+                {"model": "mlp-uneven", "autocast": "fp16"},
+            ),
+            ('name = "ddp", gradient_as_bucket_view = true', {"more": FULL}),
+            ('name = "zero_redundancy", sync = "last"', {"model": "mlp-uneven"}),
+            ('name = "zero1", form = "all_reduce"', {"model": "mlp-uneven", "more": FULL}),
+            ('name = "zero2", granularity = "parameter"', {"model": "mlp-uneven"}),
+            (
+                'name = "zero3", lookahead = 2, granularity = "900 B"',
+                {"model": "llama-tiny", "more": SAVE},
+            ),
+        ],
+    ),
 )
-def test_autocast_is_exact_in_order_bytes_and_memory(strategy: str, options: dict[str, str]) -> None:
+def test_autocast_is_exact_in_order_bytes_and_memory(
+    strategy: str, options: dict[str, str]
+) -> None:
     case = scenario(strategy, **options)
     measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks)))
+    predicted = SimBackend("cpu").run(
+        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
+    )
     checks = compare(predicted, measured)
-    assert [one.detail for one in checks if one.status != "unsupported" and not one.detail.startswith("exact")] == []
+    assert [
+        one.detail
+        for one in checks
+        if one.status != "unsupported" and not one.detail.startswith("exact")
+    ] == []
 
 
 @pytest.mark.parametrize("strategy", ['name = "fsdp2"', 'name = "zero3"'])
@@ -64,7 +85,10 @@ def test_observer_executor_and_reference_train_alike_under_autocast(strategy: st
         else:
             losses = execute(case, plan(case, device="cpu"), rank=0, steps=3).losses
     assert tuple(losses) == reference.reference(case, steps=3).losses
-    assert tuple(losses) != reference.reference(scenario(strategy, ranks=1, autocast="none"), steps=3).losses
+    assert (
+        tuple(losses)
+        != reference.reference(scenario(strategy, ranks=1, autocast="none"), steps=3).losses
+    )
 
 
 def test_autocast_is_left_when_forward_is_over() -> None:

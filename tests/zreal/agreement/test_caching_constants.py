@@ -1,4 +1,5 @@
-"""The constants of the caching allocator are those of the headers of the torch that is installed, CPU wheels included."""
+"""The constants of the caching allocator are those of the headers of the torch that is installed,
+CPU wheels included."""
 
 from __future__ import annotations
 
@@ -38,5 +39,7 @@ def test_a_constant_is_that_of_torch(header, constant, value):
 
 
 def test_a_large_segment_is_as_large_as_torch_makes_it_and_blocks_of_any_size_may_be_split(header):
-    assert re.findall(r"large_segment_size_\{(\d+)\}", header) == [str(caching_allocator.LARGE_SEGMENT)]
+    assert re.findall(r"large_segment_size_\{(\d+)\}", header) == [
+        str(caching_allocator.LARGE_SEGMENT)
+    ]
     assert "max_split_size_{std::numeric_limits<size_t>::max()}" in header

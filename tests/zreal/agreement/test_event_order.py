@@ -1,10 +1,12 @@
-"""Every allocation and every free of a step, in order: torch on the fake process group against the Program.
+"""Every allocation and every free of a step, in order: torch on the fake process group against the
+Program.
 
-Of small models with one option at a time, and of 50 draws of the matrix with all of them; those of ZeRO, which torch does not
-have, are not among them.
+Of small models with one option at a time, and of 50 draws of the matrix with all of them; those of
+ZeRO, which torch does not have, are not among them.
 
-Frees that follow one another are put in order of size: which of several references goes first when a frame of Python or a node of
-autograd ends changes no byte in use at any allocation. Nothing is left out.
+Frees that follow one another are put in order of size: which of several references goes first when
+a frame of Python or a node of autograd ends changes no byte in use at any allocation. Nothing is
+left out.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ MODELS = {
     "llama explicit": '{ preset = "llama-tiny", num_layers = 2, attention = "explicit" }',
     "llama sdpa": '{ preset = "llama-tiny", num_layers = 2 }',
     "gpt math": f'{{ family = "gpt", sizes = {{ {SMALL}, attention = "math" }} }}',
-    "llama math": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, attention = "math" }} }}',
+    "llama math": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, attention = "math" '
+                  f'}} }}',
     "llama tied": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 2, tied = true }} }}',
-    "llama ungrouped": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 4, attention = "explicit" }} }}',
+    "llama ungrouped": f'{{ family = "llama", sizes = {{ {SMALL}, num_kv_heads = 4, attention = '
+                       f'"explicit" }} }}',
 }
 STRATEGIES = {
     "fsdp2": 'name = "fsdp2"',
@@ -79,7 +83,7 @@ cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {STRATEGIES.get(strategy, strategy)} }}
 precision = {{ parameters = "{parameters}", reduce = "fp32", autocast = "{autocast}" }}
 activation_checkpointing = {{ {CHECKPOINTING[again]} }}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="order.toml")
 
 
@@ -125,7 +129,9 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
                         loss.backward()
                         del loss
                 if case.optimizer.clip_norm:
-                    clip = subject.clip or (lambda norm: clip_grad_norm_(subject.module.parameters(), norm))
+                    clip = subject.clip or (
+                        lambda norm: clip_grad_norm_(subject.module.parameters(), norm)
+                    )
                     clip(case.optimizer.clip_norm)
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
@@ -134,7 +140,8 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
 
 
 def of_program(case: Scenario, *, step: int = 3) -> list[int]:
-    """The events of rank 0's first, second or any later step; of wrapping the model for the step 0."""
+    """The events of rank 0's first, second or any later step; of wrapping the model for the step 0.
+    """
     program = plan(case, device="cpu").of_rank(0)
     steps = (program.construction, program.first, program.second, program.steady)
     live: dict[str, int] = {}
@@ -156,9 +163,12 @@ def deltas(ops: Iterable[Op], live: dict[str, int]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("model", "strategy", "parameters"), one_in(3, itertools.product(MODELS, STRATEGIES, ["fp32", "bf16"]))
+    ("model", "strategy", "parameters"),
+    one_in(3, itertools.product(MODELS, STRATEGIES, ["fp32", "bf16"])),
 )
-def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, strategy: str, parameters: str) -> None:
+def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(
+    model: str, strategy: str, parameters: str
+) -> None:
     case = scenario(model, strategy, parameters=parameters)
     assert of_program(case) == of_torch(case)
 
@@ -166,36 +176,66 @@ def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(model: str, s
 BUCKETS = [
     f'name = "{name}", bucket_cap_mb = 0.002{options}'
     for name in ("ddp", "zero_redundancy")
-    for options in ("", ", gradient_as_bucket_view = true", ', sync = "last"', ', sync = "last", gradient_as_bucket_view = true')
+    for options in (
+        "", ", gradient_as_bucket_view = true", ', sync = "last"',
+        ', sync = "last", gradient_as_bucket_view = true',
+    )
 ]
 
 
-@pytest.mark.parametrize("strategy", [*BUCKETS, BUCKETS[0] + ", find_unused_parameters = true", 'name = "fsdp2"', 'name = "hsdp"'])
+@pytest.mark.parametrize(
+    "strategy",
+    [*BUCKETS, BUCKETS[0] + ", find_unused_parameters = true", 'name = "fsdp2"', 'name = "hsdp"'],
+)
 @pytest.mark.parametrize(("parameters", "accumulation"), [("fp32", 1), ("bf16", 2)])
 def test_so_does_that_of_the_first_and_second_step_in_which_ddp_rebuilds_its_buckets(
     strategy: str, parameters: str, accumulation: int
 ) -> None:
     mesh = ", dp_replicate = 2, dp_shard = 2" if "hsdp" in strategy else ""
-    case = scenario("mlp", strategy + mesh, parameters=parameters, ranks=4 if mesh else 3, accumulation=accumulation)
+    case = scenario(
+        "mlp", strategy + mesh, parameters=parameters, ranks=4 if mesh else 3,
+        accumulation=accumulation,
+    )
     program = plan(case, device="cpu").of_rank(0)
-    assert len([op for op in program.steady if op.unit.startswith("bucket") and op.kind == "all_reduce"]) > 1 or "sdp" in strategy
+    assert (
+        len(
+            [
+                op
+                for op in program.steady
+                if op.unit.startswith("bucket") and op.kind == "all_reduce"
+            ]
+        )
+        > 1
+        or "sdp" in strategy
+    )
     assert [of_program(case, step=step) for step in (1, 2)] == of_torchs_steps(case, steps=2)[1:]
 
 
 @pytest.mark.parametrize("views", ["false", "true"])
-def test_ddp_that_finds_unused_parameters_makes_a_storage_for_each_bucket_when_it_wraps_the_model(views: str) -> None:
-    options = f"bucket_cap_mb = 0.002, find_unused_parameters = true, gradient_as_bucket_view = {views}"
+def test_ddp_that_finds_unused_parameters_makes_a_storage_for_each_bucket_when_it_wraps_the_model(
+    views: str
+) -> None:
+    options = (
+        f"bucket_cap_mb = 0.002, find_unused_parameters = true, gradient_as_bucket_view = {views}"
+    )
     case = scenario("mlp", f'name = "ddp", {options}', parameters="fp32", ranks=3)
-    reduced = [op.nbytes for op in plan(case, device="cpu").of_rank(0).steady if op.unit.startswith("bucket.") and op.kind == "all_reduce"]
+    reduced = [
+        op.nbytes
+        for op in plan(case, device="cpu").of_rank(0).steady
+        if op.unit.startswith("bucket.") and op.kind == "all_reduce"
+    ]
     made = [*reduced, 4 * 14, 4 * 14]  # the map of the 14 parameters, on the host and on the device
     assert of_program(case, step=0)[-len(made) :] == of_torch(case, steps=0)[-len(made) :] == made
     assert len(reduced) > 1
 
 
 @pytest.mark.parametrize(
-    ("model", "again", "parameters"), one_in(5, itertools.product(MODELS, ["full", "save", "recompute"], ["fp32", "bf16"]))
+    ("model", "again", "parameters"),
+    one_in(5, itertools.product(MODELS, ["full", "save", "recompute"], ["fp32", "bf16"])),
 )
-def test_recomputation_allocates_and_frees_in_torchs_order(model: str, again: str, parameters: str) -> None:
+def test_recomputation_allocates_and_frees_in_torchs_order(
+    model: str, again: str, parameters: str
+) -> None:
     case = scenario(model, "fsdp2", parameters=parameters, again=again)
     assert of_program(case) == of_torch(case)
 
@@ -204,18 +244,26 @@ GROUPS = {
     "one shard": ('name = "fsdp2"', 1),
     "two replicas of one shard": ('name = "hsdp", dp_replicate = 2, dp_shard = 1', 2),
     "resharded to two": ('name = "fsdp2", reshard_after_forward = 2', 4),
-    "replicas reduced last": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', 4),
-    "flat": ('name = "fsdp1", dp_shard = 2', 2),
-    "offloaded": ('name = "fsdp2", offload = true', 2),
+    "replicas reduced last": (
+        'name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', 4
+    ),
+    "flat": ('name = "fsdp1", dp_shard = 2', 2), "offloaded": ('name = "fsdp2", offload = true', 2),
     "offloaded, one shard": ('name = "fsdp2", offload = true', 1),
     "offloaded, resharded to two": ('name = "fsdp2", reshard_after_forward = 2, offload = true', 4),
 }
 
 
-@pytest.mark.parametrize(("group", "parameters", "accumulation"), one_in(3, itertools.product(GROUPS, ["fp32", "bf16"], [1, 3])))
-def test_groups_of_any_form_allocate_and_free_in_torchs_order(group: str, parameters: str, accumulation: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "parameters", "accumulation"),
+    one_in(3, itertools.product(GROUPS, ["fp32", "bf16"], [1, 3])),
+)
+def test_groups_of_any_form_allocate_and_free_in_torchs_order(
+    group: str, parameters: str, accumulation: int
+) -> None:
     strategy, ranks = GROUPS[group]
-    case = scenario("gpt sdpa", strategy, parameters=parameters, accumulation=accumulation, ranks=ranks)
+    case = scenario(
+        "gpt sdpa", strategy, parameters=parameters, accumulation=accumulation, ranks=ranks
+    )
     assert of_program(case) == of_torch(case)
 
 
@@ -231,8 +279,12 @@ def test_groups_of_any_form_allocate_and_free_in_torchs_order(group: str, parame
 def test_a_block_resharded_to_two_holds_what_it_was_called_with_until_its_shard_is_made(
     model: str, parameters: str, again: str, frozen: str
 ) -> None:
-    """Nothing else does: these let go of their input at the end of forward, as frozen ones and those that cast it keep none."""
-    case = scenario(model, GROUPS["resharded to two"][0], parameters=parameters, again=again, frozen=frozen, ranks=4)
+    """Nothing else does: these let go of their input at the end of forward, as frozen ones and
+    those that cast it keep none."""
+    case = scenario(
+        model, GROUPS["resharded to two"][0], parameters=parameters, again=again, frozen=frozen,
+        ranks=4,
+    )
     assert of_program(case) == of_torch(case)
 
 
@@ -242,7 +294,9 @@ def test_one_sequence_is_flattened_with_fewer_copies_than_two(model: str) -> Non
     assert of_program(case) == of_torch(case)
 
 
-@pytest.mark.parametrize(("parameters", "autocast"), [("fp32", "none"), ("bf16", "none"), ("fp32", "bf16")])
+@pytest.mark.parametrize(
+    ("parameters", "autocast"), [("fp32", "none"), ("bf16", "none"), ("fp32", "bf16")]
+)
 def test_logits_are_cast_before_the_loss_in_torchs_order(parameters: str, autocast: str) -> None:
     model = f'{{ family = "gpt", sizes = {{ {SMALL}, loss_dtype = "float32" }} }}'
     case = scenario(model, "ddp", parameters=parameters, autocast=autocast)
@@ -252,31 +306,35 @@ def test_logits_are_cast_before_the_loss_in_torchs_order(parameters: str, autoca
 @pytest.mark.parametrize(
     ("model", "strategy", "again"),
     [
-        ("mlp", "fsdp2", "none"),
-        ("mlp", "ddp", "full"),
-        ("gpt explicit", "fsdp2 resharding", "none"),
-        ("gpt explicit", "ddp", "recompute"),
-        ("gpt sdpa", "zero_redundancy", "save"),
-        ("llama sdpa", "fsdp2", "full"),
-        ("llama sdpa", "fsdp2", "save every second"),
-        ("llama tied", "fsdp2", "none"),
+        ("mlp", "fsdp2", "none"), ("mlp", "ddp", "full"),
+        ("gpt explicit", "fsdp2 resharding", "none"), ("gpt explicit", "ddp", "recompute"),
+        ("gpt sdpa", "zero_redundancy", "save"), ("llama sdpa", "fsdp2", "full"),
+        ("llama sdpa", "fsdp2", "save every second"), ("llama tied", "fsdp2", "none"),
         ("llama ungrouped", "fsdp2", "recompute"),
     ],
 )
-def test_autocast_casts_keeps_and_lets_go_in_torchs_order(model: str, strategy: str, again: str) -> None:
+def test_autocast_casts_keeps_and_lets_go_in_torchs_order(
+    model: str, strategy: str, again: str
+) -> None:
     case = scenario(model, strategy, parameters="fp32", again=again, autocast="bf16")
     assert of_program(case) == of_torch(case)
 
 
 @cache
 def draws() -> tuple[Scenario, ...]:
-    """Fifty of the matrix's draws of at most 8 ranks, not traced, whose strategy torch has itself, spread over all of them."""
+    """Fifty of the matrix's draws of at most 8 ranks, not traced, whose strategy torch has itself,
+    spread over all of them."""
     wanted = re.compile(r'ranks = [1-8] }\n.*name = "(ddp|fsdp2|hsdp|zero_r)')
     texts = [text for text in matrix() if wanted.search(text) and "traced = " not in text]
-    return tuple(parse(texts[place * len(texts) // 50].encode(), where="matrix.toml") for place in range(50))
+    return tuple(
+        parse(texts[place * len(texts) // 50].encode(), where="matrix.toml") for place in range(50)
+    )
 
 
-@pytest.mark.parametrize("place", [pytest.param(n, marks=[] if n in QUICK_DRAWS else [pytest.mark.slow]) for n in range(50)])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(n, marks=[] if n in QUICK_DRAWS else [pytest.mark.slow]) for n in range(50)],
+)
 def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(place: int) -> None:
     case = draws()[place]
     assert [of_program(case, step=step) for step in (1, 2, 3)] == of_torchs_steps(case)[1:]
@@ -285,8 +343,14 @@ def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(place: int) -
 @cache
 def flat_draws() -> tuple[Scenario, ...]:
     """Twenty of the matrix's draws of fsdp1, as `draws` takes them."""
-    texts = [text for text in matrix() if re.search(r'ranks = [1-8] }\n.*name = "fsdp1"', text) and "traced = " not in text]
-    return tuple(parse(texts[place * len(texts) // 20].encode(), where="matrix.toml") for place in range(20))
+    texts = [
+        text
+        for text in matrix()
+        if re.search(r'ranks = [1-8] }\n.*name = "fsdp1"', text) and "traced = " not in text
+    ]
+    return tuple(
+        parse(texts[place * len(texts) // 20].encode(), where="matrix.toml") for place in range(20)
+    )
 
 
 @pytest.mark.parametrize("place", one_in(9, range(20)))
@@ -295,14 +359,17 @@ def test_every_allocation_and_free_of_a_draw_of_fsdp1_comes_in_torchs_order(plac
     assert [of_program(case, step=step) for step in (1, 2, 3)] == of_torchs_steps(case)[1:]
 
 
-@pytest.mark.parametrize("strategy", ['name = "fsdp2", sync = "last"', 'name = "ddp", sync = "last"'])
+@pytest.mark.parametrize(
+    "strategy", ['name = "fsdp2", sync = "last"', 'name = "ddp", sync = "last"']
+)
 def test_a_norm_after_two_forwards_accumulates_once_its_node_is_over(strategy: str) -> None:
-    """Its weight's and its bias's sums both wait, until both are made, for what earlier micro-batches have left."""
+    """Its weight's and its bias's sums both wait, until both are made, for what earlier
+    micro-batches have left."""
     text = f"""
 model = {{ family = "gpt", sizes = {{ num_layers = 1, hidden_size = 8, num_heads = 1, vocabulary = 5 }} }}
 batch = {{ micro_batch = 2, sequence_length = 2, accumulation = 2, forwards = 2 }}
 cluster = {{ preset = "cpu-gloo", ranks = 2 }}
 strategy = {{ {strategy} }}
-"""
+"""  # noqa: E501
     case = parse(text.encode(), where="order.toml")
     assert of_program(case) == of_torch(case)

@@ -1,4 +1,5 @@
-"""fsdp1 as predicted against torch's own FullyShardedDataParallel on the fake process group: order, bytes and memory, all exact."""
+"""fsdp1 as predicted against torch's own FullyShardedDataParallel on the fake process group: order,
+bytes and memory, all exact."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ OPTIONS = (
     ', backward_prefetch = "post"',
     ', backward_prefetch = "none", use_orig_params = true',
     ", forward_prefetch = true",
-    ', sharding = "grad_op", forward_prefetch = true, backward_prefetch = "post", use_orig_params = true, limit_all_gathers = false',
+    ', sharding = "grad_op", forward_prefetch = true, backward_prefetch = "post", '
+    'use_orig_params = true, limit_all_gathers = false',
 )
 OPTIMIZERS = (
     'name = "adamw"',
@@ -55,7 +57,7 @@ strategy = {{ name = "fsdp1", dp_replicate = {mesh[0]}, dp_shard = {mesh[1]}, sy
 precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
 optimizer = {{ {optimizer} }}
 {more}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="fsdp1.toml")
 
 
@@ -63,11 +65,15 @@ CASES = list(itertools.product(OPTIONS, PRECISIONS, ACCUMULATIONS))
 
 
 @pytest.mark.parametrize(("options", "precision", "accumulation"), one_in(17, CASES))
-def test_fsdp1_of_uneven_mlp_is_exact(options: str, precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
-    """Each rank of four in turn, with each optimizer in turn; the last shard of each flat parameter is padded."""
+def test_fsdp1_of_uneven_mlp_is_exact(
+    options: str, precision: tuple[str, str], accumulation: tuple[int, str]
+) -> None:
+    """Each rank of four in turn, with each optimizer in turn; the last shard of each flat parameter
+    is padded."""
     place = CASES.index((options, precision, accumulation))
     case = scenario(
-        "mlp-uneven", options, precision=precision, accumulation=accumulation, optimizer=OPTIMIZERS[place // 5 % 4]
+        "mlp-uneven", options, precision=precision, accumulation=accumulation,
+        optimizer=OPTIMIZERS[place // 5 % 4],
     )
     assert differences(case, rank=place % 4) == []
 
@@ -80,16 +86,25 @@ def test_fsdp1_of_uneven_mlp_is_exact(options: str, precision: tuple[str, str], 
     ],
 )
 def test_fsdp1_of_transformers_is_exact(model: str, mesh: tuple[int, int], options: str) -> None:
-    """Tied weights of the root, blocks recomputed; replicas reduce shards that are divided before and after."""
+    """Tied weights of the root, blocks recomputed; replicas reduce shards that are divided before
+    and after."""
     more = 'activation_checkpointing = { mode = "full" }' if "llama" in model else ""
-    case = scenario(model, options, mesh=mesh, precision=("bf16", "fp32"), accumulation=(2, "every"), more=more)
+    case = scenario(
+        model, options, mesh=mesh, precision=("bf16", "fp32"), accumulation=(2, "every"), more=more
+    )
     assert differences(case, rank=case.world_size - 1) == []
 
 
 @pytest.mark.parametrize(("mesh", "options"), [((1, 64), ", use_orig_params = true"), ((8, 8), "")])
-def test_fsdp1_is_exact_on_the_last_rank_of_larger_worlds(mesh: tuple[int, int], options: str) -> None:
-    """Of 64 shards the root's last is nothing but padding: its gradient is forgotten between micro-batches."""
-    assert differences(scenario("mlp-tiny", options, mesh=mesh, accumulation=(2, "every")), rank=63) == []
+def test_fsdp1_is_exact_on_the_last_rank_of_larger_worlds(
+    mesh: tuple[int, int], options: str
+) -> None:
+    """Of 64 shards the root's last is nothing but padding: its gradient is forgotten between
+    micro-batches."""
+    assert (
+        differences(scenario("mlp-tiny", options, mesh=mesh, accumulation=(2, "every")), rank=63)
+        == []
+    )
 
 
 MARKS = {
@@ -107,7 +122,9 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
         model = modules.build(case.model, seed=case.seed)
         subject = SUBJECTS[case.strategy](case, model, mesh)
         for step in range(steps):
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profiler:
                 batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 for place, forwards in enumerate(batching.forwards_of(case, batches)):
                     with subject.micro_batch(place == case.batch.accumulation - 1):
@@ -118,14 +135,18 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("options", [', backward_prefetch = "post"', ", forward_prefetch = true", ', sharding = "grad_op"'])
+@pytest.mark.parametrize(
+    "options",
+    [', backward_prefetch = "post"', ", forward_prefetch = true", ', sharding = "grad_op"'],
+)
 def test_the_limiter_makes_the_host_wait_where_torchs_does(options: str) -> None:
     case = scenario("mlp-uneven", options)
     waited(case, seen(case, steps=4))
 
 
 def waited(case: Scenario, real: list[list[str]]) -> None:
-    """As `real`: in the steady step all but the first waits, which are for frees of earlier steps and thus over."""
+    """As `real`: in the steady step all but the first waits, which are for frees of earlier steps
+    and thus over."""
     program = plan(case, device="cpu").ranks[0]
     first, steady = (
         [kind for op in ops if (kind := op.kind.replace("host_wait", "wait")) in MARKS.values()]

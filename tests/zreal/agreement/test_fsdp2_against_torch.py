@@ -1,4 +1,5 @@
-"""fsdp2 and hsdp as predicted against torch's own fully_shard on the fake process group: order, bytes and memory, all exact."""
+"""fsdp2 and hsdp as predicted against torch's own fully_shard on the fake process group: order,
+bytes and memory, all exact."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ name = "{name}", {replicate}dp_shard = {ranks // replicas}, reshard_after_forward = {keep}, sync = "{sync}" }}
 precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
 optimizer = {{ name = "adamw", implementation = "{implementation}" }}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="test.toml")
 
 
@@ -50,13 +51,19 @@ optimizer = {{ name = "adamw", implementation = "{implementation}" }}
 def test_fsdp2_of_uneven_mlp_on_four_ranks_is_exact(
     keep: str, precision: tuple[str, str], accumulation: tuple[int, str]
 ) -> None:
-    case = scenario("mlp-uneven", ranks=4, keep=keep, precision=precision, accumulation=accumulation)
+    case = scenario(
+        "mlp-uneven", ranks=4, keep=keep, precision=precision, accumulation=accumulation
+    )
 
     assert differences(case, rank=3) == []
 
 
-@pytest.mark.parametrize(("precision", "accumulation"), one_in(2, itertools.product(PRECISIONS, ACCUMULATIONS)))
-def test_hsdp_of_mlp_on_two_times_two_ranks_is_exact(precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
+@pytest.mark.parametrize(
+    ("precision", "accumulation"), one_in(2, itertools.product(PRECISIONS, ACCUMULATIONS))
+)
+def test_hsdp_of_mlp_on_two_times_two_ranks_is_exact(
+    precision: tuple[str, str], accumulation: tuple[int, str]
+) -> None:
     case = scenario("mlp-tiny", ranks=4, replicas=2, precision=precision, accumulation=accumulation)
 
     assert differences(case, rank=0) == []
@@ -74,11 +81,18 @@ def test_fsdp2_of_mlp_is_exact_on_the_last_rank_of_any_world(ranks: int) -> None
 def test_fsdp2_of_transformers_is_exact(
     model: str, precision: tuple[str, str], accumulation: tuple[int, str]
 ) -> None:
-    assert differences(scenario(model, ranks=4, precision=precision, accumulation=accumulation), rank=0) == []
+    assert (
+        differences(
+            scenario(model, ranks=4, precision=precision, accumulation=accumulation), rank=0
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop", "fused"])
-def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer(implementation: str) -> None:
+def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer(
+    implementation: str
+) -> None:
     assert differences(scenario("mlp-small", ranks=2, implementation=implementation), rank=0) == []
 
 
@@ -88,7 +102,8 @@ EXACT = scenario_texts(families=("mlp", "gpt"), strategies=("fsdp2", "hsdp"))
 @settings(max_examples=8)
 @given(text=EXACT, data=st.data())
 def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObject) -> None:
-    """One rank and many, one shard or one replica, odd widths, every option: order, bytes, peaks and what is held by kind."""
+    """One rank and many, one shard or one replica, odd widths, every option: order, bytes, peaks
+    and what is held by kind."""
     case = parse(text.encode(), where="random.toml")
 
     assert differences(case, rank=data.draw(st.integers(0, case.world_size - 1))) == []
@@ -96,7 +111,12 @@ def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObjec
 
 @pytest.mark.parametrize(
     ("mesh", "sync", "precision"),
-    one_in(5, itertools.product([(2, 1), (2, 2), (4, 3)], ["every", "last"], [*PRECISIONS, ("fp32", "bf16")])),
+    one_in(
+        5,
+        itertools.product(
+            [(2, 1), (2, 2), (4, 3)], ["every", "last"], [*PRECISIONS, ("fp32", "bf16")]
+        ),
+    ),
 )
 def test_replicas_reduced_after_the_last_micro_batch_only_are_exact(
     mesh: tuple[int, int], sync: str, precision: tuple[str, str]
@@ -108,13 +128,15 @@ batch = {{ micro_batch = 2, accumulation = 3 }}
 cluster = {{ preset = "cpu-gloo", ranks = {replicas * shards} }}
 strategy = {{ name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, all_reduce = "last", sync = "{sync}" }}
 precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
-"""
+"""  # noqa: E501
     case = parse(text.encode(), where="test.toml")
     assert differences(case, rank=case.world_size - 1) == []
     steady = plan(case, device="cpu").of_rank(0).steady
     kinds = [op.kind for op in steady]
     assert kinds.count("all_reduce") == len(case.model.units)
-    assert kinds.count("reduce_scatter") == len(case.model.units) * (3 if sync == "every" else 1) * (shards > 1)
+    assert kinds.count("reduce_scatter") == len(case.model.units) * (
+        3 if sync == "every" else 1
+    ) * (shards > 1)
 
 
 MESHES = [(1, 1), (1, 4), (4, 1), (3, 5), (16, 64), (4, 256)]

@@ -1,7 +1,9 @@
-"""The bytes that are said to move around reductions and the optimizer, against the operands of the calls that our engine makes.
+"""The bytes that are said to move around reductions and the optimizer, against the operands of the
+calls that our engine makes.
 
-Each op of a steady step is carried out under a mode that sees every call: of a copy all bytes are compared, of the optimizer's step those
-of its casts, of backward the zeros that it begins flat gradients with.
+Each op of a steady step is carried out under a mode that sees every call: of a copy all bytes are
+compared, of the optimizer's step those of its casts, of backward the zeros that it begins flat
+gradients with.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Traffic(TorchDispatchMode):
             self.moved += nbytes(args[1]) + 2 * nbytes(args[0])
         elif name in COPIES:
             target = args[0] if name == "_foreach_copy_" else result
-            self.moved += nbytes(target) + nbytes(args[1] if name in ("copy_", "_foreach_copy_") else args[0])
+            self.moved += nbytes(target) + nbytes(
+                args[1] if name in ("copy_", "_foreach_copy_") else args[0]
+            )
         elif name in ZEROS:
             self.moved += nbytes(result)
         return result
@@ -51,7 +55,8 @@ class Traffic(TorchDispatchMode):
 def nbytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes
-    return sum(map(nbytes, value)) if isinstance(value, (list, tuple)) else 0  # numbers move nothing
+    # numbers move nothing
+    return sum(map(nbytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class Watched:
@@ -63,7 +68,9 @@ class Watched:
         for kind in (FlatRank, ReplicatedRank):
             self._watch(kind, monkeypatch)
 
-    def _watch(self, kind: type[FlatRank] | type[ReplicatedRank], monkeypatch: pytest.MonkeyPatch) -> None:
+    def _watch(
+        self, kind: type[FlatRank] | type[ReplicatedRank], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         perform, enter = kind.perform, kind.enter
 
         def performing(rank: Any, op: Op) -> None:
@@ -83,7 +90,8 @@ class Watched:
         monkeypatch.setattr(kind, "enter", entering)
 
     def _stepping(self, rank: Any, op: Op, perform: Any) -> None:
-        """The optimizer's own calls are told from the casts around them: it is watched by a mode of its own, which is not asked."""
+        """The optimizer's own calls are told from the casts around them: it is watched by a mode of
+        its own, which is not asked."""
         with Traffic() as around:
             if rank._optimizer is None:
                 perform(rank, op)
@@ -119,7 +127,8 @@ CASES = list(product(STRATEGIES, PRECISIONS, ("every", "last"), ("fused", "for-l
 
 @pytest.mark.parametrize(("strategy", "precision", "sync", "optimizer"), CASES)
 def test_an_op_moves_what_its_calls_read_and_write(
-    strategy: str, precision: tuple[str, str], sync: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+    strategy: str, precision: tuple[str, str], sync: str, optimizer: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = f"""
 model = {{ preset = "mlp-uneven" }}
@@ -140,8 +149,18 @@ optimizer = {{ name = "adamw", implementation = "{optimizer}" }}
     copies = [op for op in steady if op.kind == "copy"]
     assert copies or precision[0] == precision[1]
     for op in copies:
-        assert watched.by_op[op.index] == sum(kernel.nbytes for kernel in op.kernels), f"op {op.index}: {op.kind} {op.unit} on {op.stream}"
-    fills = [kernel.nbytes for op in steady if op.kind == "backward" for kernel in op.kernels if kernel.operator == "fill"]
+        assert watched.by_op[op.index] == sum(kernel.nbytes for kernel in op.kernels), (
+            f"op {op.index}: {op.kind} {op.unit} on {op.stream}"
+        )
+    fills = [
+        kernel.nbytes
+        for op in steady
+        if op.kind == "backward"
+        for kernel in op.kernels
+        if kernel.operator == "fill"
+    ]
     assert watched.filled == sum(fills)
     (stepped,) = (op for op in steady if (op.kind, op.unit) == ("optimizer", ROOT))
-    assert watched.by_op[stepped.index] == sum(kernel.nbytes for kernel in stepped.kernels if kernel.operator in (MOVE_GRADIENT, "copy"))
+    assert watched.by_op[stepped.index] == sum(
+        kernel.nbytes for kernel in stepped.kernels if kernel.operator in (MOVE_GRADIENT, "copy")
+    )

@@ -1,4 +1,5 @@
-"""A config.json, simulated, against the module that transformers makes of it, trained with dropout: events, bytes and order, all exact."""
+"""A config.json, simulated, against the module that transformers makes of it, trained with dropout:
+events, bytes and order, all exact."""
 
 from __future__ import annotations
 
@@ -54,25 +55,35 @@ GPT2: dict[str, Any] = {
     "eos_token_id": 0,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": LLAMA,
-    "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
+    "llama": LLAMA, "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
     "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
     "mistral, a rest of the width": LLAMA
-    | {"model_type": "mistral", "sliding_window": None, "num_attention_heads": 5, "num_key_value_heads": 1},
+    | {
+        "model_type": "mistral", "sliding_window": None, "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+    },
     "gpt2": GPT2,
     "llama, biases, one head, tied": LLAMA
-    | {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    | {
+        "attention_bias": True, "mlp_bias": True, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "tie_word_embeddings": True,
+    },
     "llama, wide heads, not grouped": LLAMA | {"head_dim": 32, "num_key_value_heads": 4},
     "gpt2, nothing dropped": GPT2 | {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
-    "gpt2, other kernels, untied": GPT2 | {"activation_function": "gelu", "attn_pdrop": 0.0, "tie_word_embeddings": False},
-    "gpt2, tanh, only attention drops": GPT2 | {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "gpt2, other kernels, untied": GPT2
+    | {"activation_function": "gelu", "attn_pdrop": 0.0, "tie_word_embeddings": False},
+    "gpt2, tanh, only attention drops": GPT2
+    | {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
 }
 KINDS = ("llama", "mistral", "qwen2", "gpt2")
-PRECISIONS = {"fp32": ("fp32", "fp32"), "bf16": ("bf16", "fp32"), "bf16 all through": ("bf16", "bf16")}
+PRECISIONS = {
+    "fp32": ("fp32", "fp32"), "bf16": ("bf16", "fp32"), "bf16 all through": ("bf16", "bf16")
+}
 
 
 def scenario(
-    folder: Path, config: str, strategy: str, *, precision: str = "fp32", ranks: int = 2, batch: str = "micro_batch = 2", more: str = ""
+    folder: Path, config: str, strategy: str, *, precision: str = "fp32", ranks: int = 2,
+    batch: str = "micro_batch = 2", more: str = "",
 ) -> Scenario:
     (folder / "config.json").write_text(json.dumps(CONFIGS[config]))
     parameters, reduce = PRECISIONS[precision]
@@ -98,21 +109,29 @@ def lowered_events(case: Scenario, dtype: Dtype) -> list[int]:
                 continue
             if isinstance(event, Alloc):
                 nbytes[event.buffer] = event.nbytes
-            found.append(-nbytes[event.buffer] if isinstance(event, Free) else nbytes[getattr(event, "buffer", "") or event.fqn])
+            found.append(
+                -nbytes[event.buffer]
+                if isinstance(event, Free)
+                else nbytes[getattr(event, "buffer", "") or event.fqn]
+            )
     return found
 
 
-@pytest.mark.parametrize(("config", "dtype"), one_in(7, itertools.product(CONFIGS, ["float32", "bfloat16"])))
-def test_every_allocation_and_free_is_that_of_the_same_module_traced(config: str, dtype: Dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "dtype"), one_in(7, itertools.product(CONFIGS, ["float32", "bfloat16"]))
+)
+def test_every_allocation_and_free_is_that_of_the_same_module_traced(
+    config: str, dtype: Dtype, tmp_path: Path
+) -> None:
     case = scenario(tmp_path, config, 'name = "fsdp2"')
     given = CONFIGS[config] | {"use_cache": False}
     tokens = torch.randint(300, (2, 16))
     units = [unit.fqn for unit in case.model.units[1:]]
     seen = trace(
-        lambda: transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**given)),
-        {"input_ids": tokens, "labels": tokens.clone()},
-        units=units,
-        dtype=dtype,
+        lambda: transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**given)
+        ),
+        {"input_ids": tokens, "labels": tokens.clone()}, units=units, dtype=dtype,
         sums_in_place=False,
     )
     assert lowered_events(case, dtype) == traced_events(seen)
@@ -123,13 +142,16 @@ def test_every_allocation_and_free_is_that_of_the_same_module_traced(config: str
     ("config", "strategy", "precision"),
     one_in(17, itertools.product(KINDS, ["fsdp2", "ddp", "zero_redundancy"], PRECISIONS)),
 )
-def test_what_torch_holds_and_sends_is_exact(config: str, strategy: str, precision: str, tmp_path: Path) -> None:
+def test_what_torch_holds_and_sends_is_exact(
+    config: str, strategy: str, precision: str, tmp_path: Path
+) -> None:
     case = scenario(tmp_path, config, f'name = "{strategy}"', precision=precision)
     assert differences(case, rank=1) == []
 
 
 @pytest.mark.parametrize(
-    ("strategy", "config", "precision"), one_in(7, itertools.product(["zero3", "zero1"], ["llama", "gpt2"], ["fp32", "bf16"]))
+    ("strategy", "config", "precision"),
+    one_in(7, itertools.product(["zero3", "zero1"], ["llama", "gpt2"], ["fp32", "bf16"])),
 )
 def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
     strategy: str, config: str, precision: str, tmp_path: Path
@@ -144,11 +166,14 @@ def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
         issued = [(op.kind, op.nbytes) for op in ops.phase(phase) if op.kind in COLLECTIVES]
         assert issued == [(one.op, one.nbytes) for one in phases[phase].collectives]
         seen = phases[phase].memory
-        assert (memory[phase].peak_bytes, memory[phase].end_bytes) == (seen.peak_bytes, seen.end_bytes)
+        assert (memory[phase].peak_bytes, memory[phase].end_bytes) == (
+            seen.peak_bytes, seen.end_bytes,
+        )
 
 
 @pytest.mark.parametrize(
-    ("config", "strategy", "precision"), one_in(13, itertools.product(KINDS, ["fsdp2", "ddp"], ["fp32", "bf16"]))
+    ("config", "strategy", "precision"),
+    one_in(13, itertools.product(KINDS, ["fsdp2", "ddp"], ["fp32", "bf16"])),
 )
 def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(
     config: str, strategy: str, precision: str, tmp_path: Path
@@ -160,7 +185,8 @@ def test_every_allocation_and_free_of_a_step_comes_in_torchs_order(
 OPTIONS: dict[str, dict[str, str]] = {
     "recomputed": {"more": 'activation_checkpointing = { mode = "full" }'},
     "every second recomputed": {"more": 'activation_checkpointing = { mode = "full", every = 2 }'},
-    "linears kept": {"more": 'activation_checkpointing = { mode = "selective", save = ["linear"], save_every = 2 }'},
+    "linears kept": {"more": 'activation_checkpointing = { mode = "selective", save = '
+                             '["linear"], save_every = 2 }'},
     "two blocks wrapped": {"more": "wrapping = { every = 2 }"},
     "wrapped whole": {"more": 'wrapping = { every = "all" }'},
     "accumulated": {"batch": "micro_batch = 2, accumulation = 3", "strategy": 'sync = "last"'},
@@ -171,14 +197,19 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("option", "config", "strategy"), one_in(29, itertools.product(OPTIONS, ["llama", "gpt2"], ["fsdp2", "ddp"]))
+    ("option", "config", "strategy"),
+    one_in(29, itertools.product(OPTIONS, ["llama", "gpt2"], ["fsdp2", "ddp"])),
 )
 def test_each_option_is_exact(option: str, config: str, strategy: str, tmp_path: Path) -> None:
     asked = dict(OPTIONS[option])
-    more = ", ".join([f'name = "{strategy}"', *([asked.pop("strategy")] if "strategy" in asked else [])])
+    more = ", ".join(
+        [f'name = "{strategy}"', *([asked.pop("strategy")] if "strategy" in asked else [])]
+    )
     if option == "some frozen" and config == "gpt2":
         asked["more"] = 'frozen = ["*c_attn*"]'
-    case = scenario(tmp_path, config, more, precision="bf16" if strategy == "fsdp2" else "fp32", **asked)
+    case = scenario(
+        tmp_path, config, more, precision="bf16" if strategy == "fsdp2" else "fp32", **asked
+    )
     assert differences(case, rank=1) == []
 
 
@@ -197,20 +228,24 @@ def test_dropout_is_the_same_on_a_rank_and_in_the_reference(tmp_path: Path) -> N
 
 
 HEADS: dict[str, dict[str, int]] = {
-    "shared by two": {},
-    "that do not divide": {"num_attention_heads": 5, "num_key_value_heads": 5},
+    "shared by two": {}, "that do not divide": {"num_attention_heads": 5, "num_key_value_heads": 5},
     "more than the width": {"num_attention_heads": 128, "num_key_value_heads": 128},
-    "that do not divide, of a size of their own": {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8},
+    "that do not divide, of a size of their own": {
+        "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8
+    },
     "that their keys and values do not divide": {"num_key_value_heads": 3},
     "fewer than their keys and values": {"num_key_value_heads": 8},
     "of an odd size": {"hidden_size": 12, "num_key_value_heads": 4},
-    "of an odd size of their own": {"head_dim": 7},
-    "of an even size of their own": {"head_dim": 6},
+    "of an odd size of their own": {"head_dim": 7}, "of an even size of their own": {"head_dim": 6},
 }
 
 
-@pytest.mark.parametrize(("kind", "heads"), [*itertools.product(["llama", "mistral", "qwen2"], HEADS)])
-def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(kind: str, heads: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "heads"), [*itertools.product(["llama", "mistral", "qwen2"], HEADS)]
+)
+def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(
+    kind: str, heads: str
+) -> None:
     config = CONFIGS[kind] | HEADS[heads] | {"num_hidden_layers": 1}
     try:
         made = transformers.AutoConfig.for_model(**config)
@@ -220,20 +255,30 @@ def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(kind:
         runs = False
     if runs:
         model = transformers.AutoModelForCausalLM.from_config(made)
-        assert huggingface.from_config(config, sequence_length=4).num_parameters == sum(p.numel() for p in model.parameters())
+        assert huggingface.from_config(config, sequence_length=4).num_parameters == sum(
+            p.numel() for p in model.parameters()
+        )
     else:
-        with pytest.raises(ScenarioError, match=r"config\.json: (num_attention_heads|num_key_value_heads|head_dim): expected "):
+        with pytest.raises(
+            ScenarioError,
+            match=r"config\.json: (num_attention_heads|num_key_value_heads|head_dim): expected ",
+        ):
             huggingface.from_config(config, sequence_length=4)
 
 
-def test_a_backend_without_transformers_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_transformers_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(backends, "version", missing)
     with pytest.raises(BackendUnavailableError) as caught:
-        backends.FakeBackend().run(scenario(tmp_path, "llama", 'name = "fsdp2"'), options=RunOptions())
+        backends.FakeBackend().run(
+            scenario(tmp_path, "llama", 'name = "fsdp2"'), options=RunOptions()
+        )
     assert str(caught.value) == (
-        "backend fake, model.huggingface: expected transformers >=5,<6, whose modules are trained, found no transformers; "
+        "backend fake, model.huggingface: expected transformers >=5,<6, whose modules are "
+        "trained, found no transformers; "
         "pip install 'zsim[real,huggingface]'"
     )

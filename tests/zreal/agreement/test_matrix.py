@@ -1,7 +1,9 @@
-"""Memory of every strategy with its options against real steps on the fake process group: each byte, each collective.
+"""Memory of every strategy with its options against real steps on the fake process group: each
+byte, each collective.
 
-The whole matrix (`-m slow`) takes some fifteen minutes; what it measured is recorded in tests/measured/memory_matrix.json, which
-`ZSIM_UPDATE_MEASURED=1` writes anew. The suite predicts all of the record again and measures five draws.
+The whole matrix (`-m slow`) takes some fifteen minutes; what it measured is recorded in
+tests/measured/memory_matrix.json, which `ZSIM_UPDATE_MEASURED=1` writes anew. The suite predicts
+all of the record again and measures five draws.
 """
 
 from __future__ import annotations
@@ -43,57 +45,30 @@ RECORD = MEASURED / "memory_matrix.json"
 USER_MODULES = {name: (CASES | FROZEN | SHARING)[name] for name in TRACED}
 COMMUNICATED = ("communication", "unsharded_parameters", "unsharded_gradients")
 OPTIONS = (
-    'bf16", reduce = "fp32"',
-    'bf16", reduce = "bf16"',
-    'fp16", reduce = "fp32"',
-    'fp16", reduce = "fp16"',
-    'fp32", reduce = "bf16"',
-    'autocast = "bf16"',
-    'autocast = "fp16"',
-    'attention = "math"',
-    "find_unused_parameters",
-    "traced = ",
-    "clip_norm",
-    "forward_prefetch",
-    "backward_prefetch",
-    'all_reduce = "last"',
-    "offload",
-    "gradient_as_bucket_view",
-    "bucket_cap_mb",
-    "lookahead = 2",
-    "use_orig_params = true",
-    'sharding = "grad_op"',
-    'backward_prefetch = "post"',
-    'backward_prefetch = "none"',
-    "forward_prefetch = true",
+    'bf16", reduce = "fp32"', 'bf16", reduce = "bf16"', 'fp16", reduce = "fp32"',
+    'fp16", reduce = "fp16"', 'fp32", reduce = "bf16"', 'autocast = "bf16"', 'autocast = "fp16"',
+    'attention = "math"', "find_unused_parameters", "traced = ", "clip_norm", "forward_prefetch",
+    "backward_prefetch", 'all_reduce = "last"', "offload", "gradient_as_bucket_view",
+    "bucket_cap_mb", "lookahead = 2", "use_orig_params = true", 'sharding = "grad_op"',
+    'backward_prefetch = "post"', 'backward_prefetch = "none"', "forward_prefetch = true",
     "limit_all_gathers = false",
-    *(f"reshard_after_forward = {value}" for value in ('"auto"', "true", "false")),
-    'sync = "last"',
-    'every = "all"',
-    'ends = "apart"',
-    "nested = ",
-    "wrapping = { every = 3",
-    "frozen = ",
-    "unused = ",
-    "uses = 2",
-    'order = "stack"',
-    "forwards = 2",
-    "loss_dtype",
-    "tied = true",
-    'mode = "full", every = 2',
-    "recompute = ",
-    'save = ["linear"]',
-    'save = ["linear", "attention"]',
-    "save_every",
-    "momentum",
-    *(f'name = "adamw"{how}' for how in (" }", ', implementation = "for-loop"', ', implementation = "fused"')),
+    *(f"reshard_after_forward = {value}" for value in ('"auto"', "true", "false")), 'sync = "last"',
+    'every = "all"', 'ends = "apart"', "nested = ", "wrapping = { every = 3", "frozen = ",
+    "unused = ", "uses = 2", 'order = "stack"', "forwards = 2", "loss_dtype", "tied = true",
+    'mode = "full", every = 2', "recompute = ", 'save = ["linear"]',
+    'save = ["linear", "attention"]', "save_every", "momentum",
+    *(
+        f'name = "adamw"{how}'
+        for how in (" }", ', implementation = "for-loop"', ', implementation = "fused"')
+    ),
 )
 """Pieces of a scenario's text, each of which some draws must have."""
 Bytes = list[int]
 """Start, peak and end of a phase."""
 
 RESIDUES: Mapping[str, Callable[[Scenario, str], Bytes]] = {}
-"""By name: bytes that a phase's prediction lacks, by a rule that computes them. Nothing else may differ."""
+"""By name: bytes that a phase's prediction lacks, by a rule that computes them. Nothing else may
+differ."""
 
 
 
@@ -111,13 +86,22 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
     pairs = {(case.strategy, case.world_size) for case in cases}
     assert len(cases) == len({case.text for case in cases}) == 302 + 81 + 100 + 36
     assert len(pairs) == 7 * 7 + 6
-    assert min(len({module.path for module in case.model.blocks}) for case in cases if case.model.family != FAMILY) >= 6
+    assert (
+        min(
+            len({module.path for module in case.model.blocks})
+            for case in cases
+            if case.model.family != FAMILY
+        )
+        >= 6
+    )
     assert sum(row["most"] in COMMUNICATED for row in rows) >= 50
 
 
 def test_each_option_is_drawn_often_enough() -> None:
     texts = [row["text"] for row in recorded()["rows"]]
-    assert {option: found for option in OPTIONS if (found := sum(option in text for text in texts)) < 8} == {}
+    assert {
+        option: found for option in OPTIONS if (found := sum(option in text for text in texts)) < 8
+    } == {}
     assert sum(bool(re.search(r"reshard_after_forward = \d", text)) for text in texts) >= 8
 
 
@@ -130,7 +114,9 @@ def test_recorded_peaks_are_predicted_to_the_byte(part: int) -> None:
 
 @pytest.mark.parametrize("place", range(5))
 def test_a_draw_is_measured_as_it_is_predicted(place: int) -> None:
-    texts = [text for text in matrix() if any(f"ranks = {ranks} }}" in text for ranks in (1, 2, 3, 4, 8))]
+    texts = [
+        text for text in matrix() if any(f"ranks = {ranks} }}" in text for ranks in (1, 2, 3, 4, 8))
+    ]
     assert wrong(measured(texts[place * len(texts) // 5])) == []
 
 
@@ -140,7 +126,10 @@ def test_the_whole_matrix_is_measured_as_it_is_predicted() -> None:
     rows = []
     for number, text in enumerate(texts := matrix(), start=1):
         rows.append(measured(text))
-        print(f"{number} of {len(texts)}: {rows[-1]['digest']} {wrong(rows[-1]) or 'exact'}", flush=True)  # noqa: T201
+        print(  # noqa: T201
+            f"{number} of {len(texts)}: {rows[-1]['digest']} {wrong(rows[-1]) or 'exact'}",
+            flush=True,
+        )
     if os.environ.get("ZSIM_UPDATE_MEASURED"):
         write(rows)
     assert [row["digest"] for row in rows if wrong(row)] == []
@@ -158,10 +147,14 @@ def scenario(text: str) -> Scenario:
 
 @cache
 def traced_beside(module: str, parameters: str) -> Path:
-    """A folder with the trace of one of the users' modules, as torch runs it while a dispatch mode watches."""
+    """A folder with the trace of one of the users' modules, as torch runs it while a dispatch mode
+    watches."""
     folder, user = Path(tempfile.mkdtemp()), USER_MODULES[module]
     name = f"{module}-{parameters}"
-    model = trace(user.make, user.data(), units=user.all_units, dtype=DTYPES[parameters], sums_in_place=False, name=name)
+    model = trace(
+        user.make, user.data(), units=user.all_units, dtype=DTYPES[parameters], sums_in_place=False,
+        name=name,
+    )
     save(model, folder / f"{name}.json")
     return folder
 
@@ -172,7 +165,8 @@ def digest(text: str) -> str:
 
 
 def predicted(case: Scenario, *, ranks: tuple[int, ...]) -> list[dict[str, PhaseRecord]]:
-    """The phases of `ranks` on the CPU, which is what is measured: what the simulator's Run has of them, without its times."""
+    """The phases of `ranks` on the CPU, which is what is measured: what the simulator's Run has of
+    them, without its times."""
     program = plan(case, device="cpu")
     return [phases(program.of_rank(rank), program.mesh) for rank in ranks]
 
@@ -183,7 +177,9 @@ def phases(program: RankProgram, mesh: Mesh) -> dict[str, PhaseRecord]:
     return {
         name: PhaseRecord(
             collectives=tuple(
-                CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group))
+                CollectiveRecord(
+                    op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group)
+                )
                 for op in program.phase(name)
                 if op.kind in COLLECTIVES
             ),
@@ -194,7 +190,8 @@ def phases(program: RankProgram, mesh: Mesh) -> dict[str, PhaseRecord]:
 
 
 def most(case: Scenario) -> str:
-    """The kind of memory that has the most of rank 0's steady peak, as predicted: no meter sees kinds."""
+    """The kind of memory that has the most of rank 0's steady peak, as predicted: no meter sees
+    kinds."""
     by_kind = predicted(case, ranks=(0,))[0]["steady"].memory.by_kind
     return max(by_kind, key=lambda kind: by_kind[kind])
 
@@ -203,16 +200,23 @@ def measured(text: str) -> dict[str, Any]:
     """A row of the record: the first and the last rank's phases."""
     case = scenario(text)
     if case.model.family == FAMILY:
-        by, found = "observer", {rank: traced_phases(case, rank) for rank in sorted({0, case.world_size - 1})}
+        by, found = (
+            "observer",
+            {rank: traced_phases(case, rank) for rank in sorted({0, case.world_size - 1})},
+        )
     else:
         run = find("fake").run(case, options=RunOptions())
         by, found = run.interpreter, {rank.rank: rank.phases for rank in run.ranks}
-    ranks = [{"rank": rank, **{name: figures(phases[name]) for name in PHASES}} for rank, phases in found.items()]
+    ranks = [
+        {"rank": rank, **{name: figures(phases[name]) for name in PHASES}}
+        for rank, phases in found.items()
+    ]
     return {"digest": digest(text), "text": text, "measured_by": by, "ranks": ranks}
 
 
 def traced_phases(case: Scenario, rank: int) -> Mapping[str, PhaseRecord]:
-    """What the real module of a traced one does on the fake process group, under torch's own strategy."""
+    """What the real module of a traced one does on the fake process group, under torch's own
+    strategy."""
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
         real = Subject(USER_MODULES[case.model.name.partition("-")[0]], case)
         first, _, steady = (real.step() for _ in range(3))
@@ -220,13 +224,19 @@ def traced_phases(case: Scenario, rank: int) -> Mapping[str, PhaseRecord]:
 
 
 def figures(phase: PhaseRecord) -> dict[str, Any]:
-    """Start, peak and end, those of its parts (forward, backward, …), the collectives: how many, their bytes, the digest of their order."""
+    """Start, peak and end, those of its parts (forward, backward, …), the collectives: how many,
+    their bytes, the digest of their order."""
     orders = [[c.op, c.nbytes, c.group.partition(":")[0], c.group_size] for c in phase.collectives]
-    parts = [[part.name, part.micro_batch, part.start_bytes, part.peak_bytes] for part in phase.memory.parts]
+    parts = [
+        [part.name, part.micro_batch, part.start_bytes, part.peak_bytes]
+        for part in phase.memory.parts
+    ]
     return {
         "parts": parts,
         "bytes": [phase.memory.start_bytes, phase.memory.peak_bytes, phase.memory.end_bytes],
-        "collectives": [len(orders), sum(c.nbytes for c in phase.collectives), digest(json.dumps(orders))],
+        "collectives": [
+            len(orders), sum(c.nbytes for c in phase.collectives), digest(json.dumps(orders))
+        ],
     }
 
 
@@ -239,16 +249,28 @@ def wrong(row: dict[str, Any]) -> list[str]:
         for name in PHASES:
             ours, theirs = figures(found[name]), real[name]
             lacking = [
-                sum(parts) for parts in zip([0, 0, 0], *(rule(case, name) for rule in RESIDUES.values()), strict=True)
+                sum(parts)
+                for parts in zip(
+                    [0, 0, 0], *(rule(case, name) for rule in RESIDUES.values()), strict=True
+                )
             ]
-            if [ours_ + more for ours_, more in zip(ours["bytes"], lacking, strict=True)] != theirs["bytes"]:
-                complaints.append(f"rank {real['rank']} {name}: {ours['bytes']} predicted, {theirs['bytes']} measured")
+            if [ours_ + more for ours_, more in zip(ours["bytes"], lacking, strict=True)] != theirs[
+                "bytes"
+            ]:
+                complaints.append(f"rank {real['rank']} {name}: {ours['bytes']} predicted, "
+                                  f"{theirs['bytes']} measured")
             if ours["parts"] != theirs["parts"]:
-                different = [pair for pair in zip(ours["parts"], theirs["parts"], strict=False) if pair[0] != pair[1]]
-                complaints.append(f"rank {real['rank']} {name}: parts {different[:3]} predicted and measured")
+                different = [
+                    pair
+                    for pair in zip(ours["parts"], theirs["parts"], strict=False)
+                    if pair[0] != pair[1]
+                ]
+                complaints.append(f"rank {real['rank']} {name}: parts {different[:3]} predicted "
+                                  f"and measured")
             if ours["collectives"] != theirs["collectives"]:
                 complaints.append(
-                    f"rank {real['rank']} {name}: collectives {ours['collectives']}, {theirs['collectives']}"
+                    f"rank {real['rank']} {name}: collectives {ours['collectives']}, "
+                    f"{theirs['collectives']}"
                 )
     return complaints
 
@@ -260,8 +282,14 @@ def recorded() -> dict[str, Any]:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """The record with its provenance and, by draw, what was predicted otherwise; one row per line."""
-    provenance = {name: version(name) for name in ("torch", "hypothesis")} | {"python": platform.python_version()}
+    """The record with its provenance and, by draw, what was predicted otherwise; one row per line.
+    """
+    provenance = {name: version(name) for name in ("torch", "hypothesis")} | {
+        "python": platform.python_version()
+    }
     provenance |= {"draws": str(len(rows)), "inexact": str(sum(bool(wrong(row)) for row in rows))}
-    lines = ",\n".join(json.dumps(row | {"most": most(scenario(row["text"])), "differences": wrong(row)}) for row in rows)
+    lines = ",\n".join(
+        json.dumps(row | {"most": most(scenario(row["text"])), "differences": wrong(row)})
+        for row in rows
+    )
     RECORD.write_text(f'{{"provenance": {json.dumps(provenance)},\n"rows": [\n{lines}\n]}}\n')

@@ -1,4 +1,5 @@
-"""Prefetch that the user sets: order, bytes and memory as fully_shard has them, and more of the all-gathers hidden."""
+"""Prefetch that the user sets: order, bytes and memory as fully_shard has them, and more of the
+all-gathers hidden."""
 
 from __future__ import annotations
 
@@ -33,14 +34,29 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
         [
             ('name = "fsdp2", forward_prefetch = 1', {}),
             ('name = "fsdp2", backward_prefetch = 1', {}),
-            ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2, reshard_after_forward = true', {}),
-            ('name = "fsdp2", forward_prefetch = 3, backward_prefetch = 3, reshard_after_forward = false', {}),
-            ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2, reshard_after_forward = 2', {}),
-            ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 1', {"ranks": 1}),
-            ('name = "fsdp2", forward_prefetch = 9, backward_prefetch = 9', {"model": "mlp-uneven"}),
             (
-                'name = "hsdp", dp_replicate = 2, dp_shard = 2, forward_prefetch = 1, backward_prefetch = 2',
-                {"more": 'activation_checkpointing = { mode = "full" }'},
+                'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2, '
+                'reshard_after_forward '
+                "= true", {},
+            ),
+            (
+                'name = "fsdp2", forward_prefetch = 3, backward_prefetch = 3, '
+                'reshard_after_forward '
+                "= false", {},
+            ),
+            (
+                'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2, '
+                'reshard_after_forward '
+                "= 2", {},
+            ),
+            ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 1', {"ranks": 1}),
+            (
+                'name = "fsdp2", forward_prefetch = 9, backward_prefetch = 9',
+                {"model": "mlp-uneven"},
+            ),
+            (
+                'name = "hsdp", dp_replicate = 2, dp_shard = 2, forward_prefetch = 1, '
+                "backward_prefetch = 2", {"more": 'activation_checkpointing = { mode = "full" }'},
             ),
         ],
     ),
@@ -48,19 +64,37 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 def test_prefetch_is_exact_in_order_bytes_and_memory(options: str, more: dict[str, object]) -> None:
     case = scenario(options, **more)  # type: ignore[arg-type]
     measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks)))
+    predicted = SimBackend("cpu").run(
+        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
+    )
     checks = compare(predicted, measured)
-    assert [one.detail for one in checks if one.status != "unsupported" and not one.detail.startswith("exact")] == []
+    assert [
+        one.detail
+        for one in checks
+        if one.status != "unsupported" and not one.detail.startswith("exact")
+    ] == []
 
 
 def test_prefetching_moves_all_gathers_forward_and_adds_none() -> None:
     plain, ahead = (
-        plan(scenario(f'name = "fsdp2", forward_prefetch = {n}, backward_prefetch = {n}'), device="cpu").ranks[0].steady
+        plan(
+            scenario(f'name = "fsdp2", forward_prefetch = {n}, backward_prefetch = {n}'),
+            device="cpu",
+        )
+        .ranks[0]
+        .steady
         for n in (0, 2)
     )
-    sent = [sorted((op.kind, op.unit, op.nbytes) for op in ops if op.kind in COLLECTIVES) for ops in (plain, ahead)]
+    sent = [
+        sorted((op.kind, op.unit, op.nbytes) for op in ops if op.kind in COLLECTIVES)
+        for ops in (plain, ahead)
+    ]
     assert sent[0] == sent[1]
-    order = [(op.kind, op.unit) for op in ahead if op.kind in ("all_gather", "forward") and op.micro_batch == 0][:6]
+    order = [
+        (op.kind, op.unit)
+        for op in ahead
+        if op.kind in ("all_gather", "forward") and op.micro_batch == 0
+    ][:6]
     assert order == [
         ("all_gather", "root"),
         ("forward", "root"),

@@ -1,4 +1,5 @@
-"""Blocks that run several times and several forwards before one backward: order, bytes and memory as torch has them."""
+"""Blocks that run several times and several forwards before one backward: order, bytes and memory
+as torch has them."""
 
 from __future__ import annotations
 
@@ -43,37 +44,66 @@ batch = {{ micro_batch = 2, sequence_length = {1 if model == "mlp" else 5}, forw
 cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {options} }}
 precision = {{ parameters = "{"bf16" if bf16 else "fp32"}", reduce = "fp32" }}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="repeats.toml")
 
 
 def differences(case: Scenario) -> list[str]:
     """What the simulator and a run on the fake process group do not agree on to the last byte."""
     measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks)))
+    predicted = SimBackend("cpu").run(
+        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
+    )
     checks = compare(predicted, measured)
-    return [one.detail for one in checks if one.status != "unsupported" and not one.detail.startswith("exact")]
+    return [
+        one.detail
+        for one in checks
+        if one.status != "unsupported" and not one.detail.startswith("exact")
+    ]
 
 
 @pytest.mark.parametrize(
     ("model", "options", "more"),
     [
         ("mlp", 'name = "fsdp2"', {"uses": 2}),
-        ("gpt", 'name = "fsdp2", reshard_after_forward = true', {"uses": 2, "bf16": True, "layers": 2}),
+        (
+            "gpt", 'name = "fsdp2", reshard_after_forward = true',
+            {"uses": 2, "bf16": True, "layers": 2},
+        ),
         ("mlp", 'name = "fsdp2", reshard_after_forward = false', {"uses": STACK, "forwards": 2}),
         ("llama", 'name = "fsdp2"', {"forwards": 2, "bf16": True, "layers": 2}),
-        ("mlp", 'name = "fsdp2", sync = "last"', {"uses": 2, "bf16": True, "more": ", accumulation = 3"}),
-        ("mlp", 'name = "fsdp2", reshard_after_forward = 2', {"uses": STACK, "forwards": 2, "ranks": 4}),
-        ("mlp", 'name = "hsdp", dp_replicate = 2, sync = "last"', {"uses": 2, "ranks": 4, "more": ", accumulation = 2"}),
-        ("mlp", 'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2', {"uses": STACK, "forwards": 2}),
+        (
+            "mlp", 'name = "fsdp2", sync = "last"',
+            {"uses": 2, "bf16": True, "more": ", accumulation = 3"},
+        ),
+        (
+            "mlp", 'name = "fsdp2", reshard_after_forward = 2',
+            {"uses": STACK, "forwards": 2, "ranks": 4},
+        ),
+        (
+            "mlp", 'name = "hsdp", dp_replicate = 2, sync = "last"',
+            {"uses": 2, "ranks": 4, "more": ", accumulation = 2"},
+        ),
+        (
+            "mlp", 'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2',
+            {"uses": STACK, "forwards": 2},
+        ),
         ("gpt", 'name = "ddp"', {"uses": 2, "forwards": 2, "layers": 2}),
-        ("mlp", 'name = "zero_redundancy", gradient_as_bucket_view = true', {"forwards": 2, "uses": 2, "ranks": 3}),
+        (
+            "mlp", 'name = "zero_redundancy", gradient_as_bucket_view = true',
+            {"forwards": 2, "uses": 2, "ranks": 3},
+        ),
         ("mlp", 'name = "zero1"', {"uses": 2, "bf16": True}),
-        ("mlp", 'name = "zero2", sync = "last"', {"uses": 2, "forwards": 2, "more": ", accumulation = 2"}),
+        (
+            "mlp", 'name = "zero2", sync = "last"',
+            {"uses": 2, "forwards": 2, "more": ", accumulation = 2"},
+        ),
         ("mlp", 'name = "zero3"', {"uses": STACK, "forwards": 2}),
     ],
 )
-def test_order_bytes_and_memory_are_exact(model: str, options: str, more: dict[str, object]) -> None:
+def test_order_bytes_and_memory_are_exact(
+    model: str, options: str, more: dict[str, object]
+) -> None:
     assert differences(scenario(model, options, **more)) == []  # type: ignore[arg-type]
 
 
@@ -87,6 +117,8 @@ def test_order_bytes_and_memory_are_exact(model: str, options: str, more: dict[s
         ("gpt", 'name = "ddp"', {"uses": 2, "bf16": True}),
     ],
 )
-def test_every_allocation_and_free_comes_in_torchs_order(model: str, options: str, repeated: dict[str, object]) -> None:
+def test_every_allocation_and_free_comes_in_torchs_order(
+    model: str, options: str, repeated: dict[str, object]
+) -> None:
     case = scenario(model, options, layers=2, **repeated)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case)

@@ -1,4 +1,5 @@
-"""The kernels around fully_shard's reductions, one by one, against the calls that torch makes: additions, casts, divisions, copies in."""
+"""The kernels around fully_shard's reductions, one by one, against the calls that torch makes:
+additions, casts, divisions, copies in."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ Calls = Counter[tuple[str, int]]
 
 
 class GradientCalls(TorchDispatchMode):
-    """The calls of a step that touch gradients behind autograd: it is a plain MLP's, in which nothing else adds in place or divides.
+    """The calls of a step that touch gradients behind autograd: it is a plain MLP's, in which
+    nothing else adds in place or divides.
 
-    `casts`: from which dtype to which one gradients are cast. `numels`: those of parameters; what is copied of one shard by itself is
-    a parameter, and whole groups are gradients.
+    `casts`: from which dtype to which one gradients are cast. `numels`: those of parameters; what
+    is copied of one shard by itself is a parameter, and whole groups are gradients.
     """
 
     def __init__(self, casts: set[tuple[torch.dtype, torch.dtype]], numels: set[int]) -> None:
@@ -45,7 +47,11 @@ class GradientCalls(TorchDispatchMode):
             self.found["copy", nbytes(args[0]) + nbytes(args[1])] += 1
         elif name == "chunk_cat":
             self.found["copy", before + nbytes(kwargs["out"])] += 1
-        elif name == "_to_copy" and (args[0].dtype, result.dtype) in self.casts and result.numel() > 1:
+        elif (
+            name == "_to_copy"
+            and (args[0].dtype, result.dtype) in self.casts
+            and result.numel() > 1
+        ):
             self.found["copy", before + nbytes(result)] += 1
         return result
 
@@ -81,11 +87,16 @@ def predicted(case: Scenario) -> Calls:
 
 
 def gathers(op: Op) -> bool:
-    makes = any(isinstance(event, Alloc) and event.kind == "unsharded_parameters" for event in op.memory)
+    makes = any(
+        isinstance(event, Alloc) and event.kind == "unsharded_parameters" for event in op.memory
+    )
     return makes or op.stream in ("all_gather", "all_gather_copy_in")
 
 
-PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp16"), ("fp32", "bf16"))
+PRECISIONS = (
+    ("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp16"),
+    ("fp32", "bf16"),
+)
 AXES = (
     'name = "hsdp", dp_shard = 1, dp_replicate = 4',
     'name = "fsdp2", dp_shard = 4',
@@ -94,8 +105,12 @@ AXES = (
 )
 
 
-@pytest.mark.parametrize(("axes", "precision", "sync"), [*itertools.product(AXES, PRECISIONS, ("every", "last"))])
-def test_each_kernel_is_a_call_of_torch_and_each_call_a_kernel(axes: str, precision: tuple[str, str], sync: str) -> None:
+@pytest.mark.parametrize(
+    ("axes", "precision", "sync"), [*itertools.product(AXES, PRECISIONS, ("every", "last"))]
+)
+def test_each_kernel_is_a_call_of_torch_and_each_call_a_kernel(
+    axes: str, precision: tuple[str, str], sync: str
+) -> None:
     """Of three micro-batches, one of which is neither the first nor the last."""
     case = scenario(axes, precision=precision, sync=sync)
     parameters, reduce = DTYPES[case.precision.parameters], DTYPES[case.precision.reduce]

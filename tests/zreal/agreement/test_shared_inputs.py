@@ -1,4 +1,5 @@
-"""Units in a block that read what other operators of it read too: their input's gradient goes on to a sum after their own hooks."""
+"""Units in a block that read what other operators of it read too: their input's gradient goes on to
+a sum after their own hooks."""
 
 from __future__ import annotations
 
@@ -29,9 +30,14 @@ PROJECTIONS = [
 
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 @pytest.mark.parametrize(("preset", "nested"), PROJECTIONS)
-def test_sums_of_gradients_come_after_the_hooks_of_a_unit_that_shares_its_input(preset: str, nested: str, parameters: str) -> None:
+def test_sums_of_gradients_come_after_the_hooks_of_a_unit_that_shares_its_input(
+    preset: str, nested: str, parameters: str
+) -> None:
     accumulation = 2 if parameters == "bf16" else 1
-    text = TEXT.format(preset=preset, nested=nested, parameters=parameters, accumulation=accumulation, strategy='name = "fsdp2"')
+    text = TEXT.format(
+        preset=preset, nested=nested, parameters=parameters, accumulation=accumulation,
+        strategy='name = "fsdp2"',
+    )
     case = parse(text.encode(), where="shared.toml")
     assert any(module.passes_on for module in training(case, device="cpu").modules)
     assert of_program(case) == of_torch(case)

@@ -1,7 +1,8 @@
 """torch's own tools open the snapshot that zsim writes.
 
-torch.cuda._memory_viz is a private name of torch: only these tests use it, because it is what the file is for. It is pure
-Python and needs no GPU. The page that it makes draws in a browser; the opcodes that the browser reads are tested with zsim.
+torch.cuda._memory_viz is a private name of torch: only these tests use it, because it is what the
+file is for. It is pure Python and needs no GPU. The page that it makes draws in a browser; the
+opcodes that the browser reads are tested with zsim.
 """
 
 from __future__ import annotations
@@ -55,15 +56,22 @@ def test_the_trace_is_told_event_by_event(opened):
     text = _memory_viz.trace(opened[2])
     entries = opened[2]["device_traces"][0]
     assert text.startswith(f"Device 0 ----------------\n{len(entries)} entries\n")
-    assert text.count("# free completed for") == sum(event["action"] == "free_completed" for event in entries)
+    assert text.count("# free completed for") == sum(
+        event["action"] == "free_completed" for event in entries
+    )
 
 
-def test_the_flame_graph_of_memory_has_each_byte_of_each_stream_under_its_kind_op_and_buffer(opened):
+def test_the_flame_graph_of_memory_has_each_byte_of_each_stream_under_its_kind_op_and_buffer(
+    opened
+):
     text = _memory_viz.memory(opened[2], format_flamegraph=str)
     lines = [line.rpartition(" ") for line in text.splitlines()]
-    assert sum(int(nbytes) for _, _, nbytes in lines) == records(opened)["steady"].end_reserved_bytes
+    assert (
+        sum(int(nbytes) for _, _, nbytes in lines) == records(opened)["steady"].end_reserved_bytes
+    )
     assert any(
-        path.startswith("stream_0;active_allocated;kind:0:parameters;construction:") and "buffer:0:" in path
+        path.startswith("stream_0;active_allocated;kind:0:parameters;construction:")
+        and "buffer:0:" in path
         for path, _, _ in lines
     )
     assert _memory_viz.segments(opened[2], format_flamegraph=str).count("\n") == len(lines)
@@ -79,7 +87,10 @@ def test_two_snapshots_are_compared(opened, capsys):
     ("plot", "view"),
     [
         (_memory_viz.trace_plot, "Active Memory Timeline"),
-        (lambda data: _memory_viz.trace_plot(data, plot_segments=True), "Active Cached Memory Timeline"),
+        (
+            lambda data: _memory_viz.trace_plot(data, plot_segments=True),
+            "Active Cached Memory Timeline",
+        ),
         (_memory_viz.segment_plot, "Allocator State History"),
     ],
 )
@@ -93,6 +104,10 @@ def test_the_plots_carry_the_whole_snapshot(opened, plot, view):
 
 def test_without_what_was_freed_only_what_lives_at_the_end_is_left(opened):
     kept = _memory_viz.filter_alloc_free_pairs(opened[2])["device_traces"][0]
-    live = sum(block["requested_size"] for segment in opened[2]["segments"] for block in segment["blocks"])
-    assert {event["action"] for event in kept} <= {"snapshot", "alloc", "segment_alloc", "segment_map"}
+    live = sum(
+        block["requested_size"] for segment in opened[2]["segments"] for block in segment["blocks"]
+    )
+    assert {event["action"] for event in kept} <= {
+        "snapshot", "alloc", "segment_alloc", "segment_map"
+    }
     assert sum(event["size"] for event in kept if event["action"] == "alloc") == live

@@ -1,4 +1,5 @@
-"""What is asked for together: torch on the fake process group against the Program, every allocation and free of a step in order."""
+"""What is asked for together: torch on the fake process group against the Program, every allocation
+and free of a step in order."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ HSDP = 'name = "hsdp", dp_replicate = 2'
 
 
 def scenario(
-    model: str, *, own: str = "", strategy: str = FSDP2, ranks: int = 2, batch: str = "", precision: str = 'reduce = "fp32"', more: str = ""
+    model: str, *, own: str = "", strategy: str = FSDP2, ranks: int = 2, batch: str = "",
+    precision: str = 'reduce = "fp32"', more: str = "",
 ) -> Scenario:
     text = f"""
 model = {{ {MODELS[model]}{own} }}
@@ -50,13 +52,27 @@ precision = {{ {precision} }}
             ("mlp", {"own": ", uses = 2", **AUTOCAST}),
             ("gpt", {"own": STACK, "batch": ", forwards = 2", **AUTOCAST}),
             ("gpt", {"own": ", uses = 2", "batch": ", forwards = 2", "more": FROZEN, **AUTOCAST}),
-            ("llama", {"own": ", uses = 2", "more": 'activation_checkpointing = { mode = "full" }', **AUTOCAST}),
+            (
+                "llama",
+                {
+                    "own": ", uses = 2", "more": 'activation_checkpointing = { mode = "full" }',
+                    **AUTOCAST,
+                },
+            ),
             ("gpt sdpa", {"strategy": 'name = "ddp"', "more": FIRST, **AUTOCAST}),
-            ("gpt", {"strategy": 'name = "ddp"', "own": ", uses = 2", "batch": ", forwards = 2", **AUTOCAST}),
+            (
+                "gpt",
+                {
+                    "strategy": 'name = "ddp"', "own": ", uses = 2", "batch": ", forwards = 2",
+                    **AUTOCAST,
+                },
+            ),
         ],
     ),
 )
-def test_a_weight_is_cast_once_for_all_that_read_it_and_a_frozen_one_at_each_use(model: str, options: dict[str, str]) -> None:
+def test_a_weight_is_cast_once_for_all_that_read_it_and_a_frozen_one_at_each_use(
+    model: str, options: dict[str, str]
+) -> None:
     case = scenario(model, **options)
     assert of_program(case) == of_torch(case)
 
@@ -84,13 +100,33 @@ def test_frozen_parts_may_run_again(model: str, options: dict[str, str]) -> None
         [
             ("mlp", {"more": "wrapping = { every = 2 }"}),
             ("gpt", {"more": 'wrapping = { every = "all" }'}),
-            ("gpt sdpa", {"own": STACK, "batch": ", forwards = 2", "more": 'wrapping = { every = 3, ends = "apart" }'}),
-            ("gpt", {"more": "wrapping = { every = 2 }", "strategy": f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"}),
-            ("mlp", {"more": "wrapping = { every = 3 }", "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
+            (
+                "gpt sdpa",
+                {
+                    "own": STACK, "batch": ", forwards = 2",
+                    "more": 'wrapping = { every = 3, ends = "apart" }',
+                },
+            ),
+            (
+                "gpt",
+                {
+                    "more": "wrapping = { every = 2 }",
+                    "strategy": f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2",
+                },
+            ),
+            (
+                "mlp",
+                {
+                    "more": "wrapping = { every = 3 }",
+                    "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4,
+                },
+            ),
         ],
     ),
 )
-def test_a_group_of_which_some_modules_run_ends_with_the_roots_forward(model: str, options: dict[str, str]) -> None:
+def test_a_group_of_which_some_modules_run_ends_with_the_roots_forward(
+    model: str, options: dict[str, str]
+) -> None:
     case = scenario(model, **options | {"own": ', unused = ["blocks.1"]' + options.get("own", "")})
     assert of_program(case) == of_torch(case)
 
@@ -108,13 +144,17 @@ def test_a_group_of_which_some_modules_run_ends_with_the_roots_forward(model: st
     ),
 )
 @pytest.mark.parametrize("steps", [3, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_kept_of_blocks_without_a_backward_outlives_the_step(model: str, options: dict[str, str], steps: int) -> None:
+def test_what_is_kept_of_blocks_without_a_backward_outlives_the_step(
+    model: str, options: dict[str, str], steps: int
+) -> None:
     case = scenario(model, strategy=f"{FSDP2}, reshard_after_forward = 2", ranks=4, **options)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case, steps=steps)
 
 
 def test_offloaded_gradients_are_clipped_where_they_lie() -> None:
-    case = scenario("mlp", strategy=f"{FSDP2}, offload = true", more="optimizer = { clip_norm = 1.0 }")
+    case = scenario(
+        "mlp", strategy=f"{FSDP2}, offload = true", more="optimizer = { clip_norm = 1.0 }"
+    )
     assert of_program(case) == of_torch(case)
 
 
@@ -131,17 +171,46 @@ BOTH = 'wrapping = { nested = ["attn", "mlp"] }'
             ("mlp", {"more": 'wrapping = { nested = ["fc1"] }'}),
             ("gpt", {"more": BOTH, "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
             ("mlp", {"more": 'wrapping = { nested = ["fc2"] }'}),
-            ("gpt", {"more": BOTH, "batch": ", accumulation = 2", "strategy": f'{FSDP2}, sync = "last"', **BF16}),
-            ("gpt", {"more": BOTH, "strategy": f"{FSDP2}, forward_prefetch = 2, backward_prefetch = 2"}),
+            (
+                "gpt",
+                {
+                    "more": BOTH, "batch": ", accumulation = 2",
+                    "strategy": f'{FSDP2}, sync = "last"', **BF16,
+                },
+            ),
+            (
+                "gpt",
+                {"more": BOTH, "strategy": f"{FSDP2}, forward_prefetch = 2, backward_prefetch = 2"},
+            ),
             ("gpt", {"more": BOTH, "strategy": HSDP, "ranks": 4}),
-            ("gpt", {"more": 'wrapping = { every = 2, nested = ["attn", "mlp"] }', "own": STACK, "batch": ", forwards = 2", **AUTOCAST}),
+            (
+                "gpt",
+                {
+                    "more": 'wrapping = { every = 2, nested = ["attn", "mlp"] }', "own": STACK,
+                    "batch": ", forwards = 2", **AUTOCAST,
+                },
+            ),
             ("gpt", {"more": 'wrapping = { every = "all", nested = ["mlp"] }'}),
-            ("gpt sdpa", {"more": 'wrapping = { ends = "apart", nested = ["mlp"] }', "own": ', unused = ["blocks.1"]'}),
-            ("gpt", {"more": f"{FIRST}\n{BOTH}", "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
+            (
+                "gpt sdpa",
+                {
+                    "more": 'wrapping = { ends = "apart", nested = ["mlp"] }',
+                    "own": ', unused = ["blocks.1"]',
+                },
+            ),
+            (
+                "gpt",
+                {
+                    "more": f"{FIRST}\n{BOTH}", "strategy": f"{FSDP2}, reshard_after_forward = 2",
+                    "ranks": 4,
+                },
+            ),
         ],
     ),
 )
-def test_units_in_units_allocate_and_free_in_torchs_order(model: str, options: dict[str, str]) -> None:
+def test_units_in_units_allocate_and_free_in_torchs_order(
+    model: str, options: dict[str, str]
+) -> None:
     case = scenario(model, **options)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case)
 
@@ -151,16 +220,39 @@ def test_units_in_units_allocate_and_free_in_torchs_order(model: str, options: d
     one_in(
         4,
         [
-            ("gpt", {"strategy": 'name = "zero3"', "more": 'wrapping = { nested = ["ln_1", "attn.v"] }'}),
+            (
+                "gpt",
+                {
+                    "strategy": 'name = "zero3"',
+                    "more": 'wrapping = { nested = ["ln_1", "attn.v"] }',
+                },
+            ),
             ("llama", {"strategy": 'name = "zero2"', "more": f"{BOTH}\n{FROZEN}", **BF16}),
-            ("gpt sdpa", {"strategy": 'name = "zero1", granularity = "unit"', "more": 'wrapping = { every = 2, nested = ["mlp"] }'}),
-            ("mlp", {"strategy": 'name = "zero3", granularity = "parameter"', "more": 'wrapping = { every = "all", nested = ["fc2"] }'}),
+            (
+                "gpt sdpa",
+                {
+                    "strategy": 'name = "zero1", granularity = "unit"',
+                    "more": 'wrapping = { every = 2, nested = ["mlp"] }',
+                },
+            ),
+            (
+                "mlp",
+                {
+                    "strategy": 'name = "zero3", granularity = "parameter"',
+                    "more": 'wrapping = { every = "all", nested = ["fc2"] }',
+                },
+            ),
             ("gpt", {"strategy": 'name = "ddp", bucket_cap_mb = 0.001', "more": BOTH}),
-            ("mlp", {"strategy": 'name = "zero_redundancy"', "more": 'wrapping = { nested = ["fc1"] }'}),
+            (
+                "mlp",
+                {"strategy": 'name = "zero_redundancy"', "more": 'wrapping = { nested = ["fc1"] }'},
+            ),
         ],
     ),
 )
-def test_units_in_units_are_exact_where_they_are_buffers_or_nothing(model: str, options: dict[str, str]) -> None:
+def test_units_in_units_are_exact_where_they_are_buffers_or_nothing(
+    model: str, options: dict[str, str]
+) -> None:
     assert differences(scenario(model, **options), RunOptions()) == []
 
 
@@ -178,25 +270,72 @@ SHARD = f"{FSDP2}, reshard_after_forward = true"
         [
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": SHARD}),
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": KEEP}),
-            ("gpt", {"more": f'wrapping = {{ nested = ["ln_1", "attn"] }}\n{AGAIN}', "strategy": SHARD}),
+            (
+                "gpt",
+                {"more": f'wrapping = {{ nested = ["ln_1", "attn"] }}\n{AGAIN}', "strategy": SHARD},
+            ),
             ("gpt", {"more": f'wrapping = {{ nested = ["attn", "ln_2"] }}\n{AGAIN}'}),
             ("llama", {"more": f'wrapping = {{ nested = ["mlp"] }}\n{KEPT}', "strategy": SHARD}),
-            ("gpt sdpa", {"more": f"{BOTH}\n{KEPT}", "strategy": f"{HSDP}, reshard_after_forward = false", "ranks": 4}),
-            ("gpt", {"more": f"{BOTH}\n{WHOLE}", "strategy": f"{HSDP}, reshard_after_forward = true", "ranks": 4}),
+            (
+                "gpt sdpa",
+                {
+                    "more": f"{BOTH}\n{KEPT}", "strategy": f"{HSDP}, reshard_after_forward = false",
+                    "ranks": 4,
+                },
+            ),
+            (
+                "gpt",
+                {
+                    "more": f"{BOTH}\n{WHOLE}", "strategy": f"{HSDP}, reshard_after_forward = true",
+                    "ranks": 4,
+                },
+            ),
             ("mlp", {"more": f'wrapping = {{ nested = ["fc1", "fc2"] }}\n{KEPT}'}),
-            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, forward_prefetch = 2, backward_prefetch = 2"}),
-            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, reshard_after_forward = 2", "ranks": 4}),
-            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "batch": ", accumulation = 2", "strategy": f'{FSDP2}, sync = "last"', **BF16}),
+            (
+                "gpt",
+                {
+                    "more": f"{BOTH}\n{AGAIN}",
+                    "strategy": f"{FSDP2}, forward_prefetch = 2, backward_prefetch = 2",
+                },
+            ),
+            (
+                "gpt",
+                {
+                    "more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, reshard_after_forward = 2",
+                    "ranks": 4,
+                },
+            ),
+            (
+                "gpt",
+                {
+                    "more": f"{BOTH}\n{AGAIN}", "batch": ", accumulation = 2",
+                    "strategy": f'{FSDP2}, sync = "last"', **BF16,
+                },
+            ),
             ("gpt", {"more": f"{BOTH}\n{AGAIN}", "own": ", uses = 2", "strategy": SHARD}),
-            ("gpt", {"more": f'wrapping = {{ every = 2, nested = ["attn", "mlp"] }}\n{AGAIN}', "batch": ", forwards = 2", **AUTOCAST}),
-            ("gpt", {"more": f"{FIRST}\n{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, forward_prefetch = 1"}),
+            (
+                "gpt",
+                {
+                    "more": f'wrapping = {{ every = 2, nested = ["attn", "mlp"] }}\n{AGAIN}',
+                    "batch": ", forwards = 2", **AUTOCAST,
+                },
+            ),
+            (
+                "gpt",
+                {"more": f"{FIRST}\n{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, forward_prefetch = 1"},
+            ),
             ("gpt", {"more": 'wrapping = { nested = ["ln_1", "ln_2"] }'}),
             ("gpt", {"more": f'wrapping = {{ nested = ["attn.q", "attn.v"] }}\n{FROZEN}'}),
-            ("gpt", {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, offload = true", "ranks": 1}),
+            (
+                "gpt",
+                {"more": f"{BOTH}\n{AGAIN}", "strategy": f"{FSDP2}, offload = true", "ranks": 1},
+            ),
         ],
     ),
 )
-def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(model: str, options: dict[str, str]) -> None:
+def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(
+    model: str, options: dict[str, str]
+) -> None:
     case = scenario(model, **options)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case)
     assert differences(case, RunOptions()) == []
@@ -207,13 +346,14 @@ def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(m
     one_in(
         3,
         [
-            ("gpt", '["ln_1", "attn"]', SHARD),
-            ("llama", '["attn.q", "attn.k"]', SHARD),
+            ("gpt", '["ln_1", "attn"]', SHARD), ("llama", '["attn.q", "attn.k"]', SHARD),
             ("gpt", '["ln_1", "ln_2"]', SHARD),
         ],
     ),
 )
-def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refuse(model: str, nested: str, strategy: str) -> None:
+def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refuse(
+    model: str, nested: str, strategy: str
+) -> None:
     case = scenario(model, strategy=strategy, more=f"wrapping = {{ nested = {nested} }}\n{KEPT}")
     with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
         of_program(case)
@@ -222,8 +362,11 @@ def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refu
 
 
 def test_a_frozen_unit_that_a_recomputation_leaves_gathered_is_held_as_its_shard() -> None:
-    """Its gathered parameters stand in the module when the optimizer has stepped; what the rank holds are the sharded ones."""
-    case = scenario("mlp", own=", uses = 3", strategy=SHARD, more=f'wrapping = {{ nested = ["fc1"] }}\nfrozen = ["*.fc1.*"]\n{AGAIN}')
+    """Its gathered parameters stand in the module when the optimizer has stepped; what the rank
+    holds are the sharded ones."""
+    case = scenario("mlp", own=", uses = 3", strategy=SHARD, more=f'wrapping = {{ nested = '
+                                                                  f'["fc1"] }}\nfrozen = '
+                                                                  f'["*.fc1.*"]\n{AGAIN}')
     assert differences(case, RunOptions()) == []
 
 
@@ -232,9 +375,18 @@ def test_a_frozen_unit_that_a_recomputation_leaves_gathered_is_held_as_its_shard
     one_in(
         3,
         [
-            {"strategy": f"{HSDP}, reshard_after_forward = true", "ranks": 4, "more": 'wrapping = { nested = ["fc2"] }'},
-            {"strategy": 'name = "zero3"', "own": f'{STACK}, unused = ["blocks.1"]', "batch": ", forwards = 2", "more": FIRST_BLOCK},
-            {"own": ', unused = ["blocks.2"]', "more": 'wrapping = { every = 2, nested = ["fc1"] }', "ranks": 3},
+            {
+                "strategy": f"{HSDP}, reshard_after_forward = true", "ranks": 4,
+                "more": 'wrapping = { nested = ["fc2"] }',
+            },
+            {
+                "strategy": 'name = "zero3"', "own": f'{STACK}, unused = ["blocks.1"]',
+                "batch": ", forwards = 2", "more": FIRST_BLOCK,
+            },
+            {
+                "own": ', unused = ["blocks.2"]',
+                "more": 'wrapping = { every = 2, nested = ["fc1"] }', "ranks": 3,
+            },
         ],
     ),
 )

@@ -1,4 +1,5 @@
-"""DDP with find_unused_parameters: blocks that forward passes by, trainable all the same, against torch on the fake group."""
+"""DDP with find_unused_parameters: blocks that forward passes by, trainable all the same, against
+torch on the fake group."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ def reductions(case: Scenario, phase: str) -> list[tuple[str, int]]:
 def test_buckets_stay_as_they_were_made_and_the_map_of_used_parameters_follows_the_last() -> None:
     case = scenario("mlp", FINDS, "[]", unused='["blocks.1"]')
     numel, count = case.model.num_parameters, len(case.model.parameters)
-    assert reductions(case, "first") == reductions(case, "steady") == [("bucket.0", 4 * numel), (USED, 4 * count)]
+    assert (
+        reductions(case, "first")
+        == reductions(case, "steady")
+        == [("bucket.0", 4 * numel), (USED, 4 * count)]
+    )
 
 
 def test_a_block_of_which_nothing_is_used_is_reduced_as_zeros_in_its_turn() -> None:
@@ -66,7 +71,8 @@ def test_torch_raises_in_the_second_forward_where_nobody_looks_for_what_is_unuse
     waits = replace(case, options=ddp.Options())
     with (
         torch_private.fake_group(rank=0, world_size=2),
-        pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"),
+        pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior "
+                                          "iteration"),
     ):
         observe(waits, rank=0)
 
@@ -76,8 +82,12 @@ def test_torch_steps_no_parameter_that_is_unused() -> None:
     with torch_private.fake_group(rank=0, world_size=2):
         subject = observe(case, rank=0).subject
         assert subject is not None
-        names = {id(parameter): name for name, parameter in subject.module.module.named_parameters()}
-        stepped = {names[id(parameter)] for parameter, state in subject.optimizer.state.items() if state}
+        names = {
+            id(parameter): name for name, parameter in subject.module.module.named_parameters()
+        }
+        stepped = {
+            names[id(parameter)] for parameter, state in subject.optimizer.state.items() if state
+        }
     assert stepped == case.model.trained
 
 
@@ -85,13 +95,19 @@ def test_torch_steps_no_parameter_that_is_unused() -> None:
 def test_our_own_executor_holds_what_the_program_says(parameters: str) -> None:
     case = scenario("mlp", SMALL_BUCKETS, "[]", unused='["blocks.1"]', parameters=parameters)
     found = differences(case, RunOptions(ranks=(0,), interpreter="executor"))
-    # DDP hands out a copy of the loss, which the executor has not: backward itself, below the step's peak, differs by that scalar or two
-    assert all("14 of 16 exact; peak of backward 0" in text and abs(int(text.split(" B, ")[2])) <= 8 for text in found)
+    # DDP hands out a copy of the loss, which the executor has not: backward itself, below the
+    # step's peak, differs by that scalar or two
+    assert all(
+        "14 of 16 exact; peak of backward 0" in text and abs(int(text.split(" B, ")[2])) <= 8
+        for text in found
+    )
 
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("strategy", [FINDS, OWNED])
-def test_training_leaves_what_is_unused_as_it_was_and_trains_the_rest_as_one_process(strategy: str) -> None:
+def test_training_leaves_what_is_unused_as_it_was_and_trains_the_rest_as_one_process(
+    strategy: str
+) -> None:
     case = scenario("mlp", strategy, "[]", unused='["blocks.1"]')
     ranks = find("gloo").run(case, options=RunOptions(all_ranks=True)).ranks
     assert max(rank.numerics.largest_relative_difference for rank in ranks if rank.numerics) < 1e-2

@@ -1,4 +1,5 @@
-"""Wrapping policies against torch: fully_shard of lists of modules, of embedding and head, of the whole model alone."""
+"""Wrapping policies against torch: fully_shard of lists of modules, of embedding and head, of the
+whole model alone."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from zsim.scenario.scenario import Scenario, parse
 MODELS = {
     "mlp": "dims = [5, 9, 14, 7, 21, 3, 12], hidden = 17, num_classes = 5",
     "gpt": "num_layers = 6, hidden_size = 8, num_heads = 2, vocabulary = 29, tied = false",
-    "llama": 'num_layers = 6, hidden_size = 8, num_heads = 2, feed_forward = 12, vocabulary = 29, attention = "sdpa"',
+    "llama": 'num_layers = 6, hidden_size = 8, num_heads = 2, feed_forward = 12, vocabulary = '
+             '29, attention = "sdpa"',
 }
 APART = 'ends = "apart"'
 FULL = 'activation_checkpointing = { mode = "full" }'
@@ -29,7 +31,8 @@ BF16 = 'precision = { parameters = "bf16", reduce = "fp32" }'
 
 
 def scenario(
-    model: str, wrapping: str, strategy: str = 'name = "fsdp2"', *more: str, ranks: int = 4, accumulation: int = 1
+    model: str, wrapping: str, strategy: str = 'name = "fsdp2"', *more: str, ranks: int = 4,
+    accumulation: int = 1,
 ) -> Scenario:
     length = "" if model == "mlp" else ", sequence_length = 4"
     text = f"""
@@ -43,24 +46,41 @@ wrapping = {{ {wrapping} }}
 
 
 def inexact(case: Scenario) -> list[str]:
-    """What differs between the prediction of the last rank and the same steps on the fake process group."""
+    """What differs between the prediction of the last rank and the same steps on the fake process
+    group."""
     ranks = (case.world_size - 1,)
     measured = find("fake").run(case, options=RunOptions(ranks=ranks))
     predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=ranks))
     checks = compare(predicted, measured)
-    return [check.detail for check in checks if check.status != "unsupported" and not check.detail.startswith("exact")]
+    return [
+        check.detail
+        for check in checks
+        if check.status != "unsupported" and not check.detail.startswith("exact")
+    ]
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        scenario("mlp", "every = 4", 'name = "fsdp2", reshard_after_forward = true', BF16, accumulation=2),
-        scenario("mlp", 'every = "all"', 'name = "fsdp2", reshard_after_forward = true', accumulation=2),
-        scenario("mlp", "every = 2", 'name = "fsdp2"', 'frozen = ["blocks.[012].*", "*.bias"]', BF16),
-        scenario("mlp", f"every = 6, {APART}", 'name = "fsdp2", reshard_after_forward = 2', accumulation=2),
-        scenario("mlp", "every = 2", 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1', FULL),
         scenario(
-            "mlp", f"every = 2, {APART}", 'name = "hsdp", dp_replicate = 2, dp_shard = 2, sync = "last"', accumulation=2
+            "mlp", "every = 4", 'name = "fsdp2", reshard_after_forward = true', BF16, accumulation=2
+        ),
+        scenario(
+            "mlp", 'every = "all"', 'name = "fsdp2", reshard_after_forward = true', accumulation=2
+        ),
+        scenario(
+            "mlp", "every = 2", 'name = "fsdp2"', 'frozen = ["blocks.[012].*", "*.bias"]', BF16
+        ),
+        scenario(
+            "mlp", f"every = 6, {APART}", 'name = "fsdp2", reshard_after_forward = 2',
+            accumulation=2,
+        ),
+        scenario(
+            "mlp", "every = 2", 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1', FULL
+        ),
+        scenario(
+            "mlp", f"every = 2, {APART}",
+            'name = "hsdp", dp_replicate = 2, dp_shard = 2, sync = "last"', accumulation=2,
         ),
         scenario("mlp", f"every = 4, {APART}", 'name = "zero3"', accumulation=2),
         scenario("mlp", f"every = 2, {APART}", 'name = "zero1"', BF16),
@@ -70,7 +90,10 @@ def inexact(case: Scenario) -> list[str]:
         scenario("gpt", f"every = 4, {APART}", 'name = "fsdp2", forward_prefetch = 1', FULL, BF16),
         scenario("gpt", 'every = "all"', 'name = "fsdp2"', FULL),
         scenario("llama", "every = 3", 'name = "fsdp2", backward_prefetch = 2', BF16),
-        scenario("mlp", APART, 'name = "hsdp", dp_replicate = 2, dp_shard = 2, reshard_after_forward = false'),
+        scenario(
+            "mlp", APART,
+            'name = "hsdp", dp_replicate = 2, dp_shard = 2, reshard_after_forward = false',
+        ),
     ],
 )
 def test_order_bytes_and_every_phases_memory_are_exact(case: Scenario) -> None:
@@ -80,20 +103,24 @@ def test_order_bytes_and_every_phases_memory_are_exact(case: Scenario) -> None:
 @pytest.mark.parametrize(
     ("model", "wrapping", "more"),
     [
-        ("mlp", 'every = "all"', ""),
-        ("mlp", f"every = 4, {APART}", BF16),
-        ("gpt", f"every = 4, {APART}", FULL),
-        ("llama", "every = 4", BF16),
+        ("mlp", 'every = "all"', ""), ("mlp", f"every = 4, {APART}", BF16),
+        ("gpt", f"every = 4, {APART}", FULL), ("llama", "every = 4", BF16),
     ],
 )
-def test_every_allocation_and_free_comes_in_torchs_order(model: str, wrapping: str, more: str) -> None:
+def test_every_allocation_and_free_comes_in_torchs_order(
+    model: str, wrapping: str, more: str
+) -> None:
     case = scenario(model, wrapping, 'name = "fsdp2"', more, ranks=2)
     assert of_program(case) == of_torch(case)
 
 
-@pytest.mark.parametrize("wrapping", ["every = 1", "every = 4", f"every = 4, {APART}", 'every = "all"'])
+@pytest.mark.parametrize(
+    "wrapping", ["every = 1", "every = 4", f"every = 4, {APART}", 'every = "all"']
+)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_real_model_registers_its_parameters_in_the_order_of_the_units(model: str, wrapping: str) -> None:
+def test_the_real_model_registers_its_parameters_in_the_order_of_the_units(
+    model: str, wrapping: str
+) -> None:
     spec = scenario(model, wrapping).model
     units = sorted(spec.units, key=lambda unit: unit.fqn == "root")
     named = [name for name, _ in modules.build(spec, seed=0).named_parameters()]
@@ -105,7 +132,9 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.norm, self.head = nn.Embedding(8, 4), nn.RMSNorm(4), nn.Linear(4, 8, bias=False)
+        self.embedding, self.norm, self.head = (
+            nn.Embedding(8, 4), nn.RMSNorm(4), nn.Linear(4, 8, bias=False),
+        )
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The executor on two gloo ranks: collectives, memory and parameters of every strategy of ours, and a Program that is wrong."""
+"""The executor on two gloo ranks: collectives, memory and parameters of every strategy of ours, and
+a Program that is wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ STRATEGIES = (
 )
 ACCUMULATIONS = ((2, "every"), (2, "last"))
 TOLERANCE = 1e-6
-"""Relative, of any parameter after 3 steps in float32: sums over ranks and micro-batches are made in another order."""
+"""Relative, of any parameter after 3 steps in float32: sums over ranks and micro-batches are made
+in another order."""
 
 
 def scenario(
@@ -54,7 +56,7 @@ batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 32}, acc
 cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ name = {strategy}, sync = "{sync}" }}
 precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="test.toml")
 
 
@@ -68,7 +70,9 @@ def differences(case: Scenario, run: RankRun) -> list[str]:
     program = plan(case, device="cpu").of_rank(run.rank)
     memory, found = replay(program), []
     for phase in PHASES:
-        issued = [(op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES]
+        issued = [
+            (op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES
+        ]
         seen = run.phases[phase]
         recorded = [(one.op, one.nbytes, one.group) for one in seen.collectives]
         if issued != recorded:
@@ -100,10 +104,18 @@ def test_two_ranks_do_what_the_program_says_and_train_as_one_process(strategy: s
     ("strategy", "accumulation"),
     [
         ('"zero1"', (3, "every")),
-        *one_in(3, itertools.product(('"ddp"', '"zero1", form = "all_reduce"', '"zero1"', '"zero2"', '"zero3"'), ACCUMULATIONS)),
+        *one_in(
+            3,
+            itertools.product(
+                ('"ddp"', '"zero1", form = "all_reduce"', '"zero1"', '"zero2"', '"zero3"'),
+                ACCUMULATIONS,
+            ),
+        ),
     ],
 )
-def test_accumulated_gradients_train_as_one_process(strategy: str, accumulation: tuple[int, str]) -> None:
+def test_accumulated_gradients_train_as_one_process(
+    strategy: str, accumulation: tuple[int, str]
+) -> None:
     case = scenario(strategy, accumulation=accumulation)
     ranks = executed(case)
 
@@ -142,14 +154,18 @@ def test_a_program_that_forgets_an_all_gather_is_refused(number: int) -> None:
     case = scenario('"zero3", lookahead = 1')
     program = plan(case, device="cpu")
     gathers = [op for op in program.ranks[0].first if op.kind == "all_gather"]
-    sharded = pytest.raises(ProgramError, match=f"expected {gathers[number].unit} to be unsharded, found it sharded")
+    sharded = pytest.raises(ProgramError, match=f"expected {gathers[number].unit} to be "
+                                                f"unsharded, found it sharded")
     with torch_private.fake_group(rank=0, world_size=2), sharded:
         execute(case, without(program, phase="first", drop=gathers[number]), rank=0, steps=2)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_the_lowest_of_the_last_steps_is_the_steady_one(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps whose measured memory falls by a byte each, and then rises: of the last three the second is the lowest."""
+def test_the_lowest_of_the_last_steps_is_the_steady_one(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps whose measured memory falls by a byte each, and then rises: of the last three the
+    second is the lowest."""
     case = scenario('"zero3"')
     extra = iter([9, 8, 0, 5, 4, 6])
     record = executor.as_record

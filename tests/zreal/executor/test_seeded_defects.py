@@ -1,4 +1,5 @@
-"""Defects of our own engine that stay within every bound of peaks and of two-byte training are each caught by an exact check."""
+"""Defects of our own engine that stay within every bound of peaks and of two-byte training are each
+caught by an exact check."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from zsim.cli.main import main
 
 pytestmark = [pytest.mark.gloo, pytest.mark.quality]
 
-ZERO2, ZERO3 = (str(PARITY / f"{name}.toml") for name in ("zero2-llama-2-bf16", "zero3-llama-4-bf16"))
+ZERO2, ZERO3 = (
+    str(PARITY / f"{name}.toml") for name in ("zero2-llama-2-bf16", "zero3-llama-4-bf16")
+)
 
 
 def failed(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -29,22 +32,31 @@ def seeded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
 
     def start(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
-        return launch("tests.zreal.processes.rank_bodies:with_defect", {**arguments, "defect": request.param}, **more)
+        return launch(
+            "tests.zreal.processes.rank_bodies:with_defect", {**arguments, "defect": request.param},
+            **more,
+        )
 
     monkeypatch.setattr("zreal.processes.launch.launch", start)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeded", ["missing free"], indirect=True)
-def test_a_missing_free_fails_at_rest_on_gloo(seeded: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_free_fails_at_rest_on_gloo(
+    seeded: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["validate", ZERO3, "--json"]) == 1
-    assert failed(capsys)["memory at rest"].startswith("0 of 20 exact; end of construction, rank 0: predicted ")
+    assert failed(capsys)["memory at rest"].startswith("0 of 20 exact; end of construction, rank "
+                                                       "0: predicted ")
 
 
 @pytest.mark.parametrize("seeded", ["leak"], indirect=True)
-def test_a_leak_of_every_step_is_called_that_on_gloo(seeded: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leak_of_every_step_is_called_that_on_gloo(
+    seeded: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["validate", ZERO2, "--json"]) == 1
-    assert failed(capsys)["memory at rest"].startswith("rank 0, steady: a leak, the step ends 2,400 B higher than it began; ")
+    assert failed(capsys)["memory at rest"].startswith("rank 0, steady: a leak, the step ends "
+                                                       "2,400 B higher than it began; ")
 
 
 @pytest.mark.parametrize("defect", ["missing free", "leak"])

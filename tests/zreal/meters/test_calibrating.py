@@ -1,4 +1,5 @@
-"""What real ranks took is what calibrate reads: a step that nobody watches, timed on every rank, in the Run that --save writes."""
+"""What real ranks took is what calibrate reads: a step that nobody watches, timed on every rank, in
+the Run that --save writes."""
 
 from __future__ import annotations
 
@@ -23,25 +24,43 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
     names = ("fsdp2-mlp-2", "ddp-gpt-2-bucket-view")
     for name in names:
         asked = str(SCENARIOS / "parity" / f"{name}.toml")
-        assert main(["run", asked, "--backend", "gloo", "--save", str(tmp_path / f"{name}.json"), "--json"]) == 0
+        assert (
+            main(
+                [
+                    "run", asked, "--backend", "gloo", "--save", str(tmp_path / f"{name}.json"),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         told = json.loads(capsys.readouterr().out)
         run = saved.load(tmp_path / f"{name}.json")
-        assert run.step_time_ns == max(rank.step_time_ns for rank in run.ranks) == told["step_time_ns"]
-        assert min(rank.step_time_ns for rank in run.ranks) > 100_000  # some hundred operators and several collectives
+        assert (
+            run.step_time_ns == max(rank.step_time_ns for rank in run.ranks) == told["step_time_ns"]
+        )
+        # some hundred operators and several collectives
+        assert min(rank.step_time_ns for rank in run.ranks) > 100_000
         assert "neither meter nor recorder" in run.provenance["timed"]
-        assert (told["compute_ns"], told["exposed_communication_ns"]) == (None, None)  # nobody saw what made the time
+        assert (told["compute_ns"], told["exposed_communication_ns"]) == (
+            None, None,
+        )  # nobody saw what made the time
         assert "time" not in run.provenance["sees"].split()
 
     files = [str(tmp_path / f"{name}.json") for name in names]
     out = tmp_path / "mine.toml"
-    asked = ["calibrate", "--from", *files, "--scenarios", str(SCENARIOS), "--out", str(out), "--json"]
+    asked = [
+        "calibrate", "--from", *files, "--scenarios", str(SCENARIOS), "--out", str(out), "--json"
+    ]
     assert main(asked) == 0
     found = json.loads(capsys.readouterr().out)
-    assert sorted(row["source"] for row in found["rows"]) == sorted(Path(file).name for file in files)
+    assert sorted(row["source"] for row in found["rows"]) == sorted(
+        Path(file).name for file in files
+    )
     assert found["skipped"] == []
     assert out.read_text().startswith("# calibrated on 2 steps of ")
 
-    for name in names:  # as predicted with that file their times are judged, by the band that their own errors made
+    # as predicted with that file their times are judged, by the band that their own errors made
+    for name in names:
         text = (SCENARIOS / "parity" / f"{name}.toml").read_text()
         assert 'preset = "cpu-gloo"' in text
         mine, predicted = tmp_path / f"{name}.toml", tmp_path / f"{name}-predicted.json"
@@ -50,13 +69,22 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         told = json.loads(capsys.readouterr().out)
         low, high = told["step_time_band_ns"]
         ended = main(["compare", str(predicted), str(tmp_path / f"{name}.json"), "--json"])
-        (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "step time"]
+        (check,) = [
+            check
+            for check in json.loads(capsys.readouterr().out)["checks"]
+            if check["name"] == "step time"
+        ]
         took = saved.load(tmp_path / f"{name}.json").step_time_ns
-        assert (told["provenance"]["calibration"], check["predicted"], check["measured"]) == ("calibrated", told["step_time_ns"], took)
+        assert (told["provenance"]["calibration"], check["predicted"], check["measured"]) == (
+            "calibrated", told["step_time_ns"], took,
+        )
         inside = low <= took <= high
         assert (check["status"], ended) == (("ok", 0) if inside else ("failed", 1))
-        assert check["detail"].startswith(f"{'within' if inside else 'beyond'} the band: predicted ")
-        assert high / told["step_time_ns"] > 1 / (1 - found["width"]) - 0.01  # as wide as they were off
+        assert check["detail"].startswith(f"{'within' if inside else 'beyond'} the band: "
+                                          f"predicted ")
+        assert (
+            high / told["step_time_ns"] > 1 / (1 - found["width"]) - 0.01
+        )  # as wide as they were off
 
 
 @pytest.mark.gloo
@@ -71,18 +99,26 @@ def test_a_run_under_torchrun_is_timed_too(tmp_path):
 
 @pytest.mark.gloo
 def test_what_a_step_takes_on_an_unknown_machine_is_told_and_not_judged(tmp_path, capsys):
-    """One that nobody has calibrated: neither an expectation nor validate holds the simulator to it."""
+    """One that nobody has calibrated: neither an expectation nor validate holds the simulator to
+    it."""
     text = (SCENARIOS / "parity" / "fsdp2-mlp-2.toml").read_text().partition("[expect]")[0]
     asked = tmp_path / "asked.toml"
     asked.write_text(f'{text}\n[expect]\nstep_time = "<= 1 ns"\nmfu = ">= 99 %"\n')
     assert main(["run", str(asked), "--backend", "gloo", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["step_time_ns"] > 1
-    assert [(one["found"], one["ok"]) for one in told["expectations"]] == [("unsupported", None)] * 2
+    assert [(one["found"], one["ok"]) for one in told["expectations"]] == [
+        ("unsupported", None)
+    ] * 2
     assert main(["validate", str(asked), "--json"]) == 0
-    (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "step time"]
+    (check,) = [
+        check
+        for check in json.loads(capsys.readouterr().out)["checks"]
+        if check["name"] == "step time"
+    ]
     assert check["status"] == "unsupported"
-    assert check["detail"].startswith("unsupported: cpu-gloo is not calibrated here (its constants are assumed); predicted ")
+    assert check["detail"].startswith("unsupported: cpu-gloo is not calibrated here (its "
+                                      "constants are assumed); predicted ")
     assert min(check["predicted"], check["measured"]) > 1
 
 

@@ -39,5 +39,7 @@ def test_adamw_keeps_two_states_and_a_step_for_each_parameter():
     module(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     gradients = [parameter.grad for parameter in module.parameters()]
-    found = held(parameters=module.parameters(), gradients=gradients, states=state_tensors(optimizer))
+    found = held(
+        parameters=module.parameters(), gradients=gradients, states=state_tensors(optimizer)
+    )
     assert found == {"parameters": 80, "gradients": 80, "optimizer_states": 2 * 80 + 2 * 4}

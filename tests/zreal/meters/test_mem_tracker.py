@@ -1,9 +1,12 @@
-"""A third oracle: PyTorch's own FSDPMemTracker, which runs the model's code under a FakeTensorMode, predicts the same peak.
+"""A third oracle: PyTorch's own FSDPMemTracker, which runs the model's code under a FakeTensorMode,
+predicts the same peak.
 
-The module is built in that mode and wrapped outside of it: with a number of ranks to reshard to, fully_shard makes a DeviceMesh,
-which reads its map of ranks as it is made, and a fake tensor has no values to read. The map (4 B per rank in host memory, held by
-the mesh) is then older than the tracker, which counts sharded parameters, optimizer states and what operators make inside it: its
-peak lacks those bytes. The meter on the fake process group, which watches the wrapping too, counts them, and so do we.
+The module is built in that mode and wrapped outside of it: with a number of ranks to reshard to,
+fully_shard makes a DeviceMesh, which reads its map of ranks as it is made, and a fake tensor has no
+values to read. The map (4 B per rank in host memory, held by the mesh) is then older than the
+tracker, which counts sharded parameters, optimizer states and what operators make inside it: its
+peak lacks those bytes. The meter on the fake process group, which watches the wrapping too, counts
+them, and so do we.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from zsim.runs.registry import find
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
-QUICK = [("mlp-tiny", "bf16", 'name = "fsdp2"', "foreach"), ("mlp-uneven", "fp32", 'name = "fsdp2"', "for-loop")]
+QUICK = [
+    ("mlp-tiny", "bf16", 'name = "fsdp2"', "foreach"),
+    ("mlp-uneven", "fp32", 'name = "fsdp2"', "for-loop"),
+]
 SLOW = [
     (model, precision, strategy, implementation)
     for model in ("mlp-small", "gpt-tiny", "llama-tiny")
@@ -42,7 +48,9 @@ RANK_MAP = "mesh.rank_map"
 """The buffer of the DeviceMesh's map of ranks in a Program."""
 
 
-def scenario(model: str, precision: str, strategy: str, implementation: str, *, ranks: int = 4) -> Scenario:
+def scenario(
+    model: str, precision: str, strategy: str, implementation: str, *, ranks: int = 4
+) -> Scenario:
     text = f"""
 model = {{ preset = "{model}" }}
 batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 32} }}
@@ -81,15 +89,21 @@ def tracked_peak(case: Scenario) -> int:
 
 
 def older_than_the_tracker(rank: RankProgram) -> int:
-    """Bytes of the map of ranks that the mesh of an int reshard_after_forward holds from construction on; 0 where there is none."""
+    """Bytes of the map of ranks that the mesh of an int reshard_after_forward holds from
+    construction on; 0 where there is none."""
     events = (event for op in rank.construction for event in op.memory)
-    return sum(event.nbytes for event in events if isinstance(event, Alloc) and event.buffer == RANK_MAP)
+    return sum(
+        event.nbytes for event in events if isinstance(event, Alloc) and event.buffer == RANK_MAP
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "precision", "strategy", "implementation"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+    ("model", "precision", "strategy", "implementation"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
-def test_the_peak_of_a_steady_step_is_the_trackers(model: str, precision: str, strategy: str, implementation: str) -> None:
+def test_the_peak_of_a_steady_step_is_the_trackers(
+    model: str, precision: str, strategy: str, implementation: str
+) -> None:
     case = scenario(model, precision, strategy, implementation)
     begin = time.perf_counter()
     rank = plan(case, device="cpu").of_rank(0)
@@ -97,16 +111,23 @@ def test_the_peak_of_a_steady_step_is_the_trackers(model: str, precision: str, s
     between = time.perf_counter()
     tracked = tracked_peak(case)
     took = time.perf_counter() - between
-    sys.stdout.write(f"{predicted:,} B in {between - begin:.3f} s, the tracker's {tracked:,} B in {took:.1f} s\n")
+    sys.stdout.write(f"{predicted:,} B in {between - begin:.3f} s, the tracker's {tracked:,} B in "
+                     f"{took:.1f} s\n")
     assert predicted - older_than_the_tracker(rank) == tracked
 
 
-def test_a_mesh_made_for_an_int_reshard_holds_its_map_of_ranks_where_the_meter_sees_it_and_the_tracker_cannot() -> None:
+def test_a_mesh_made_for_an_int_reshard_holds_its_map_of_ranks_where_the_meter_sees_it_and_the_tracker_cannot() -> (  # noqa: E501
+    None
+):
     case = scenario("mlp-tiny", "fp32", 'name = "fsdp2", reshard_after_forward = 2', "foreach")
     rank = plan(case, device="cpu").of_rank(0)
     (measured,) = find("fake").run(case, options=RunOptions(ranks=(0,))).ranks
     assert older_than_the_tracker(rank) == 4 * case.world_size
-    assert measured.phases["steady"].memory.peak_bytes == replay(rank)["steady"].peak_bytes == tracked_peak(case) + 16
+    assert (
+        measured.phases["steady"].memory.peak_bytes
+        == replay(rank)["steady"].peak_bytes
+        == tracked_peak(case) + 16
+    )
 
 
 def test_a_mesh_cannot_be_made_of_tensors_without_values() -> None:

@@ -1,4 +1,5 @@
-"""The meter against storages whose sizes are known: born, resized, shared by views, looked away from, and gone."""
+"""The meter against storages whose sizes are known: born, resized, shared by views, looked away
+from, and gone."""
 
 from __future__ import annotations
 

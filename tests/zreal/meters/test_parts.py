@@ -1,4 +1,5 @@
-"""Forward, backward, optimizer and zero_grad of real steps: the observer's and the executor's against the ledger's, to the byte."""
+"""Forward, backward, optimizer and zero_grad of real steps: the observer's and the executor's
+against the ledger's, to the byte."""
 
 from __future__ import annotations
 
@@ -43,15 +44,22 @@ def test_every_part_of_real_steps_starts_and_peaks_as_predicted(strategy: str) -
     measured = find("fake").run(case, options=RunOptions(ranks=(3,)))
     predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=(3,)))
     check = next(check for check in compare(predicted, measured) if check.name == NAME)
-    assert check.detail == "exact    24 of 24 starts and peaks of forward, backward, optimizer and zero_grad"
+    assert check.detail == (
+        "exact    24 of 24 starts and peaks of forward, backward, optimizer and zero_grad"
+    )
 
 
 def phase(peak: int, *parts: PartRecord) -> PhaseRecord:
-    return PhaseRecord(collectives=(), memory=MemoryRecord(start_bytes=0, peak_bytes=peak, end_bytes=0, parts=parts))
+    return PhaseRecord(
+        collectives=(),
+        memory=MemoryRecord(start_bytes=0, peak_bytes=peak, end_bytes=0, parts=parts),
+    )
 
 
 def test_of_several_steps_each_part_is_the_lowest() -> None:
     one = phase(9, PartRecord("forward", 0, 1, 9), PartRecord("backward", 0, 5, 7))
     other = phase(8, PartRecord("forward", 0, 2, 6), PartRecord("backward", 0, 3, 8))
-    assert lower(one, other) == phase(8, PartRecord("forward", 0, 1, 6), PartRecord("backward", 0, 3, 7))
+    assert lower(one, other) == phase(
+        8, PartRecord("forward", 0, 1, 6), PartRecord("backward", 0, 3, 7)
+    )
     assert lower(None, one) is one

@@ -1,4 +1,5 @@
-"""Activation checkpointing as predicted against torch.utils.checkpoint: every peak to the byte, and training unchanged."""
+"""Activation checkpointing as predicted against torch.utils.checkpoint: every peak to the byte, and
+training unchanged."""
 
 from __future__ import annotations
 
@@ -44,9 +45,15 @@ activation_checkpointing = {{ {form} }}
 def inexact(case: Scenario) -> list[str]:
     """What differs between the prediction and the same steps on the fake process group."""
     measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks)))
+    predicted = SimBackend("cpu").run(
+        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
+    )
     checks = compare(predicted, measured)
-    return [check.detail for check in checks if check.status != "unsupported" and not check.detail.startswith("exact")]
+    return [
+        check.detail
+        for check in checks
+        if check.status != "unsupported" and not check.detail.startswith("exact")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,30 +61,22 @@ def inexact(case: Scenario) -> list[str]:
     one_in(
         3,
         [
-            (FULL, {}),
-            (FULL, {"attention": "explicit"}),
-            (FULL, {"model": "llama-tiny"}),
-            (FULL, {"model": "mlp-tiny"}),
-            (FULL, {"precision": BF16}),
-            (WHOLE, {"attention": "explicit"}),
-            (WHOLE, {"model": "llama-tiny", "precision": BF16}),
-            (WHOLE_SAVE, {"model": "llama-tiny"}),
-            (WHOLE_SAVE, {}),
-            (FULL, {"model": "llama-tiny", "precision": BF16}),
-            (SECOND, {}),
-            (SECOND, {"model": "llama-tiny", "strategy": "zero3"}),
-            (SAVE, {}),
-            (SAVE, {"model": "llama-tiny"}),
-            (SAVE_BOTH, {}),
-            (SAVE_BOTH, {"precision": BF16}),
+            (FULL, {}), (FULL, {"attention": "explicit"}), (FULL, {"model": "llama-tiny"}),
+            (FULL, {"model": "mlp-tiny"}), (FULL, {"precision": BF16}),
+            (WHOLE, {"attention": "explicit"}), (WHOLE, {"model": "llama-tiny", "precision": BF16}),
+            (WHOLE_SAVE, {"model": "llama-tiny"}), (WHOLE_SAVE, {}),
+            (FULL, {"model": "llama-tiny", "precision": BF16}), (SECOND, {}),
+            (SECOND, {"model": "llama-tiny", "strategy": "zero3"}), (SAVE, {}),
+            (SAVE, {"model": "llama-tiny"}), (SAVE_BOTH, {}), (SAVE_BOTH, {"precision": BF16}),
             (SECOND_LINEAR, {"model": "llama-tiny"}),
-            (SECOND_LINEAR, {"precision": BF16, "strategy": "zero3"}),
-            (ATTENTION, {}),
-            (ATTENTION, {"attention": "explicit"}),
-            (ATTENTION, {"model": "llama-tiny"}),
+            (SECOND_LINEAR, {"precision": BF16, "strategy": "zero3"}), (ATTENTION, {}),
+            (ATTENTION, {"attention": "explicit"}), (ATTENTION, {"model": "llama-tiny"}),
             ('mode = "selective", recompute = ["layer_norm", "gelu"]', {}),
             ('mode = "selective", recompute = ["rotary"]', {"model": "llama-tiny"}),
-            *((FULL, {"strategy": name}) for name in ("ddp", "zero_redundancy", "zero1", "zero2", "zero3")),
+            *(
+                (FULL, {"strategy": name})
+                for name in ("ddp", "zero_redundancy", "zero1", "zero2", "zero3")
+            ),
         ],
     ),
 )
@@ -94,9 +93,16 @@ def test_training_is_the_same_with_and_without(strategy: str) -> None:
 
 
 def test_recomputation_is_an_op_of_its_own_before_each_blocks_backward_and_stops_early() -> None:
-    """Four blocks: four recomputations, each without the block's last product; under fully_shard with no all-gather more."""
-    again, plain = (plan(scenario(form), device="cpu").ranks[0].steady for form in (FULL, 'mode = "none"'))
-    kinds = [(op.kind, op.unit) for op in again if op.kind in ("recompute", "backward") and op.micro_batch == 0]
+    """Four blocks: four recomputations, each without the block's last product; under fully_shard
+    with no all-gather more."""
+    again, plain = (
+        plan(scenario(form), device="cpu").ranks[0].steady for form in (FULL, 'mode = "none"')
+    )
+    kinds = [
+        (op.kind, op.unit)
+        for op in again
+        if op.kind in ("recompute", "backward") and op.micro_batch == 0
+    ]
     blocks = [f"blocks.{i}" for i in reversed(range(4))]
     assert kinds == [
         ("backward", "root"),
@@ -108,4 +114,6 @@ def test_recomputation_is_an_op_of_its_own_before_each_blocks_backward_and_stops
     assert (
         recompute.kernels == forward.kernels[:-2]
     )  # neither mlp.proj, whose inputs are what is needed, nor the residual
-    assert [op.kind for op in again if op.kind == "all_gather"] == [op.kind for op in plain if op.kind == "all_gather"]
+    assert [op.kind for op in again if op.kind == "all_gather"] == [
+        op.kind for op in plain if op.kind == "all_gather"
+    ]

@@ -1,4 +1,5 @@
-"""Clipping by the global norm: its all-reduce, its bytes and its effect, as torch.nn.utils.clip_grad_norm_ has them."""
+"""Clipping by the global norm: its all-reduce, its bytes and its effect, as
+torch.nn.utils.clip_grad_norm_ has them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ CASES = [
 ]
 
 
-def scenario(strategy: str, ranks: int, *, clip_norm: float = 0.05, precision: str = "fp32") -> Scenario:
+def scenario(
+    strategy: str, ranks: int, *, clip_norm: float = 0.05, precision: str = "fp32"
+) -> Scenario:
     text = f"""
 model = {{ preset = "mlp-uneven" }}
 batch = {{ micro_batch = 2, accumulation = 2 }}
@@ -43,21 +46,36 @@ optimizer = {{ name = "sgd", learning_rate = 0.1, momentum = 0.9, clip_norm = {c
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "precision"), [(*case, ("fp32", "bf16")[place % 2]) for place, case in enumerate(CASES)]
+    ("strategy", "ranks", "precision"),
+    [(*case, ("fp32", "bf16")[place % 2]) for place, case in enumerate(CASES)],
 )
-def test_order_bytes_and_memory_of_clipping_are_exact(strategy: str, ranks: int, precision: str) -> None:
+def test_order_bytes_and_memory_of_clipping_are_exact(
+    strategy: str, ranks: int, precision: str
+) -> None:
     case = scenario(strategy, ranks, precision=precision)
     measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks)))
+    predicted = SimBackend("cpu").run(
+        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
+    )
     checks = compare(predicted, measured)
-    assert [one.detail for one in checks if one.status != "unsupported" and not one.detail.startswith("exact")] == []
+    assert [
+        one.detail
+        for one in checks
+        if one.status != "unsupported" and not one.detail.startswith("exact")
+    ] == []
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("strategy", "ranks"), one_in(3, [CASES[0], CASES[2], CASES[3], CASES[6], CASES[9]]))
-def test_clipped_training_follows_the_reference_and_differs_from_unclipped(strategy: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), one_in(3, [CASES[0], CASES[2], CASES[3], CASES[6], CASES[9]])
+)
+def test_clipped_training_follows_the_reference_and_differs_from_unclipped(
+    strategy: str, ranks: int
+) -> None:
     def apart(clip_norm: float) -> tuple[float, tuple[float, ...]]:
-        run = find("gloo").run(scenario(strategy, ranks, clip_norm=clip_norm), options=RunOptions(all_ranks=True))
+        run = find("gloo").run(
+            scenario(strategy, ranks, clip_norm=clip_norm), options=RunOptions(all_ranks=True)
+        )
         numerics = [rank.numerics for rank in run.ranks if rank.numerics is not None]
         assert len(numerics) == ranks
         return max(one.largest_relative_difference for one in numerics), numerics[0].losses
@@ -70,12 +88,17 @@ def test_clipped_training_follows_the_reference_and_differs_from_unclipped(strat
 def test_the_norms_of_all_parameters_are_reduced_at_once_over_the_shards() -> None:
     case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 2', 4)
     run = SimBackend("cpu").run(case, options=RunOptions(all_ranks=True))
-    reductions = [one for one in run.ranks[0].phases["steady"].collectives if one.op == "all_reduce"]
-    assert (reductions[-1].nbytes, reductions[-1].group) == (4 * len(case.model.parameters), "dp_shard")
+    reductions = [
+        one for one in run.ranks[0].phases["steady"].collectives if one.op == "all_reduce"
+    ]
+    assert (reductions[-1].nbytes, reductions[-1].group) == (
+        4 * len(case.model.parameters), "dp_shard",
+    )
 
 
 def test_a_rank_observed_after_another_of_the_same_mesh_uses_its_own_groups() -> None:
-    """DTensor caches meshes by shape: rank 0 was handed the groups of rank 7, of which it is no member."""
+    """DTensor caches meshes by shape: rank 0 was handed the groups of rank 7, of which it is no
+    member."""
     case = parse(
         b"""
 model = { preset = "mlp-tiny" }

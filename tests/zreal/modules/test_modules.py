@@ -1,4 +1,5 @@
-"""The real module of a ModelSpec: its parameters and FLOPs, the numbers of torch's own layers, the same every time."""
+"""The real module of a ModelSpec: its parameters and FLOPs, the numbers of torch's own layers, the
+same every time."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def _data(
     return batches.inputs(spec, batch, seed=seed, rank=rank, step=0, micro_batch=0, dtype=dtype)
 
 
-def _loss(name: str, *, attention: str | None = None, dtype: str = "float32") -> tuple[modules.Model, Tensor]:
+def _loss(
+    name: str, *, attention: str | None = None, dtype: str = "float32"
+) -> tuple[modules.Model, Tensor]:
     spec = _spec(name, attention)
     model = modules.build(spec, seed=1, dtype=dtype)
     loss: Tensor = model(*_data(spec, _batch(name), dtype=dtype))
@@ -45,9 +48,15 @@ def _loss(name: str, *, attention: str | None = None, dtype: str = "float32") ->
 @pytest.mark.parametrize("name", [*TINY, "gpt-small", "llama-small"])
 def test_a_module_has_the_parameters_of_its_spec_by_fqn_and_shape(name: str) -> None:
     spec = _spec(name)
-    found = {fqn: tuple(parameter.shape) for fqn, parameter in modules.build(spec, seed=0).named_parameters()}
+    found = {
+        fqn: tuple(parameter.shape)
+        for fqn, parameter in modules.build(spec, seed=0).named_parameters()
+    }
     assert found == {parameter.fqn: parameter.shape for parameter in spec.parameters}
-    assert sum(parameter.numel() for parameter in modules.build(spec, seed=0).parameters()) == spec.num_parameters
+    assert (
+        sum(parameter.numel() for parameter in modules.build(spec, seed=0).parameters())
+        == spec.num_parameters
+    )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -56,7 +65,9 @@ def test_each_unit_lists_its_parameters_in_the_order_of_torch(name: str) -> None
     model = modules.build(spec, seed=0)
     for index, block in enumerate(model.blocks):
         unit = spec.units[index + 1]
-        assert [f"blocks.{index}.{fqn}" for fqn, _ in block.named_parameters()] == [p.fqn for p in unit.parameters]
+        assert [f"blocks.{index}.{fqn}" for fqn, _ in block.named_parameters()] == [
+            p.fqn for p in unit.parameters
+        ]
     root = [fqn for fqn, _ in model.named_parameters() if not fqn.startswith("blocks.")]
     assert root == [parameter.fqn for parameter in spec.units[0].parameters]
 
@@ -64,7 +75,9 @@ def test_each_unit_lists_its_parameters_in_the_order_of_torch(name: str) -> None
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("attention", ["explicit", "sdpa"])
 @pytest.mark.parametrize("name", TINY)
-def test_backward_gives_every_parameter_a_finite_gradient_of_its_dtype(name: str, attention: str, dtype: str) -> None:
+def test_backward_gives_every_parameter_a_finite_gradient_of_its_dtype(
+    name: str, attention: str, dtype: str
+) -> None:
     model, loss = _loss(name, attention=attention, dtype=dtype)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.shape == ()
@@ -77,7 +90,9 @@ def test_backward_gives_every_parameter_a_finite_gradient_of_its_dtype(name: str
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_explicit_attention_and_sdpa_give_the_same_loss_and_gradients(name: str) -> None:
-    (explicit, explicit_loss), (fused, fused_loss) = (_loss(name, attention=kind) for kind in ("explicit", "sdpa"))
+    (explicit, explicit_loss), (fused, fused_loss) = (
+        _loss(name, attention=kind) for kind in ("explicit", "sdpa")
+    )
     for loss in (explicit_loss, fused_loss):
         loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(explicit_loss, fused_loss)
@@ -89,14 +104,18 @@ def test_a_gpt_block_computes_what_the_encoder_layer_of_torch_does() -> None:
     sizes = gpt.GptSizes(num_layers=1, hidden_size=32, num_heads=4, vocabulary=7)
     block = modules.build(gpt.build(sizes, name="g", sequence_length=9), seed=3).blocks[0]
     ours = dict(block.named_parameters())
-    layer = nn.TransformerEncoderLayer(32, 4, 128, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+    layer = nn.TransformerEncoderLayer(
+        32, 4, 128, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
     theirs = {
         f"self_attn.in_proj_{kind}": torch.cat([ours[f"attn.{part}.{kind}"] for part in "qkv"])
         for kind in ("weight", "bias")
     }
     names = {"self_attn.out_proj": "attn.proj", "linear1": "mlp.fc", "linear2": "mlp.proj"}
     names |= {"norm1": "ln_1", "norm2": "ln_2"}
-    theirs |= {f"{a}.{kind}": ours[f"{b}.{kind}"] for a, b in names.items() for kind in ("weight", "bias")}
+    theirs |= {
+        f"{a}.{kind}": ours[f"{b}.{kind}"] for a, b in names.items() for kind in ("weight", "bias")
+    }
     layer.load_state_dict(theirs)
     x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
     mask = nn.Transformer.generate_square_subsequent_mask(9)
@@ -106,7 +125,9 @@ def test_a_gpt_block_computes_what_the_encoder_layer_of_torch_does() -> None:
 def test_rotary_scores_depend_only_on_how_far_apart_two_tokens_are() -> None:
     op = Operator(kind="rotary", name="r", inputs=("q",), output="qr", num_heads=1, head_dim=8)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
-    turned = [apply(op, {"q": row.expand(1, 12, 8)}, weight=None, bias=None) for row in (query, key)]
+    turned = [
+        apply(op, {"q": row.expand(1, 12, 8)}, weight=None, bias=None) for row in (query, key)
+    ]
     scores = (turned[0] @ turned[1].transpose(-2, -1))[0]
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
@@ -186,7 +207,9 @@ def test_parameters_come_from_the_seed_and_the_fqn_alone(name: str) -> None:
 
 def test_bfloat16_parameters_are_the_rounded_float32_ones() -> None:
     spec = _spec("llama-tiny")
-    wide, narrow = (modules.build(spec, seed=5, dtype=dtype).state_dict() for dtype in ("float32", "bfloat16"))
+    wide, narrow = (
+        modules.build(spec, seed=5, dtype=dtype).state_dict() for dtype in ("float32", "bfloat16")
+    )
     assert all(torch.equal(wide[fqn].bfloat16(), narrow[fqn]) for fqn in wide)
 
 
@@ -197,7 +220,9 @@ def test_inputs_differ_by_seed_rank_step_and_micro_batch_and_by_nothing_else(nam
 
     def made(key: tuple[int, int, int, int]) -> Tensor:
         seed, rank, step, micro_batch = key
-        return batches.inputs(spec, batch, seed=seed, rank=rank, step=step, micro_batch=micro_batch)[0]
+        return batches.inputs(
+            spec, batch, seed=seed, rank=rank, step=step, micro_batch=micro_batch
+        )[0]
 
     torch.manual_seed(0)
     first = [made(key) for key in keys]
@@ -217,16 +242,24 @@ def test_the_targets_of_a_language_model_are_its_tokens_one_later() -> None:
 
 def test_the_input_of_an_mlp_is_one_float_vector_per_sequence() -> None:
     x, targets = _data(_spec("mlp-uneven"), Batch(micro_batch=3), dtype="bfloat16")
-    assert (x.shape, x.dtype, targets.shape, targets.dtype) == ((3, 25), torch.bfloat16, (3,), torch.int64)
+    assert (x.shape, x.dtype, targets.shape, targets.dtype) == (
+        (3, 25), torch.bfloat16, (3,), torch.int64,
+    )
 
 
 def test_values_are_dropped_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = llama.LlamaSizes(num_layers=1, hidden_size=8, num_heads=2, feed_forward=12, vocabulary=11)
+    sizes = llama.LlamaSizes(
+        num_layers=1, hidden_size=8, num_heads=2, feed_forward=12, vocabulary=11
+    )
     block = modules.build(llama.build(sizes, name="l", sequence_length=4), seed=0).blocks[0]
     log = []
 
-    def spy(op: Operator, values: dict[str, Tensor], *, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        log.append((op.name.removeprefix("blocks.0."), " ".join(sorted(values.keys() - {"tokens"}))))
+    def spy(
+        op: Operator, values: dict[str, Tensor], *, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        log.append(
+            (op.name.removeprefix("blocks.0."), " ".join(sorted(values.keys() - {"tokens"})))
+        )
         return apply(op, values, weight=weight, bias=bias)
 
     monkeypatch.setattr(modules, "apply", spy)
@@ -256,4 +289,6 @@ def test_a_tied_head_is_the_embedding_itself_and_gets_one_gradient() -> None:
     assert "lm_head.weight" not in dict(model.named_parameters())
     gradient = dict(model.named_parameters())["wte.weight"].grad
     assert gradient is not None
-    assert bool(gradient.any(dim=1).all()), "rows of tokens that never occur get theirs from the head"
+    assert bool(gradient.any(dim=1).all()), (
+        "rows of tokens that never occur get theirs from the head"
+    )

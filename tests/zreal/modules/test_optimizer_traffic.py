@@ -1,4 +1,5 @@
-"""The bytes that an optimizer's step is said to move, against the operands of the aten calls that torch makes."""
+"""The bytes that an optimizer's step is said to move, against the operands of the aten calls that
+torch makes."""
 
 from __future__ import annotations
 
@@ -44,8 +45,12 @@ def large(value: Any) -> dict[int, int]:
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize(("name", "momentum"), [("adamw", 0.0), ("sgd", 0.0), ("sgd", 0.9)])
-def test_a_step_moves_what_its_calls_read_and_write(name: str, momentum: float, decay: float, implementation: str) -> None:
-    settings = Optimizer(name=name, implementation=implementation, momentum=momentum, weight_decay=decay)  # type: ignore[arg-type]
+def test_a_step_moves_what_its_calls_read_and_write(
+    name: str, momentum: float, decay: float, implementation: str
+) -> None:
+    settings = Optimizer(
+        name=name, implementation=implementation, momentum=momentum, weight_decay=decay
+    )  # type: ignore[arg-type]
     parameter = torch.nn.Parameter(torch.ones(NUMEL))
     parameter.grad = torch.ones(NUMEL)
     optimizer = make_optimizer(settings, [parameter])

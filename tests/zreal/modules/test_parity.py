@@ -1,4 +1,5 @@
-"""Every strategy through every interpreter that runs it, on real gloo ranks: layout to the bit, training within rounding."""
+"""Every strategy through every interpreter that runs it, on real gloo ranks: layout to the bit,
+training within rounding."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from zsim.scenario.scenario import Scenario, parse
 
 pytestmark = pytest.mark.gloo
 
-BOTH = [(strategy, "executor") for strategy in RANKS] + [(strategy, "observer") for strategy in SUBJECTS]
+BOTH = [(strategy, "executor") for strategy in RANKS] + [
+    (strategy, "observer") for strategy in SUBJECTS
+]
 
 
 def scenario(strategy: str, *, model: str, optimizer: str, ranks: int = 3) -> Scenario:
@@ -49,9 +52,12 @@ optimizer = {{ {optimizer} }}
 
 
 def difference(case: Scenario, interpreter: str) -> float:
-    """The largest relative difference of a parameter on any rank to the single-process reference."""
+    """The largest relative difference of a parameter on any rank to the single-process reference.
+    """
     run = find("gloo").run(case, options=RunOptions(interpreter=interpreter, all_ranks=True))
-    found = [rank.numerics.largest_relative_difference for rank in run.ranks if rank.numerics is not None]
+    found = [
+        rank.numerics.largest_relative_difference for rank in run.ranks if rank.numerics is not None
+    ]
     assert len(found) == case.world_size
     return max(found)
 
@@ -60,15 +66,20 @@ def difference(case: Scenario, interpreter: str) -> float:
 def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
     """Uneven shapes on three ranks, with a learning rate of 0: what comes back is what went in."""
     assert (
-        difference(scenario(strategy, model="mlp-uneven", optimizer='name = "adamw", learning_rate = 0.0'), interpreter)
+        difference(
+            scenario(strategy, model="mlp-uneven", optimizer='name = "adamw", learning_rate = 0.0'),
+            interpreter,
+        )
         == 0.0
     )
 
 
 @pytest.mark.parametrize(("strategy", "interpreter"), one_in(3, BOTH))
 def test_tied_weights_train_as_in_one_process(strategy, interpreter):
-    """With SGD, in which rounding stays as small as it is: AdamW divides by gradients that are nearly nothing."""
-    case = scenario(strategy, model="gpt-tiny", optimizer='name = "sgd", learning_rate = 0.1, momentum = 0.9')
+    """With SGD, in which rounding stays as small as it is: AdamW divides by gradients that are
+    nearly nothing."""
+    case = scenario(strategy, model="gpt-tiny", optimizer='name = "sgd", learning_rate = 0.1, '
+                                                          'momentum = 0.9')
     head, embedding = case.model.modules[-1].operators, case.model.modules[0].operators
     assert {op.weight for op in head} & {op.weight for op in embedding if op.kind == "embedding"}
 
@@ -91,8 +102,12 @@ def test_tied_weights_train_as_in_one_process(strategy, interpreter):
 def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
     assert main(["validate", str(PARITY / f"{name}.toml"), "--json"]) == 0
 
-    checks: dict[str, dict[str, Any]] = {c["name"]: c for c in json.loads(capsys.readouterr().out)["checks"]}
-    exact = {key: checks[key]["detail"].startswith("exact") for key in ("collective order", "bytes")}
+    checks: dict[str, dict[str, Any]] = {
+        c["name"]: c for c in json.loads(capsys.readouterr().out)["checks"]
+    }
+    exact = {
+        key: checks[key]["detail"].startswith("exact") for key in ("collective order", "bytes")
+    }
     assert exact == {"collective order": True, "bytes": True}
     assert {key: check["status"] for key, check in checks.items() if key != "step time"} == {
         "collective order": "ok",
@@ -110,14 +125,31 @@ def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
 
 def test_a_reduce_scatter_and_an_all_gather_give_what_an_all_reduce_gives():
     """On every rank, bit by bit: gloo adds in the same order in both."""
-    results = launch("tests.zreal.processes.rank_bodies:reduced_both_ways", {"numels": [3, 6, 33, 3000]}, world_size=3)
+    results = launch(
+        "tests.zreal.processes.rank_bodies:reduced_both_ways", {"numels": [3, 6, 33, 3000]},
+        world_size=3,
+    )
     assert results == [{"equal": [True] * 4, "nonzero": True}] * 3
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_a_reduce_scatter_of_gloo_takes_a_copy_of_its_input_and_no_other_collective_takes_anything(world_size):
-    results = launch("tests.zreal.processes.rank_bodies:scratch_of_collectives", {"numel": 100}, world_size=world_size)
-    assert results == [{"all_gather": [], "reduce_scatter": [400 * world_size], "all_reduce": [], "broadcast": []}] * world_size
+def test_a_reduce_scatter_of_gloo_takes_a_copy_of_its_input_and_no_other_collective_takes_anything(
+    world_size
+):
+    results = launch(
+        "tests.zreal.processes.rank_bodies:scratch_of_collectives", {"numel": 100},
+        world_size=world_size,
+    )
+    assert (
+        results
+        == [
+            {
+                "all_gather": [], "reduce_scatter": [400 * world_size], "all_reduce": [],
+                "broadcast": [],
+            }
+        ]
+        * world_size
+    )
 
 
 def reference_of(parameters: dict[str, torch.Tensor], *, moved: float) -> Reference:
@@ -140,7 +172,9 @@ def furthest(found: dict[str, torch.Tensor], reference: Reference) -> float:
     return largest(relative_differences(found, reference))[0]
 
 
-def furthest_gradient(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor], **rounding: float) -> float:
+def furthest_gradient(
+    found: dict[str, torch.Tensor], want: dict[str, torch.Tensor], **rounding: float
+) -> float:
     return largest(gradient_differences(found, Gradients(whole=want, rounding=rounding)))[0]
 
 
@@ -157,7 +191,8 @@ def test_one_changed_element_is_a_difference(place):
 
 @pytest.mark.quality
 def test_steps_that_the_dtype_rounds_away_are_measured_by_its_rounding():
-    """Without a master copy a bf16 weight of 1 does not move by 0.001; one that rounds up the other way is no error of training."""
+    """Without a master copy a bf16 weight of 1 does not move by 0.001; one that rounds up the other
+    way is no error of training."""
     whole = {"weight": torch.ones(4), "bias": torch.ones(4)}
     reference = replace(reference_of(whole, moved=1e-5), rounding=5 * 2**-7)
     rounded = whole | {"bias": torch.tensor([1.0, 1.0, 1.0, 1 + 2**-7])}
@@ -171,20 +206,28 @@ def test_steps_that_the_dtype_rounds_away_are_measured_by_its_rounding():
 def test_a_gradient_that_is_half_or_missing_or_not_finite_is_as_far_away():
     want = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.full((4,), 1e-6)}
     assert furthest_gradient(want, want) == 0.0
-    assert furthest_gradient({name: one / 2 for name, one in want.items()}, want) == pytest.approx(0.5)
+    assert furthest_gradient({name: one / 2 for name, one in want.items()}, want) == pytest.approx(
+        0.5
+    )
     assert furthest_gradient({"bias": want["bias"]}, want) == pytest.approx(1.0)
     assert furthest_gradient(want | {"frozen": torch.ones(4)}, want) > 0.5
-    assert furthest_gradient(want | {"bias": torch.zeros(4)}, want) < 1e-5, "measured by what is average"
+    assert furthest_gradient(want | {"bias": torch.zeros(4)}, want) < 1e-5, (
+        "measured by what is average"
+    )
     assert furthest_gradient(want | {"bias": torch.full((4,), torch.nan)}, want) == float("inf")
     assert furthest_gradient({}, {}) == 0.0
 
 
 def test_what_differs_most_is_named():
     want = {"weight": torch.ones(4), "bias": torch.ones(4)}
-    found = gradient_differences(want | {"bias": torch.zeros(4)}, Gradients(whole=want, rounding={}))
+    found = gradient_differences(
+        want | {"bias": torch.zeros(4)}, Gradients(whole=want, rounding={})
+    )
     assert largest(found) == (pytest.approx(1.0), "bias")
     whole = {"weight": torch.ones(3), "bias": torch.zeros(3)}
-    assert largest(relative_differences({"weight": whole["weight"]}, reference_of(whole, moved=1e-3))) == (float("inf"), "bias")
+    assert largest(
+        relative_differences({"weight": whole["weight"]}, reference_of(whole, moved=1e-3))
+    ) == (float("inf"), "bias")
 
 
 def test_a_gradient_whose_parts_cancel_may_be_as_far_off_as_they_round_and_no_farther():
@@ -197,7 +240,8 @@ def test_a_gradient_whose_parts_cancel_may_be_as_far_off_as_they_round_and_no_fa
 
 
 def test_ranks_whose_gradients_nearly_cancel_agree_in_two_bytes():
-    """Four ranks make gradients that are up to a hundred times their sum, each of them rounded to a thousandth."""
+    """Four ranks make gradients that are up to a hundred times their sum, each of them rounded to a
+    thousandth."""
     case = parse(CANCELLING.encode(), where="cancelling.toml")
     parameters = reference(case, steps=5).parameters
     found = gradients_at(case, parameters, step=5)
@@ -209,9 +253,11 @@ def test_ranks_whose_gradients_nearly_cancel_agree_in_two_bytes():
 @pytest.mark.quality
 @pytest.mark.parametrize("clip_norm", [0.0, 0.1])
 def test_the_reference_gradient_is_that_of_all_ranks_and_micro_batches_clipped(clip_norm):
-    """Twice the ranks on the same data per rank would halve nothing: means over ranks, sums over micro-batches."""
+    """Twice the ranks on the same data per rank would halve nothing: means over ranks, sums over
+    micro-batches."""
     clip = f", clip_norm = {clip_norm}" if clip_norm else ""
-    case = scenario("ddp", model="mlp-tiny", optimizer=f'name = "sgd", learning_rate = 0.1, weight_decay = 0.0{clip}', ranks=2)
+    case = scenario("ddp", model="mlp-tiny", optimizer=f'name = "sgd", learning_rate = 0.1, '
+                                                       f'weight_decay = 0.0{clip}', ranks=2)
     done = reference(case, steps=1)
     gradients = gradients_at(case, done.initial, step=0).whole
     assert set(gradients) == set(done.parameters)
@@ -221,16 +267,27 @@ def test_the_reference_gradient_is_that_of_all_ranks_and_micro_batches_clipped(c
 
 @pytest.mark.quality
 def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatch, capsys):
-    """AdamW divides the scale of gradients out: parameters end up within the bound of two bytes all the same."""
+    """AdamW divides the scale of gradients out: parameters end up within the bound of two bytes all
+    the same."""
 
     def halved(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
         return launch("tests.zreal.processes.rank_bodies:with_half_gradients", arguments, **more)
 
     monkeypatch.setattr("zreal.processes.launch.launch", halved)
-    assert main(["validate", str(PARITY / "ddp-llama-2-bf16.toml"), "--interpreter", "executor", "--json"]) == 1
+    assert (
+        main(
+            [
+                "validate", str(PARITY / "ddp-llama-2-bf16.toml"), "--interpreter", "executor",
+                "--json",
+            ]
+        )
+        == 1
+    )
 
-    check = next(one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "numerics")
+    check = next(
+        one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "numerics"
+    )
     assert check["status"] == "failed"
     assert check["measured"] < 0.2
     assert "gradients 0.5 of their size, at most 0.05" in check["detail"]
@@ -246,7 +303,9 @@ def test_an_untrained_model_is_as_far_from_the_reference_as_training_went():
 @pytest.mark.quality
 def test_a_parameter_without_a_direction_may_be_where_random_steps_take_it_and_no_farther():
     whole = {"weight": torch.ones(3), "bias": torch.zeros(3)}
-    reference = replace(reference_of(whole, moved=1e-3), directionless={"bias": torch.ones(3, dtype=torch.bool)})
+    reference = replace(
+        reference_of(whole, moved=1e-3), directionless={"bias": torch.ones(3, dtype=torch.bool)}
+    )
     assert furthest(whole | {"bias": torch.full((3,), -2e-3)}, reference) == 0.0
     assert furthest(whole | {"bias": torch.full((3,), -3e-3)}, reference) == pytest.approx(3.0)
     assert furthest(whole | {"bias": torch.full((3,), torch.nan)}, reference) == float("inf")
@@ -259,7 +318,10 @@ def test_a_parameter_without_a_direction_may_be_where_random_steps_take_it_and_n
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
     """In the gpt family there are keys with biases, in llama no key has one."""
-    gpt, llama = (scenario("zero3", model=f"{name}-tiny", optimizer='name = "adamw"') for name in ("gpt", "llama"))
+    gpt, llama = (
+        scenario("zero3", model=f"{name}-tiny", optimizer='name = "adamw"')
+        for name in ("gpt", "llama")
+    )
     precision = Precision(parameters=dtype, reduce=dtype)
 
     def random(case: Scenario) -> set[str]:

@@ -1,4 +1,5 @@
-"""What the observer records of fully_shard: every collective with its mesh axis, phase by phase, and never silence."""
+"""What the observer records of fully_shard: every collective with its mesh axis, phase by phase,
+and never silence."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 
-def scenario(*, ranks: int, strategy: str, optimizer: str = 'name = "adamw"', accumulation: int = 1) -> Scenario:
+def scenario(
+    *, ranks: int, strategy: str, optimizer: str = 'name = "adamw"', accumulation: int = 1
+) -> Scenario:
     """The tiny mlp under `strategy`."""
     text = f"""
 model = {{ preset = "mlp-tiny" }}
@@ -41,7 +44,8 @@ def measured(case: Scenario, *, rank: int) -> RankRun:
 
 
 def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveRecord, ...]]:
-    """The Program's collectives by phase, as records; "dp_shard:2" is two ranks of the axis dp_shard."""
+    """The Program's collectives by phase, as records; "dp_shard:2" is two ranks of the axis
+    dp_shard."""
     found = {}
     for phase in PHASES:
         records = []
@@ -49,7 +53,9 @@ def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveR
             if op.kind in COLLECTIVES:
                 axis, _, part = op.group.partition(":")
                 size = int(part) if part else case.mesh.size(axis)
-                records.append(CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=axis, group_size=size))
+                records.append(
+                    CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=axis, group_size=size)
+                )
         found[phase] = tuple(records)
     return found
 
@@ -57,13 +63,14 @@ def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveR
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [
-        (4, FSDP2),
-        (4, f"{FSDP2}, reshard_after_forward = 2"),
+        (4, FSDP2), (4, f"{FSDP2}, reshard_after_forward = 2"),
         (8, f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2"),
         (8, f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2, reshard_after_forward = 2"),
     ],
 )
-def test_collectives_are_recorded_with_the_axis_and_the_size_of_their_group(ranks: int, strategy: str) -> None:
+def test_collectives_are_recorded_with_the_axis_and_the_size_of_their_group(
+    ranks: int, strategy: str
+) -> None:
     case = scenario(ranks=ranks, strategy=strategy)
     run = measured(case, rank=ranks - 1)
 
@@ -74,7 +81,9 @@ def test_collectives_are_recorded_with_the_axis_and_the_size_of_their_group(rank
 
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_memory_with_sgd_is_exact_at_the_start_peak_and_end_of_each_step(implementation: str, momentum: float) -> None:
+def test_memory_with_sgd_is_exact_at_the_start_peak_and_end_of_each_step(
+    implementation: str, momentum: float
+) -> None:
     optimizer = f'name = "sgd", implementation = "{implementation}", momentum = {momentum}'
     case = scenario(ranks=4, strategy=FSDP2, optimizer=optimizer)
     predicted = memory_of(plan(case, device="cpu").of_rank(1))
@@ -90,7 +99,10 @@ def test_memory_with_sgd_is_exact_at_the_start_peak_and_end_of_each_step(impleme
 def memory_of(program: RankProgram) -> dict[str, tuple[int, int, int]]:
     """Start, peak and end bytes of the first and the steady step."""
     records = replay(program)
-    return {p: (records[p].start_bytes, records[p].peak_bytes, records[p].end_bytes) for p in ("first", "steady")}
+    return {
+        p: (records[p].start_bytes, records[p].peak_bytes, records[p].end_bytes)
+        for p in ("first", "steady")
+    }
 
 
 def test_the_steady_step_is_the_last_of_at_least_three_and_each_step_has_a_loss() -> None:
@@ -102,10 +114,15 @@ def test_the_steady_step_is_the_last_of_at_least_three_and_each_step_has_a_loss(
     assert observation.run.phases["construction"].collectives == ()
 
 
-def test_a_rank_that_recorded_nothing_is_an_error_and_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_recorded_nothing_is_an_error_and_not_a_pass(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CollectiveRecorder, "take", lambda self: ())
 
-    with torch_private.fake_group(rank=2, world_size=4), pytest.raises(ZsimError, match="collectives in the steady step"):
+    with (
+        torch_private.fake_group(rank=2, world_size=4),
+        pytest.raises(ZsimError, match="collectives in the steady step"),
+    ):
         observe(scenario(ranks=4, strategy=FSDP2), rank=2)
 
 
@@ -118,7 +135,9 @@ def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called
                 dist.all_reduce(torch.ones(5), group=group)
         records = recorder.take()
 
-    assert recorder.group_ranks == {"dp_shard": (0, 1, 2), "dp_shard:2": (0, 1), "world": (0, 1, 2, 3)}
+    assert recorder.group_ranks == {
+        "dp_shard": (0, 1, 2), "dp_shard:2": (0, 1), "world": (0, 1, 2, 3)
+    }
     assert [(record.group, record.group_size, record.nbytes) for record in records] == [
         ("dp_shard", 3, 20),
         ("dp_shard", 2, 20),

@@ -1,4 +1,5 @@
-"""ddp and zero_redundancy as predicted against torch's own, on the fake process group: order and bytes exact."""
+"""ddp and zero_redundancy as predicted against torch's own, on the fake process group: order and
+bytes exact."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.ddp import BUCKET_CAP_MB, FIRST_BUCKET_CAP_MB, MIB
 
-STRATEGIES = ('"ddp"', '"ddp", bucket_cap_mb = 0.02', '"ddp", gradient_as_bucket_view = true', '"zero_redundancy"')
+STRATEGIES = (
+    '"ddp"', '"ddp", bucket_cap_mb = 0.02', '"ddp", gradient_as_bucket_view = true',
+    '"zero_redundancy"',
+)
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
 ACCUMULATIONS = ((1, "every"), (2, "every"), (2, "last"))
 
@@ -40,7 +44,7 @@ cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ name = {strategy}, sync = "{sync}" }}
 precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
 optimizer = {{ {optimizer} }}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="test.toml")
 
 
@@ -55,7 +59,9 @@ def wrong_collectives(case: Scenario, measured: RankRun) -> list[str]:
     program = plan(case, device="cpu").of_rank(measured.rank)
     found = []
     for phase in PHASES:
-        issued = [(op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES]
+        issued = [
+            (op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES
+        ]
         recorded = [(one.op, one.nbytes, one.group) for one in measured.phases[phase].collectives]
         if issued != recorded:
             found.append(f"{phase}: issued {issued}, recorded {recorded}")
@@ -74,9 +80,12 @@ def measured_peaks(measured: RankRun) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision", "accumulation"), one_in(5, itertools.product(STRATEGIES, PRECISIONS, ACCUMULATIONS))
+    ("strategy", "precision", "accumulation"),
+    one_in(5, itertools.product(STRATEGIES, PRECISIONS, ACCUMULATIONS)),
 )
-def test_collectives_of_ddp_are_exact(strategy: str, precision: tuple[str, str], accumulation: tuple[int, str]) -> None:
+def test_collectives_of_ddp_are_exact(
+    strategy: str, precision: tuple[str, str], accumulation: tuple[int, str]
+) -> None:
     case = scenario("mlp-tiny", strategy, precision=precision, accumulation=accumulation)
 
     assert wrong_collectives(case, observed(case, rank=1)) == []
@@ -100,14 +109,17 @@ def test_peak_memory_of_ddp_is_exact(strategy: str, accumulation: tuple[int, str
 @pytest.mark.parametrize("optimizer", ['name = "sgd"', 'name = "sgd", momentum = 0.9'])
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop", "fused"])
 def test_peak_memory_with_sgd_is_exact(optimizer: str, implementation: str) -> None:
-    case = scenario("mlp-tiny", '"ddp"', optimizer=f'{optimizer}, implementation = "{implementation}"')
+    case = scenario("mlp-tiny", '"ddp"', optimizer=f'{optimizer}, implementation = '
+                                                   f'"{implementation}"')
 
     assert peaks(case, rank=0)["steady"] == measured_peaks(observed(case, rank=0))["steady"]
 
 
 @pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
 @pytest.mark.parametrize("strategy", ['"ddp", bucket_cap_mb = 0.1', '"zero_redundancy"'])
-def test_ddp_of_transformers_reduces_the_same_buckets_and_peaks_within_five_percent(model: str, strategy: str) -> None:
+def test_ddp_of_transformers_reduces_the_same_buckets_and_peaks_within_five_percent(
+    model: str, strategy: str
+) -> None:
     case = scenario(model, strategy)
     measured = observed(case, rank=0)
     found, expected = measured_peaks(measured), peaks(case, rank=0)

@@ -1,4 +1,5 @@
-"""What ranks of the launch tests do; each takes the arguments that zreal.processes.launch gives a rank."""
+"""What ranks of the launch tests do; each takes the arguments that zreal.processes.launch gives a
+rank."""
 
 from __future__ import annotations
 
@@ -26,12 +27,16 @@ Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
 
 
-def fine(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> dict[str, int]:
+def fine(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, int]:
     """Return who this is."""
     return {"rank": rank, "world_size": world_size, "given": arguments["given"]}
 
 
-def killed(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def killed(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Rank 1 is killed inside its second collective while the others wait for it."""
     progress("reduce_scatter #1 of 64 B over dp_shard")
     if rank == 1:
@@ -39,7 +44,9 @@ def killed(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, 
     time.sleep(60)
 
 
-def raising(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def raising(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Rank 1 raises while the others wait for it."""
     progress("all_gather #7 of 128 B over dp_shard")
     if rank == 1:
@@ -47,28 +54,37 @@ def raising(arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     time.sleep(60)
 
 
-def absent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def absent(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Rank 2 never arrives at the collective that the others are in."""
     progress("all_reduce #3 of 8 B over world" if rank == 2 else "all_reduce #4 of 8 B over world")
     time.sleep(60)
 
 
-def alone(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def alone(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Every rank is past its last collective, and trains the reference by itself."""
     progress("all_reduce #9 of 8 B over world")
     progress(REFERENCE)
     time.sleep(60)
 
 
-def stopped(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
-    """Rank 2 announces the collective that the others are in, and is stopped before it enters it."""
+def stopped(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
+    """Rank 2 announces the collective that the others are in, and is stopped before it enters it.
+    """
     progress("all_reduce #4 of 8 B over world")
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(60)
 
 
-def three_stopped(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def three_stopped(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """All ranks but the first are stopped in the collective that they announced."""
     progress("all_reduce #4 of 8 B over world")
     if rank:
@@ -76,14 +92,18 @@ def three_stopped(arguments: dict[str, Any], *, rank: int, world_size: int, port
     time.sleep(60)
 
 
-def slow(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def slow(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Ranks enter one collective after another, and are not done in time."""
     for place in range(200):
         progress(f"all_reduce #{place} of 8 B over world")
         time.sleep(0.3)
 
 
-def ending_the_server(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def ending_the_server(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Rank 0 kills the process that all ranks were forked from."""
     progress("all_reduce #4 of 8 B over world")
     time.sleep(1)
@@ -92,7 +112,9 @@ def ending_the_server(arguments: dict[str, Any], *, rank: int, world_size: int, 
     time.sleep(60)
 
 
-def all_waiting(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def all_waiting(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Every rank announces the same collective, and nothing more happens."""
     progress("all_reduce #4 of 8 B over world")
     time.sleep(60)
@@ -101,7 +123,8 @@ def all_waiting(arguments: dict[str, Any], *, rank: int, world_size: int, port: 
 def failing_in_the_first_step(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> dict[str, Any]:
-    """A real gloo rank; rank 1 is killed, raises or stays away, as `how` says, before its third collective of the first step."""
+    """A real gloo rank; rank 1 is killed, raises or stays away, as `how` says, before its third
+    collective of the first step."""
     entered = 0
 
     def say(text: str) -> None:
@@ -111,10 +134,14 @@ def failing_in_the_first_step(
             fail(arguments["how"])
         progress(text)
 
-    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep)
+    return worker.gloo_rank(
+        arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep
+    )
 
 
-def late(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> dict[str, Any]:
+def late(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> dict[str, Any]:
     """A real gloo rank; rank 1 enters each collective long after rank 0."""
 
     def say(text: str) -> None:
@@ -122,7 +149,9 @@ def late(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, pr
             time.sleep(0.03)
         progress(text)
 
-    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep)
+    return worker.gloo_rank(
+        arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep
+    )
 
 
 def fail(how: str) -> None:
@@ -139,13 +168,16 @@ def with_half_gradients(
 ) -> dict[str, Any]:
     """A real gloo rank of our ddp whose backward begins with half of what it should."""
     ReplicatedRank.gradient_scale = property(lambda _: 0.5)
-    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep)
+    return worker.gloo_rank(
+        arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep
+    )
 
 
 def reduced_both_ways(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> dict[str, Any]:
-    """All-reduce against reduce-scatter and all-gather of the same random numbers, for each of `numels`."""
+    """All-reduce against reduce-scatter and all-gather of the same random numbers, for each of
+    `numels`."""
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     assert dist.group.WORLD is not None
@@ -187,18 +219,24 @@ def scratch_of_collectives(
     return seen
 
 
-def unspeakable(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> object:
+def unspeakable(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> object:
     """A result that JSON cannot say."""
     return object()
 
 
-def killed_by(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def killed_by(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """End by the signal `number`."""
     os.kill(os.getpid(), arguments["number"])
     time.sleep(60)
 
 
-def half_sent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> str:
+def half_sent(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> str:
     """Rank 1 stops in the middle of sending its result."""
     write = os.write
 
@@ -212,22 +250,29 @@ def half_sent(arguments: dict[str, Any], *, rank: int, world_size: int, port: in
     return "a result"
 
 
-def raising_at_length(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
-    """Rank 1 raises an error of several lines; the others end by a signal a moment later, as its consequence."""
+def raising_at_length(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
+    """Rank 1 raises an error of several lines; the others end by a signal a moment later, as its
+    consequence."""
     if rank == 1:
         raise RuntimeError("the real cause\nException raised from foo\nframe #1: 0xdead")
     time.sleep(0.4)
     os.kill(os.getpid(), signal.SIGABRT)
 
 
-def deaf(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def deaf(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Ignore the request to end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     progress("all_reduce #0 of 8 B over world")
     time.sleep(60)
 
 
-def raising_alone(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def raising_alone(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Rank 1 raises, and the others never notice."""
     if rank == 1:
         raise ValueError("alone")
@@ -239,7 +284,9 @@ def with_defect(
 ) -> dict[str, Any]:
     """A real gloo rank of our own engine with the defect that is named."""
     DEFECTS[arguments["defect"]](setattr)
-    return worker.gloo_rank(arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep)
+    return worker.gloo_rank(
+        arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep
+    )
 
 
 Seed = Callable[[Any, str, Any], None]
@@ -250,7 +297,10 @@ def missing_free(seed: Seed) -> None:
     free = flat_rank.FlatRank._free
 
     def some(self: flat_rank.FlatRank, op: Op) -> None:
-        if not (op.unit.endswith(".1") and any(event.buffer.endswith(":unsharded") for event in op.memory)):
+        if not (
+            op.unit.endswith(".1")
+            and any(event.buffer.endswith(":unsharded") for event in op.memory)
+        ):
             free(self, op)
 
     seed(flat_rank.FlatRank, "_free", some)
@@ -296,7 +346,9 @@ DEFECTS: dict[str, Callable[[Seed], None]] = {
 }
 
 
-def parent(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep) -> None:
+def parent(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
     """Each rank starts a process of its own and writes down its number; then one rank fails."""
     child = subprocess.Popen(["sleep", "300"])
     Path(arguments["folder"], str(child.pid)).touch()

@@ -1,4 +1,5 @@
-"""A rank that enters collectives late holds the others up, and changes no byte that they are measured to hold."""
+"""A rank that enters collectives late holds the others up, and changes no byte that they are
+measured to hold."""
 
 from __future__ import annotations
 
@@ -15,9 +16,14 @@ pytestmark = pytest.mark.gloo
 
 
 
-@pytest.mark.parametrize("name", ["zero-redundancy-mlp-2", pytest.param("ddp-mlp-2", marks=pytest.mark.slow)])
-def test_bytes_are_the_same_where_one_rank_is_late(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """gloo holds a collective's tensors until all ranks were there and a moment longer: construction and the first step are seen once."""
+@pytest.mark.parametrize(
+    "name", ["zero-redundancy-mlp-2", pytest.param("ddp-mlp-2", marks=pytest.mark.slow)]
+)
+def test_bytes_are_the_same_where_one_rank_is_late(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """gloo holds a collective's tensors until all ranks were there and a moment longer:
+    construction and the first step are seen once."""
 
     def with_a_late_one(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.worker:gloo_rank"
@@ -27,6 +33,10 @@ def test_bytes_are_the_same_where_one_rank_is_late(name: str, monkeypatch: pytes
     assert main(["validate", str(PARITY / f"{name}.toml"), "--json"]) == 0
 
     checks = json.loads(capsys.readouterr().out)["checks"]
-    memory = {check["name"]: check["detail"] for check in checks if check["name"].startswith("peak memory")}
+    memory = {
+        check["name"]: check["detail"]
+        for check in checks
+        if check["name"].startswith("peak memory")
+    }
     assert len(memory) == 3
     assert [detail for detail in memory.values() if not detail.startswith("exact")] == []

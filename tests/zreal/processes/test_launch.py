@@ -1,4 +1,5 @@
-"""A rank that dies, raises or never arrives is named with its last collective, and no process is left."""
+"""A rank that dies, raises or never arrives is named with its last collective, and no process is
+left."""
 
 from __future__ import annotations
 
@@ -41,10 +42,12 @@ def test_a_killed_rank_is_named_with_its_signal_and_last_collective_within_three
     assert error.value.where == "rank 1"
     assert error.value.found == (
         "killed by SIGKILL (often the system's out-of-memory killer), "
-        "last collective: reduce_scatter #1 of 64 B over dp_shard; ranks [0, 2] were stopped or failed after it"
+        "last collective: reduce_scatter #1 of 64 B over dp_shard; ranks [0, 2] were stopped or "
+        "failed after it"
     )
     assert error.value.exit_code == 1
-    assert time.monotonic() - began < 6  # half a second of grace, two ranks to stop, on a busy machine
+    # half a second of grace, two ranks to stop, on a busy machine
+    assert time.monotonic() - began < 6
     assert multiprocessing.active_children() == []
 
 
@@ -64,7 +67,8 @@ def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call() -> None:
 
     assert error.value.where == "rank 2"
     assert error.value.found == (
-        "a hang: ranks [2] at all_reduce #3 of 8 B over world; ranks [0, 1, 3] at all_reduce #4 of 8 B over world"
+        "a hang: ranks [2] at all_reduce #3 of 8 B over world; ranks [0, 1, 3] at all_reduce #4 "
+        "of 8 B over world"
     )
     assert multiprocessing.active_children() == []
 
@@ -75,7 +79,8 @@ def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all
 
     assert error.value.where == "rank 2"
     assert error.value.found == (
-        "a hang: it is stopped (as by SIGSTOP or a debugger), last collective: all_reduce #4 of 8 B over world; "
+        "a hang: it is stopped (as by SIGSTOP or a debugger), last collective: all_reduce #4 of "
+        "8 B over world; "
         "ranks [0, 1, 2] at all_reduce #4 of 8 B over world"
     )
     assert multiprocessing.active_children() == []
@@ -87,7 +92,8 @@ def test_every_stopped_rank_is_named() -> None:
 
     assert error.value.where == "ranks [1, 2, 3]"
     assert error.value.found == (
-        "a hang: they are stopped (as by SIGSTOP or a debugger), last collective: all_reduce #4 of 8 B over world; "
+        "a hang: they are stopped (as by SIGSTOP or a debugger), last collective: all_reduce #4 "
+        "of 8 B over world; "
         "ranks [0, 1, 2, 3] at all_reduce #4 of 8 B over world"
     )
 
@@ -98,7 +104,8 @@ def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang() -> None:
 
     assert error.value.where == "ranks [0, 1]"
     assert error.value.found.startswith(
-        "a run that is slow and does not hang: each entered another collective within the last 3 s; ranks ["
+        "a run that is slow and does not hang: each entered another collective within the last 3 "
+        "s; ranks ["
     )
     assert error.value.remedy == "raise --timeout, or take fewer steps"
 
@@ -109,7 +116,8 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
-        "it was killed by SIGKILL (often the system's out-of-memory killer), and ranks [0, 1] with it; "
+        "it was killed by SIGKILL (often the system's out-of-memory killer), and ranks [0, 1] "
+        "with it; "
         "ranks [0, 1] at all_reduce #4 of 8 B over world"
     )
     assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=60)[0]["given"] == 1
@@ -132,22 +140,29 @@ if __name__ == "__main__":
 """
 
 
-def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_its_signal(
+    tmp_path: Path
+) -> None:
     """As it loads torch; nothing was ended by then, and nothing is said of what could be kept."""
     script = tmp_path / "controller.py"
     script.write_text(SEGFAULT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "zsim: the fork server: expected the process that starts ranks, and that tells how they end, to live until all are done, "
+        "zsim: the fork server: expected the process that starts ranks, and that tells how they "
+        "end, to live until all are done, "
         "found it was killed by SIGSEGV, before rank 0 of 2 was started; "
         "look who ended it; by itself it only loads torch, as `python -c 'import torch'` does"
     )
 
 
-def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts_another(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
     start = launching._start
 
@@ -172,7 +187,8 @@ def test_ranks_that_train_the_reference_are_slow_and_do_not_hang() -> None:
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:alone", {}, world_size=2, timeout_s=4)
     assert error.value.where == "ranks [0, 1]"
-    assert error.value.found.startswith("a run that is slow and does not hang: its steps are over, and ranks are at the single-process")
+    assert error.value.found.startswith("a run that is slow and does not hang: its steps are "
+                                        "over, and ranks are at the single-process")
 
 
 def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
@@ -184,7 +200,9 @@ def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("body", [pytest.param("absent", marks=pytest.mark.slow), "stopped"])
-def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped(tmp_path: Path, body: str) -> None:
+def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped(
+    tmp_path: Path, body: str
+) -> None:
     marker = tmp_path / "controller.py"
     marker.write_text(
         textwrap.dedent(f"""
@@ -207,15 +225,22 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
     assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
-def test_a_signal_to_the_command_ends_its_ranks_and_is_said(number: signal.Signals, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+)
+def test_a_signal_to_the_command_ends_its_ranks_and_is_said(
+    number: signal.Signals, said: str, tmp_path: Path
+) -> None:
     scenario = tmp_path / "long.toml"
     text = (ROOT / "scenarios/parity/fsdp2-mlp-2.toml").read_text()
     scenario.write_text(text.replace("steps = 3", "steps = 1000"))
-    command = [sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", "80", str(scenario)]
+    command = [
+        sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", "80", str(scenario)
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    heard = partial(signal.signal, number, signal.SIG_DFL)  # who runs this in the background may have SIGINT ignored
+    # who runs this in the background may have SIGINT ignored
+    heard = partial(signal.signal, number, signal.SIG_DFL)
     controller = subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=heard, **pipes)
     ranks = _descendants_when(controller.pid, at_least=4)
     time.sleep(0.5)
@@ -254,7 +279,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _descendants_when(pid: int, *, at_least: int) -> list[int]:
-    """All processes below `pid` once there are enough: the resource tracker, the fork server and the ranks."""
+    """All processes below `pid` once there are enough: the resource tracker, the fork server and
+    the ranks."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found: list[int] = []
@@ -275,7 +301,8 @@ def _descendants_when(pid: int, *, at_least: int) -> list[int]:
 
 
 def test_a_result_that_json_cannot_say_is_an_error_with_its_text() -> None:
-    with pytest.raises(LaunchError, match="TypeError: Object of type object is not JSON serializable"):
+    with pytest.raises(LaunchError, match="TypeError: Object of type object is not JSON "
+                                          "serializable"):
         launch(f"{BODIES}:unspeakable", {}, world_size=1, timeout_s=30)
 
 
@@ -287,10 +314,16 @@ def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) ->
 
 def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"from zreal.processes.launch import launch\nlaunch('{BODIES}:fine', {{'given': 0}}, world_size=1, timeout_s=20)\n")
+    script.write_text(f"from zreal.processes.launch import launch\nlaunch('{BODIES}:fine', "
+                      f"{{'given': 0}}, world_size=1, timeout_s=20)\n")
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=paths)
-    assert "launch: expected a script that starts ranks below `if __name__ == \"__main__\":`" in done.stderr
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=paths
+    )
+    assert (
+        'launch: expected a script that starts ranks below `if __name__ == "__main__":`'
+        in done.stderr
+    )
     assert "move the call below that line" in done.stderr
 
 
@@ -324,7 +357,8 @@ def test_a_machine_that_refuses_sockets_is_a_sentence(monkeypatch: pytest.Monkey
         raise OSError("AF_UNIX path too long")
 
     monkeypatch.setattr("zreal.processes.launch._start", refuse)
-    with pytest.raises(LaunchError, match="found OSError: AF_UNIX path too long; look at `ulimit -n`"):
+    with pytest.raises(LaunchError, match="found OSError: AF_UNIX path too long; look at `ulimit "
+                                          "-n`"):
         launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=30)
 
 
@@ -344,4 +378,5 @@ def test_a_rank_that_raises_is_named_within_seconds_though_its_siblings_notice_n
         launch(f"{BODIES}:raising_alone", {}, world_size=3, timeout_s=60)
 
     assert error.value.where == "rank 1"
-    assert time.monotonic() - began < 6  # half a second of grace, two ranks to stop, on a busy machine
+    # half a second of grace, two ranks to stop, on a busy machine
+    assert time.monotonic() - began < 6

@@ -1,4 +1,5 @@
-"""When a rank of a real gloo run fails, what all ranks had ended until then is kept, marked incomplete, and never agrees."""
+"""When a rank of a real gloo run fails, what all ranks had ended until then is kept, marked
+incomplete, and never agrees."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ SCENARIO = str(PARITY / "fsdp2-mlp-2.toml")
 CAUSES = {
     "killed": "rank 1: expected every rank to finish, found killed by SIGKILL",
     "raised": "rank 1: expected every rank to finish, found ValueError: a wrong shard",
-    "absent": "rank 1: expected every rank to finish within 8 s, found a hang: ranks [1] at all_gather #1",
+    "absent": "rank 1: expected every rank to finish within 8 s, found a hang: ranks [1] at "
+              "all_gather #1",
 }
 
 
@@ -48,14 +50,18 @@ def test_a_failed_run_is_saved_with_the_phases_that_had_ended(cause, tmp_path, c
     run = saved.load(place)
     assert (run.complete, run.world_size, run.backend) == (False, 2, "gloo")
     assert run.failure.split(";")[0] in said
-    assert [(rank.rank, list(rank.phases)) for rank in run.ranks] == [(0, ["construction"]), (1, ["construction"])]
+    assert [(rank.rank, list(rank.phases)) for rank in run.ranks] == [
+        (0, ["construction"]), (1, ["construction"])
+    ]
     assert run.ranks[1].phases["construction"].memory.peak_bytes > 0
 
 
 def test_a_failed_run_never_agrees(cause, tmp_path, capsys):
     measured, predicted = tmp_path / "measured.json", tmp_path / "predicted.json"
     assert main(["run", SCENARIO, "--save", str(predicted)]) == 0
-    assert main(["run", SCENARIO, "--backend", "gloo", "--timeout", "8", "--save", str(measured)]) == 1
+    assert (
+        main(["run", SCENARIO, "--backend", "gloo", "--timeout", "8", "--save", str(measured)]) == 1
+    )
     capsys.readouterr()
 
     assert main(["compare", str(predicted), str(measured), "--json"]) == 1

@@ -1,7 +1,8 @@
-"""Modules of which autograd makes more nodes than one for a linear with a bias, or keeps a copy of a parameter's gradient.
+"""Modules of which autograd makes more nodes than one for a linear with a bias, or keeps a copy of
+a parameter's gradient.
 
-The gradient of such a bias is accumulated before that of the weight is made. Which linears these are depends on how their inputs and
-outputs lie, so that it can only be seen.
+The gradient of such a bias is accumulated before that of the weight is made. Which linears these
+are depends on how their inputs and outputs lie, so that it can only be seen.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ NUM_UNITS = 4
 
 
 class Chain(nn.Module):
-    """Blocks between a projection and a sum; those that attend to something `given` get a second input."""
+    """Blocks between a projection and a sum; those that attend to something `given` get a second
+    input."""
 
     def __init__(self, block: Callable[[], nn.Module], *, given: bool = False) -> None:
         super().__init__()
@@ -34,7 +36,8 @@ class Chain(nn.Module):
 
 
 class Sliced(nn.Module):
-    """The next linear reads a part of this one's output, which does not lie together: it multiplies first and adds its bias then."""
+    """The next linear reads a part of this one's output, which does not lie together: it multiplies
+    first and adds its bias then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +63,17 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("bti,oi->bto", x, self.weight) + self.bias
 
 
 class Placed(nn.Module):
-    """A parameter as large as what it is added to: its gradient goes on as that of the input, and what is kept is a copy."""
+    """A parameter as large as what it is added to: its gradient goes on as that of the input, and
+    what is kept is a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,12 +84,15 @@ class Placed(nn.Module):
 
 
 class Early(nn.Module):
-    """Weights that the root turns before its blocks and multiplies with after them: what made them ends backward."""
+    """Weights that the root turns before its blocks and multiplies with after them: what made them
+    ends backward."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_UNITS))
-        self.first, self.last = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.first, self.last = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, WIDTH)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         turned = self.last.t()

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.zreal.tracing.test_tracing_against_torch import measured_phases, sharded, simulated_phases
+from tests.zreal.tracing.test_tracing_against_torch import (
+    measured_phases,
+    sharded,
+    simulated_phases,
+)
 from tests.zreal.tracing.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.tracing.trace import trace
@@ -34,7 +38,9 @@ def casting(name: str) -> Casting:
 
 
 def traced(case: Case) -> TracedModel:
-    return trace(case.make, case.data(), units=case.all_units, autocast="bfloat16", sums_in_place=False)
+    return trace(
+        case.make, case.data(), units=case.all_units, autocast="bfloat16", sums_in_place=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,9 @@ def traced(case: Case) -> TracedModel:
 def test_fully_shard_holds_the_bytes_that_the_module_traced_under_autocast_says(name: str) -> None:
     case = casting(name)
     model = traced(case)
-    assert bool(model.lowered[-1].uncached) is ("llama" not in name)  # whose weights are all saved, and it has no biases
+    assert bool(model.lowered[-1].uncached) is (
+        "llama" not in name
+    )  # whose weights are all saved, and it has no biases
     assert parse(dump(model).encode()) == model
     simulated = simulated_phases(model, fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2))
     with torch_private.fake_group(rank=0, world_size=2):
@@ -62,5 +70,6 @@ def test_fully_shard_holds_the_bytes_that_the_module_traced_under_autocast_says(
 def test_a_trace_is_of_one_autocast() -> None:
     case = CASES["encoder"]
     model = trace(case.make, case.data(), units=case.all_units)
-    with pytest.raises(ZsimError, match="expected autocast none, at which it was traced, found bfloat16"):
+    with pytest.raises(ZsimError, match="expected autocast none, at which it was traced, found "
+                                        "bfloat16"):
         lower(model, batch=model.batch, dtype="float32", autocast="bfloat16")

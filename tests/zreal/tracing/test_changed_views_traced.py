@@ -1,4 +1,5 @@
-"""Views changed in place: on fake tensors torch gives them other gradients than on real ones, and the trace must show the latter."""
+"""Views changed in place: on fake tensors torch gives them other gradients than on real ones, and
+the trace must show the latter."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ X = (torch.ones(2, 6, 16),)
 
 
 class Changing(nn.Module):
-    """A Linear, whose output of a 3-d input is a view of what addmm makes, and what is done to that."""
+    """A Linear, whose output of a 3-d input is a view of what addmm makes, and what is done to
+    that."""
 
     def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -140,33 +142,54 @@ CHANGES = {
 
 
 def case(name: str) -> Case:
-    return Case(lambda: Stack(CHANGES[name]), "blocks", lambda: (torch.randn(2, 6, 16),), num_units=3)
+    return Case(
+        lambda: Stack(CHANGES[name]), "blocks", lambda: (torch.randn(2, 6, 16),), num_units=3
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_allocation_and_free_is_that_of_real_tensors_in_order(name: str, dtype: Dtype) -> None:
+def test_every_allocation_and_free_is_that_of_real_tensors_in_order(
+    name: str, dtype: Dtype
+) -> None:
     changing = case(name)
-    assert traced_events(traced(changing, dtype=dtype, casts_input=False)) == measured_events(changing, dtype=dtype)
+    assert traced_events(traced(changing, dtype=dtype, casts_input=False)) == measured_events(
+        changing, dtype=dtype
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor")
 @pytest.mark.parametrize(
     ("name", "dtype", "world_size"),
-    one_in(3, [(name, dtype, world) for name in CHANGES for dtype, world in (("float32", 2), ("float32", 3), ("bfloat16", 2))]),
+    one_in(
+        3,
+        [
+            (name, dtype, world)
+            for name in CHANGES
+            for dtype, world in (("float32", 2), ("float32", 3), ("bfloat16", 2))
+        ],
+    ),
 )
-def test_fully_shard_holds_the_bytes_that_are_traced(name: str, dtype: Dtype, world_size: int) -> None:
+def test_fully_shard_holds_the_bytes_that_are_traced(
+    name: str, dtype: Dtype, world_size: int
+) -> None:
     changing = case(name)
     mesh, rank = Mesh(dp_shard=world_size), world_size - 1
-    simulated = simulated_phases(traced(changing, dtype=dtype), fsdp2.Options(), rank=rank, mesh=mesh)
+    simulated = simulated_phases(
+        traced(changing, dtype=dtype), fsdp2.Options(), rank=rank, mesh=mesh
+    )
     with torch_private.fake_group(rank=rank, world_size=world_size):
         assert simulated == measured_phases(changing, sharded(changing, dtype, world_size))
 
 
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")  # its newer name is not known to older torch
+@pytest.mark.filterwarnings(
+    "ignore:.*broadcast_buffers"
+)  # its newer name is not known to older torch
 @pytest.mark.parametrize("name", ["halves", "dropout_"])
 def test_ddp_holds_the_bytes_that_are_traced(name: str) -> None:
-    simulated = simulated_phases(traced(case(name), dtype="float32"), ddp.Options(), rank=1, mesh=Mesh(dp_replicate=2))
+    simulated = simulated_phases(
+        traced(case(name), dtype="float32"), ddp.Options(), rank=1, mesh=Mesh(dp_replicate=2)
+    )
     with torch_private.fake_group(rank=1, world_size=2):
         assert simulated == measured_phases(case(name), replicated())
 
@@ -187,11 +210,16 @@ def test_a_view_that_torch_cannot_put_a_hook_on_is_refused(name: str) -> None:
         exec(UNUSED[name])
         return y
 
-    expected = r"^blocks.0: expected a tensor that torch can put a hook on, found a view whose memory was changed"
+    expected = r"^blocks.0: expected a tensor that torch can put a hook on, found a view whose memory was changed"  # noqa: E501
     with pytest.raises(UntraceableError, match=expected):
         trace(lambda: Stack(change), X)
-    code = f"import torch; y = torch.nn.Linear(16, 16)(torch.ones(2, 6, 16)); {UNUSED[name]}; y.register_hook(print)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -11  # a segmentation fault, of real tensors too
+    code = (
+        f"import torch; y = torch.nn.Linear(16, 16)(torch.ones(2, 6, 16)); {UNUSED[name]}; "
+        f"y.register_hook(print)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False).returncode == -11
+    )  # a segmentation fault, of real tensors too
 
 
 def test_so_is_a_hook_of_the_users() -> None:
@@ -200,7 +228,9 @@ def test_so_is_a_hook_of_the_users() -> None:
         y.register_hook(lambda gradient: gradient)
         return y * 2
 
-    with pytest.raises(UntraceableError, match=r"^register_hook: expected a tensor that torch can put a hook on"):
+    with pytest.raises(
+        UntraceableError, match=r"^register_hook: expected a tensor that torch can put a hook on"
+    ):
         trace(lambda: Stack(change), X)
 
 
@@ -210,7 +240,9 @@ def test_one_of_several_views_is_refused_where_torch_refuses_it() -> None:
         y.mul_(2)
         return torch.cat([first * 1, second], -1)
 
-    with pytest.raises(UntraceableError, match=r"^blocks.0: .* found RuntimeError: Output 0 of Split"):
+    with pytest.raises(
+        UntraceableError, match=r"^blocks.0: .* found RuntimeError: Output 0 of Split"
+    ):
         trace(lambda: Stack(change), X)
 
 
@@ -235,7 +267,9 @@ def test_a_view_knows_its_base_and_how_often_that_was_changed() -> None:
 
 def test_functions_can_go_unwatched() -> None:
     class Refusing(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             raise AssertionError(func)
 
     tensor = torch.ones(2)

@@ -1,4 +1,5 @@
-"""Units that run where nothing of theirs goes into the loss, as in siamese steps whose other view is detached. Each held to torch."""
+"""Units that run where nothing of theirs goes into the loss, as in siamese steps whose other view
+is detached. Each held to torch."""
 
 from __future__ import annotations
 
@@ -57,11 +58,14 @@ class Siamese(nn.Module):
             for one in self.layers:
                 y = y + one(y)
             seen.append(y.detach() if view == "d" else y)
-        return torch.stack([(a * b).sum() for a, b in zip(seen, [*seen[1:], seen[0]], strict=True)]).sum()
+        return torch.stack(
+            [(a * b).sum() for a, b in zip(seen, [*seen[1:], seen[0]], strict=True)]
+        ).sum()
 
 
 class Interleaved(nn.Module):
-    """Units in any order; what those called by a letter make is detached, and what those called "-" make is dropped."""
+    """Units in any order; what those called by a letter make is detached, and what those called "-"
+    make is dropped."""
 
     def __init__(self, order: str) -> None:
         super().__init__()
@@ -80,12 +84,19 @@ class Interleaved(nn.Module):
 
 MAKES: dict[str, Callable[[], nn.Module]] = {
     **{views: (lambda views=views: Siamese(views)) for views in ("gd", "dg", "gdg", "ddg")},
-    **{order: (lambda order=order: Interleaved(order)) for order in ("0123b", "b0123", "01b23", "0a1b2c3d", "dcba0123", "012-3")},
+    **{
+        order: (lambda order=order: Interleaved(order))
+        for order in ("0123b", "b0123", "01b23", "0a1b2c3d", "dcba0123", "012-3")
+    },
 }
 PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"
 IN_ORDER = ("gd", "dg", "01b23", "0a1b2c3d")
-"""Those whose units first run as they stand there: which ones prefetch which is told in that order."""
-CASES = [*((name, strategy) for name in MAKES for strategy in STRATEGIES), *((name, PREFETCH) for name in IN_ORDER)]
+"""Those whose units first run as they stand there: which ones prefetch which is told in that order.
+"""
+CASES = [
+    *((name, strategy) for name in MAKES for strategy in STRATEGIES),
+    *((name, PREFETCH) for name in IN_ORDER),
+]
 
 
 def inputs() -> tuple[Tensor, ...]:
@@ -93,14 +104,21 @@ def inputs() -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(("name", "strategy"), one_in(5, CASES))
-def test_a_run_with_nothing_in_the_loss_has_no_backward(name: str, strategy: str, tmp_path: Path) -> None:
+def test_a_run_with_nothing_in_the_loss_has_no_backward(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
     ranks = 4 if "hsdp" in strategy else 2
     assert differences(MAKES[name], inputs, strategy, tmp_path, ranks=ranks) == {}
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, FSDP1])
 def test_nor_has_it_in_two_bytes_and_two_micro_batches(strategy: str, tmp_path: Path) -> None:
-    assert differences(MAKES["gd"], inputs, strategy, tmp_path, ranks=2, parameters="bf16", accumulation=2) == {}
+    assert (
+        differences(
+            MAKES["gd"], inputs, strategy, tmp_path, ranks=2, parameters="bf16", accumulation=2
+        )
+        == {}
+    )
 
 
 class Frozen(Siamese):
@@ -133,13 +151,17 @@ def test_in_a_unit_that_goes_on_it_is_refused_with_the_reason_and_traced_as_told
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), Around())
 
-    with pytest.raises(UntraceableError, match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units=: it then"):
+    with pytest.raises(
+        UntraceableError,
+        match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units=: it then",
+    ):
         trace(make, inputs(), units=["1", "1.inner"])
     assert trace(make, inputs(), units=["1"]).modules
 
 
 class Detaching(nn.Module):
-    """Goes on from the value alone of what it was called with, and maybe adds the other input, or what it was called with."""
+    """Goes on from the value alone of what it was called with, and maybe adds the other input, or
+    what it was called with."""
 
     def __init__(self, detaches: bool, *, adds: bool) -> None:
         super().__init__()
@@ -151,12 +173,15 @@ class Detaching(nn.Module):
 
 
 class Local(nn.Module):
-    """Layers of which those at `places` are trained on their own inputs' values, as where learning is local; the root may add these."""
+    """Layers of which those at `places` are trained on their own inputs' values, as where learning
+    is local; the root may add these."""
 
     def __init__(self, places: str, how: str) -> None:
         super().__init__()
         self.embedding, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
-        self.layers = nn.ModuleList(Detaching(str(place) in places, adds=how == "added") for place in range(4))
+        self.layers = nn.ModuleList(
+            Detaching(str(place) in places, adds=how == "added") for place in range(4)
+        )
         self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,19 +201,29 @@ class Local(nn.Module):
 PLACES, HOW = ("0", "2", "13", "3"), ("added", "beside", "other", "checkpointed")
 LOCAL = [
     *product(PLACES, HOW, [FSDP2, KEPT, HSDP, PREFETCH, DDP, FSDP1]),
-    *product(PLACES, ["alone", "twice"], [FSDP2, KEPT, HSDP, PREFETCH]),  # layers before it get no gradient, which the others refuse
+    *product(
+        PLACES, ["alone", "twice"], [FSDP2, KEPT, HSDP, PREFETCH]
+    ),  # layers before it get no gradient, which the others refuse
 ]
 
 
 @pytest.mark.parametrize(("places", "how", "strategy"), one_in(5, LOCAL))
-def test_a_unit_that_detaches_its_input_is_reduced_when_backward_is_over(places: str, how: str, strategy: str, tmp_path: Path) -> None:
+def test_a_unit_that_detaches_its_input_is_reduced_when_backward_is_over(
+    places: str, how: str, strategy: str, tmp_path: Path
+) -> None:
     """No gradient comes to the hook on its inputs, at which fully_shard would do it before."""
     ranks = 4 if strategy == HSDP else 2
-    assert differences(lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2) == {}
+    assert (
+        differences(
+            lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2
+        )
+        == {}
+    )
 
 
 class Aside(Local):
-    """Each layer's output enters the loss beside a residual that goes on without a gradient, so that the root works between the units."""
+    """Each layer's output enters the loss beside a residual that goes on without a gradient, so
+    that the root works between the units."""
 
     def forward(self, x: Tensor) -> Tensor:
         x, losses = self.embedding(x).detach(), []
@@ -200,12 +235,21 @@ class Aside(Local):
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, HSDP])
-def test_the_root_works_on_between_units_whose_end_no_hook_sees(strategy: str, tmp_path: Path) -> None:
-    assert differences(lambda: Aside("0123", "alone"), inputs, strategy, tmp_path, ranks=4 if strategy == HSDP else 2) == {}
+def test_the_root_works_on_between_units_whose_end_no_hook_sees(
+    strategy: str, tmp_path: Path
+) -> None:
+    assert (
+        differences(
+            lambda: Aside("0123", "alone"), inputs, strategy, tmp_path,
+            ranks=4 if strategy == HSDP else 2,
+        )
+        == {}
+    )
 
 
 class Beside(nn.Module):
-    """As `Aside`, with nothing that the loss does not depend on: FSDP1 ends a unit when autograd comes to the split of its views."""
+    """As `Aside`, with nothing that the loss does not depend on: FSDP1 ends a unit when autograd
+    comes to the split of its views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,9 +264,18 @@ class Beside(nn.Module):
         return torch.stack(losses).sum()
 
 
-@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP, FSDP1, f"{FSDP1}, use_orig_params = true", f'{FSDP1}, backward_prefetch = "post"'])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FSDP2, KEPT, DDP, FSDP1, f"{FSDP1}, use_orig_params = true",
+        f'{FSDP1}, backward_prefetch = "post"',
+    ],
+)
 def test_and_every_allocation_and_free_comes_in_torchs_order(strategy: str, tmp_path: Path) -> None:
-    save(trace(Beside, inputs(), units=UNITS, sums_in_place=False, name="beside"), tmp_path / "traced.json")
+    save(
+        trace(Beside, inputs(), units=UNITS, sums_in_place=False, name="beside"),
+        tmp_path / "traced.json",
+    )
     text = f"""
 model = {{ traced = "traced.json" }}
 batch = {{ micro_batch = 6 }}

@@ -1,4 +1,5 @@
-"""Mixtures of experts whose products are made by group, in any dtype: their tokens are sorted by expert. Held to torch."""
+"""Mixtures of experts whose products are made by group, in any dtype: their tokens are sorted by
+expert. Held to torch."""
 
 from __future__ import annotations
 
@@ -32,13 +33,21 @@ OFFSETS = {"columns in groups": 24, "sums in groups": 24}
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_products_of_groups_lie_as_real_ones_do_and_are_refused_as_those(name: str, dtype: torch.dtype, turned: bool) -> None:
+def test_products_of_groups_lie_as_real_ones_do_and_are_refused_as_those(
+    name: str, dtype: torch.dtype, turned: bool
+) -> None:
     first, second = (torch.ones(shape, dtype=dtype) for shape in SHAPES[name])
     second = second.transpose(-1, -2).contiguous().transpose(-1, -2) if turned else second
     ends = OFFSETS.get(name, 12)
-    offsets = None if name == "one by one" else torch.tensor([ends // 3, ends // 2, ends], dtype=torch.int32)
+    offsets = (
+        None
+        if name == "one by one"
+        else torch.tensor([ends // 3, ends // 2, ends], dtype=torch.int32)
+    )
     mode = FakeTensorMode()
-    given = tuple(None if one is None else mode.from_tensor(one) for one in (first, second, offsets))
+    given = tuple(
+        None if one is None else mode.from_tensor(one) for one in (first, second, offsets)
+    )
     try:
         real = GROUPED(first, second, offsets)
     except RuntimeError as error:
@@ -49,7 +58,9 @@ def test_products_of_groups_lie_as_real_ones_do_and_are_refused_as_those(name: s
         return
     with mode:
         fake = call(GROUPED, given, {}, device="cpu")
-    found, expected = ((one.dtype, one.shape, one.stride(), one.untyped_storage().nbytes()) for one in (fake, real))
+    found, expected = (
+        (one.dtype, one.shape, one.stride(), one.untyped_storage().nbytes()) for one in (fake, real)
+    )
     assert found == expected
 
 
@@ -63,7 +74,8 @@ def test_each_token_meets_one_expert(name: str) -> None:
 
 
 class Mixture(nn.Module):
-    """Layers of four experts. Which token is whose does not depend on data, and no expert has more than another."""
+    """Layers of four experts. Which token is whose does not depend on data, and no expert has more
+    than another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +90,9 @@ class Mixture(nn.Module):
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = (nn.Parameter(torch.randn(4, *shape) / 8) for shape in ((16, 32), (32, 16)))
+        self.up, self.down = (
+            nn.Parameter(torch.randn(4, *shape) / 8) for shape in ((16, 32), (32, 16))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         ends = torch.arange(1, 5, dtype=torch.int32, device=x.device) * (len(x) // 4)
@@ -95,7 +109,12 @@ def test_a_step_of_experts_is_exact(strategy: str, parameters: str, tmp_path: Pa
         return (torch.randn(32, 16),)
 
     ranks = 4 if strategy == HSDP else 2
-    assert differences(Mixture, data, strategy, tmp_path, ranks=ranks, parameters=parameters, accumulation=2) == {}
+    assert (
+        differences(
+            Mixture, data, strategy, tmp_path, ranks=ranks, parameters=parameters, accumulation=2
+        )
+        == {}
+    )
 
 
 SIZES: dict[str, Any] = {
@@ -109,10 +128,14 @@ SIZES: dict[str, Any] = {
     "use_cache": False,
 }
 MODELS: dict[str, Any] = {
-    "mixtral": (transformers.MixtralForCausalLM, transformers.MixtralConfig(**SIZES, num_local_experts=4)),
+    "mixtral": (
+        transformers.MixtralForCausalLM, transformers.MixtralConfig(**SIZES, num_local_experts=4)
+    ),
     "qwen3_moe": (
         transformers.Qwen3MoeForCausalLM,
-        transformers.Qwen3MoeConfig(**SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+        transformers.Qwen3MoeConfig(
+            **SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+        ),
     ),
 }
 
@@ -135,5 +158,8 @@ def test_mixtures_of_transformers_are_exact(name: str, parameters: str, tmp_path
     def data() -> tuple[Tensor, ...]:
         return (torch.randint(0, 64, (2, 16)),)
 
-    found = differences(lambda: Looked(name), data, FSDP2, tmp_path, ranks=2, parameters=parameters, layers="inner.model.layers")
+    found = differences(
+        lambda: Looked(name), data, FSDP2, tmp_path, ranks=2, parameters=parameters,
+        layers="inner.model.layers",
+    )
     assert found == {}

@@ -1,4 +1,5 @@
-"""A traced module of which parts are frozen, as LoRA leaves them: torch's own strategies on it, against its Program."""
+"""A traced module of which parts are frozen, as LoRA leaves them: torch's own strategies on it,
+against its Program."""
 
 from __future__ import annotations
 
@@ -55,12 +56,16 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
         casts_input=STRATEGIES[parsed.strategy].casts_input,
         sums_in_place=False,
     )
-    return replace(parsed, model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation))
+    return replace(
+        parsed, model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation)
+    )
 
 
 def differences(name: str, case: Scenario, *, rank: int) -> list[str]:
     """What `compare` does not find exact: order, bytes, memory of all phases and kinds."""
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=(rank,), interpreter="observer"))
+    predicted = SimBackend("cpu").run(
+        case, options=RunOptions(ranks=(rank,), interpreter="observer")
+    )
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
         real = Subject(FROZEN[name], case)
         first, _, steady = (real.step() for _ in range(3))
@@ -74,7 +79,10 @@ def differences(name: str, case: Scenario, *, rank: int) -> list[str]:
 def quick(*chosen: tuple[str, ...], **of: tuple[str, ...]) -> list[Any]:
     """Every combination of `of`; those that are not `chosen` have no time in the suite."""
     combinations = itertools.product(*of.values())
-    return [pytest.param(*one, marks=[] if one in chosen else [pytest.mark.slow]) for one in combinations]
+    return [
+        pytest.param(*one, marks=[] if one in chosen else [pytest.mark.slow])
+        for one in combinations
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,10 @@ def quick(*chosen: tuple[str, ...], **of: tuple[str, ...]) -> list[Any]:
 )
 def test_every_allocation_of_a_plain_step_is_traced_in_order(name: str, dtype: Dtype) -> None:
     case = FROZEN[name]
-    model = trace(case.make, case.data(), units=case.all_units, dtype=dtype, casts_input=False, sums_in_place=False)
+    model = trace(
+        case.make, case.data(), units=case.all_units, dtype=dtype, casts_input=False,
+        sums_in_place=False,
+    )
     assert traced_events(model) == measured_events(case, dtype=dtype)
 
 
@@ -128,9 +139,14 @@ def test_ddp_has_buckets_and_states_of_what_is_trained_only(name: str, strategy:
 
 @pytest.mark.parametrize(
     ("name", "strategy", "parameters"),
-    [("adapters", FSDP2, "bf16"), pytest.param("adapters, dropout", DDP, "fp32", marks=pytest.mark.slow)],
+    [
+        ("adapters", FSDP2, "bf16"),
+        pytest.param("adapters, dropout", DDP, "fp32", marks=pytest.mark.slow),
+    ],
 )
-def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(name: str, strategy: str, parameters: str) -> None:
+def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(
+    name: str, strategy: str, parameters: str
+) -> None:
     case = scenario(name, strategy, parameters=parameters)
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         real = Subject(FROZEN[name], case, log=True)
@@ -141,7 +157,9 @@ def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(name: str, st
     assert of_program(case) == found
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "fsdp1"])  # which refuses frozen parts
+@pytest.mark.parametrize(
+    "strategy", [name for name in STRATEGIES if name != "fsdp1"]
+)  # which refuses frozen parts
 @pytest.mark.parametrize(
     ("name", "attention", "frozen"),
     [
@@ -154,12 +172,19 @@ def test_a_traced_family_with_frozen_parts_peaks_where_the_family_does(
 ) -> None:
     length = 1 if name.startswith("mlp") else 16
     batch = Batch(micro_batch=2, sequence_length=length)
-    spec = cut(load_preset(name, sequence_length=length, num_layers=None, attention=attention), frozen=frozen, unused=())
+    spec = cut(
+        load_preset(name, sequence_length=length, num_layers=None, attention=attention),
+        frozen=frozen, unused=(),
+    )
     data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     casts = STRATEGIES[strategy].casts_input
-    model = trace(modules.build(spec, seed=0), data, dtype="bfloat16", casts_input=casts, sums_in_place=False)
+    model = trace(
+        modules.build(spec, seed=0), data, dtype="bfloat16", casts_input=casts, sums_in_place=False
+    )
     assert model.frozen == spec.frozen
-    assert records(model, batch, name=strategy, dtype="bfloat16") == records(spec, batch, name=strategy, dtype="bfloat16")
+    assert records(model, batch, name=strategy, dtype="bfloat16") == records(
+        spec, batch, name=strategy, dtype="bfloat16"
+    )
 
 
 def test_what_is_frozen_is_known_of_a_file() -> None:
@@ -169,5 +194,10 @@ def test_what_is_frozen_is_known_of_a_file() -> None:
     assert [module.differentiates for module in model.lowered] == [False] * 3 + [True] * 5
     assert model.trained == {
         "head.weight",
-        *(f"blocks.{i}.{one}.{part}.weight" for i in range(2, 6) for one in ("query", "value") for part in ("down", "up")),
+        *(
+            f"blocks.{i}.{one}.{part}.weight"
+            for i in range(2, 6)
+            for one in ("query", "value")
+            for part in ("down", "up")
+        ),
     }

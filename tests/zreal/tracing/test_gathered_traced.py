@@ -1,4 +1,5 @@
-"""Units that read parameters of others: of those that they lie in, as torch lets them, or where these are sharded, as it does not."""
+"""Units that read parameters of others: of those that they lie in, as torch lets them, or where
+these are sharded, as it does not."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Attention(nn.Module):
 
 
 class Latents(nn.Module):
-    """Latents of the block's own, which attention in it looks at and looks from, as Perceiver's do."""
+    """Latents of the block's own, which attention in it looks at and looks from, as Perceiver's do.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +75,9 @@ class Weight(nn.Module):
 
     def __init__(self, inner: Callable[[], nn.Module], *, again: bool = False) -> None:
         super().__init__()
-        self.weight, self.inner, self.again = nn.Parameter(torch.randn(WIDTH, WIDTH)), inner(), again
+        self.weight, self.inner, self.again = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)), inner(), again,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = x + self.inner(x, self.weight)
@@ -81,7 +85,9 @@ class Weight(nn.Module):
 
 
 def model(block: Callable[[], nn.Module]) -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *(block() for _ in range(3)), nn.Linear(WIDTH, WIDTH))
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), *(block() for _ in range(3)), nn.Linear(WIDTH, WIDTH)
+    )
 
 
 def data() -> tuple[Tensor, ...]:
@@ -104,14 +110,25 @@ MAKES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
 @pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize(("name", "dtype"), [(name, ("float32", "bfloat16")[place % 2]) for place, name in enumerate(MAKES)])
-def test_a_unit_reads_parameters_of_the_unit_that_it_lies_in(name: str, dtype: Dtype, reshard: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, ("float32", "bfloat16")[place % 2]) for place, name in enumerate(MAKES)],
+)
+def test_a_unit_reads_parameters_of_the_unit_that_it_lies_in(
+    name: str, dtype: Dtype, reshard: bool
+) -> None:
     block, inner = MAKES[name]
     case = Summed(lambda: model(block), "", data, num_units=0, more=(*inner, "1", "2", "3"))
     seen = traced(case, dtype=dtype)
     assert parse(dump(seen).encode()) == seen
-    simulated = simulated_phases(seen, fsdp2.Options(reshard_after_forward=reshard), rank=0, mesh=Mesh(dp_shard=2))
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bfloat16" else MixedPrecisionPolicy()
+    simulated = simulated_phases(
+        seen, fsdp2.Options(reshard_after_forward=reshard), rank=0, mesh=Mesh(dp_shard=2)
+    )
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        if dtype == "bfloat16"
+        else MixedPrecisionPolicy()
+    )
     with torch_private.fake_group(rank=0, world_size=2):
         mesh = init_device_mesh("cpu", (2,))
 
@@ -152,7 +169,10 @@ class Beside(nn.Module):
 
 LAYERS = ["layers.0", "layers.1"]
 READ_ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], list[str], tuple[Tensor, ...], str]] = {
-    "the root": (Tied, ["shared", *LAYERS, "layers.2"], (torch.zeros(2, 5, dtype=torch.int64),), "shared.weight: .* unit shared .*root"),
+    "the root": (
+        Tied, ["shared", *LAYERS, "layers.2"], (torch.zeros(2, 5, dtype=torch.int64),),
+        "shared.weight: .* unit shared .*root",
+    ),
     "another": (Beside, LAYERS, data(), r"layers.0.weight: .* unit layers.0 .*layers.1"),
 }
 
@@ -161,7 +181,9 @@ READ_ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], list[str], tuple[Tensor
 @pytest.mark.parametrize("name", READ_ELSEWHERE)
 def test_whoever_else_reads_them_finds_shards_which_is_said_with_what_to_do(name: str) -> None:
     make, units, given, message = READ_ELSEWHERE[name]
-    with pytest.raises(UntraceableError, match=rf"^{message} reading it .*leave {units[0]} out of units="):
+    with pytest.raises(
+        UntraceableError, match=rf"^{message} reading it .*leave {units[0]} out of units="
+    ):
         trace(make, given, units=units)
     assert trace(make, given, units=units[1:]).modules
     with torch_private.fake_group(rank=0, world_size=2):

@@ -1,4 +1,5 @@
-"""What a unit in a block made and the block returns: whose hook comes first in backward, that of the unit or that of the block."""
+"""What a unit in a block made and the block returns: whose hook comes first in backward, that of
+the unit or that of the block."""
 
 from __future__ import annotations
 
@@ -51,12 +52,21 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
-@pytest.mark.parametrize(("returns", "handed_on"), [("itself", True), ("a view", False), ("a sum", False)])
-def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(returns: str, handed_on: bool, tmp_path: Path) -> None:
-    """A view is no operator, but a node of autograd: the block's hook is before it. A frozen block lets go of its input after the unit."""
+@pytest.mark.parametrize(
+    ("returns", "handed_on"), [("itself", True), ("a view", False), ("a sum", False)]
+)
+def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(
+    returns: str, handed_on: bool, tmp_path: Path
+) -> None:
+    """A view is no operator, but a node of autograd: the block's hook is before it. A frozen block
+    lets go of its input after the unit."""
     user = Case(lambda: Blocks(returns), "", inputs, num_units=0, more=UNITS)
     model = trace(user.make, inputs(), units=UNITS, sums_in_place=False, name="traced")
-    ends = [lowered.hands_on for lowered in model.lowered if lowered.fqn.endswith("@2") and lowered.unit != "root"]
+    ends = [
+        lowered.hands_on
+        for lowered in model.lowered
+        if lowered.fqn.endswith("@2") and lowered.unit != "root"
+    ]
     assert ends == [handed_on] * 4
     assert parse_model(dump(model).encode()) == model
     save(model, tmp_path / "traced.json")

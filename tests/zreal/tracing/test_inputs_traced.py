@@ -1,4 +1,5 @@
-"""What a user's module is given, and what it sees of its parameters' dtype: every phase and every event against torch's."""
+"""What a user's module is given, and what it sees of its parameters' dtype: every phase and every
+event against torch's."""
 
 from __future__ import annotations
 
@@ -44,9 +45,12 @@ def differences(
     parameters: str = "bf16",
     ranks: int = 2,
 ) -> dict[str, Any]:
-    """By phase, and of the order of events: what is predicted and what is measured, where these differ."""
+    """By phase, and of the order of events: what is predicted and what is measured, where these
+    differ."""
     torch.manual_seed(0)
-    model = trace(make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced")
+    model = trace(
+        make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced"
+    )
     save(model, folder / "traced.json")
     text = f"""
 model = {{ traced = "traced.json" }}
@@ -55,7 +59,7 @@ cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 optimizer = {{ name = "sgd" }}
-"""
+"""  # noqa: E501
     case = parse(text.encode(), where="user.toml", folder=folder)
     ours = predicted(case, ranks=(0,))[0]
     with torch_private.fake_group(rank=0, world_size=ranks):
@@ -63,8 +67,13 @@ optimizer = {{ name = "sgd" }}
         first, _, steady = (real.step() for _ in range(3))
         assert real.meter.events is not None
         events = in_order(delta for _, delta in real.meter.events)
-    pairs = {name: (figures(ours[name]), figures(phase)) for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)}
-    found: dict[str, Any] = {name: (of, measured) for name, (of, measured) in pairs.items() if of != measured}
+    pairs = {
+        name: (figures(ours[name]), figures(phase))
+        for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)
+    }
+    found: dict[str, Any] = {
+        name: (of, measured) for name, (of, measured) in pairs.items() if of != measured
+    }
     return found | ({"order": (of_program(case), events)} if of_program(case) != events else {})
 
 
@@ -88,23 +97,40 @@ class Denoiser(nn.Module):
 
 def denoised(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     size = 20
-    x, time, noise = torch.randn(size, WIDTH, dtype=dtype), torch.rand(size, dtype=dtype), torch.randn(size, WIDTH, dtype=dtype)
+    x, time, noise = (
+        torch.randn(size, WIDTH, dtype=dtype), torch.rand(size, dtype=dtype),
+        torch.randn(size, WIDTH, dtype=dtype),
+    )
     return x, time, torch.randint(11, (size,)), noise
 
 
-@pytest.mark.parametrize(("mixes", "strategy"), one_in(2, product([True, False], [FSDP2, FSDP1, HSDP])))
-def test_all_floating_point_inputs_are_cast_before_the_root_gathers(mixes: bool, strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mixes", "strategy"), one_in(2, product([True, False], [FSDP2, FSDP1, HSDP]))
+)
+def test_all_floating_point_inputs_are_cast_before_the_root_gathers(
+    mixes: bool, strategy: str, tmp_path: Path
+) -> None:
     ranks = 4 if "hsdp" in strategy else 2
-    assert differences(lambda: Denoiser(mixes=mixes), denoised, strategy, tmp_path, ranks=ranks) == {}
+    assert (
+        differences(lambda: Denoiser(mixes=mixes), denoised, strategy, tmp_path, ranks=ranks) == {}
+    )
 
 
 @pytest.mark.parametrize("strategy", [DDP, FSDP2])
-def test_inputs_that_come_in_the_parameters_dtype_are_cast_by_nobody(strategy: str, tmp_path: Path) -> None:
-    assert differences(lambda: Denoiser(mixes=True), lambda: denoised(torch.bfloat16), strategy, tmp_path) == {}
+def test_inputs_that_come_in_the_parameters_dtype_are_cast_by_nobody(
+    strategy: str, tmp_path: Path
+) -> None:
+    assert (
+        differences(
+            lambda: Denoiser(mixes=True), lambda: denoised(torch.bfloat16), strategy, tmp_path
+        )
+        == {}
+    )
 
 
 class Casts(nn.Module):
-    """Casts its input to the dtype of a weight, as vision models do: that of a sharded one is float32, in any of the ways to ask."""
+    """Casts its input to the dtype of a weight, as vision models do: that of a sharded one is
+    float32, in any of the ways to ask."""
 
     def __init__(self, cast: Callable[[Tensor, nn.Parameter], Tensor]) -> None:
         super().__init__()
@@ -126,7 +152,10 @@ CASTS: dict[str, Callable[[Tensor, nn.Parameter], Tensor]] = {
 }
 
 
-ASKED = [("dtype", "float32", FSDP2), ("dtype", "bfloat16", FSDP2), *product(CASTS, ["float32", "bfloat16"], [DDP, ZERO])]
+ASKED = [
+    ("dtype", "float32", FSDP2), ("dtype", "bfloat16", FSDP2),
+    *product(CASTS, ["float32", "bfloat16"], [DDP, ZERO]),
+]
 """With FSDP2 torch refuses the others itself: a DTensor beside a plain tensor."""
 
 
@@ -138,19 +167,32 @@ def test_a_root_that_asks_for_the_dtype_of_a_units_weight_is_told_that_of_its_sh
     assert differences(lambda: Casts(CASTS[cast]), data, strategy, tmp_path) == {}
 
 
-def test_under_fsdp1_units_do_not_run_on_what_is_cast_to_the_dtype_of_a_shard(tmp_path: Path) -> None:
-    """Torch's FSDP1 casts no inputs of units, and answers float32 here, but bfloat16 where parameters() begins with the root's own."""
+def test_under_fsdp1_units_do_not_run_on_what_is_cast_to_the_dtype_of_a_shard(
+    tmp_path: Path
+) -> None:
+    """Torch's FSDP1 casts no inputs of units, and answers float32 here, but bfloat16 where
+    parameters() begins with the root's own."""
     data: Data = lambda: (torch.randn(8, WIDTH),)  # noqa: E731
-    with pytest.raises(ZsimError, match="found a module that asks for the dtype of a sharded parameter"):
+    with pytest.raises(ZsimError, match="found a module that asks for the dtype of a sharded "
+                                        "parameter"):
         differences(lambda: Casts(CASTS["dtype"]), data, FSDP1, tmp_path)
 
 
-def test_a_module_that_casts_nothing_does_not_run_under_ddp_on_inputs_of_another_dtype(tmp_path: Path) -> None:
-    """Torch raises; whoever gives them in the parameters' dtype traces them so, or says that they come in it."""
+def test_a_module_that_casts_nothing_does_not_run_under_ddp_on_inputs_of_another_dtype(
+    tmp_path: Path
+) -> None:
+    """Torch raises; whoever gives them in the parameters' dtype traces them so, or says that they
+    come in it."""
     make = lambda: Casts(lambda x, weight: x)  # noqa: E731
-    with pytest.raises(ZsimError, match=r"without the hooks of fully_shard.*factors of one dtype.*trace it with casts_input=False"):
+    with pytest.raises(
+        ZsimError,
+        match=r"without the hooks of fully_shard.*factors of one dtype.*trace it with casts_input=False",  # noqa: E501
+    ):
         differences(make, lambda: (torch.randn(8, WIDTH),), DDP, tmp_path)
-    assert differences(make, lambda: (torch.randn(8, WIDTH, dtype=torch.bfloat16),), DDP, tmp_path) == {}
+    assert (
+        differences(make, lambda: (torch.randn(8, WIDTH, dtype=torch.bfloat16),), DDP, tmp_path)
+        == {}
+    )
 
 
 MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -163,12 +205,20 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "written": lambda x, w: x.index_put((torch.tensor([0]),), w[0]),
     "added": lambda x, w: x.index_add(0, torch.tensor([0]), w[:1]),
     "convolution": lambda x, w: functional.conv2d(x[None, None], w[None, None, :3, :3]),
-    "layer norm, of weights": lambda x, w: functional.layer_norm(x.to(w.dtype), (WIDTH,), w[0].float(), w[1]),
-    "cross-entropy": lambda x, w: functional.cross_entropy(w, torch.zeros(WIDTH, dtype=torch.int64), weight=x[0]),
+    "layer norm, of weights": lambda x, w: functional.layer_norm(
+        x.to(w.dtype), (WIDTH,), w[0].float(), w[1]
+    ),
+    "cross-entropy": lambda x, w: functional.cross_entropy(
+        w, torch.zeros(WIDTH, dtype=torch.int64), weight=x[0]
+    ),
     "binary cross-entropy": lambda x, w: functional.binary_cross_entropy(w.sigmoid(), x.sigmoid()),
     "huber": lambda x, w: functional.huber_loss(w, x),
-    "grid": lambda x, w: functional.grid_sample(w[None, None], x[:, :2].view(1, 4, 6, 2), align_corners=False),
-    "bag": lambda x, w: functional.embedding_bag(torch.zeros(2, 3, dtype=torch.int64), w, per_sample_weights=x[:2, :3], mode="sum"),
+    "grid": lambda x, w: functional.grid_sample(
+        w[None, None], x[:, :2].view(1, 4, 6, 2), align_corners=False
+    ),
+    "bag": lambda x, w: functional.embedding_bag(
+        torch.zeros(2, 3, dtype=torch.int64), w, per_sample_weights=x[:2, :3], mode="sum"
+    ),
 }
 
 
@@ -190,7 +240,8 @@ def test_what_real_tensors_of_two_dtypes_do_not_do_is_no_trace_either(name: str)
     model(x).backward()
     with pytest.raises(RuntimeError):
         model.bfloat16()(x).backward()
-    with pytest.raises(UntraceableError, match="of one dtype|of its input's dtype|of the dtype of what"):
+    with pytest.raises(UntraceableError, match="of one dtype|of its input's dtype|of the dtype "
+                                               "of what"):
         trace(lambda: Mixes(MIXED[name]), (x,), units=[], dtype="bfloat16")
 
 
@@ -222,7 +273,9 @@ class Prompted(nn.Module):
 
 
 @pytest.mark.parametrize(("frozen", "strategy"), list(product([0, 3], [DDP, ZERO])))
-def test_children_are_cast_before_a_modules_own_parameters(frozen: int, strategy: str, tmp_path: Path) -> None:
+def test_children_are_cast_before_a_modules_own_parameters(
+    frozen: int, strategy: str, tmp_path: Path
+) -> None:
     data: Data = lambda: (torch.randn(4, WIDTH, dtype=torch.bfloat16),)  # noqa: E731
     assert differences(lambda: Prompted(frozen=frozen), data, strategy, tmp_path) == {}
 
@@ -248,12 +301,23 @@ class Residuals(nn.Module):
         return x.sum()
 
 
-@pytest.mark.parametrize(("rows", "nested"), list(product([12, 40, 200], [["layers.3.b"], [f"{unit}.b" for unit in UNITS]])))
-def test_what_a_unit_in_a_block_returns_is_no_input_of_the_block(rows: int, nested: list[str], tmp_path: Path) -> None:
-    """An int of reshard_after_forward copies shards while a block's call still holds its inputs, and nothing else."""
+@pytest.mark.parametrize(
+    ("rows", "nested"),
+    list(product([12, 40, 200], [["layers.3.b"], [f"{unit}.b" for unit in UNITS]])),
+)
+def test_what_a_unit_in_a_block_returns_is_no_input_of_the_block(
+    rows: int, nested: list[str], tmp_path: Path
+) -> None:
+    """An int of reshard_after_forward copies shards while a block's call still holds its inputs,
+    and nothing else."""
     strategy = f"{FSDP2}, reshard_after_forward = 2"
     data: Data = lambda: (torch.randn(rows, WIDTH),)  # noqa: E731
-    assert differences(Residuals, data, strategy, tmp_path, units=[*UNITS, *nested], parameters="fp32", ranks=4) == {}
+    assert (
+        differences(
+            Residuals, data, strategy, tmp_path, units=[*UNITS, *nested], parameters="fp32", ranks=4
+        )
+        == {}
+    )
 
 
 class Pair(nn.Module):
@@ -297,12 +361,23 @@ class Calling(nn.Module):
         return x.float().pow(2).mean()
 
 
-@pytest.mark.parametrize(("how", "parameters"), list(product(["discards", "twice", "keeps", "keeps, twice"], ["fp32", "bf16"])))
-def test_what_a_unit_gave_back_is_held_until_its_hooks_have_run_and_its_locals_are_not(how: str, parameters: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "parameters"),
+    list(product(["discards", "twice", "keeps", "keeps, twice"], ["fp32", "bf16"])),
+)
+def test_what_a_unit_gave_back_is_held_until_its_hooks_have_run_and_its_locals_are_not(
+    how: str, parameters: str, tmp_path: Path
+) -> None:
     strategy = f"{FSDP2}, reshard_after_forward = 2"
     data: Data = lambda: (torch.randn(20, WIDTH),)  # noqa: E731
     units = [*UNITS, "layers.1.inner", "layers.2.inner"]
-    assert differences(lambda: Calling(how), data, strategy, tmp_path, units=units, parameters=parameters, ranks=4) == {}
+    assert (
+        differences(
+            lambda: Calling(how), data, strategy, tmp_path, units=units, parameters=parameters,
+            ranks=4,
+        )
+        == {}
+    )
 
 
 class Siamese(nn.Module):
@@ -324,8 +399,11 @@ class Siamese(nn.Module):
         return functional.mse_loss(found, self.encode(y).detach() if target is None else target)
 
 
-def test_fsdp1_loses_gradients_where_the_first_run_does_not_go_into_the_loss(tmp_path: Path) -> None:
-    """Of two bytes: its flat parameter's dtype changes between runs, and with it the node that its hook is on. Elsewhere it is exact."""
+def test_fsdp1_loses_gradients_where_the_first_run_does_not_go_into_the_loss(
+    tmp_path: Path
+) -> None:
+    """Of two bytes: its flat parameter's dtype changes between runs, and with it the node that its
+    hook is on. Elsewhere it is exact."""
     data: Data = lambda: (torch.randn(6, WIDTH), torch.randn(6, WIDTH))  # noqa: E731
     with pytest.raises(ZsimError, match=r"the first run of layers\.0 does not go into the loss"):
         differences(lambda: Siamese(first=True), data, FSDP1, tmp_path)

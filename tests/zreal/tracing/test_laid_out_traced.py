@@ -1,4 +1,5 @@
-"""What lies otherwise than new tensors: inputs, gradients of parameters; and activations that are leaves. Each held to torch."""
+"""What lies otherwise than new tensors: inputs, gradients of parameters; and activations that are
+leaves. Each held to torch."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Patches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Conv2d(3, 8, 1), nn.Conv2d(8, 64, 4, 4), nn.GroupNorm(4, 64), nn.Conv2d(64, 8, 1)])
+        self.layers = nn.ModuleList(
+            [nn.Conv2d(3, 8, 1), nn.Conv2d(8, 64, 4, 4), nn.GroupNorm(4, 64), nn.Conv2d(64, 8, 1)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -50,7 +53,10 @@ def test_inputs_whose_channels_come_last(strategy: str, tmp_path: Path) -> None:
 
 def test_parameters_whose_channels_come_last_are_refused_as_fully_shard_refuses_them() -> None:
     module = Patches().to(memory_format=torch.channels_last)
-    with pytest.raises(UntraceableError, match=r"layers\.1\.weight: expected a contiguous parameter, as fully_shard takes alone"):
+    with pytest.raises(
+        UntraceableError,
+        match=r"layers\.1\.weight: expected a contiguous parameter, as fully_shard takes alone",
+    ):
         trace(module, (torch.randn(2, 3, 8, 8),), units=["layers.0"])
 
 
@@ -65,11 +71,15 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Multiplying(nn.Module):
     def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.second = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.first, self.second = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, WIDTH)),
+        )
         self.bias, self.product = nn.Parameter(torch.zeros(WIDTH)), product
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.product(functional.silu(self.product(x, self.first)), self.second) + self.bias
+        found: Tensor = (
+            x + self.product(functional.silu(self.product(x, self.first)), self.second) + self.bias
+        )
         return found
 
 
@@ -87,22 +97,32 @@ class Stacked(nn.Module):
 
 @pytest.mark.parametrize(
     ("name", "strategy", "accumulation", "twice"),
-    one_in(3, product(PRODUCTS, [FSDP1, f"{FSDP1}, use_orig_params = true", FSDP2, DDP], [1, 2], [False, True])),
+    one_in(
+        3,
+        product(
+            PRODUCTS, [FSDP1, f"{FSDP1}, use_orig_params = true", FSDP2, DDP], [1, 2], [False, True]
+        ),
+    ),
 )
 def test_gradients_that_lie_otherwise_than_their_parameters(
     name: str, strategy: str, accumulation: int, twice: bool, tmp_path: Path
 ) -> None:
-    """Autograd copies them when it accumulates them, and under FSDP1 when it comes to the views of the flat parameter."""
+    """Autograd copies them when it accumulates them, and under FSDP1 when it comes to the views of
+    the flat parameter."""
 
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(2, 6, WIDTH),)
 
-    found = differences(lambda: Stacked(PRODUCTS[name], twice=twice), data, strategy, tmp_path, ranks=2, accumulation=accumulation)
+    found = differences(
+        lambda: Stacked(PRODUCTS[name], twice=twice), data, strategy, tmp_path, ranks=2,
+        accumulation=accumulation,
+    )
     assert found == {}
 
 
 class Adapted(nn.Module):
-    """A frozen embedding whose output is made to need a gradient, as transformers' enable_input_require_grads does for checkpointing."""
+    """A frozen embedding whose output is made to need a gradient, as transformers'
+    enable_input_require_grads does for checkpointing."""
 
     def __init__(self, *, recomputes: bool) -> None:
         super().__init__()
@@ -119,14 +139,19 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize(("strategy", "parameters"), [(FSDP2, "fp32"), (FSDP2, "bf16"), (HSDP, "fp32"), (DDP, "fp32")])
+@pytest.mark.parametrize(
+    ("strategy", "parameters"), [(FSDP2, "fp32"), (FSDP2, "bf16"), (HSDP, "fp32"), (DDP, "fp32")]
+)
 def test_activations_that_are_leaves_live_with_their_gradients_until_the_loss_goes(
     strategy: str, parameters: str, recomputes: bool, tmp_path: Path
 ) -> None:
     def ids() -> tuple[Tensor, ...]:
         return (torch.randint(0, 40, (2, 256)),)
 
-    found = differences(lambda: Adapted(recomputes=recomputes), ids, strategy, tmp_path, ranks=ranks(strategy), parameters=parameters)
+    found = differences(
+        lambda: Adapted(recomputes=recomputes), ids, strategy, tmp_path, ranks=ranks(strategy),
+        parameters=parameters,
+    )
     assert found == {}
 
 
@@ -156,11 +181,15 @@ class Keeping(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, HSDP, DDP, FSDP1])
-def test_what_functions_keep_on_their_ctx_lives_until_the_loss_goes(strategy: str, tmp_path: Path) -> None:
+def test_what_functions_keep_on_their_ctx_lives_until_the_loss_goes(
+    strategy: str, tmp_path: Path
+) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(64, WIDTH),)
 
-    assert differences(Keeping, data, strategy, tmp_path, ranks=ranks(strategy), accumulation=2) == {}
+    assert (
+        differences(Keeping, data, strategy, tmp_path, ranks=ranks(strategy), accumulation=2) == {}
+    )
 
 
 class Truncated(nn.Module):
@@ -189,31 +218,40 @@ def test_constructors_that_draw_truncated_normals_are_traced() -> None:
 
 
 def test_constructors_that_ask_for_values_are_refused_with_what_helps() -> None:
-    with pytest.raises(UntraceableError, match="make the module beforehand, with real tensors, and give it itself$"):
+    with pytest.raises(UntraceableError, match="make the module beforehand, with real tensors, "
+                                               "and give it itself$"):
         trace(Asking, (torch.randn(2, WIDTH),), units=[], loss=torch.sum)
     assert trace(Asking(), (torch.randn(2, WIDTH),), units=[], loss=torch.sum).modules
 
 
 def test_an_input_that_needs_a_gradient_is_refused_as_no_strategy_counts_it() -> None:
-    with pytest.raises(UntraceableError, match=r"inputs\[0\]: expected an input that needs no gradient"):
+    with pytest.raises(
+        UntraceableError, match=r"inputs\[0\]: expected an input that needs no gradient"
+    ):
         trace(Truncated, (torch.randn(2, WIDTH, requires_grad=True),), units=[])
 
 
 def test_a_trace_under_autocast_keeps_what_each_form_has_in_autocasts_cache() -> None:
-    """The form without hooks numbers its buffers otherwise, where checkpointed layers read a leaf."""
-    model = trace(lambda: Adapted(recomputes=True), (torch.randint(0, 40, (2, 8)),), autocast="bfloat16")
+    """The form without hooks numbers its buffers otherwise, where checkpointed layers read a leaf.
+    """
+    model = trace(
+        lambda: Adapted(recomputes=True), (torch.randint(0, 40, (2, 8)),), autocast="bfloat16"
+    )
     assert model.otherwise
     assert parse(dump(model).encode()) == model
 
 
 class Positioned(nn.Module):
-    """Layers that add a learned position to what they take, or to what they make, as it is or through a view of it."""
+    """Layers that add a learned position to what they take, or to what they make, as it is or
+    through a view of it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
         for layer in self.layers:
-            layer.position = nn.Parameter(torch.randn(*((1, 6, WIDTH) if kind == "whole" else (6, WIDTH))))
+            layer.position = nn.Parameter(
+                torch.randn(*((1, 6, WIDTH) if kind == "whole" else (6, WIDTH)))
+            )
         self.kind = kind
         for layer in self.layers:
             layer.register_forward_pre_hook(self.add)
@@ -231,15 +269,26 @@ class Positioned(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, f'{FSDP2}, sync = "last"', DDP])
-@pytest.mark.parametrize(("kind", "samples"), [("whole", 1), ("whole", 2), ("view", 2), ("plain", 1), ("plain", 2), ("times one", 1)])
-def test_positions_that_are_added_to_samples(kind: str, samples: int, strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "samples"),
+    [("whole", 1), ("whole", 2), ("view", 2), ("plain", 1), ("plain", 2), ("times one", 1)],
+)
+def test_positions_that_are_added_to_samples(
+    kind: str, samples: int, strategy: str, tmp_path: Path
+) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(samples, 6, WIDTH),)
 
-    assert differences(lambda: Positioned(kind), data, strategy, tmp_path, ranks=2, accumulation=2) == {}
+    assert (
+        differences(lambda: Positioned(kind), data, strategy, tmp_path, ranks=2, accumulation=2)
+        == {}
+    )
 
 
 def test_a_gradient_that_is_a_view_of_one_that_goes_on_is_refused_with_what_helps() -> None:
     """torch keeps the view, and its storage lives until both are done with it."""
-    with pytest.raises(UntraceableError, match=r"position: expected a gradient of its own, found a view of one that goes on.*two samples"):
+    with pytest.raises(
+        UntraceableError,
+        match=r"position: expected a gradient of its own, found a view of one that goes on.*two samples",  # noqa: E501
+    ):
         trace(lambda: Positioned("view"), (torch.randn(1, 6, WIDTH),))

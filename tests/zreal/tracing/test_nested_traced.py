@@ -42,17 +42,28 @@ INNER = {
 
 def units(name: str) -> tuple[str, ...]:
     """The case's units with those in them, each after what lies in it."""
-    return tuple(unit for outer in CASES[name].all_units for unit in (*[f"{outer}.{inner}" for inner in INNER[name]][::-1], outer))
+    return tuple(
+        unit
+        for outer in CASES[name].all_units
+        for unit in (*[f"{outer}.{inner}" for inner in INNER[name]][::-1], outer)
+    )
 
 
 def traced(name: str, *, dtype: Dtype, inner: bool = True, casts_input: bool = True) -> TracedModel:
     case = CASES[name]
     wanted = units(name) if inner else case.all_units
-    return trace(case.make, case.data(), units=wanted, dtype=dtype, casts_input=casts_input, sums_in_place=False)
+    return trace(
+        case.make, case.data(), units=wanted, dtype=dtype, casts_input=casts_input,
+        sums_in_place=False,
+    )
 
 
 def wrapper(name: str, dtype: Dtype) -> Callable[[nn.Module], nn.Module]:
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bfloat16" else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        if dtype == "bfloat16"
+        else MixedPrecisionPolicy()
+    )
     mesh = init_device_mesh("cpu", (2,))
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -68,13 +79,16 @@ def wrapper(name: str, dtype: Dtype) -> Callable[[nn.Module], nn.Module]:
     ("name", "dtype"),
     [
         pytest.param("llama, no cache", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("gpt2", "float32", marks=pytest.mark.slow),
-        ("encoder", "bfloat16"),
+        pytest.param("gpt2", "float32", marks=pytest.mark.slow), ("encoder", "bfloat16"),
         pytest.param("llama, explicit, tied", "float32", marks=pytest.mark.slow),
     ],
 )
-def test_fully_shard_inside_out_holds_the_bytes_that_the_traced_module_says(name: str, dtype: Dtype) -> None:
-    simulated = simulated_phases(traced(name, dtype=dtype), fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2))
+def test_fully_shard_inside_out_holds_the_bytes_that_the_traced_module_says(
+    name: str, dtype: Dtype
+) -> None:
+    simulated = simulated_phases(
+        traced(name, dtype=dtype), fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2)
+    )
     with torch_private.fake_group(rank=0, world_size=2):
         assert simulated == measured_phases(CASES[name], wrapper(name, dtype))
 
@@ -89,7 +103,9 @@ def test_units_in_units_change_no_byte_of_the_module_itself_and_go_through_a_fil
     ]  # fmt: skip
     assert nested.nested
     assert not plain.nested
-    assert [unit.fqn for unit in nested.inside_out][:3] == ["layers.0.linear1", "layers.0.norm2", "layers.0"]
+    assert [unit.fqn for unit in nested.inside_out][:3] == [
+        "layers.0.linear1", "layers.0.norm2", "layers.0"
+    ]
 
 
 @pytest.mark.slow
@@ -97,7 +113,9 @@ def test_units_in_units_change_no_byte_of_the_module_itself_and_go_through_a_fil
 @pytest.mark.parametrize("views", [False, True])
 def test_to_ddp_units_in_units_are_nothing(views: bool) -> None:
     model = traced("encoder", dtype="float32", casts_input=False)
-    simulated = simulated_phases(model, ddp.Options(gradient_as_bucket_view=views), rank=0, mesh=Mesh(dp_replicate=2))
+    simulated = simulated_phases(
+        model, ddp.Options(gradient_as_bucket_view=views), rank=0, mesh=Mesh(dp_replicate=2)
+    )
     with torch_private.fake_group(rank=0, world_size=2):
         assert simulated == measured_phases(CASES["encoder"], replicated(views=views))
 
@@ -106,34 +124,40 @@ def test_to_ddp_units_in_units_are_nothing(views: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "form", "reshard"),
     [
-        ("encoder", "full", True),
-        ("encoder", "linears kept", False),
-        ("gpt2", "full", True),
+        ("encoder", "full", True), ("encoder", "linears kept", False), ("gpt2", "full", True),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("encoder", "every second", "auto"),
-                ("encoder", "linears kept", True),
-                ("encoder", "no early stop", True),
-                ("encoder", "full", False),
+                ("encoder", "every second", "auto"), ("encoder", "linears kept", True),
+                ("encoder", "no early stop", True), ("encoder", "full", False),
                 ("llama, no cache", "linears kept", True),
             )
         ),
     ],
 )
-def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(name: str, form: str, reshard: bool | Literal["auto"]) -> None:
+def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(
+    name: str, form: str, reshard: bool | Literal["auto"]
+) -> None:
     case, asked = CASES[name], ASKED[form]
-    model = trace(case.make, case.data(), units=units(name), sums_in_place=False, checkpointing=[asked])
+    model = trace(
+        case.make, case.data(), units=units(name), sums_in_place=False, checkpointing=[asked]
+    )
     assert parse(dump(model).encode()) == model
     again = recomputed(model, asked)
-    assert any(isinstance(event, InnerCall) for module in again.lowered for event in module.backward.memory)
-    simulated = simulated_phases(again, fsdp2.Options(reshard_after_forward=reshard), rank=0, mesh=Mesh(dp_shard=2))
+    assert any(
+        isinstance(event, InnerCall) for module in again.lowered for event in module.backward.memory
+    )
+    simulated = simulated_phases(
+        again, fsdp2.Options(reshard_after_forward=reshard), rank=0, mesh=Mesh(dp_shard=2)
+    )
 
     def wrap(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for part in map(module.get_submodule, asked.applies_to(model)):
             part.forward = partial(as_asked, asked, part.forward)
         for part in (*map(module.get_submodule, units(name)), module):
-            fully_shard(part, mesh=mesh, reshard_after_forward=None if reshard == "auto" else reshard)
+            fully_shard(
+                part, mesh=mesh, reshard_after_forward=None if reshard == "auto" else reshard
+            )
         return module
 
     with torch_private.fake_group(rank=0, world_size=2):

@@ -1,4 +1,5 @@
-"""F.one_hot, which every router of experts calls, traced as it runs on real tensors; and what else routers call. Each held to torch."""
+"""F.one_hot, which every router of experts calls, traced as it runs on real tensors; and what else
+routers call. Each held to torch."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Use = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Router(nn.Module):
-    """Four linears and a gate; `use` makes what is added to the loss of the gate's weights, the experts chosen and the tokens."""
+    """Four linears and a gate; `use` makes what is added to the loss of the gate's weights, the
+    experts chosen and the tokens."""
 
     def __init__(self, use: Use) -> None:
         super().__init__()
@@ -54,7 +56,9 @@ ONE_HOT: dict[str, Use] = {
     "balanced": balanced,
     "by name": lambda w, c, _: (functional.one_hot(input=c, num_classes=EXPERTS).sum(2) * w).sum(),  # type: ignore[call-arg]
     "as an operator": lambda w, c, _: (torch.ops.aten.one_hot(c, EXPERTS).sum(2) * w).sum(),
-    "of what lies otherwise": lambda w, c, _: (functional.one_hot(c.transpose(0, 1), 300)[..., :EXPERTS].sum((0, 1, 2)) * w).sum(),
+    "of what lies otherwise": lambda w, c, _: (
+        functional.one_hot(c.transpose(0, 1), 300)[..., :EXPERTS].sum((0, 1, 2)) * w
+    ).sum(),
     "counted": lambda w, _, t: (functional.one_hot(t % 7).sum().float() * w).sum(),
     "of none": lambda w, c, _: functional.one_hot(c[:0], EXPERTS).sum() + w.sum(),
     "recomputed": lambda w, c, t: checkpoint(balanced, w, c, t, use_reentrant=False),
@@ -85,7 +89,12 @@ def test_so_a_step_whose_router_is_its_peak_is_predicted(strategy: str, tmp_path
 
 
 def made(model: TracedModel) -> list[str]:
-    events = (event for module in model.lowered for event in module.forward.memory if isinstance(event, Alloc))
+    events = (
+        event
+        for module in model.lowered
+        for event in module.forward.memory
+        if isinstance(event, Alloc)
+    )
     return [event.buffer.rpartition(".")[2] for event in events]
 
 
@@ -99,19 +108,36 @@ def test_only_a_cpu_looks_whether_indices_are_classes(device: Device, ends: int)
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_where_classes_are_counted_the_values_must_be_known(device: Device) -> None:
-    with pytest.raises(UntraceableError, match=r"aten::_local_scalar_dense: expected operators whose outcome needs no data"):
-        trace(lambda: Router(lambda w, c, _: (functional.one_hot(c).sum() * w).sum()), tokens(), device=device)
+    with pytest.raises(
+        UntraceableError,
+        match=r"aten::_local_scalar_dense: expected operators whose outcome needs no data",
+    ):
+        trace(
+            lambda: Router(lambda w, c, _: (functional.one_hot(c).sum() * w).sum()), tokens(),
+            device=device,
+        )
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda chosen: functional.one_hot(chosen.float(), 8), "one_hot is only applicable to index tensor of type LongTensor"),
-        (lambda chosen: functional.one_hot(chosen[:0]), "Can not infer total number of classes from empty tensor"),
-        (lambda chosen: functional.one_hot(chosen, 0), "Class values must be smaller than num_classes"),
+        (
+            lambda chosen: functional.one_hot(chosen.float(), 8),
+            "one_hot is only applicable to index tensor of type LongTensor",
+        ),
+        (
+            lambda chosen: functional.one_hot(chosen[:0]),
+            "Can not infer total number of classes from empty tensor",
+        ),
+        (
+            lambda chosen: functional.one_hot(chosen, 0),
+            "Class values must be smaller than num_classes",
+        ),
     ],
 )
-def test_what_torch_refuses_is_refused_with_its_words(wrong: Callable[[Tensor], Tensor], message: str) -> None:
+def test_what_torch_refuses_is_refused_with_its_words(
+    wrong: Callable[[Tensor], Tensor], message: str
+) -> None:
     with pytest.raises(RuntimeError, match=message):
         wrong(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(UntraceableError, match=message):
@@ -119,18 +145,38 @@ def test_what_torch_refuses_is_refused_with_its_words(wrong: Callable[[Tensor], 
 
 
 BESIDE: dict[str, Use] = {
-    "places in order": lambda w, c, _: w.flatten(0, 1).repeat(2, 1)[c.flatten().sort(stable=True)[1]].pow(2).sum(),
-    "places by argsort": lambda w, c, _: w.flatten(0, 1).repeat(2, 1)[c.flatten().argsort()].pow(2).sum(),
+    "places in order": lambda w, c, _: (
+        w.flatten(0, 1).repeat(2, 1)[c.flatten().sort(stable=True)[1]].pow(2).sum()
+    ),
+    "places by argsort": lambda w, c, _: (
+        w.flatten(0, 1).repeat(2, 1)[c.flatten().argsort()].pow(2).sum()
+    ),
     "capacity": lambda w, c, _: (torch.zeros_like(w).scatter(-1, c, 1.0).cumsum(1) * w).sum(),
-    "counted by scatter": lambda w, c, _: (torch.zeros(EXPERTS).scatter_add_(0, c.flatten(), w.gather(-1, c).flatten()) * w).sum(),
-    "combined": lambda w, c, _: torch.zeros_like(w).flatten(0, 1).index_add_(0, c[..., 0].flatten(), w.flatten(0, 1)).pow(2).sum(),
-    "reduced": lambda w, c, _: torch.zeros_like(w).scatter_reduce(-1, c, w.gather(-1, c), "mean").pow(2).sum(),
+    "counted by scatter": lambda w, c, _: (
+        torch.zeros(EXPERTS).scatter_add_(0, c.flatten(), w.gather(-1, c).flatten()) * w
+    ).sum(),
+    "combined": lambda w, c, _: (
+        torch.zeros_like(w)
+        .flatten(0, 1)
+        .index_add_(0, c[..., 0].flatten(), w.flatten(0, 1))
+        .pow(2)
+        .sum()
+    ),
+    "reduced": lambda w, c, _: (
+        torch.zeros_like(w).scatter_reduce(-1, c, w.gather(-1, c), "mean").pow(2).sum()
+    ),
     "largest": lambda w, c, _: w.scatter_reduce(-1, c, w.gather(-1, c), "amax").pow(2).sum(),
-    "among some": lambda w, c, _: (torch.isin(c, torch.arange(100)).sum(-1, keepdim=True) * w).sum(),
-    "sorted in": lambda w, c, _: (torch.searchsorted(torch.arange(EXPERTS), c).sum(-1, keepdim=True) * w).sum(),
+    "among some": lambda w, c, _: (
+        torch.isin(c, torch.arange(100)).sum(-1, keepdim=True) * w
+    ).sum(),
+    "sorted in": lambda w, c, _: (
+        torch.searchsorted(torch.arange(EXPERTS), c).sum(-1, keepdim=True) * w
+    ).sum(),
     "repeated": lambda w, c, _: w.repeat_interleave(2, 0).pow(2).sum(),
     "set": lambda w, c, _: w.masked_fill(w < 0.01, float("-inf")).softmax(-1).pow(2).sum(),
-    "each expert": lambda w, c, _: sum(((c == e).any(-1, keepdim=True) * w).pow(2).sum() for e in range(3)),  # type: ignore[return-value, misc]
+    "each expert": lambda w, c, _: sum(
+        ((c == e).any(-1, keepdim=True) * w).pow(2).sum() for e in range(3)
+    ),  # type: ignore[return-value, misc]
     "halves that are known": lambda w, _, t: w.sum() * int(t.unbind(1)[3].max()),
 }
 
@@ -147,13 +193,18 @@ SHAPES_OF_DATA: dict[str, Use] = {
     "masked_select": lambda w, c, _: w.masked_select(w > 0.1).sum(),
     "_unique2": lambda w, c, _: c.unique().sum() * w.sum(),
     "bincount": lambda w, c, _: (c.flatten().bincount(minlength=EXPERTS) * w).sum(),
-    "repeat_interleave": lambda w, c, _: w.flatten(0, 1).repeat_interleave(c[..., 0].flatten(), 0).sum(),
+    "repeat_interleave": lambda w, c, _: (
+        w.flatten(0, 1).repeat_interleave(c[..., 0].flatten(), 0).sum()
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES_OF_DATA)
 def test_what_is_as_large_as_data_say_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UntraceableError, match=rf"^aten::{name}.*: expected shapes that follow from those of the inputs"):
+    with pytest.raises(
+        UntraceableError,
+        match=rf"^aten::{name}.*: expected shapes that follow from those of the inputs",
+    ):
         trace(lambda: Router(SHAPES_OF_DATA[name]), tokens())
 
 

@@ -1,4 +1,5 @@
-"""Results of operators on fake tensors: in the layout and the dtype that real ones have, whatever layouts go in."""
+"""Results of operators on fake tensors: in the layout and the dtype that real ones have, whatever
+layouts go in."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ORDERS = {
     4: ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1)),
     5: ((0, 1, 2, 3, 4), (0, 1, 2, 4, 3), (0, 2, 3, 4, 1)),
 }
-"""Of the dimensions in memory, the slowest first: as new, transposed, and for images channels last."""
+"""Of the dimensions in memory, the slowest first: as new, transposed, and for images channels last.
+"""
 EXPANDED: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t[..., :1].expand(t.shape),
     lambda t: t.flatten()[0].expand(t.shape),
@@ -42,41 +44,47 @@ def normed(x: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: getattr(functional, name) for name in ("relu", "gelu", "silu", "mish", "elu", "celu", "selu", "leaky_relu", "hardtanh")},
-    **{name: getattr(functional, name) for name in ("relu6", "hardswish", "hardsigmoid", "softplus", "softsign", "softshrink")},
-    **{name: getattr(functional, name) for name in ("hardshrink", "tanhshrink", "logsigmoid", "instance_norm", "normalize", "dropout")},
-    **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "abs", "sin", "erf", "tril", "clone", "nan_to_num")},
+    **{
+        name: getattr(functional, name)
+        for name in (
+            "relu", "gelu", "silu", "mish", "elu", "celu", "selu", "leaky_relu", "hardtanh"
+        )
+    },
+    **{
+        name: getattr(functional, name)
+        for name in ("relu6", "hardswish", "hardsigmoid", "softplus", "softsign", "softshrink")
+    },
+    **{
+        name: getattr(functional, name)
+        for name in (
+            "hardshrink", "tanhshrink", "logsigmoid", "instance_norm", "normalize", "dropout"
+        )
+    },
+    **{
+        name: getattr(torch, name)
+        for name in ("sigmoid", "tanh", "exp", "abs", "sin", "erf", "tril", "clone", "nan_to_num")
+    },
     "gelu, tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "threshold": lambda x: functional.threshold(x, 0.1, 0),
-    "softmax": lambda x: x.softmax(-1),
-    "softmax, dim 1": lambda x: x.softmax(1),
-    "log_softmax": lambda x: x.log_softmax(-1),
-    "log_softmax, dim 1": lambda x: x.log_softmax(1),
-    "glu": lambda x: functional.glu(x, -1),
+    "threshold": lambda x: functional.threshold(x, 0.1, 0), "softmax": lambda x: x.softmax(-1),
+    "softmax, dim 1": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1),
+    "log_softmax, dim 1": lambda x: x.log_softmax(1), "glu": lambda x: functional.glu(x, -1),
     "glu, dim 1": lambda x: functional.glu(x, 1),
     "prelu": lambda x: functional.prelu(x, ones(6, like=x)),
-    "layer_norm": lambda x: functional.layer_norm(x, (WIDTH,), ones(WIDTH, like=x), ones(WIDTH, like=x)),
+    "layer_norm": lambda x: functional.layer_norm(
+        x, (WIDTH,), ones(WIDTH, like=x), ones(WIDTH, like=x)
+    ),
     "rms_norm": lambda x: functional.rms_norm(x, (WIDTH,), ones(WIDTH, like=x)),
     "batch_norm": normed,
     "group_norm": lambda x: functional.group_norm(x, 2, ones(6, like=x), ones(6, like=x)),
-    "pow": lambda x: x.pow(3),
-    "pow, number first": lambda x: 2.0**x,
-    "clamp": lambda x: x.clamp(0, 1),
-    "where": lambda x: torch.where(x > 0, x, 0.0),
-    "maximum": lambda x: torch.maximum(x, x * 0.5),
-    "xlogy": lambda x: torch.xlogy(x, x + 1),
+    "pow": lambda x: x.pow(3), "pow, number first": lambda x: 2.0**x,
+    "clamp": lambda x: x.clamp(0, 1), "where": lambda x: torch.where(x > 0, x, 0.0),
+    "maximum": lambda x: torch.maximum(x, x * 0.5), "xlogy": lambda x: torch.xlogy(x, x + 1),
     "xlogy, number last": lambda x: torch.xlogy(x, 2.0),
     "xlogy, number first": lambda x: torch.xlogy(2.0, x + 1),
-    "lerp": lambda x: torch.lerp(x, x * x, 0.5),
-    "masked_fill": lambda x: x.masked_fill(x > 0, 0),
-    "cumsum": lambda x: x.cumsum(1),
-    "flip": lambda x: x.flip(1),
-    "roll": lambda x: x.roll(1, 1),
-    "amax": lambda x: x.amax(1),
-    "max": lambda x: x.max(1).values,
-    "mean": lambda x: x.mean(1),
-    "std": lambda x: x.std(-1),
-    "logsumexp": lambda x: x.logsumexp(-1),
+    "lerp": lambda x: torch.lerp(x, x * x, 0.5), "masked_fill": lambda x: x.masked_fill(x > 0, 0),
+    "cumsum": lambda x: x.cumsum(1), "flip": lambda x: x.flip(1), "roll": lambda x: x.roll(1, 1),
+    "amax": lambda x: x.amax(1), "max": lambda x: x.max(1).values, "mean": lambda x: x.mean(1),
+    "std": lambda x: x.std(-1), "logsumexp": lambda x: x.logsumexp(-1),
     "cat": lambda x: torch.cat((x, x * 2), 1),
     "gather": lambda x: x.gather(1, torch.zeros(x.shape, dtype=torch.int64)),
     "index_select": lambda x: x.index_select(1, torch.arange(3)),
@@ -88,18 +96,15 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mse_loss": lambda x: functional.mse_loss(x, x * 2, reduction="none"),
     "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, x * 2, reduction="none"),
     "huber_loss": lambda x: functional.huber_loss(x, x * 2, reduction="none"),
-    "binary_cross_entropy": lambda x: functional.binary_cross_entropy(x.sigmoid(), x.detach().clamp(0, 1), reduction="none"),
+    "binary_cross_entropy": lambda x: functional.binary_cross_entropy(
+        x.sigmoid(), x.detach().clamp(0, 1), reduction="none"
+    ),
     "mul, a mask first": lambda x: (x > 0.5).transpose(1, 2).contiguous().transpose(1, 2) * x,
-    "sub": lambda x: x - x.sin(),
-    "rsub": lambda x: torch.rsub(x, x.sin()),
-    "div": lambda x: x / x.exp(),
-    "pow, tensors": lambda x: x.exp() ** x,
-    "minimum": lambda x: torch.minimum(x, x.sin()),
-    "fmax": lambda x: torch.fmax(x, x.sin()),
-    "atan2": lambda x: torch.atan2(x, x.exp()),
-    "hypot": lambda x: torch.hypot(x, x.exp()),
-    "fmod": lambda x: torch.fmod(x, x.exp()),
-    "remainder": lambda x: torch.remainder(x, x.exp()),
+    "sub": lambda x: x - x.sin(), "rsub": lambda x: torch.rsub(x, x.sin()),
+    "div": lambda x: x / x.exp(), "pow, tensors": lambda x: x.exp() ** x,
+    "minimum": lambda x: torch.minimum(x, x.sin()), "fmax": lambda x: torch.fmax(x, x.sin()),
+    "atan2": lambda x: torch.atan2(x, x.exp()), "hypot": lambda x: torch.hypot(x, x.exp()),
+    "fmod": lambda x: torch.fmod(x, x.exp()), "remainder": lambda x: torch.remainder(x, x.exp()),
     "copysign": lambda x: torch.copysign(x, x.exp()),
     "logaddexp": lambda x: torch.logaddexp(x, x.exp()),
     "logical_and": lambda x: x * torch.logical_and(x, x.exp()),
@@ -109,9 +114,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp, tensors": lambda x: torch.clamp(x, x * 0.5, x * 2),
     "where, tensors": lambda x: torch.where(x > 0, x, x.exp()),
     "polar": lambda x: torch.polar(x, x.exp()).abs(),
-    "complex": lambda x: torch.complex(x, x.exp()).abs(),
-    "rrelu": functional.rrelu,
-    "soft_margin_loss": lambda x: functional.soft_margin_loss(x, x.detach().sign(), reduction="none"),
+    "complex": lambda x: torch.complex(x, x.exp()).abs(), "rrelu": functional.rrelu,
+    "soft_margin_loss": lambda x: functional.soft_margin_loss(
+        x, x.detach().sign(), reduction="none"
+    ),
     "l1_loss": lambda x: functional.l1_loss(x, x.exp(), reduction="none"),
     "cosine_similarity": lambda x: functional.cosine_similarity(x, x.exp(), dim=-1),
     "kl_div": lambda x: functional.kl_div(x.log(), x.detach(), reduction="none"),
@@ -155,15 +161,21 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class Calls(TorchDispatchMode):
-    """Inside, every call of an operator that makes something is kept, with copies of what it was given."""
+    """Inside, every call of an operator that makes something is kept, with copies of what it was
+    given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Call] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if not func.is_view and not func._schema.is_mutable:
-            given = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs or {}))
+            given = tree_map_only(
+                Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs or {})
+            )
             self.found.append((func, *given))
         return func(*args, **(kwargs or {}))
 
@@ -175,7 +187,10 @@ class AsGiven(TorchDispatchMode):
         super().__init__()
         self.found: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view and not func._schema.is_mutable:
             self.found.append((func, args, kwargs or {}, result))
@@ -198,9 +213,15 @@ def calls(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Call]:
 
 
 def laid_out(given: Any) -> Iterator[Any]:
-    """`given` with its tensors as new, one or two of them in each other order, of which one may be expanded."""
-    sizes = [t.dim() if isinstance(t, Tensor) and t.is_floating_point() else 0 for t in tree_leaves(given)]
-    for orders in product(*(range(3 + len(EXPANDED)) if dims in ORDERS else (0,) for dims in sizes)):
+    """`given` with its tensors as new, one or two of them in each other order, of which one may be
+    expanded."""
+    sizes = [
+        t.dim() if isinstance(t, Tensor) and t.is_floating_point() else 0
+        for t in tree_leaves(given)
+    ]
+    for orders in product(
+        *(range(3 + len(EXPANDED)) if dims in ORDERS else (0,) for dims in sizes)
+    ):
         if sum(order > 0 for order in orders) <= 2 and sum(order >= 3 for order in orders) <= 1:
             left = iter(orders)
             yield tree_map(lambda leaf: ordered(leaf, next(left)), given)  # noqa: B023
@@ -212,13 +233,19 @@ def ordered(leaf: Any, order: int) -> Any:
     if order >= 3:
         return EXPANDED[order - 3](leaf)
     dims = ORDERS[leaf.dim()][order]
-    return leaf.permute(dims).contiguous().permute([dims.index(place) for place in range(leaf.dim())])
+    return (
+        leaf.permute(dims).contiguous().permute([dims.index(place) for place in range(leaf.dim())])
+    )
 
 
 def described(result: Any) -> list[Any]:
-    """Dtype, shape and strides of each tensor but for dimensions of one, whose stride says nothing."""
+    """Dtype, shape and strides of each tensor but for dimensions of one, whose stride says nothing.
+    """
     found = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-    return [(t.dtype, *((n, stride) for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1)) for t in found]
+    return [
+        (t.dtype, *((n, stride) for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1))
+        for t in found
+    ]
 
 
 def differing(found: list[Call]) -> tuple[int, list[Any]]:
@@ -237,12 +264,21 @@ def differing(found: list[Call]) -> tuple[int, list[Any]]:
                 with mode:
                     fake = described(as_real(func, args, func(*args, **kwargs), device="cpu"))
             except ValueError:
-                assert name == "native_group_norm_backward"  # whose gradient autograd has made contiguous before
+                assert (
+                    name == "native_group_norm_backward"
+                )  # whose gradient autograd has made contiguous before
                 continue
-            keeps = 1 if name in ("log_sigmoid_forward", "_prelu_kernel_backward") else None  # what comes second is read element by element
+            keeps = (
+                1 if name in ("log_sigmoid_forward", "_prelu_kernel_backward") else None
+            )  # what comes second is read element by element
             made += 1
             if real[:keeps] != fake[:keeps]:
-                wrong.append((name, [t.stride() for t in tree_leaves(args) if isinstance(t, Tensor)], real, fake))
+                wrong.append(
+                    (
+                        name, [t.stride() for t in tree_leaves(args) if isinstance(t, Tensor)],
+                        real, fake,
+                    )
+                )
     return made, wrong
 
 
@@ -251,7 +287,9 @@ def named(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("dims", "name", "run"), [*CASES, *one_in(4, MORE)], ids=named)
-def test_every_result_lies_as_the_real_one_does(dims: int, name: str, run: Callable[[Tensor], Tensor]) -> None:
+def test_every_result_lies_as_the_real_one_does(
+    dims: int, name: str, run: Callable[[Tensor], Tensor]
+) -> None:
     made, wrong = differing(calls(run, torch.rand(SHAPES[dims])))
     assert made
     assert wrong == []
@@ -260,7 +298,9 @@ def test_every_result_lies_as_the_real_one_does(dims: int, name: str, run: Calla
 NOT_OF_TWO_BYTES = {"polar", "complex"}
 
 
-@pytest.mark.parametrize("name", one_in(1, [name for name in FUNCTIONS if name not in NOT_OF_TWO_BYTES]))
+@pytest.mark.parametrize(
+    "name", one_in(1, [name for name in FUNCTIONS if name not in NOT_OF_TWO_BYTES])
+)
 def test_every_result_of_two_bytes_lies_as_the_real_one_does(name: str) -> None:
     made, wrong = differing(calls(FUNCTIONS[name], torch.rand(SHAPES[3]).to(torch.bfloat16)))
     assert made
@@ -268,11 +308,15 @@ def test_every_result_of_two_bytes_lies_as_the_real_one_does(name: str) -> None:
 
 
 OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    **{name: getattr(torch, name) for name in ("mul", "add", "sub", "div", "pow", "maximum", "fmod", "eq", "rsub", "xlogy", "logical_and")},
-    "where": lambda a, b: torch.where(a > 0, a, b),
-    "addcmul": lambda a, b: torch.addcmul(a, b, b),
-    "clamp": lambda a, b: torch.clamp(a, b, b),
-    "masked_fill": lambda a, b: a.masked_fill(b > 0, 0),
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "mul", "add", "sub", "div", "pow", "maximum", "fmod", "eq", "rsub", "xlogy",
+            "logical_and",
+        )
+    },
+    "where": lambda a, b: torch.where(a > 0, a, b), "addcmul": lambda a, b: torch.addcmul(a, b, b),
+    "clamp": lambda a, b: torch.clamp(a, b, b), "masked_fill": lambda a, b: a.masked_fill(b > 0, 0),
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.float64)
 
@@ -280,12 +324,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.float64)
 UNKNOWN = {("sub", torch.bool), ("rsub", torch.bool)}
 
 
-@pytest.mark.parametrize(("name", "first"), one_in(1, [one for one in product(OF_TWO, DTYPES) if one not in UNKNOWN]))
+@pytest.mark.parametrize(
+    ("name", "first"), one_in(1, [one for one in product(OF_TWO, DTYPES) if one not in UNKNOWN])
+)
 def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dtype) -> None:
-    """A CPU casts one of another dtype before it goes through the elements, and an expanded one gets room by that."""
+    """A CPU casts one of another dtype before it goes through the elements, and an expanded one
+    gets room by that."""
     orders, wrong, made = (0, 1, 3, 4), [], 0
     for second, one, other in product(DTYPES, orders, orders):
-        given = [ordered(torch.rand(SHAPES[3]).to(dtype), order) for dtype, order in ((first, one), (second, other))]
+        given = [
+            ordered(torch.rand(SHAPES[3]).to(dtype), order)
+            for dtype, order in ((first, one), (second, other))
+        ]
         try:
             seen = as_given(lambda given=given: OF_TWO[name](*given))
         except (RuntimeError, NotImplementedError):  # no such operator of these dtypes
@@ -303,22 +353,32 @@ def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dty
 
 
 def test_each_rule_is_held_to_real_results() -> None:
-    held = {func._schema.name.partition("::")[2] for dims, _, run in (*CASES, *MORE) for func, *_ in calls(run, torch.rand(SHAPES[dims]))}
+    held = {
+        func._schema.name.partition("::")[2]
+        for dims, _, run in (*CASES, *MORE)
+        for func, *_ in calls(run, torch.rand(SHAPES[dims]))
+    }
     assert set(RULES) - held == set()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dims", [3, 4])
-def test_norms_of_two_bytes_with_weights_of_four_keep_statistics_of_four(dims: int, name: str, dtype: torch.dtype) -> None:
+def test_norms_of_two_bytes_with_weights_of_four_keep_statistics_of_four(
+    dims: int, name: str, dtype: torch.dtype
+) -> None:
     found = calls(NORMS[name], torch.rand(SHAPES[dims]).to(dtype))
     forward = next(call for call in found if call[0]._schema.name == f"aten::native_{name}")
-    assert [result[0] for result in described(forward[0](*forward[1], **forward[2]))] == [dtype, torch.float32, torch.float32]
+    assert [result[0] for result in described(forward[0](*forward[1], **forward[2]))] == [
+        dtype, torch.float32, torch.float32
+    ]
     _, wrong = differing(found)
     assert wrong == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
+)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_weight_norm_keeps_norms_as_real_ones_are(dim: int, dtype: torch.dtype) -> None:
     def run(x: Tensor) -> Tensor:
@@ -330,7 +390,8 @@ def test_weight_norm_keeps_norms_as_real_ones_are(dim: int, dtype: torch.dtype) 
 
 
 class Residual(nn.Module):
-    """An activation whose result is pooled over transposed tokens, so that gradients lie otherwise than what it was given."""
+    """An activation whose result is pooled over transposed tokens, so that gradients lie otherwise
+    than what it was given."""
 
     def __init__(self, activate: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -343,8 +404,16 @@ class Residual(nn.Module):
         return self.activate(x).transpose(1, 2).mean(-1).pow(2).mean()
 
 
-@pytest.mark.parametrize("name", ["elu", "hardswish", "relu6", "selu", "softplus", "log_softmax", "logsigmoid", "layer_norm", "gelu"])
-def test_a_step_in_which_gradients_lie_otherwise_than_values_is_exact(name: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "elu", "hardswish", "relu6", "selu", "softplus", "log_softmax", "logsigmoid", "layer_norm",
+        "gelu",
+    ],
+)
+def test_a_step_in_which_gradients_lie_otherwise_than_values_is_exact(
+    name: str, tmp_path: Any
+) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.rand(2, 64, WIDTH),)
 
@@ -367,8 +436,15 @@ class Summed(nn.Module):
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "relu"])
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-def test_a_step_in_which_a_gradient_is_expanded_is_exact(name: str, parameters: str, tmp_path: Any) -> None:
+def test_a_step_in_which_a_gradient_is_expanded_is_exact(
+    name: str, parameters: str, tmp_path: Any
+) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.rand(2, 256, WIDTH),)
 
-    assert differences(lambda: Summed(FUNCTIONS[name]), data, FSDP2, tmp_path, ranks=2, parameters=parameters) == {}
+    assert (
+        differences(
+            lambda: Summed(FUNCTIONS[name]), data, FSDP2, tmp_path, ranks=2, parameters=parameters
+        )
+        == {}
+    )

@@ -1,4 +1,5 @@
-"""Traces with activation checkpointing put around units from outside: what torch's own checkpoint_wrapper then does under strategies."""
+"""Traces with activation checkpointing put around units from outside: what torch's own
+checkpoint_wrapper then does under strategies."""
 
 from __future__ import annotations
 
@@ -10,8 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, set_checkpoint_early_stop
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 
 from tests.support.sampling import one_in
 from tests.zreal.tracing.test_tracing_against_torch import (
@@ -40,7 +48,10 @@ ASKED = {
     "attention kept": Checkpointing(mode="selective", save=("attention",)),
     "no early stop": Checkpointing(mode="full", early_stop=False),
 }
-NAMES = ("encoder", "convolutions, cast", "pairs", "llama, no cache", "llama, padded", "encoder, tied, logits largest")
+NAMES = (
+    "encoder", "convolutions, cast", "pairs", "llama, no cache", "llama, padded",
+    "encoder, tied, logits largest",
+)
 KEPT = {
     "linear": (torch.ops.aten.mm.default, torch.ops.aten.addmm.default),
     "attention": (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,),
@@ -89,7 +100,9 @@ def wrapped(case: Case, asked: Checkpointing) -> Case:
     def make() -> nn.Module:
         model = case.make()
         for fqn in case.all_units[asked.every - 1 :: asked.every]:
-            part = checkpoint_wrapper(model.get_submodule(fqn), checkpoint_impl=CheckpointImpl.NO_REENTRANT, **how)
+            part = checkpoint_wrapper(
+                model.get_submodule(fqn), checkpoint_impl=CheckpointImpl.NO_REENTRANT, **how
+            )
             model.set_submodule(fqn, part)
         return model
 
@@ -106,7 +119,9 @@ PAIRS = one_in(35, [(name, form) for name in NAMES for form in ASKED])
 @pytest.mark.parametrize(("name", "form"), PAIRS)
 def test_fully_shard_holds_what_the_recomputing_trace_says(name: str, form: str) -> None:
     asked = ASKED[form]
-    simulated = simulated_phases(recomputing(name, form), fsdp2.Options(), rank=1, mesh=Mesh(dp_shard=2))
+    simulated = simulated_phases(
+        recomputing(name, form), fsdp2.Options(), rank=1, mesh=Mesh(dp_shard=2)
+    )
     case = wrapped(CASES[name], asked)
     with torch_private.fake_group(rank=1, world_size=2), under(asked):
         assert simulated == measured_phases(case, sharded(case, "float32", 2))
@@ -116,7 +131,9 @@ def test_fully_shard_holds_what_the_recomputing_trace_says(name: str, form: str)
 @pytest.mark.parametrize(("name", "form"), PAIRS)
 def test_ddp_holds_what_the_recomputing_trace_says(name: str, form: str) -> None:
     asked = ASKED[form]
-    simulated = simulated_phases(recomputing(name, form), ddp.Options(), rank=0, mesh=Mesh(dp_replicate=2))
+    simulated = simulated_phases(
+        recomputing(name, form), ddp.Options(), rank=0, mesh=Mesh(dp_replicate=2)
+    )
     case = wrapped(CASES[name], asked)
     with torch_private.fake_group(rank=0, world_size=2), under(asked):
         assert simulated == measured_phases(case, replicated())

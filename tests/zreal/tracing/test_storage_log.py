@@ -12,8 +12,14 @@ def lives(*entries: Entry) -> Lives:
 
 
 def test_a_sum_as_large_as_the_earlier_gradient_that_dies_there_is_that_gradient() -> None:
-    found = lives(Born(1, 8, "mm"), Born(2, 8, "mm"), Born(3, 8, "add"), Summed(3, earlier=1), Died(1), Died(2), Born(4, 8, "mm"), Died(3))
-    kept = [Born(1, 8, "mm"), Born(2, 8, "mm"), Summed(3, earlier=1), Died(2), Born(4, 8, "mm"), Died(1)]
+    found = lives(
+        Born(1, 8, "mm"), Born(2, 8, "mm"), Born(3, 8, "add"), Summed(3, earlier=1), Died(1),
+        Died(2), Born(4, 8, "mm"), Died(3),
+    )
+    kept = [
+        Born(1, 8, "mm"), Born(2, 8, "mm"), Summed(3, earlier=1), Died(2), Born(4, 8, "mm"),
+        Died(1),
+    ]
     assert [entry for _, entry in found.entries] == kept
     assert (found.same, found.used_up) == ({3: 1}, {1, 2})
 
@@ -29,7 +35,10 @@ def test_a_sum_as_large_as_the_earlier_gradient_that_dies_there_is_that_gradient
 def test_a_sum_of_another_size_or_with_an_earlier_gradient_that_lives_on_is_a_storage_of_its_own(
     earlier: int, deaths: tuple[int, ...]
 ) -> None:
-    entries = (Born(1, earlier, "mm"), Born(2, 8, "mm"), Born(3, 8, "add"), Summed(3, earlier=1), *map(Died, deaths))
+    entries = (
+        Born(1, earlier, "mm"), Born(2, 8, "mm"), Born(3, 8, "add"), Summed(3, earlier=1),
+        *map(Died, deaths),
+    )
     found = lives(*entries)
     assert [entry for _, entry in found.entries] == list(entries)
     assert (found.same, found.used_up) == ({}, set(deaths))

@@ -31,7 +31,9 @@ from zsim.models.training_options import Batch, Device, Dtype, Precision
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 
-FAMILIES = [("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")]
+FAMILIES = [
+    ("mlp-tiny", None), ("mlp-uneven", None), ("gpt-tiny", "explicit"), ("gpt-tiny", "sdpa")
+]
 
 
 def family(name: str, attention: str | None) -> tuple[ModelSpec, Batch]:
@@ -41,7 +43,9 @@ def family(name: str, attention: str | None) -> tuple[ModelSpec, Batch]:
 
 
 @cache
-def traced(name: str, attention: str | None, *, dtype: Dtype = "float32", **options: Any) -> TracedModel:
+def traced(
+    name: str, attention: str | None, *, dtype: Dtype = "float32", **options: Any
+) -> TracedModel:
     spec, batch = family(name, attention)
     data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     return trace(modules.build(spec, seed=0), data, dtype=dtype, **options)
@@ -50,16 +54,16 @@ def traced(name: str, attention: str | None, *, dtype: Dtype = "float32", **opti
 def records(
     spec: ModelSpec, batch: Batch, *, name: str, dtype: Dtype, device: Device = "cpu"
 ) -> list[tuple[int, int, int]]:
-    """Start, peak and end of every phase of every distinct rank on a mesh of two along each axis."""
+    """Start, peak and end of every phase of every distinct rank on a mesh of two along each axis.
+    """
     strategy = STRATEGIES[name]
     training = Training(
         model=spec,
         modules=lower(
-            spec, batch=batch, dtype=dtype, device=device, casts_input=strategy.casts_input and dtype != "float32"
+            spec, batch=batch, dtype=dtype, device=device,
+            casts_input=strategy.casts_input and dtype != "float32",
         ),
-        batch=batch,
-        precision=Precision(parameters=dtype),
-        device=device,
+        batch=batch, precision=Precision(parameters=dtype), device=device,
     )
     mesh = Mesh(**dict.fromkeys(strategy.axes, 2))
     program = strategy.plan(training, mesh=mesh, options=strategy.options())
@@ -68,7 +72,8 @@ def records(
 
 
 def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
-    """Every memory event of forward and backward: births by size, deaths by the size of what dies."""
+    """Every memory event of forward and backward: births by size, deaths by the size of what dies.
+    """
     nbytes: dict[str, int] = {}
     found: list[tuple[str, str | int]] = []
     passes = [module.forward for module in lowered] + [module.backward for module in lowered[::-1]]
@@ -90,22 +95,43 @@ def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
 
 @pytest.mark.parametrize(
     ("name", "attention", "dtype", "strategy"),
-    one_in(3, [(*one, dtype, strategy) for one in FAMILIES for dtype in ("float32", "bfloat16") for strategy in STRATEGIES]),
+    one_in(
+        3,
+        [
+            (*one, dtype, strategy)
+            for one in FAMILIES
+            for dtype in ("float32", "bfloat16")
+            for strategy in STRATEGIES
+        ],
+    ),
 )
-def test_a_traced_family_peaks_where_the_family_does(name: str, attention: str, dtype: Dtype, strategy: str) -> None:
+def test_a_traced_family_peaks_where_the_family_does(
+    name: str, attention: str, dtype: Dtype, strategy: str
+) -> None:
     spec, batch = family(name, attention)
     casts = STRATEGIES[strategy].casts_input
     model = traced(name, attention, dtype=dtype, casts_input=casts, sums_in_place=False)
-    assert records(model, batch, name=strategy, dtype=dtype) == records(spec, batch, name=strategy, dtype=dtype)
+    assert records(model, batch, name=strategy, dtype=dtype) == records(
+        spec, batch, name=strategy, dtype=dtype
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "strategy"),
-    one_in(2, itertools.product(["gpt-tiny", "llama-tiny"], ["float32", "bfloat16"], ["ddp", "zero3", "fsdp2"])),
+    one_in(
+        2,
+        itertools.product(
+            ["gpt-tiny", "llama-tiny"], ["float32", "bfloat16"], ["ddp", "zero3", "fsdp2"]
+        ),
+    ),
 )
-def test_traced_with_the_kernels_of_cuda_it_peaks_where_the_family_does_there(name: str, dtype: Dtype, strategy: str) -> None:
+def test_traced_with_the_kernels_of_cuda_it_peaks_where_the_family_does_there(
+    name: str, dtype: Dtype, strategy: str
+) -> None:
     spec, batch = family(name, "sdpa")
-    model = traced(name, "sdpa", dtype=dtype, casts_input=STRATEGIES[strategy].casts_input, device="cuda")
+    model = traced(
+        name, "sdpa", dtype=dtype, casts_input=STRATEGIES[strategy].casts_input, device="cuda"
+    )
     assert model.devices == ("cuda",)
     expected = records(spec, batch, name=strategy, dtype=dtype, device="cuda")
     assert records(model, batch, name=strategy, dtype=dtype, device="cuda") == expected
@@ -116,7 +142,9 @@ def test_kernels_of_cuda_are_found_inside_torch_and_in_what_checkpointing_runs_a
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
@@ -124,7 +152,9 @@ def test_kernels_of_cuda_are_found_inside_torch_and_in_what_checkpointing_runs_a
             return x
 
     model = trace(Attention, [((2, 8, 16), "float32")], dtype="bfloat16", device="cuda")
-    operators = [k.operator for module in model.lowered for k in (*module.forward.kernels, *module.recompute)]
+    operators = [
+        k.operator for module in model.lowered for k in (*module.forward.kernels, *module.recompute)
+    ]
     assert operators.count("_scaled_dot_product_flash_attention") == 4
     assert operators.count("native_dropout") == 12
     assert not {"bernoulli_", "_safe_softmax"} & set(operators)
@@ -133,7 +163,8 @@ def test_kernels_of_cuda_are_found_inside_torch_and_in_what_checkpointing_runs_a
 
 def test_a_trace_stands_for_the_devices_whose_kernels_it_shows() -> None:
     _, batch = family("gpt-tiny", "sdpa")
-    with pytest.raises(TracedModelError, match='expected a trace with the kernels that torch takes on CUDA.*device="cuda"'):
+    with pytest.raises(TracedModelError, match='expected a trace with the kernels that torch '
+                                               'takes on CUDA.*device="cuda"'):
         lower(traced("gpt-tiny", "sdpa"), batch=batch, dtype="float32", device="cuda")
     assert traced("mlp-tiny", None).devices == ("cpu", "cuda")
 
@@ -146,20 +177,29 @@ def test_a_traced_mlp_is_the_family_event_for_event(name: str, dtype: Dtype) -> 
     assert events(traced(name, None, dtype=dtype, sums_in_place=False).lowered) == events(lowered)
 
 
-@pytest.mark.parametrize(("name", "attention"), [*FAMILIES, ("llama-tiny", "explicit"), ("llama-tiny", "sdpa")])
+@pytest.mark.parametrize(
+    ("name", "attention"), [*FAMILIES, ("llama-tiny", "explicit"), ("llama-tiny", "sdpa")]
+)
 def test_flops_of_a_traced_family_are_those_of_the_family(name: str, attention: str) -> None:
     spec, batch = family(name, attention)
 
     def flops(lowered: tuple[LoweredModule, ...]) -> list[int]:
-        return [sum(k.flops for m in lowered for k in getattr(m, side).kernels) for side in ("forward", "backward")]
+        return [
+            sum(k.flops for m in lowered for k in getattr(m, side).kernels)
+            for side in ("forward", "backward")
+        ]
 
-    assert flops(traced(name, attention).lowered) == flops(lower(spec, batch=batch, dtype="float32"))
+    assert flops(traced(name, attention).lowered) == flops(
+        lower(spec, batch=batch, dtype="float32")
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_gradients_are_added_in_place_where_torch_does_so_when_nobody_watches(name: str) -> None:
     spec, batch = family(name, "sdpa")
-    loss = modules.build(spec, seed=0)(*batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0))
+    loss = modules.build(spec, seed=0)(
+        *batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    )
     with profile() as profiled:
         loss.backward()
     in_place = sum(entry.count for entry in profiled.key_averages() if entry.key == "aten::add_")
@@ -181,7 +221,9 @@ def test_a_traced_model_is_the_same_after_a_file() -> None:
 class Plain(nn.Module):
     """Linear layers in a list, with a hook for what a test wants to do in forward."""
 
-    def __init__(self, act: Callable[[Any, Tensor], Tensor] = lambda module, x: x, *, layers: int = 3) -> None:
+    def __init__(
+        self, act: Callable[[Any, Tensor], Tensor] = lambda module, x: x, *, layers: int = 3
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
         self.act = act
@@ -200,7 +242,10 @@ def test_the_module_is_left_as_it_was() -> None:
     before = {fqn: (id(p), p.clone()) for fqn, p in module.named_parameters()}
     trace(module, X, dtype="bfloat16")
     assert all(p.dtype == torch.float32 for p in module.parameters())
-    assert all(id(p) == before[fqn][0] and torch.equal(p, before[fqn][1]) for fqn, p in module.named_parameters())
+    assert all(
+        id(p) == before[fqn][0] and torch.equal(p, before[fqn][1])
+        for fqn, p in module.named_parameters()
+    )
     assert not any(p.grad is not None for p in module.parameters())
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())
 
@@ -208,13 +253,20 @@ def test_the_module_is_left_as_it_was() -> None:
 def test_a_module_on_meta_and_a_function_that_makes_it_are_traced_alike() -> None:
     with torch.device("meta"):
         meta = Plain()
-    assert trace(meta, X) == trace(Plain, X) == trace(Plain(), [((4, 8), "float32")]) == trace(Plain, {"x": X[0]})
+    assert (
+        trace(meta, X)
+        == trace(Plain, X)
+        == trace(Plain(), [((4, 8), "float32")])
+        == trace(Plain, {"x": X[0]})
+    )
 
 
 def test_the_dtype_is_by_default_that_of_the_module() -> None:
     half = Plain().to(torch.bfloat16)
     assert trace(half, X) == trace(half, X, dtype="bfloat16") == trace(Plain, X, dtype="bfloat16")
-    assert (trace(half, X).dtype, trace(Plain, X).dtype, trace(Plain().half(), X).dtype) == ("bfloat16", "float32", "float16")
+    assert (trace(half, X).dtype, trace(Plain, X).dtype, trace(Plain().half(), X).dtype) == (
+        "bfloat16", "float32", "float16",
+    )
 
 
 def test_units_are_the_longest_list_or_those_that_are_chosen() -> None:
@@ -228,7 +280,10 @@ def test_units_are_the_longest_list_or_those_that_are_chosen() -> None:
 
 
 def test_a_module_left_whole_runs_with_a_warning_of_its_cost() -> None:
-    with pytest.warns(UserWarning, match=r"Linear has no ModuleList: the whole model is one unit.*288 B as they are"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Linear has no ModuleList: the whole model is one unit.*288 B as they are",
+    ):
         model = trace(lambda: nn.Linear(8, 8), X)
     assert [unit.fqn for unit in model.units] == [ROOT]
 
@@ -262,10 +317,16 @@ def test_what_checkpointing_runs_again_is_told_from_backward() -> None:
             return x
 
     plain, again = (trace(Checkpointed(again=chosen), X).lowered for chosen in (False, True))
-    names = [[kernel.operator for kernel in module.recompute] for module in again if module.unit != ROOT]
-    assert names == [["addmm", "gelu"]] * 3  # torch stops before the last, whose output nobody needs
+    names = [
+        [kernel.operator for kernel in module.recompute] for module in again if module.unit != ROOT
+    ]
+    assert (
+        names == [["addmm", "gelu"]] * 3
+    )  # torch stops before the last, whose output nobody needs
     assert not any(module.recompute for module in plain)
-    flops = [sum(k.flops for m in lowered for k in m.backward.kernels) for lowered in (plain, again)]
+    flops = [
+        sum(k.flops for m in lowered for k in m.backward.kernels) for lowered in (plain, again)
+    ]
     assert flops[0] == flops[1]
 
 
@@ -275,7 +336,9 @@ def test_values_that_follow_from_shapes_or_small_integer_inputs_may_decide() -> 
         return x.exp() if bool((places.diff() == 1).all()) else x
 
     taken = trace(lambda: Plain(decides), X)
-    assert "exp" in {kernel.operator for module in taken.lowered for kernel in module.forward.kernels}
+    assert "exp" in {
+        kernel.operator for module in taken.lowered for kernel in module.forward.kernels
+    }
 
 
 def test_values_that_are_the_users_own_are_not_changed() -> None:
@@ -313,7 +376,10 @@ def test_a_llama_of_70_billion_parameters_on_the_meta_device_is_traced_in_second
     )
     with torch.device("meta"):
         module = transformers.LlamaForCausalLM(config)
-    model = trace(module, {"input_ids": ((1, 4096), "int64"), "labels": ((1, 4096), "int64")}, dtype="bfloat16")
+    model = trace(
+        module, {"input_ids": ((1, 4096), "int64"), "labels": ((1, 4096), "int64")},
+        dtype="bfloat16",
+    )
     assert (model.num_parameters, len(model.units)) == (70_553_706_496, 81)
 
 
@@ -322,7 +388,9 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(*(nn.Linear(16384, 16384) for _ in range(4))) for _ in range(4))
+        self.layers = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(16384, 16384) for _ in range(4))) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

@@ -1,4 +1,5 @@
-"""Micro-batches of traced modules whose gradients autograd accumulates elsewhere than where a linear's node ends. To the byte."""
+"""Micro-batches of traced modules whose gradients autograd accumulates elsewhere than where a
+linear's node ends. To the byte."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ from zsim.scenario.scenario import Scenario, parse
 UNITS = [f"layers.{place}" for place in range(NUM_UNITS)]
 STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}
 """With how many ranks."""
-TEXTS = {"ddp, views": 'name = "ddp", gradient_as_bucket_view = true', "hsdp": 'name = "hsdp", dp_shard = 2, dp_replicate = 2'}
+TEXTS = {
+    "ddp, views": 'name = "ddp", gradient_as_bucket_view = true',
+    "hsdp": 'name = "hsdp", dp_shard = 2, dp_replicate = 2',
+}
 TIMES = [("last", 2), ("every", 2), ("last", 3)]
 CASES = [(*pair, *times) for pair in itertools.product(SPLIT, STRATEGIES) for times in TIMES]
 QUICK = [case for case in CASES if case[1] in ("ddp", "fsdp2") and case[3] == 2]
@@ -34,24 +38,36 @@ QUICK = [case for case in CASES if case[1] in ("ddp", "fsdp2") and case[3] == 2]
     ("name", "strategy", "sync", "accumulation"),
     QUICK + one_in(7, [case for case in CASES if case not in QUICK]),
 )
-def test_micro_batches_hold_what_torch_holds(name: str, strategy: str, sync: str, accumulation: int, tmp_path: Path) -> None:
+def test_micro_batches_hold_what_torch_holds(
+    name: str, strategy: str, sync: str, accumulation: int, tmp_path: Path
+) -> None:
     text = TEXTS.get(strategy, f'name = "{strategy}"') + f', sync = "{sync}"'
     ranks = STRATEGIES[strategy]
-    assert differences(SPLIT[name], rows, text, tmp_path, ranks=ranks, accumulation=accumulation) == {}
+    assert (
+        differences(SPLIT[name], rows, text, tmp_path, ranks=ranks, accumulation=accumulation) == {}
+    )
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_so_they_do_in_bfloat16_with_gradients_kept_in_float32(name: str, tmp_path: Path) -> None:
     text = 'name = "fsdp2", sync = "last"'
-    assert differences(SPLIT[name], rows, text, tmp_path, ranks=2, accumulation=2, parameters="bf16") == {}
+    assert (
+        differences(SPLIT[name], rows, text, tmp_path, ranks=2, accumulation=2, parameters="bf16")
+        == {}
+    )
 
 
 # -- every allocation and free, in order
 
 RESHARDING = 'name = "fsdp2", reshard_after_forward = true'
-APART = [*itertools.product(SPLIT, ("ddp", "ddp, views", "zero_redundancy", "fsdp2", RESHARDING), ("last", "every"))]
+APART = [
+    *itertools.product(
+        SPLIT, ("ddp", "ddp, views", "zero_redundancy", "fsdp2", RESHARDING), ("last", "every")
+    )
+]
 ORDERS = [case for case in APART if case[0] != "decoders" or "fsdp2" in case[1]]
-"""Decoders share an input, whose gradients are summed where fully_shard's hooks let them through: without those, some sums are earlier."""
+"""Decoders share an input, whose gradients are summed where fully_shard's hooks let them through:
+without those, some sums are earlier."""
 
 
 def events_of_torch(case: Scenario, name: str) -> list[int]:
@@ -66,16 +82,23 @@ def events_of_torch(case: Scenario, name: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "strategy", "sync"),
-    [case if case[1:] in (("ddp", "last"), ("fsdp2", "last")) else pytest.param(*case, marks=pytest.mark.slow) for case in ORDERS],
+    [
+        case
+        if case[1:] in (("ddp", "last"), ("fsdp2", "last"))
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in ORDERS
+    ],
 )
-def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(name: str, strategy: str, sync: str, tmp_path: Path) -> None:
+def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(
+    name: str, strategy: str, sync: str, tmp_path: Path
+) -> None:
     save(traced(name), tmp_path / "traced.json")
     text = f"""
 model = {{ traced = "traced.json" }}
 batch = {{ micro_batch = 2, sequence_length = 1, accumulation = 2 }}
 cluster = {{ preset = "cpu-gloo", ranks = 2 }}
 strategy = {{ {strategy if strategy == RESHARDING else TEXTS.get(strategy, f'name = "{strategy}"')}, sync = "{sync}" }}
-"""
+"""  # noqa: E501
     case = parse(text.encode(), where="order.toml", folder=tmp_path)
     assert of_program(case) == events_of_torch(case, name)
 
@@ -89,7 +112,8 @@ def traced(name: str) -> TracedModel:
 
 
 def turns(model: TracedModel, unit: str) -> list[str]:
-    """The gradients of a unit's parameters as they are made (a copy is marked) and, in brackets, accumulated."""
+    """The gradients of a unit's parameters as they are made (a copy is marked) and, in brackets,
+    accumulated."""
     backward = next(module.backward for module in model.lowered if module.unit == unit)
     return [
         f"[{event.fqn}]" if isinstance(event, Accumulated) else event.fqn + " copied" * event.copied
@@ -98,7 +122,9 @@ def turns(model: TracedModel, unit: str) -> list[str]:
     ]
 
 
-def test_the_bias_of_a_linear_whose_input_does_not_lie_together_is_accumulated_before_the_weight_is_made() -> None:
+def test_the_bias_of_a_linear_whose_input_does_not_lie_together_is_accumulated_before_the_weight_is_made() -> (  # noqa: E501
+    None
+):
     model = traced("sliced")
     weight, bias = "layers.1.linear.weight", "layers.1.linear.bias"
     assert turns(model, "layers.1") == [bias, f"[{bias}]", weight, f"[{weight}]"]
@@ -109,7 +135,9 @@ def test_the_bias_of_a_linear_whose_input_does_not_lie_together_is_accumulated_b
 def test_a_copy_is_told_from_what_autograd_keeps_as_it_is() -> None:
     assert turns(traced("placed"), "layers.2") == ["layers.2.places copied", "[layers.2.places]"]
     weight, bias = "layers.2.weight", "layers.2.bias"
-    assert turns(traced("turned"), "layers.2") == [bias, f"[{bias}]", f"{weight} copied", f"[{weight}]"]
+    assert turns(traced("turned"), "layers.2") == [
+        bias, f"[{bias}]", f"{weight} copied", f"[{weight}]"
+    ]
 
 
 def test_a_weight_that_was_turned_before_the_blocks_is_accumulated_after_them() -> None:

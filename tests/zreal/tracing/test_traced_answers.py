@@ -1,4 +1,5 @@
-"""Traces of real modules through everything that a scenario can be asked: a Run, its memory's reasons, advice, fit, time."""
+"""Traces of real modules through everything that a scenario can be asked: a Run, its memory's
+reasons, advice, fit, time."""
 
 from __future__ import annotations
 
@@ -19,15 +20,23 @@ cluster = {{ {cluster} }}
 strategy = {{ name = "fsdp2" }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 """
-CLUSTERS: dict[Device, str] = {"cpu": 'preset = "cpu-gloo", ranks = 2', "cuda": 'preset = "dgx-h100"'}
+CLUSTERS: dict[Device, str] = {
+    "cpu": 'preset = "cpu-gloo", ranks = 2', "cuda": 'preset = "dgx-h100"'
+}
 QUICK = ("llama", "gpt2")
 NAMES = [name for name, case in CASES.items() if "bfloat16" in case.dtypes]
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "cuda"])
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
-def test_whatever_was_traced_is_simulated_explained_and_fitted(name: str, device: Device, tmp_path: Path, capsys: object) -> None:
-    """Operators on integers, booleans and complex numbers among them, for which devices have no rate."""
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+)
+def test_whatever_was_traced_is_simulated_explained_and_fitted(
+    name: str, device: Device, tmp_path: Path, capsys: object
+) -> None:
+    """Operators on integers, booleans and complex numbers among them, for which devices have no
+    rate."""
     case = CASES[name]
     model = trace(case.make, case.data(), units=case.all_units, dtype="bfloat16", device=device)
     save(model, tmp_path / "mine.json")
@@ -40,4 +49,6 @@ def test_whatever_was_traced_is_simulated_explained_and_fitted(name: str, device
 def test_some_of_them_compute_on_integers() -> None:
     case = CASES["llama"]
     model = trace(case.make, case.data(), units=case.all_units, dtype="bfloat16", device="cuda")
-    assert "int64" in {kernel.dtype for module in model.lowered for kernel in module.forward.kernels}
+    assert "int64" in {
+        kernel.dtype for module in model.lowered for kernel in module.forward.kernels
+    }

@@ -1,4 +1,5 @@
-"""A traced module built in two bytes, with buffers, against the same module under DDP: construction, and what is broadcast when."""
+"""A traced module built in two bytes, with buffers, against the same module under DDP:
+construction, and what is broadcast when."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ def hook(state: Any, bucket: Any) -> Any:
 hook.__annotations__.clear()  # torch refuses annotations that are text
 
 
-def measured(case: Case, dtype: Dtype, *, masters: bool) -> tuple[tuple[int, int, int], list[Collectives]]:
-    """Start, peak and end of construction, and the collectives of it and of three forwards and backwards."""
+def measured(
+    case: Case, dtype: Dtype, *, masters: bool
+) -> tuple[tuple[int, int, int], list[Collectives]]:
+    """Start, peak and end of construction, and the collectives of it and of three forwards and
+    backwards."""
     model, meter, recorder = case.make(), MemoryMeter(), CollectiveRecorder({}, world_size=2)
     buffers = dict(model.named_buffers())
     with meter, recorder:
@@ -67,14 +71,17 @@ def measured(case: Case, dtype: Dtype, *, masters: bool) -> tuple[tuple[int, int
 
 
 def predicted(model: TracedModel, strategy: Any) -> tuple[tuple[int, int, int], list[Collectives]]:
-    """The same of the strategy's Program; of steps, the first and a steady one up to the optimizer."""
+    """The same of the strategy's Program; of steps, the first and a steady one up to the optimizer.
+    """
     training = Training(
         model=model,
         modules=lower(model, batch=model.batch, dtype=model.dtype),
         batch=model.batch,
         precision=Precision(parameters=model.dtype, reduce=model.dtype),
     )
-    program = strategy.plan(training, mesh=Mesh(dp_replicate=2), options=strategy.Options()).of_rank(1)
+    program = strategy.plan(
+        training, mesh=Mesh(dp_replicate=2), options=strategy.Options()
+    ).of_rank(1)
     record = replay(program)["construction"]
     issued = []
     for phase in (program.construction, program.first, program.steady):
@@ -83,14 +90,14 @@ def predicted(model: TracedModel, strategy: Any) -> tuple[tuple[int, int, int], 
     return (record.start_bytes, record.peak_bytes, record.end_bytes), issued
 
 
-@pytest.mark.parametrize(("strategy", "masters"), [(ddp, True), (zero_redundancy, False)], ids=["masters", "none"])
+@pytest.mark.parametrize(
+    ("strategy", "masters"), [(ddp, True), (zero_redundancy, False)], ids=["masters", "none"]
+)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("llama", "bfloat16"),
-        pytest.param("gpt2", "bfloat16", marks=pytest.mark.slow),
-        ("convolutions", "float32"),
-        pytest.param("llama", "float32", marks=pytest.mark.slow),
+        ("llama", "bfloat16"), pytest.param("gpt2", "bfloat16", marks=pytest.mark.slow),
+        ("convolutions", "float32"), pytest.param("llama", "float32", marks=pytest.mark.slow),
         pytest.param("gpt2", "float32", marks=pytest.mark.slow),
     ],
 )
@@ -108,6 +115,12 @@ def test_buffers_and_the_order_of_parameters_are_in_the_file_and_may_be_missing(
     text = files.dump(model)
     assert files.parse(text.encode()) == model
     assert model.buffers == (("float32", 32), ("float32", 32))
-    assert [p.fqn for p in model.named_parameters] == [name for name, _ in CASES["llama"].make().named_parameters()]
-    older = {key: value for key, value in json.loads(text).items() if key not in ("registered", "buffers")}
+    assert [p.fqn for p in model.named_parameters] == [
+        name for name, _ in CASES["llama"].make().named_parameters()
+    ]
+    older = {
+        key: value
+        for key, value in json.loads(text).items()
+        if key not in ("registered", "buffers")
+    }
     assert files.parse(json.dumps(older).encode()).buffers == ()

@@ -1,4 +1,5 @@
-"""A traced module, simulated, against the same module run by torch: plain, under fully_shard, under DDP. The target is 0 bytes."""
+"""A traced module, simulated, against the same module run by torch: plain, under fully_shard, under
+DDP. The target is 0 bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ Phases = dict[str, tuple[int, int, int]]
 def traced(case: Case, *, dtype: Dtype, casts_input: bool = True) -> TracedModel:
     """The case traced as it runs while the meter watches the dispatcher."""
     return trace(
-        case.make, case.data(), units=case.all_units, dtype=dtype, casts_input=casts_input, sums_in_place=False
+        case.make, case.data(), units=case.all_units, dtype=dtype, casts_input=casts_input,
+        sums_in_place=False,
     )
 
 
@@ -54,7 +56,9 @@ def measured_events(case: Case, *, dtype: Dtype) -> list[int]:
             meter.watch(*model.buffers())
             given = case.data()
             if isinstance(given, tuple):
-                given = tuple(t.to(getattr(torch, dtype)) if t.is_floating_point() else t for t in given)
+                given = tuple(
+                    t.to(getattr(torch, dtype)) if t.is_floating_point() else t for t in given
+                )
         assert meter.events is not None
         meter.events.clear()
         loss = case.run(model, given)
@@ -66,16 +70,23 @@ def measured_events(case: Case, *, dtype: Dtype) -> list[int]:
 
 
 def traced_events(model: TracedModel) -> list[int]:
-    """The same of the traced model; gradients of parameters that are halves of one storage are born together."""
+    """The same of the traced model; gradients of parameters that are halves of one storage are born
+    together."""
     nbytes = {p.fqn: p.numel * DTYPE_NBYTES[model.dtype] for p in model.parameters}
     events = []
-    passes = [module.forward for module in model.lowered] + [module.backward for module in model.lowered[::-1]]
+    passes = [module.forward for module in model.lowered] + [
+        module.backward for module in model.lowered[::-1]
+    ]
     for event in (event for computation in passes for event in computation.memory):
         if isinstance(event, Recomputed | Accumulated):
             continue
         if isinstance(event, Alloc):
             nbytes[event.buffer] = event.nbytes
-        found = -nbytes[event.buffer] if isinstance(event, Free) else nbytes[getattr(event, "buffer", "") or event.fqn]
+        found = (
+            -nbytes[event.buffer]
+            if isinstance(event, Free)
+            else nbytes[getattr(event, "buffer", "") or event.fqn]
+        )
         if "halves.1" in getattr(event, "fqn", ""):
             events[-1] += found
         else:
@@ -84,9 +95,13 @@ def traced_events(model: TracedModel) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), HALF_OF_PAIRS)
-def test_every_allocation_and_free_of_a_plain_step_is_traced_in_order(name: str, dtype: Dtype) -> None:
+def test_every_allocation_and_free_of_a_plain_step_is_traced_in_order(
+    name: str, dtype: Dtype
+) -> None:
     case = CASES[name]
-    assert traced_events(traced(case, dtype=dtype, casts_input=False)) == measured_events(case, dtype=dtype)
+    assert traced_events(traced(case, dtype=dtype, casts_input=False)) == measured_events(
+        case, dtype=dtype
+    )
 
 
 class Recurrent(nn.Module):
@@ -102,16 +117,23 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layer", [nn.GRU, nn.RNN])
-def test_so_are_those_of_recurrent_layers_that_a_cpu_makes_of_operators(layer: type[nn.GRU | nn.RNN], dtype: Dtype) -> None:
+def test_so_are_those_of_recurrent_layers_that_a_cpu_makes_of_operators(
+    layer: type[nn.GRU | nn.RNN], dtype: Dtype
+) -> None:
     case = Case(lambda: Recurrent(layer), "blocks", lambda: (torch.randn(2, 6, 16),), num_units=2)
-    assert traced_events(traced(case, dtype=dtype, casts_input=False)) == measured_events(case, dtype=dtype)
+    assert traced_events(traced(case, dtype=dtype, casts_input=False)) == measured_events(
+        case, dtype=dtype
+    )
 
 
 # -- under fully_shard and DDP
 
 
-def measured_phases(case: Case, wrap: Callable[[nn.Module], nn.Module], *, accumulation: int = 1) -> Phases:
-    """Start, peak and end of the first and of a steady step of the wrapped module; of several backwards, the last reduces."""
+def measured_phases(
+    case: Case, wrap: Callable[[nn.Module], nn.Module], *, accumulation: int = 1
+) -> Phases:
+    """Start, peak and end of the first and of a steady step of the wrapped module; of several
+    backwards, the last reduces."""
     model, meter, spans = case.make(), MemoryMeter(), []
     with meter:
         meter.watch(*model.parameters())
@@ -135,9 +157,14 @@ def measured_phases(case: Case, wrap: Callable[[nn.Module], nn.Module], *, accum
     return {"first": spans[0], "steady": spans[2]}
 
 
-def simulated_phases(model: TracedModel, options: Any, *, rank: int, mesh: Mesh, accumulation: int = 1) -> Phases:
-    """The same of the strategy's Program for the traced model; the strategy is known by its options."""
-    strategy = next(strategy for strategy in STRATEGIES.values() if strategy.options is type(options))
+def simulated_phases(
+    model: TracedModel, options: Any, *, rank: int, mesh: Mesh, accumulation: int = 1
+) -> Phases:
+    """The same of the strategy's Program for the traced model; the strategy is known by its
+    options."""
+    strategy = next(
+        strategy for strategy in STRATEGIES.values() if strategy.options is type(options)
+    )
     batch = replace(model.batch, accumulation=accumulation)
     training = Training(
         model=model,
@@ -157,18 +184,30 @@ def simulated_phases(model: TracedModel, options: Any, *, rank: int, mesh: Mesh,
     program = strategy.plan(training, mesh=mesh, options=options)
     records = replay(program.ranks[program.assignment[rank]], timeline=False)
     found = ((phase, records[phase]) for phase in ("first", "steady"))
-    return {phase: (record.start_bytes, record.peak_bytes, record.end_bytes) for phase, record in found}
+    return {
+        phase: (record.start_bytes, record.peak_bytes, record.end_bytes) for phase, record in found
+    }
 
 
 def recomputed(model: TracedModel, asked: Checkpointing) -> TracedModel:
     """`model` as it is with `asked` of what it was traced with."""
-    otherwise = tuple(replace(one, checkpointing=NO_CHECKPOINTING) for one in model.otherwise if one.checkpointing == asked)
-    return replace(model, lowered=dict(model.recomputing)[asked], recomputing=(), otherwise=otherwise)
+    otherwise = tuple(
+        replace(one, checkpointing=NO_CHECKPOINTING)
+        for one in model.otherwise
+        if one.checkpointing == asked
+    )
+    return replace(
+        model, lowered=dict(model.recomputing)[asked], recomputing=(), otherwise=otherwise
+    )
 
 
 def sharded(case: Case, dtype: Dtype, world_size: int) -> Callable[[nn.Module], nn.Module]:
     """fully_shard on every unit of the case and on the whole."""
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bfloat16" else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        if dtype == "bfloat16"
+        else MixedPrecisionPolicy()
+    )
 
     mesh = init_device_mesh("cpu", (world_size,))
 
@@ -189,7 +228,9 @@ def replicated(*, views: bool = False) -> Callable[[nn.Module], nn.Module]:
         return done
 
     def wrap(model: nn.Module) -> nn.Module:
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(
+            model, gradient_as_bucket_view=views, broadcast_buffers=False
+        )
         wrapped.register_comm_hook(None, hook)
         return wrapped
 
@@ -207,24 +248,45 @@ def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtyp
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), one_in(3, itertools.product(["encoder, tied, logits largest", "pairs", "turned"], ["float32", "bfloat16"]))
+    ("name", "dtype"),
+    one_in(
+        3,
+        itertools.product(
+            ["encoder, tied, logits largest", "pairs", "turned"], ["float32", "bfloat16"]
+        ),
+    ),
 )
 def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> None:
     model = traced(CASES[name], dtype=dtype)
-    simulated = simulated_phases(model, fsdp2.Options(), rank=1, mesh=Mesh(dp_shard=2), accumulation=2)
+    simulated = simulated_phases(
+        model, fsdp2.Options(), rank=1, mesh=Mesh(dp_shard=2), accumulation=2
+    )
     with torch_private.fake_group(rank=1, world_size=2):
-        assert simulated == measured_phases(CASES[name], sharded(CASES[name], dtype, 2), accumulation=2)
+        assert simulated == measured_phases(
+            CASES[name], sharded(CASES[name], dtype, 2), accumulation=2
+        )
 
 
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")  # its newer name is not known to older torch
+@pytest.mark.filterwarnings(
+    "ignore:.*broadcast_buffers"
+)  # its newer name is not known to older torch
 @pytest.mark.parametrize(
     ("name", "views"),
     one_in(
-        3, itertools.product(["encoder, tied, logits largest", "encoder, checkpointed", "pairs", "convolutions", "gpt2"], [False, True])
+        3,
+        itertools.product(
+            [
+                "encoder, tied, logits largest", "encoder, checkpointed", "pairs", "convolutions",
+                "gpt2",
+            ],
+            [False, True],
+        ),
     ),
 )
 def test_ddp_holds_the_bytes_that_the_traced_module_says(name: str, views: bool) -> None:
     options = ddp.Options(gradient_as_bucket_view=views)
-    simulated = simulated_phases(traced(CASES[name], dtype="float32"), options, rank=1, mesh=Mesh(dp_replicate=2))
+    simulated = simulated_phases(
+        traced(CASES[name], dtype="float32"), options, rank=1, mesh=Mesh(dp_replicate=2)
+    )
     with torch_private.fake_group(rank=1, world_size=2):
         assert simulated == measured_phases(CASES[name], replicated(views=views))

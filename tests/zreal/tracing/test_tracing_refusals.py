@@ -75,7 +75,9 @@ def cast(*, bias: torch.dtype) -> Callable[[], nn.Module]:
 
     def make() -> nn.Module:
         module = Plain()
-        module.layers[1].bias = nn.Parameter(torch.zeros(8, dtype=bias), requires_grad=bias != torch.int8)
+        module.layers[1].bias = nn.Parameter(
+            torch.zeros(8, dtype=bias), requires_grad=bias != torch.int8
+        )
         return module
 
     return make
@@ -90,72 +92,87 @@ def keeps(module: Any, x: Tensor) -> Tensor:
     ("make", "units", "message"),
     [
         (
-            lambda: Plain(lambda m, x: x * x.sum().item()),
-            None,
+            lambda: Plain(lambda m, x: x * x.sum().item()), None,
             "aten::_local_scalar_dense: expected operators whose outcome",
         ),
-        (lambda: Plain(lambda m, x: x if x.sum() > 0 else -x), None, "expected operators whose outcome needs no data"),
-        (lambda: Plain(lambda m, x: x[x > 0]), None, "expected shapes that follow from those of the inputs"),
         (
-            lambda: Plain(lambda m, x: unknown(x)),
-            None,
+            lambda: Plain(lambda m, x: x if x.sum() > 0 else -x), None,
+            "expected operators whose outcome needs no data",
+        ),
+        (
+            lambda: Plain(lambda m, x: x[x > 0]), None,
+            "expected shapes that follow from those of the inputs",
+        ),
+        (
+            lambda: Plain(lambda m, x: unknown(x)), None,
             "zsim_test::unknown: expected operators that FakeTensorMode knows",
         ),
         (
-            lambda: Plain(lambda m, x: x @ torch.ones(3, 3)),
-            None,
+            lambda: Plain(lambda m, x: x @ torch.ones(3, 3)), None,
             "aten::mm: expected operators that run on these inputs",
         ),
         (
-            lambda: Plain(lambda m, x: {}["no"]),
-            None,
+            lambda: Plain(lambda m, x: {}["no"]), None,
             "root: expected a module that runs on these inputs, found KeyError",
         ),
         (
-            lambda: Plain(lambda m, x: (x, x)),
-            None,
+            lambda: Plain(lambda m, x: (x, x)), None,
             "loss: expected a tensor, or an output with .loss, found an output of type tuple",
         ),
         (
-            lambda: Plain(lambda m, x: x.sum().detach()),
-            None,
+            lambda: Plain(lambda m, x: x.sum().detach()), None,
             "loss: expected one number that depends on the parameters",
         ),
-        (lambda: Plain(keeps), None, "mul: expected memory that is free again after backward, found 128 B"),
-        (lambda: nn.ReLU(), None, "ReLU: expected a module with parameters, found none"),
-        (lambda: Plain(), ["layers.7"], "layers.7: expected the fqn of a module in the model, found none of that name"),
         (
-            lambda: Plain(),
-            ["layers", "layers.0", "layers.1", "layers.2"],
+            lambda: Plain(keeps), None,
+            "mul: expected memory that is free again after backward, found 128 B",
+        ),
+        (lambda: nn.ReLU(), None, "ReLU: expected a module with parameters, found none"),
+        (
+            lambda: Plain(), ["layers.7"],
+            "layers.7: expected the fqn of a module in the model, found none of that name",
+        ),
+        (
+            lambda: Plain(), ["layers", "layers.0", "layers.1", "layers.2"],
             "layers: expected a unit with parameters of its own, found none",
         ),
         (
-            lambda: Plain(),
-            ["layers", "layers.0"],
-            "layers.0: expected units that run one after another, or in the one they are part of, found a run of it inside root",
-        ),
-        (lambda: Plain(), ["layers"], "layers: expected every unit to run in forward, found it did not run"),
-        (tied, None, "weight: expected a parameter of one unit, found one tied between layers.0 and layers.2"),
-        (
-            tied,
-            ["layers.0"],
-            "layers.2.weight: expected a parameter of one unit, found one tied between layers.0 and root",
+            lambda: Plain(), ["layers", "layers.0"],
+            "layers.0: expected units that run one after another, or in the one they are part "
+            "of, found a run of it inside root",
         ),
         (
-            lambda: Plain().requires_grad_(False),
-            None,
+            lambda: Plain(), ["layers"],
+            "layers: expected every unit to run in forward, found it did not run",
+        ),
+        (
+            tied, None,
+            "weight: expected a parameter of one unit, found one tied between layers.0 "
+            "and layers.2",
+        ),
+        (
+            tied, ["layers.0"],
+            "layers.2.weight: expected a parameter of one unit, found one tied between layers.0 "
+            "and root",
+        ),
+        (
+            lambda: Plain().requires_grad_(False), None,
             "loss: expected one number that depends on the parameters, found a tensor of shape ()",
         ),
         (
-            lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})),
-            [],
+            lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})), [],
             "'a b.weight': expected a name without blanks",
         ),
-        (with_parameter(nn.Parameter(torch.tensor(1.0))), None, "extra: expected a parameter of at least one dimension"),
+        (
+            with_parameter(nn.Parameter(torch.tensor(1.0))), None,
+            "extra: expected a parameter of at least one dimension",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
-def test_what_cannot_be_traced_is_refused_by_name(make: Callable[[], nn.Module], units: Any, message: str) -> None:
+def test_what_cannot_be_traced_is_refused_by_name(
+    make: Callable[[], nn.Module], units: Any, message: str
+) -> None:
     with pytest.raises(UntraceableError, match=re.escape(message)):
         trace(make, X, units=units)
 
@@ -164,13 +181,19 @@ def of_another_width(module: Any, x: Tensor) -> Tensor:
     return x * torch.ones(3)
 
 
-@pytest.mark.parametrize("make", [lambda: Plain(of_another_width), lambda: of_another_width(None, torch.ones(4, 8))])
+@pytest.mark.parametrize(
+    "make", [lambda: Plain(of_another_width), lambda: of_another_width(None, torch.ones(4, 8))]
+)
 def test_a_refusal_is_all_that_is_said_and_torchs_log_is_as_it_was(
-    make: Callable[[], nn.Module], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch would log the traceback of an operator that fails on fake tensors, besides raising it, in some thirty lines."""
+    """torch would log the traceback of an operator that fails on fake tensors, besides raising it,
+    in some thirty lines."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(sys.stderr)])  # torch's own writes to the stderr of its import
+    monkeypatch.setattr(
+        log, "handlers", [logging.StreamHandler(sys.stderr)]
+    )  # torch's own writes to the stderr of its import
     with pytest.raises(UntraceableError, match="Attempting to broadcast a dimension of length 3"):
         trace(make, X, units=["layers.0"])
     assert capfd.readouterr().err == ""
@@ -182,9 +205,17 @@ def test_a_refusal_is_all_that_is_said_and_torchs_log_is_as_it_was(
 
 @pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
-def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what_to_do(table: Callable[..., nn.Module]) -> None:
-    operator = {nn.Embedding: "_sparse_coo_tensor_with_dims_and_tensors", nn.EmbeddingBag: "_embedding_bag_backward"}[table]
-    message = f"^aten::{operator}: expected dense tensors, .* found one of layout sparse_coo; .* not modelled: use sparse=False"
+def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what_to_do(
+    table: Callable[..., nn.Module]
+) -> None:
+    operator = {
+        nn.Embedding: "_sparse_coo_tensor_with_dims_and_tensors",
+        nn.EmbeddingBag: "_embedding_bag_backward",
+    }[table]
+    message = (
+        f"^aten::{operator}: expected dense tensors, .* found one of layout sparse_coo; .* not "
+        f"modelled: use sparse=False"
+    )
     with pytest.raises(UntraceableError, match=message):
         trace(lambda: Looked(table), [((4, 6), "int64")])
 
@@ -192,14 +223,34 @@ def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what
 @pytest.mark.parametrize(
     ("module", "inputs", "options", "message"),
     [
-        (Plain, X, {"dtype": "bf16"}, "dtype: expected one of float32, bfloat16, float16, found 'bf16'"),
+        (
+            Plain, X, {"dtype": "bf16"},
+            "dtype: expected one of float32, bfloat16, float16, found 'bf16'",
+        ),
         (Plain, X, {"device": "tpu"}, "device: expected one of cpu, cuda, found 'tpu'"),
-        (Plain().double(), X, {}, "layers.0.weight: expected parameters in one of float32, bfloat16, float16, found float64; cast"),
-        (Plain().double(), X, {"dtype": "float32"}, "layers.0.weight: expected parameters in float32, found float64; cast the"),
-        (Plain().bfloat16(), X, {"dtype": "float32"}, "found bfloat16; leave dtype= out, or cast the module first"),
-        (Plain().bfloat16(), X, {"dtype": "float16"}, "expected parameters in float16 or float32, found bfloat16"),
+        (
+            Plain().double(), X, {},
+            "layers.0.weight: expected parameters in one of float32, "
+            "bfloat16, float16, found float64; cast",
+        ),
+        (
+            Plain().double(), X, {"dtype": "float32"},
+            "layers.0.weight: expected parameters in float32, found float64; cast the",
+        ),
+        (
+            Plain().bfloat16(), X, {"dtype": "float32"},
+            "found bfloat16; leave dtype= out, or cast the module first",
+        ),
+        (
+            Plain().bfloat16(), X, {"dtype": "float16"},
+            "expected parameters in float16 or float32, found bfloat16",
+        ),
         *(
-            (cast(bias=bias), X, {"dtype": dtype}, f"layers.1.bias: expected parameters of one dtype, as most are float32, found {found}")
+            (
+                cast(bias=bias), X, {"dtype": dtype},
+                f"layers.1.bias: expected parameters of one "
+                f"dtype, as most are float32, found {found}",
+            )
             for bias, found in (
                 (torch.bfloat16, "bfloat16; mixed dtypes are not modelled: cast the module first"),
                 (torch.int8, "int8; mixed dtypes are not modelled: make it a buffer"),
@@ -208,40 +259,76 @@ def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what
             for dtype in (None, "float32", "bfloat16")
         ),
         (lambda: {}["no"], X, {}, "found KeyError: 'no'; make the module beforehand"),
-        (lambda: 3, X, {}, "module: expected a module, or a function without arguments that makes one, found one that makes int"),
-        (nn.Linear, X, {}, "required positional arguments: 'in_features' and 'out_features'; wrap it: lambda: MyModel(config)"),
-        (3, X, {}, "module: expected a module, or a function without arguments that makes one, found int"),
-        (Plain, [((-1, 8), "float32")], {}, "inputs[0]: expected a shape of whole numbers, none below 0, found (-1, 8)"),
-        (Plain, [(("a", 8), "float32")], {}, "inputs[0]: expected a shape of whole numbers, none below 0, found ('a', 8)"),
-        (lambda: nn.LSTM(8, 8), [((3, 4, 8), "float32")], {}, "a recurrent layer: expected operators whose memory follows from"),
-        (lambda: nn.GRU(8, 8), [((3, 4, 8), "float32")], {"device": "cuda"}, "a recurrent layer: expected operators whose memory"),
+        (
+            lambda: 3, X, {},
+            "module: expected a module, or a function without arguments that "
+            "makes one, found one that makes int",
+        ),
+        (
+            nn.Linear, X, {},
+            "required positional arguments: 'in_features' and 'out_features'; "
+            "wrap it: lambda: MyModel(config)",
+        ),
+        (
+            3, X, {},
+            "module: expected a module, or a function without arguments that makes one, found int",
+        ),
+        (
+            Plain, [((-1, 8), "float32")], {},
+            "inputs[0]: expected a shape of whole numbers, none below 0, found (-1, 8)",
+        ),
+        (
+            Plain, [(("a", 8), "float32")], {},
+            "inputs[0]: expected a shape of whole numbers, none below 0, found ('a', 8)",
+        ),
+        (
+            lambda: nn.LSTM(8, 8), [((3, 4, 8), "float32")], {},
+            "a recurrent layer: expected operators whose memory follows from",
+        ),
+        (
+            lambda: nn.GRU(8, 8), [((3, 4, 8), "float32")], {"device": "cuda"},
+            "a recurrent layer: expected operators whose memory",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
-def test_what_is_given_wrongly_is_refused_by_name(module: Any, inputs: Any, options: Any, message: str) -> None:
+def test_what_is_given_wrongly_is_refused_by_name(
+    module: Any, inputs: Any, options: Any, message: str
+) -> None:
     with pytest.raises(UntraceableError, match=re.escape(message)):
-        trace(module, inputs, **options, loss=lambda output: (output[0] if isinstance(output, tuple) else output).sum())
+        trace(
+            module, inputs, **options,
+            loss=lambda output: (output[0] if isinstance(output, tuple) else output).sum(),
+        )
 
 
 def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:
     class Checkpointed(Plain):
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
-                x = checkpoint(lambda y, layer=layer: layer(y).sin(), self.first(x), use_reentrant=False)
+                x = checkpoint(
+                    lambda y, layer=layer: layer(y).sin(), self.first(x), use_reentrant=False
+                )
             return x
 
-    with pytest.raises(UntraceableError, match=r"^layers.2: expected a unit that is recomputed in its own backward"):
+    with pytest.raises(
+        UntraceableError, match=r"^layers.2: expected a unit that is recomputed in its own backward"
+    ):
         trace(Checkpointed, X)
 
 
-def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_are_traced() -> None:
+def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_are_traced() -> (
+    None
+):
     class Penalized(Plain):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.layers[0](x)
             (slope,) = torch.autograd.grad((hidden**2).sum(), hidden, create_graph=True)
             return self.layers[1](slope)
 
-    expected = r"^layers.0: expected a unit whose gradients are taken when forward is over.*units=\[\]"
+    expected = (
+        r"^layers.0: expected a unit whose gradients are taken when forward is over.*units=\[\]"
+    )
     with pytest.raises(UntraceableError, match=expected):
         trace(Penalized, X, units=["layers.0", "layers.1"])
     assert trace(Penalized, X, units=[]).units
@@ -249,21 +336,32 @@ def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_
 
 def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), units={}, dtype=None)
-    visits = [visit for place in range(2) for visit in (Visit(f"layers.{place}", begins=True, needs_gradient=True), Visit("root"))]
+    visits = [
+        visit
+        for place in range(2)
+        for visit in (Visit(f"layers.{place}", begins=True, needs_gradient=True), Visit("root"))
+    ]
     boundaries.visits += visits
     boundaries.begin_backward(torch.ones(1, requires_grad=True).sum())
     boundaries.visits[1:] = visits  # as if their hooks were in its graph
-    with pytest.raises(UntraceableError, match=r"^layers.0: expected units whose backward runs in the reverse order"):
+    with pytest.raises(
+        UntraceableError,
+        match=r"^layers.0: expected units whose backward runs in the reverse order",
+    ):
         boundaries.gradient_arrives(1, torch.ones(1))
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning", "ignore:.*the whole model is one unit")
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning", "ignore:.*the whole model is one "
+                                                               "unit")
 def test_a_lazy_module_is_traced_once_it_has_run_and_refused_before() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 4))
 
     for given in (make, make()):
-        with pytest.raises(UntraceableError, match=r"run it on a batch so that its lazy parameters get their shapes, and give it itself$"):
+        with pytest.raises(
+            UntraceableError,
+            match=r"run it on a batch so that its lazy parameters get their shapes, and give it itself$",  # noqa: E501
+        ):
             trace(given, X, loss=torch.sum)
     module = make()
     module(*X)
@@ -272,20 +370,27 @@ def test_a_lazy_module_is_traced_once_it_has_run_and_refused_before() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
 def test_a_cast_in_the_function_is_taken_or_refused_with_what_to_do() -> None:
-    """torch swaps fake parameters where nothing else refers to them, and what does is up to what ran before."""
+    """torch swaps fake parameters where nothing else refers to them, and what does is up to what
+    ran before."""
     try:
         assert trace(lambda: Plain().to(torch.bfloat16), X).dtype == "bfloat16"
     except UntraceableError as error:
-        assert "leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or make the module beforehand" in str(error)
+        assert (
+            "leave the cast (.to, .bfloat16 and the like) out of it and give dtype=, or make the "
+            "module beforehand"
+            in str(error)
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
-def test_a_norm_that_keeps_outputs_in_its_module_is_refused_with_the_one_that_does_not(norm: str) -> None:
+def test_a_norm_that_keeps_outputs_in_its_module_is_refused_with_the_one_that_does_not(
+    norm: str
+) -> None:
     def make(utilities: Any) -> nn.Module:
         return nn.Sequential(getattr(utilities, norm)(nn.Linear(8, 8)), nn.Linear(8, 4))
 
-    says = r"as torch\.nn\.utils\.weight_norm and spectral_norm do, for which torch\.nn\.utils\.parametrizations has others"
+    says = r"as torch\.nn\.utils\.weight_norm and spectral_norm do, for which torch\.nn\.utils\.parametrizations has others"  # noqa: E501
     with pytest.raises(UntraceableError, match=says):
         trace(lambda: make(nn.utils), X, units=["0"], loss=torch.sum)
     assert trace(lambda: make(nn.utils.parametrizations), X, units=["0"], loss=torch.sum).modules

@@ -1,4 +1,5 @@
-"""What autograd has of a traced module's units besides operators: fully_shard's hooks, nothing, or FSDP1's views. Each held to torch."""
+"""What autograd has of a traced module's units besides operators: fully_shard's hooks, nothing, or
+FSDP1's views. Each held to torch."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Recurrent(nn.GRU):
 
 
 class OneWeight(nn.Module):
-    """A weight that it uses twice, and a value that it takes and does not use: fully_shard's node then makes zeros for its gradient."""
+    """A weight that it uses twice, and a value that it takes and does not use: fully_shard's node
+    then makes zeros for its gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,9 +105,13 @@ class Positions(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Four layers in the `order` that they run, each of which takes what the one before made, and the `given`."""
+    """Four layers in the `order` that they run, each of which takes what the one before made, and
+    the `given`."""
 
-    def __init__(self, layer: type[nn.Module], *, given: str = "memory", order: str = "0123", past: bool = False) -> None:
+    def __init__(
+        self, layer: type[nn.Module], *, given: str = "memory", order: str = "0123",
+        past: bool = False,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, WIDTH)
         self.layers = nn.ModuleList(layer() for _ in range(4))
@@ -138,15 +144,22 @@ SHARED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", [DDP, FSDP2, FSDP1, f'{FSDP1}, sharding = "grad_op", use_orig_params = true'])
+@pytest.mark.parametrize(
+    "strategy", [DDP, FSDP2, FSDP1, f'{FSDP1}, sharding = "grad_op", use_orig_params = true']
+)
 @pytest.mark.parametrize("name", SHARED)
-def test_each_strategy_has_the_gradients_that_torch_adds_up_there(name: str, strategy: str, tmp_path: Path) -> None:
-    """fully_shard's node hands a unit one tensor for each given, and adds what the unit makes before it meets others'."""
+def test_each_strategy_has_the_gradients_that_torch_adds_up_there(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
+    """fully_shard's node hands a unit one tensor for each given, and adds what the unit makes
+    before it meets others'."""
     assert differences(SHARED[name], tokens, strategy, tmp_path, ranks=2) == {}
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_without_hooks_every_allocation_and_free_is_that_of_the_plain_module_in_order(name: str) -> None:
+def test_without_hooks_every_allocation_and_free_is_that_of_the_plain_module_in_order(
+    name: str
+) -> None:
     model = seen(SHARED[name])
     plain = next(one.lowered for one in model.otherwise if one.autograd == "plain")
     case = Case(SHARED[name], "", tokens, num_units=0, more=tuple(UNITS))
@@ -156,11 +169,16 @@ def test_without_hooks_every_allocation_and_free_is_that_of_the_plain_module_in_
 
 @pytest.mark.parametrize(("strategy", "reduce"), [(DDP, "bf16"), (FSDP2, "fp32"), (FSDP1, "fp32")])
 @pytest.mark.parametrize("order", ["0123", "01230"])
-def test_only_fully_shard_casts_what_units_take(order: str, strategy: str, reduce: str, tmp_path: Path) -> None:
+def test_only_fully_shard_casts_what_units_take(
+    order: str, strategy: str, reduce: str, tmp_path: Path
+) -> None:
     def make() -> nn.Module:
         return Decoder(Positions, given="positions", order=order)
 
-    assert differences(make, tokens, strategy, tmp_path, ranks=2, parameters="bf16", reduce=reduce) == {}
+    assert (
+        differences(make, tokens, strategy, tmp_path, ranks=2, parameters="bf16", reduce=reduce)
+        == {}
+    )
 
 
 ORDERS = ("01230", "01012323", "00123", "0123210")
@@ -177,7 +195,9 @@ RUNS = [(order, options, layer) for order in ORDERS for options in OPTIONS for l
 
 
 @pytest.mark.parametrize(("order", "options", "layer"), one_in(5, RUNS))
-def test_every_run_of_a_unit_under_fsdp1_has_views_of_its_own(order: str, options: str, layer: type[nn.Module], tmp_path: Path) -> None:
+def test_every_run_of_a_unit_under_fsdp1_has_views_of_its_own(
+    order: str, options: str, layer: type[nn.Module], tmp_path: Path
+) -> None:
     def make() -> nn.Module:
         return Decoder(layer, order=order)
 
@@ -185,17 +205,26 @@ def test_every_run_of_a_unit_under_fsdp1_has_views_of_its_own(order: str, option
 
 
 @pytest.mark.parametrize(("order", "parameters"), [("01230", "bf16"), ("01012323", "fp32")])
-def test_so_it_has_when_gradients_wait_for_the_last_micro_batch(order: str, parameters: str, tmp_path: Path) -> None:
+def test_so_it_has_when_gradients_wait_for_the_last_micro_batch(
+    order: str, parameters: str, tmp_path: Path
+) -> None:
     def make() -> nn.Module:
         return Decoder(OneWeight, order=order, past=True)
 
     strategy = f'{FSDP1}, sync = "last"'
-    assert differences(make, tokens, strategy, tmp_path, ranks=2, parameters=parameters, accumulation=2) == {}
+    assert (
+        differences(
+            make, tokens, strategy, tmp_path, ranks=2, parameters=parameters, accumulation=2
+        )
+        == {}
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
 @pytest.mark.parametrize("form", one_in(2, ["full", "every second"]))
-@pytest.mark.parametrize("make", [SHARED["two runs and a memory"], lambda: Decoder(OneWeight, order="01012323")])
+@pytest.mark.parametrize(
+    "make", [SHARED["two runs and a memory"], lambda: Decoder(OneWeight, order="01012323")]
+)
 def test_units_that_are_recomputed_have_it_too(make: Callable[[], nn.Module], form: str) -> None:
     asked = ASKED[form]
     model = recomputed(seen(make, checkpointing=[asked]), asked)
@@ -205,18 +234,29 @@ def test_units_that_are_recomputed_have_it_too(make: Callable[[], nn.Module], fo
 
         def wrap(module: nn.Module) -> nn.Module:
             for fqn in UNITS:
-                module.set_submodule(fqn, FullyShardedDataParallel(module.get_submodule(fqn), device_mesh=mesh, device_id=device))
+                module.set_submodule(
+                    fqn,
+                    FullyShardedDataParallel(
+                        module.get_submodule(fqn), device_mesh=mesh, device_id=device
+                    ),
+                )
             return FullyShardedDataParallel(module, device_mesh=mesh, device_id=device)
 
-        assert simulated_phases(model, fsdp1.Options(), rank=0, mesh=Mesh(dp_shard=2)) == measured_phases(case, wrap)
-        assert simulated_phases(model, ddp.Options(), rank=0, mesh=Mesh(dp_replicate=2)) == measured_phases(case, replicated())
+        assert simulated_phases(
+            model, fsdp1.Options(), rank=0, mesh=Mesh(dp_shard=2)
+        ) == measured_phases(case, wrap)
+        assert simulated_phases(
+            model, ddp.Options(), rank=0, mesh=Mesh(dp_replicate=2)
+        ) == measured_phases(case, replicated())
 
 
 def test_what_is_the_same_without_hooks_is_kept_once() -> None:
     chain = seen(lambda: Decoder(Recurrent, given=""))
     assert chain.otherwise == ()
     again = seen(lambda: Decoder(Recurrent, given="", order="01230"), checkpointing=[EVERY_BLOCK])
-    assert [(one.autograd, one.checkpointing) for one in again.otherwise] == [("views", NO_CHECKPOINTING), ("views", EVERY_BLOCK)]
+    assert [(one.autograd, one.checkpointing) for one in again.otherwise] == [
+        ("views", NO_CHECKPOINTING), ("views", EVERY_BLOCK)
+    ]
     both = seen(SHARED["two runs and a memory"])
     assert [one.autograd for one in both.otherwise] == ["plain", "views"]
     assert read(dump(again).encode()) == again
@@ -245,7 +285,8 @@ class Normed(nn.Module):
 
 
 class Unused(nn.Module):
-    """One unit takes a value that it does not use; nothing else does, or the loss uses what that is made of."""
+    """One unit takes a value that it does not use; nothing else does, or the loss uses what that is
+    made of."""
 
     def __init__(self, alone: bool) -> None:
         super().__init__()
@@ -274,26 +315,35 @@ precision = { parameters = "bf16", reduce = "bf16" }
 strategy = """
     parse(f"{text} {{ {FSDP2} }}".encode(), where="user.toml", folder=tmp_path)
     for strategy in (DDP, FSDP1, 'name = "zero3"'):
-        with pytest.raises(ZsimError, match="make these in the module itself, or use fsdp2 or hsdp"):
+        with pytest.raises(ZsimError, match="make these in the module itself, or use fsdp2 or "
+                                            "hsdp"):
             parse(f"{text} {{ {strategy} }}".encode(), where="user.toml", folder=tmp_path)
-    with pytest.raises(UntraceableError, match="a norm whose weights and buffers are of its input's dtype"):
+    with pytest.raises(UntraceableError, match="a norm whose weights and buffers are of its "
+                                               "input's dtype"):
         seen(make, dtype="bfloat16", casts_input=False)
 
 
-def test_what_a_unit_takes_and_does_not_use_gets_zeros_from_fully_shard_alone(tmp_path: Path) -> None:
+def test_what_a_unit_takes_and_does_not_use_gets_zeros_from_fully_shard_alone(
+    tmp_path: Path
+) -> None:
     assert differences(lambda: Unused(True), tokens, FSDP2, tmp_path, ranks=2) == {}
     for strategy in (DDP, FSDP1):
         assert differences(lambda: Unused(False), tokens, strategy, tmp_path, ranks=2) == {}
-    assert [(one.autograd, one.lowered) for one in seen(lambda: Unused(True)).otherwise] == [("plain", ())]
+    assert [(one.autograd, one.lowered) for one in seen(lambda: Unused(True)).otherwise] == [
+        ("plain", ())
+    ]
 
 
 def test_nodes_of_a_graph_are_numbered_in_the_order_in_which_they_are_made() -> None:
-    """And the engine takes them from the last to the first, which nothing but the order of what made them decides."""
+    """And the engine takes them from the last to the first, which nothing but the order of what
+    made them decides."""
     before, x = torch_private.next_sequence_number(), torch.ones(2, requires_grad=True)
     first = x * 2
     second = x + 1
     total = (first * second).sum()
-    nodes: list[Node] = [tensor.grad_fn for tensor in (first, second, total) if tensor.grad_fn is not None]
+    nodes: list[Node] = [
+        tensor.grad_fn for tensor in (first, second, total) if tensor.grad_fn is not None
+    ]
     assert [torch_private.sequence_number(node) - before for node in nodes] == [0, 1, 3]
     seen: list[int] = []
     for place, node in enumerate(nodes):

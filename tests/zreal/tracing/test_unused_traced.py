@@ -1,4 +1,5 @@
-"""A unit that a user's module passes by: it owns parameters and is never gathered, traced and through a file."""
+"""A unit that a user's module passes by: it owns parameters and is never gathered, traced and
+through a file."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.zreal.tracing.test_tracing_against_torch import measured_phases, sharded, simulated_phases
+from tests.zreal.tracing.test_tracing_against_torch import (
+    measured_phases,
+    sharded,
+    simulated_phases,
+)
 from tests.zreal.tracing.user_modules import Case, tokens
 from zreal import torch_private
 from zreal.tracing.trace import trace
@@ -55,7 +60,10 @@ def test_ddp_waits_for_its_gradients_unless_it_is_frozen() -> None:
         module.layers[2].requires_grad_(False)
         return module
 
-    assert list(model_problems(Options(), trace(frozen, CASE.data(), units=CASE.all_units), False)) == []
+    assert (
+        list(model_problems(Options(), trace(frozen, CASE.data(), units=CASE.all_units), False))
+        == []
+    )
 
 
 def test_a_unit_whose_parameters_are_read_without_a_call_of_it_is_refused() -> None:

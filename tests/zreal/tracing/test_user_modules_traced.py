@@ -1,4 +1,5 @@
-"""What users write and chains of blocks do not have: values that pass units by, losses of every kind, one buffer alone. To the byte."""
+"""What users write and chains of blocks do not have: values that pass units by, losses of every
+kind, one buffer alone. To the byte."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def cut(layers: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
-SKIPS = {run.__name__: run for run in (past_one, past_two, together, bent, down_and_up, to_all, cut)}
+SKIPS = {
+    run.__name__: run for run in (past_one, past_two, together, bent, down_and_up, to_all, cut)
+}
 
 
 class Teacher(nn.Module):
@@ -120,9 +123,15 @@ class Teacher(nn.Module):
         return x.sum()
 
 
-@pytest.mark.parametrize(("frozen", "strategy"), one_in(2, product([(0,), (1,), (3,), (1, 2), (0, 3)], [FSDP2, KEPT, DDP])))
-def test_frozen_units_that_run_under_no_grad(frozen: tuple[int, ...], strategy: str, tmp_path: Path) -> None:
-    """They are gathered in forward and have no backward; who comes after them prefetches them all the same."""
+@pytest.mark.parametrize(
+    ("frozen", "strategy"),
+    one_in(2, product([(0,), (1,), (3,), (1, 2), (0, 3)], [FSDP2, KEPT, DDP])),
+)
+def test_frozen_units_that_run_under_no_grad(
+    frozen: tuple[int, ...], strategy: str, tmp_path: Path
+) -> None:
+    """They are gathered in forward and have no backward; who comes after them prefetches them all
+    the same."""
     assert differences(lambda: Teacher(frozen), inputs, strategy, tmp_path, ranks=2) == {}
 
 
@@ -145,7 +154,9 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("order", ["ng", "gn", "gg", "nn"])
-def test_a_frozen_unit_that_runs_under_no_grad_and_with_a_gradient(order: str, tmp_path: Path) -> None:
+def test_a_frozen_unit_that_runs_under_no_grad_and_with_a_gradient(
+    order: str, tmp_path: Path
+) -> None:
     assert differences(lambda: Twice(order), inputs, FSDP2, tmp_path, ranks=2) == {}
 
 
@@ -154,7 +165,10 @@ def test_a_trained_unit_under_no_grad_is_refused_with_what_to_do() -> None:
         found = Teacher((2,))
         return found.requires_grad_(True)
 
-    with pytest.raises(ZsimError, match=r"layers\.2: expected the gradient of the unit's output.*no_grad must be frozen"):
+    with pytest.raises(
+        ZsimError,
+        match=r"layers\.2: expected the gradient of the unit's output.*no_grad must be frozen",
+    ):
         trace(make, inputs(), units=["layers.2"])
 
 
@@ -207,14 +221,17 @@ BUFFERS = {
 
 
 @lru_cache(maxsize=8)
-def traced(make: Callable[[], nn.Module], data: Callable[[], Any], units: tuple[str, ...], dtype: Dtype) -> TracedModel:
-    """The same for every strategy that a module is tried under: it is traced once, which takes longer than its steps."""
+def traced(
+    make: Callable[[], nn.Module], data: Callable[[], Any], units: tuple[str, ...], dtype: Dtype
+) -> TracedModel:
+    """The same for every strategy that a module is tried under: it is traced once, which takes
+    longer than its steps."""
     torch.manual_seed(0)
     return trace(make, data(), units=units, dtype=dtype, sums_in_place=False, name="traced")
 
 
-def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",
-                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,
+def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",  # noqa: E501
+                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,  # noqa: E501
                 layers: str = "layers") -> dict[str, Any]:  # fmt: skip
     """By phase: what is predicted and what is measured, where these differ."""
     units = tuple(f"{layers}.{place}" for place in range(4))
@@ -228,14 +245,19 @@ strategy = {{ {strategy} }}
 precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
 optimizer = {{ {optimizer} }}
 {more}
-"""
+"""  # noqa: E501
     case = parse(text.encode(), where="user.toml", folder=tmp_path)
     ours = predicted(case, ranks=(0,))[0]
     with torch_private.fake_group(rank=0, world_size=ranks):
         real = Subject(Case(make, "", data, num_units=0, more=units), case)
         first, _, steady = (real.step() for _ in range(3))
-    pairs = {name: (figures(ours[name]), figures(phase)) for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)}
-    return {name: (found, measured) for name, (found, measured) in pairs.items() if found != measured}
+    pairs = {
+        name: (figures(ours[name]), figures(phase))
+        for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)
+    }
+    return {
+        name: (found, measured) for name, (found, measured) in pairs.items() if found != measured
+    }
 
 
 def inputs() -> tuple[Tensor, ...]:
@@ -249,45 +271,75 @@ def test_values_that_pass_units_by(name: str, strategy: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", SKIPS)
-def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(name: str, tmp_path: Path) -> None:
-    found = differences(lambda: Layers(SKIPS[name]), inputs, FSDP2, tmp_path, ranks=2, parameters="bf16", accumulation=2)
+def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(
+    name: str, tmp_path: Path
+) -> None:
+    found = differences(
+        lambda: Layers(SKIPS[name]), inputs, FSDP2, tmp_path, ranks=2, parameters="bf16",
+        accumulation=2,
+    )
     assert found == {}
 
 
 @pytest.mark.parametrize("name", SKIPS)
 def test_values_that_pass_units_by_under_fsdp1(name: str, tmp_path: Path) -> None:
-    assert differences(lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', tmp_path, ranks=2) == {}
+    assert (
+        differences(
+            lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1',
+            tmp_path, ranks=2,
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize(("name", "reduction"), one_in(5, product(LOSSES, ["mean", "sum", "none"])))
-def test_losses_whose_single_number_keeps_the_room_of_all(name: str, reduction: str, tmp_path: Path) -> None:
+def test_losses_whose_single_number_keeps_the_room_of_all(
+    name: str, reduction: str, tmp_path: Path
+) -> None:
     def data() -> tuple[Tensor, Tensor]:
         return torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float()
 
-    assert differences(lambda: Regression(LOSSES[name], reduction), data, FSDP2, tmp_path, ranks=2) == {}
+    assert (
+        differences(lambda: Regression(LOSSES[name], reduction), data, FSDP2, tmp_path, ranks=2)
+        == {}
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_some_losses_make_those_of_all_elements_beside_on_a_device(name: str, reduction: str) -> None:
+def test_some_losses_make_those_of_all_elements_beside_on_a_device(
+    name: str, reduction: str
+) -> None:
     """From source, for no CUDA is here: what lives in the operator alone."""
     data = (torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float())
     units = [f"layers.{place}" for place in range(4)]
     model = trace(lambda: Regression(LOSSES[name], reduction), data, units=units, device="cuda")
     events = model.lowered[-1].forward.memory
-    brief = [one.nbytes for one, after in pairwise(events) if isinstance(one, Alloc) and after == Free(one.buffer)]
+    brief = [
+        one.nbytes
+        for one, after in pairwise(events)
+        if isinstance(one, Alloc) and after == Free(one.buffer)
+    ]
     beside = reduction == "mean" and name in ("mse_loss", "smooth_l1_loss", "huber_loss")
     assert brief == [6 * WIDTH * 4] * beside
 
 
-@pytest.mark.parametrize(("name", "strategy"), one_in(3, product(BUFFERS, [DDP, 'name = "zero_redundancy"'])))
-def test_a_single_buffer_of_its_dtype_is_broadcast_as_it_is(name: str, strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "strategy"), one_in(3, product(BUFFERS, [DDP, 'name = "zero_redundancy"']))
+)
+def test_a_single_buffer_of_its_dtype_is_broadcast_as_it_is(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
     for ranks in (1, 2):
-        assert differences(lambda: Buffered(BUFFERS[name]), inputs, strategy, tmp_path, ranks=ranks) == {}
+        assert (
+            differences(lambda: Buffered(BUFFERS[name]), inputs, strategy, tmp_path, ranks=ranks)
+            == {}
+        )
 
 
 class Unfolding(nn.Module):
-    """Patches out of an image, and an image of patches: overlapping ones are more than the image, few of them less."""
+    """Patches out of an image, and an image of patches: overlapping ones are more than the image,
+    few of them less."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()
@@ -302,16 +354,29 @@ class Unfolding(nn.Module):
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (1, 3), (2, 2)])
-def test_folding_begins_with_room_for_what_it_reads(kernel: int, stride: int, tmp_path: Path) -> None:
-    assert differences(lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path, ranks=2) == {}
+def test_folding_begins_with_room_for_what_it_reads(
+    kernel: int, stride: int, tmp_path: Path
+) -> None:
+    assert (
+        differences(
+            lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path,
+            ranks=2,
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize("loss", [Tensor.sum, lambda found: found.square().sum()])
 def test_products_say_how_their_first_factor_lies(loss: Callable[[Tensor], Tensor]) -> None:
-    """As torch's own backward of a linear multiplies: the weight's gradient is of the transposed gradient of the output."""
+    """As torch's own backward of a linear multiplies: the weight's gradient is of the transposed
+    gradient of the output."""
     model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"], loss=loss)
     (linear,) = (module for module in model.lowered if module.fqn == "layers.0")
-    found = {(kernel.shape, kernel.transposed) for kernel in (*linear.forward.kernels, *linear.backward.kernels) if kernel.shape}
+    found = {
+        (kernel.shape, kernel.transposed)
+        for kernel in (*linear.forward.kernels, *linear.backward.kernels)
+        if kernel.shape
+    }
     assert found == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}
 
 
@@ -325,7 +390,8 @@ cluster = {{ preset = "cpu-gloo", ranks = 2 }}
 strategy = {{ name = "fsdp2" }}
 execution = {{ {key} = "composite" }}
 """
-    with pytest.raises(ZsimError, match=f"execution.{key}: expected fused, for a trace has the calls that its module makes"):
+    with pytest.raises(ZsimError, match=f"execution.{key}: expected fused, for a trace has the "
+                                        f"calls that its module makes"):
         parse(text.encode(), where="traced.toml", folder=tmp_path)
 
 
@@ -340,7 +406,11 @@ class Classes(nn.Module):
 
 def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writes_all() -> None:
     model = trace(Classes, (torch.randn(64, WIDTH), torch.randint(1000, (64,))), units=["layers.0"])
-    kernels = [kernel for module in model.lowered for kernel in (*module.forward.kernels, *module.backward.kernels)]
+    kernels = [
+        kernel
+        for module in model.lowered
+        for kernel in (*module.forward.kernels, *module.backward.kernels)
+    ]
     (forward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_forward")
     (backward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_backward")
     logits, targets = 64 * 1000 * 4, 64 * 8
@@ -349,7 +419,8 @@ def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writ
 
 
 class Normed(nn.Module):
-    """A linear whose activations are normed over channels, transposed, as PointNet and convolutions over time have them."""
+    """A linear whose activations are normed over channels, transposed, as PointNet and convolutions
+    over time have them."""
 
     def __init__(self, bent: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -372,7 +443,9 @@ class Norms(nn.Module):
 
 @pytest.mark.parametrize("strategy", [FSDP2, DDP, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'])
 @pytest.mark.parametrize("bent", [functional.relu, functional.gelu, functional.logsigmoid])
-def test_norms_of_transposed_activations_lie_as_new_tensors_do(bent: Callable[[Tensor], Tensor], strategy: str, tmp_path: Path) -> None:
+def test_norms_of_transposed_activations_lie_as_new_tensors_do(
+    bent: Callable[[Tensor], Tensor], strategy: str, tmp_path: Path
+) -> None:
     """So that the next reshape needs a copy, which fake tensors alone would not show."""
 
     def data() -> tuple[Tensor, ...]:
@@ -382,7 +455,9 @@ def test_norms_of_transposed_activations_lie_as_new_tensors_do(bent: Callable[[T
 
 
 @pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
-def test_gradients_of_losses_of_transposed_outputs_lie_as_new_tensors_do(name: str, tmp_path: Path) -> None:
+def test_gradients_of_losses_of_transposed_outputs_lie_as_new_tensors_do(
+    name: str, tmp_path: Path
+) -> None:
     class Transposed(Layers):
         def forward(self, x: Tensor, target: Tensor) -> Tensor:
             return getattr(functional, name)(past_one(self.layers, x).transpose(1, 2), target)
@@ -394,15 +469,20 @@ def test_gradients_of_losses_of_transposed_outputs_lie_as_new_tensors_do(name: s
 
 
 def real_and_fake(operator: Callable[..., Tensor], *given: Tensor) -> list[list[tuple[int, ...]]]:
-    """Strides of a result and of the gradients, as they are and as fake tensors watched by a log have them."""
+    """Strides of a result and of the gradients, as they are and as fake tensors watched by a log
+    have them."""
 
     def run(tensors: list[Tensor]) -> list[tuple[int, ...]]:
         found = operator(*tensors)
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
-        return [t.stride() for t in (found, *torch.autograd.grad(found, wanted, torch.ones_like(found)))]
+        return [
+            t.stride() for t in (found, *torch.autograd.grad(found, wanted, torch.ones_like(found)))
+        ]
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in given]
+    fakes = [
+        mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in given
+    ]
     real = run(list(given))
     with mode, StorageLog():
         return [real, run(fakes)]
@@ -410,22 +490,21 @@ def real_and_fake(operator: Callable[..., Tensor], *given: Tensor) -> list[list[
 
 CHANNELS = 6
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "batch_norm": lambda x: functional.batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS), training=True),
-    "batch_norm, evaluated": lambda x: functional.batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS)),
-    "group_norm": lambda x: functional.group_norm(x, 2),
-    "instance_norm": functional.instance_norm,
-    "logsigmoid": functional.logsigmoid,
-    "softplus": functional.softplus,
-    "gelu": functional.gelu,
+    "batch_norm": lambda x: functional.batch_norm(
+        x, torch.zeros(CHANNELS), torch.ones(CHANNELS), training=True
+    ),
+    "batch_norm, evaluated": lambda x: functional.batch_norm(
+        x, torch.zeros(CHANNELS), torch.ones(CHANNELS)
+    ),
+    "group_norm": lambda x: functional.group_norm(x, 2), "instance_norm": functional.instance_norm,
+    "logsigmoid": functional.logsigmoid, "softplus": functional.softplus, "gelu": functional.gelu,
     "mse_loss": lambda x: functional.mse_loss(x, torch.zeros(x.shape)),
     "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, torch.zeros(x.shape)),
     "huber_loss": lambda x: functional.huber_loss(x, torch.zeros(x.shape)),
     "l1_loss": lambda x: functional.l1_loss(x, torch.zeros(x.shape)),
-    "softmax": lambda x: x.softmax(1),
-    "glu": lambda x: functional.glu(x, 1),
+    "softmax": lambda x: x.softmax(1), "glu": lambda x: functional.glu(x, 1),
     "linear": lambda x: functional.linear(x, torch.ones(5, x.shape[-1])),
-    "cumsum": lambda x: x.cumsum(1),
-    "avg_pool1d": lambda x: functional.avg_pool1d(x, 2),
+    "cumsum": lambda x: x.cumsum(1), "avg_pool1d": lambda x: functional.avg_pool1d(x, 2),
 }
 
 
@@ -441,7 +520,13 @@ def test_results_lie_in_memory_as_real_ones_do(name: str, layout: str) -> None:
     assert fake == real
 
 
-@pytest.mark.parametrize("name", ["batch_norm", "batch_norm, evaluated", "logsigmoid", "mse_loss", "smooth_l1_loss", "huber_loss", "gelu"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_norm", "batch_norm, evaluated", "logsigmoid", "mse_loss", "smooth_l1_loss",
+        "huber_loss", "gelu",
+    ],
+)
 @pytest.mark.parametrize("dims", [4, 5])
 def test_channels_that_come_last_stay_so_where_they_do(name: str, dims: int) -> None:
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}[dims]
@@ -451,7 +536,8 @@ def test_channels_that_come_last_stay_so_where_they_do(name: str, dims: int) -> 
 
 
 def test_a_name_that_no_scenario_could_load_is_refused_when_it_is_given() -> None:
-    with pytest.raises(ZsimError, match="name: expected one without blanks, commas and bars, found 'my model'"):
+    with pytest.raises(ZsimError, match="name: expected one without blanks, commas and bars, "
+                                        "found 'my model'"):
         trace(lambda: Layers(past_one), inputs(), name="my model")
 
 
@@ -474,7 +560,10 @@ class Needs(nn.Module):
 
 
 def test_where_a_module_runs_with_hooks_alone_its_own_error_is_told(tmp_path: Path) -> None:
-    save(trace(Needs, inputs(), units=["layers.0", "layers.1"], dtype="bfloat16", device="cpu"), tmp_path / "needs.json")
+    save(
+        trace(Needs, inputs(), units=["layers.0", "layers.1"], dtype="bfloat16", device="cpu"),
+        tmp_path / "needs.json",
+    )
     text = """
 model = { traced = "needs.json" }
 batch = { micro_batch = 6, sequence_length = 1 }
@@ -482,14 +571,23 @@ cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "ddp" }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
-    with pytest.raises(ZsimError, match=r"without the hooks of fully_shard.*found layers\.0: .*no linear of torch\.float32"):
+    with pytest.raises(
+        ZsimError,
+        match=r"without the hooks of fully_shard.*found layers\.0: .*no linear of torch\.float32",
+    ):
         predicted(parse(text.encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
-    assert predicted(parse(text.replace("ddp", "fsdp2").encode(), where="needs.toml", folder=tmp_path), ranks=(0,))
+    assert predicted(
+        parse(text.replace("ddp", "fsdp2").encode(), where="needs.toml", folder=tmp_path),
+        ranks=(0,),
+    )
 
 
 @pytest.mark.parametrize("change", ["twice", "of a checkpointing that was not traced"])
 def test_a_file_with_two_forms_for_one_strategy_is_refused(change: str) -> None:
     model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"])
-    one = Otherwise(autograd="plain", checkpointing=Checkpointing(mode="none" if change == "twice" else "full"), lowered=())
+    one = Otherwise(
+        autograd="plain", checkpointing=Checkpointing(mode="none" if change == "twice" else "full"),
+        lowered=(),
+    )
     with pytest.raises(ZsimError, match="one form for each way of autograd"):
         check(replace(model, otherwise=(one, one) if change == "twice" else (one,)))

@@ -1,4 +1,5 @@
-"""Modules that change parameters of their own in forward, as weights that are normalized before they are used. Held to torch."""
+"""Modules that change parameters of their own in forward, as weights that are normalized before
+they are used. Held to torch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 
 
 class Normed(nn.Module):
-    """A linear whose weight's rows have length one: it is written back before it is used, as EDM2 does."""
+    """A linear whose weight's rows have length one: it is written back before it is used, as EDM2
+    does."""
 
     def __init__(self, way: str = "no_grad") -> None:
         super().__init__()
@@ -69,39 +71,72 @@ class Bounded(nn.Module):
 
 
 MAKES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], str]] = {
-    "a weight": (Layers, lambda: (torch.randn(6, WIDTH),), "layers.0.weight, which copy_ changes in place"),
+    "a weight": (
+        Layers, lambda: (torch.randn(6, WIDTH),), "layers.0.weight, which copy_ changes in place"
+    ),
     "detached": (
-        lambda: Layers("detached"),
-        lambda: (torch.randn(6, WIDTH),),
+        lambda: Layers("detached"), lambda: (torch.randn(6, WIDTH),),
         "layers.0.weight, which copy_ changes in place",
     ),
-    "rows of a table": (Bounded, lambda: (torch.randint(0, 50, (2, 6)),), "embedding.weight, which embedding_renorm_ changes in place"),
+    "rows of a table": (
+        Bounded, lambda: (torch.randint(0, 50, (2, 6)),),
+        "embedding.weight, which embedding_renorm_ changes in place",
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "strategy", "accumulation"), one_in(3, product(MAKES, [FSDP2, KEPT, HSDP, DDP], [1, 2])))
-def test_they_are_traced_to_the_byte(name: str, strategy: str, accumulation: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "strategy", "accumulation"),
+    one_in(3, product(MAKES, [FSDP2, KEPT, HSDP, DDP], [1, 2])),
+)
+def test_they_are_traced_to_the_byte(
+    name: str, strategy: str, accumulation: int, tmp_path: Path
+) -> None:
     make, data, _ = MAKES[name]
-    assert differences(make, data, strategy, tmp_path, ranks=4 if strategy == HSDP else 2, accumulation=accumulation) == {}
+    assert (
+        differences(
+            make, data, strategy, tmp_path, ranks=4 if strategy == HSDP else 2,
+            accumulation=accumulation,
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize("name", MAKES)
 def test_fsdp1_refuses_them_as_torch_does(name: str, tmp_path: Path) -> None:
     make, data, says = MAKES[name]
-    with pytest.raises(ZsimError, match=f"changes none of its parameters in forward: .*found {says}; change its .data, .* or use fsdp2"):
+    with pytest.raises(ZsimError, match=f"changes none of its parameters in forward: .*found "
+                                        f"{says}; change its .data, .* or use fsdp2"):
         differences(make, data, FSDP1, tmp_path, ranks=2)
     with torch_private.fake_group(rank=0, world_size=2):
-        module = FullyShardedDataParallel(make(), device_id=torch.device("cpu"), use_orig_params=True)
-        with pytest.raises(RuntimeError, match="is a view and its base or another view of its base has been modified inplace"):
+        module = FullyShardedDataParallel(
+            make(), device_id=torch.device("cpu"), use_orig_params=True
+        )
+        with pytest.raises(RuntimeError, match="is a view and its base or another view of its "
+                                               "base has been modified inplace"):
             module(*data())
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, DDP, FSDP1, f"{FSDP1}, use_orig_params = true"])
 def test_data_is_changed_under_fsdp1_too(strategy: str, tmp_path: Path) -> None:
-    assert differences(lambda: Layers("data"), MAKES["a weight"][1], strategy, tmp_path, ranks=2, accumulation=2) == {}
+    assert (
+        differences(
+            lambda: Layers("data"), MAKES["a weight"][1], strategy, tmp_path, ranks=2,
+            accumulation=2,
+        )
+        == {}
+    )
 
 
 def test_only_their_traces_have_no_form_for_views() -> None:
     make, data, _ = MAKES["a weight"]
-    assert [(one.autograd, one.lowered) for one in trace(make, data(), units=["layers.0"]).otherwise] == [("views", ())]
-    assert trace(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)), data(), units=["0"], loss=torch.sum).otherwise == ()
+    assert [
+        (one.autograd, one.lowered) for one in trace(make, data(), units=["layers.0"]).otherwise
+    ] == [("views", ())]
+    assert (
+        trace(
+            lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)), data(),
+            units=["0"], loss=torch.sum,
+        ).otherwise
+        == ()
+    )

@@ -1,4 +1,5 @@
-"""The real module of a user under torch's own strategies, measured as `zreal.observer.observer` measures models of ours."""
+"""The real module of a user under torch's own strategies, measured as `zreal.observer.observer`
+measures models of ours."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ from zsim.scenario.scenario import Scenario
 
 
 class Subject:
-    """The real module of a case under the real strategy on this rank, as `zreal.observer.observer` runs models of ours."""
+    """The real module of a case under the real strategy on this rank, as `zreal.observer.observer`
+    runs models of ours."""
 
     def __init__(self, user: Case, case: Scenario, *, log: bool = False) -> None:
         self.case, self.user = case, user
         mesh, groups = device_mesh(case, device="cpu")
         self.meter = MemoryMeter(log=log)
-        self.recorder = CollectiveRecorder(groups, world_size=case.world_size, progress=lambda _: None)
+        self.recorder = CollectiveRecorder(
+            groups, world_size=case.world_size, progress=lambda _: None
+        )
         module: Any = self.user.make()
         module.stretch = module.get_submodule
         with self.meter, self.recorder:
@@ -30,7 +34,9 @@ class Subject:
                 with self.meter.looking_away():
                     self.meter.watch(*module.buffers())
                 self.subject = SUBJECTS[case.strategy](case, module, mesh)
-            self.construction = PhaseRecord(collectives=self.recorder.take(), memory=as_record(span))
+            self.construction = PhaseRecord(
+                collectives=self.recorder.take(), memory=as_record(span)
+            )
 
     def step(self) -> PhaseRecord:
         """One step of training."""
@@ -52,8 +58,12 @@ class Subject:
                 subject.optimizer.step()
                 with self.meter.looking_away():
                     parameters = list(subject.module.parameters())
-                    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
-                    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
+                    gradients = [
+                        parameter.grad for parameter in parameters if subject.owns_gradients
+                    ]
+                    holds = held(
+                        parameters=parameters, gradients=gradients, states=subject.states()
+                    )
                     del gradients, parameters
                 self.meter.begin("zero_grad")
                 subject.optimizer.zero_grad(set_to_none=True)

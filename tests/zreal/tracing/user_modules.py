@@ -1,4 +1,5 @@
-"""Modules as users write them, with the data they run on: torch's own layers, convolutions, odd ones, transformers."""
+"""Modules as users write them, with the data they run on: torch's own layers, convolutions, odd
+ones, transformers."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ from zsim.models.training_options import Dtype
 
 
 class Encoder(nn.Module):
-    """torch's own transformer layers, with dropout, between an embedding and a head that may share their weight."""
+    """torch's own transformer layers, with dropout, between an embedding and a head that may share
+    their weight."""
 
     def __init__(self, *, tied: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(300, 64)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(6))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(6)
+        )
         self.head = nn.Linear(64, 300, bias=not tied)
         self.checkpointed = checkpointed
         if tied:
@@ -43,7 +47,9 @@ class Convolutions(nn.Module):
         super().__init__()
         widths = ((3, 8), (8, 16), (16, 32))
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), norm(b), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+            nn.Sequential(
+                nn.Conv2d(a, b, 3, padding=1), norm(b), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+            )
             for a, b in widths
         )
         self.head = nn.Linear(32 * 4 * 4, 10)
@@ -55,7 +61,8 @@ class Convolutions(nn.Module):
 
 
 class _Pairs(nn.Module):
-    """Two tensors in and, in a dict, two out; a keyword; sums in place; a weight of two halves; a weight used twice."""
+    """Two tensors in and, in a dict, two out; a keyword; sums in place; a weight of two halves; a
+    weight used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +70,9 @@ class _Pairs(nn.Module):
         self.twice = nn.Linear(32, 32)
         self.gain = nn.Parameter(torch.ones(32))
 
-    def forward(self, pair: tuple[Tensor, Tensor], *, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, pair: tuple[Tensor, Tensor], *, scale: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         x, y = pair
         hidden = functional.linear(x, torch.cat(tuple(self.halves))) * scale
         hidden += y
@@ -104,7 +113,8 @@ class Bags(nn.Module):
 
 
 class Lora(nn.Module):
-    """A frozen linear with a low-rank product beside it, which is trained: the input goes through both."""
+    """A frozen linear with a low-rank product beside it, which is trained: the input goes through
+    both."""
 
     def __init__(self, base: nn.Linear, *, rank: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
@@ -128,12 +138,15 @@ class _Adapted(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
         self.requires_grad_(False)
         if rank:
-            self.query, self.value = (Lora(one, rank=rank, dropout=dropout) for one in (self.query, self.value))
+            self.query, self.value = (
+                Lora(one, rank=rank, dropout=dropout) for one in (self.query, self.value)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norms[0](x)
         query, key, value = (
-            one(h).unflatten(-1, (4, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)
+            one(h).unflatten(-1, (4, -1)).transpose(1, 2)
+            for one in (self.query, self.key, self.value)
         )
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -141,12 +154,17 @@ class _Adapted(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen transformer with low-rank adapters in its blocks from `first` on; all before them needs no gradient."""
+    """A frozen transformer with low-rank adapters in its blocks from `first` on; all before them
+    needs no gradient."""
 
-    def __init__(self, *, dropout: float = 0.0, first: int = 0, width: int = 32, head: bool = False) -> None:
+    def __init__(
+        self, *, dropout: float = 0.0, first: int = 0, width: int = 32, head: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(300, width).requires_grad_(False)
-        self.blocks = nn.ModuleList(_Adapted(width, dropout=dropout, rank=4 * (i >= first)) for i in range(6))
+        self.blocks = nn.ModuleList(
+            _Adapted(width, dropout=dropout, rank=4 * (i >= first)) for i in range(6)
+        )
         self.norm = nn.LayerNorm(width).requires_grad_(False)
         self.head = nn.Linear(width, 300, bias=False).requires_grad_(head)
 
@@ -158,7 +176,8 @@ class Adapted(nn.Module):
 
 
 def frozen(make: Callable[[], nn.Module], *, trained: str) -> Callable[[], nn.Module]:
-    """`make` with every parameter frozen but those whose name matches the regular expression `trained`."""
+    """`make` with every parameter frozen but those whose name matches the regular expression
+    `trained`."""
 
     def made() -> nn.Module:
         model = make()
@@ -189,7 +208,8 @@ def gpt2() -> nn.Module:
     """A small GPT2LMHeadModel: dropout, tied weights, the layer that transformers calls Conv1D."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=320, n_positions=64, n_embd=64, n_layer=6, n_head=4, bos_token_id=0, eos_token_id=0
+        vocab_size=320, n_positions=64, n_embd=64, n_layer=6, n_head=4, bos_token_id=0,
+        eos_token_id=0,
     )
     return transformers.GPT2LMHeadModel(config)
 
@@ -199,11 +219,14 @@ def tokens(*shape: int) -> tuple[Tensor, Tensor]:
 
 
 def sentences(*, length: int = 16, padding: int | None = None) -> dict[str, Tensor]:
-    """input_ids and labels and, with `padding`, a mask whose first sentence ends that much earlier."""
+    """input_ids and labels and, with `padding`, a mask whose first sentence ends that much earlier.
+    """
     ids = torch.randint(300, (2, length))
     mask = torch.ones(2, length, dtype=torch.int64)
     mask[0, length - (padding or 0) :] = 0
-    return {"input_ids": ids, "labels": ids.clone()} | ({} if padding is None else {"attention_mask": mask})
+    return {"input_ids": ids, "labels": ids.clone()} | (
+        {} if padding is None else {"attention_mask": mask}
+    )
 
 
 @dataclass(frozen=True)
@@ -228,52 +251,64 @@ class Case:
 
 CASES = {
     "encoder": Case(Encoder, "layers", lambda: tokens(2, 16)),
-    "encoder, tied, logits largest": Case(lambda: Encoder(tied=True), "layers", lambda: tokens(2, 64)),
-    "encoder, checkpointed": Case(lambda: Encoder(checkpointed=True), "layers", lambda: tokens(2, 64)),
+    "encoder, tied, logits largest": Case(
+        lambda: Encoder(tied=True), "layers", lambda: tokens(2, 64)
+    ),
+    "encoder, checkpointed": Case(
+        lambda: Encoder(checkpointed=True), "layers", lambda: tokens(2, 64)
+    ),
     "encoder, whole": Case(Encoder, "layers", lambda: tokens(2, 16), num_units=0),
-    "convolutions": Case(  # with bfloat16 weights torch on the CPU refuses a BatchNorm whose buffers are float32
-        lambda: Convolutions(nn.BatchNorm2d),
-        "blocks",
-        lambda: (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))),
-        num_units=3,
+    "convolutions": Case(  # with bfloat16 weights torch on the CPU refuses a BatchNorm whose buffers are float32  # noqa: E501
+        lambda: Convolutions(nn.BatchNorm2d), "blocks",
+        lambda: (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))), num_units=3,
         dtypes=("float32",),
     ),
     "convolutions, cast": Case(
-        lambda: Convolutions(lambda width: nn.GroupNorm(2, width)),
-        "blocks",
-        lambda: (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))),
-        num_units=3,
+        lambda: Convolutions(lambda width: nn.GroupNorm(2, width)), "blocks",
+        lambda: (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))), num_units=3,
     ),
     "bags, mean": Case(lambda: Bags("mean"), "layers", lambda: tokens(4, 7)),
     "bags, sum": Case(lambda: Bags("sum"), "layers", lambda: tokens(4, 7)),
     "pairs": Case(Pairs, "blocks", lambda: (torch.randn(4, 16),)),
     "llama": Case(llama, "model.layers", sentences),
     "llama, no cache": Case(lambda: llama(use_cache=False), "model.layers", sentences),
-    "llama, padded": Case(lambda: llama(use_cache=False), "model.layers", lambda: sentences(padding=3)),
-    "llama, explicit, tied": Case(
-        lambda: llama(attn_implementation="eager", tie_word_embeddings=True), "model.layers", sentences
+    "llama, padded": Case(
+        lambda: llama(use_cache=False), "model.layers", lambda: sentences(padding=3)
     ),
-    "llama, ends apart": Case(llama, "model.layers", sentences, more=("model.embed_tokens", "model.norm", "lm_head")),
+    "llama, explicit, tied": Case(
+        lambda: llama(attn_implementation="eager", tie_word_embeddings=True), "model.layers",
+        sentences,
+    ),
+    "llama, ends apart": Case(
+        llama, "model.layers", sentences, more=("model.embed_tokens", "model.norm", "lm_head")
+    ),
     "gpt2": Case(gpt2, "transformer.h", sentences),
     "gpt2, all ones": Case(gpt2, "transformer.h", lambda: sentences(padding=0)),
     "turned": Case(SPLIT["turned"], "layers", rows, num_units=NUM_UNITS),
     "decoders, whole": Case(SPLIT["decoders"], "layers", rows, num_units=0),
 }
 SHARING = {"decoders": Case(SPLIT["decoders"], "layers", rows, num_units=NUM_UNITS)}
-"""Units that share their second input: its gradients are added up when a unit is over, and not where a plain step adds them."""
+"""Units that share their second input: its gradients are added up when a unit is over, and not
+where a plain step adds them."""
 FROZEN = {
     "adapters": Case(Adapted, "blocks", lambda: tokens(2, 16)),
     "adapters, dropout": Case(lambda: Adapted(dropout=0.1), "blocks", lambda: tokens(2, 16)),
-    "adapters in later blocks, head": Case(lambda: Adapted(first=2, head=True), "blocks", lambda: tokens(2, 16)),
+    "adapters in later blocks, head": Case(
+        lambda: Adapted(first=2, head=True), "blocks", lambda: tokens(2, 16)
+    ),
     "encoder, biases only": Case(frozen(Encoder, trained="bias"), "layers", lambda: tokens(2, 16)),
     "encoder, norms only, checkpointed": Case(
-        frozen(lambda: Encoder(checkpointed=True), trained=r"norm\d"), "layers", lambda: tokens(2, 16)
+        frozen(lambda: Encoder(checkpointed=True), trained=r"norm\d"), "layers",
+        lambda: tokens(2, 16),
     ),
     "llama, query and value": Case(frozen(llama, trained=r"[qv]_proj"), "model.layers", sentences),
     "llama, norms only": Case(
-        frozen(lambda: llama(attn_implementation="eager"), trained="norm"), "model.layers", sentences
+        frozen(lambda: llama(attn_implementation="eager"), trained="norm"), "model.layers",
+        sentences,
     ),
-    "llama, last layers": Case(frozen(llama, trained=r"layers\.[45]|lm_head"), "model.layers", sentences),
+    "llama, last layers": Case(
+        frozen(llama, trained=r"layers\.[45]|lm_head"), "model.layers", sentences
+    ),
 }
 
 

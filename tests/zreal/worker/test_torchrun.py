@@ -1,4 +1,5 @@
-"""The cluster's own launcher: torchrun runs the worker on every rank, rank 0 saves a Run that the simulator agrees with."""
+"""The cluster's own launcher: torchrun runs the worker on every rank, rank 0 saves a Run that the
+simulator agrees with."""
 
 from __future__ import annotations
 
@@ -23,10 +24,18 @@ SCENARIO = str(ROOT / "scenarios/parity/fsdp2-mlp-2.toml")
 
 def worker(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     """The worker under torchrun on `ranks` ranks, or without it for 0."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks
+        else []
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
+        "OMP_NUM_THREADS": "1"
+    }
     command = [sys.executable, *launcher, "-m", "zreal.worker", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
@@ -36,15 +45,19 @@ def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
 
     assert done.returncode == 0, done.stderr
     run = saved.load(measured)
-    assert (run.backend, run.interpreter, run.world_size, run.complete) == ("gloo", "observer", 2, True)
+    assert (run.backend, run.interpreter, run.world_size, run.complete) == (
+        "gloo", "observer", 2, True,
+    )
     assert [rank.rank for rank in run.ranks] == [0, 1]
     assert main(["run", SCENARIO, "--save", str(predicted), "--all-ranks"]) == 0
     capsys.readouterr()
     assert main(["compare", str(predicted), str(measured), "--json"]) == 0
-    statuses = {check["name"]: check["status"] for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert {name: statuses[name] for name in ("collective order", "bytes", "numerics")} == dict.fromkeys(
-        ("collective order", "bytes", "numerics"), "ok"
-    )
+    statuses = {
+        check["name"]: check["status"] for check in json.loads(capsys.readouterr().out)["checks"]
+    }
+    assert {
+        name: statuses[name] for name in ("collective order", "bytes", "numerics")
+    } == dict.fromkeys(("collective order", "bytes", "numerics"), "ok")
 
 
 @pytest.mark.slow
@@ -57,7 +70,10 @@ def test_another_number_of_ranks_than_the_scenarios_is_refused_by_each():
 def test_a_start_without_a_launcher_is_words_and_no_traceback():
     done = worker(SCENARIO, "--save", "x.json", ranks=0)
     assert done.returncode == 2
-    assert "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none" in done.stderr
+    assert (
+        "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none"
+        in done.stderr
+    )
     assert "torchrun --nproc-per-node 2" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -66,7 +82,10 @@ def test_a_start_without_a_launcher_is_words_and_no_traceback():
     ("arguments", "words"),
     [
         (["nowhere.toml", "--save", "x.json"], "nowhere.toml: "),
-        ([SCENARIO, "--save", "x.json", "--interpreter", "executor"], "--interpreter: expected observer for fsdp2, found executor"),
+        (
+            [SCENARIO, "--save", "x.json", "--interpreter", "executor"],
+            "--interpreter: expected observer for fsdp2, found executor",
+        ),
     ],
 )
 def test_a_wrong_start_says_what_is_wrong(arguments, words):
@@ -77,7 +96,10 @@ def test_a_wrong_start_says_what_is_wrong(arguments, words):
 
 
 def test_a_port_that_is_none_is_refused(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"}.items():
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"
+    }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LauncherError, match="expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher"):
+    with pytest.raises(LauncherError, match="expected RANK, WORLD_SIZE, MASTER_ADDR and "
+                                            "MASTER_PORT from a launcher"):
         main_of_worker([SCENARIO, "--save", "x.json"])

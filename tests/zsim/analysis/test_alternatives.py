@@ -1,4 +1,5 @@
-"""Other ways to train a scenario keep what it asks for: options, checkpointing, mesh; several changes where one is not enough."""
+"""Other ways to train a scenario keep what it asks for: options, checkpointing, mesh; several
+changes where one is not enough."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.scenario.scenario import Scenario, parse
 
-PREFETCHED = 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, reshard_after_forward = 4'
+PREFETCHED = (
+    'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, '
+    'reshard_after_forward = 4'
+)
 
 
 def text(
@@ -46,16 +50,26 @@ def tried(case: Scenario) -> dict[str, Scenario]:
     return dict(ways(case))
 
 
-def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it_does_without() -> None:
+def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it_does_without() -> (
+    None
+):
     case = scenario(PREFETCHED)
     found = tried(case)
     assert found["fsdp2"].options == case.options
     assert dropped(case, found["fsdp2"]) == ()
     kept = found["fsdp2, reshard_after_forward = false"].options
-    assert (kept.forward_prefetch, kept.backward_prefetch, kept.offload, kept.reshard_after_forward) == (2, 1, True, False)
+    assert (
+        kept.forward_prefetch, kept.backward_prefetch, kept.offload, kept.reshard_after_forward
+    ) == (2, 1, True, False)
     options = found["hsdp, shard groups of 4"].options
-    assert (options.forward_prefetch, options.backward_prefetch, options.offload, options.reshard_after_forward) == (2, 1, True, 4)
-    without = ("reshard_after_forward = 4", "forward_prefetch = 2", "backward_prefetch = 1", "offload = true")
+    assert (
+        options.forward_prefetch, options.backward_prefetch, options.offload,
+        options.reshard_after_forward,
+    ) == (2, 1, True, 4)
+    without = (
+        "reshard_after_forward = 4", "forward_prefetch = 2", "backward_prefetch = 1",
+        "offload = true",
+    )
     assert {dropped(case, found[name]) for name in ("ddp", "zero1", "zero2", "zero3")} == {without}
 
 
@@ -70,8 +84,11 @@ def test_flat_buffers_keep_their_granularity_and_ddp_its_buckets() -> None:
     flat = tried(scenario('name = "zero3", lookahead = 3, granularity = "25 MiB"'))
     assert {flat[name].options.granularity for name in ("zero1", "zero2", "zero3")} == {25 * 2**20}
     assert flat["zero3"].options.lookahead == 3
-    buckets = tried(scenario('name = "zero_redundancy", gradient_as_bucket_view = true, bucket_cap_mb = 50'))
-    assert (buckets["ddp"].options.gradient_as_bucket_view, buckets["ddp"].options.bucket_cap_mb) == (True, 50)
+    buckets = tried(scenario('name = "zero_redundancy", gradient_as_bucket_view = true, '
+                             'bucket_cap_mb = 50'))
+    assert (
+        buckets["ddp"].options.gradient_as_bucket_view, buckets["ddp"].options.bucket_cap_mb
+    ) == (True, 50)
     assert buckets["zero_redundancy"].options == buckets["ddp"].options
 
 
@@ -79,7 +96,8 @@ def test_the_scenarios_own_checkpointing_is_tried_beside_none_and_all() -> None:
     model = 'activation_checkpointing = { mode = "selective", save = ["linear"], save_every = 2 }'
     case = scenario('name = "fsdp2"', more=model, model='preset = "llama-3-8b"')
     names = [name for name in tried(case) if name.startswith("fsdp2") and "false" not in name]
-    assert names == ["fsdp2", "fsdp2, checkpointing as asked for (selective; save = linear; save_every = 2)", "fsdp2, checkpointing"]
+    assert names == ["fsdp2", "fsdp2, checkpointing as asked for (selective; save = linear; "
+                              "save_every = 2)", "fsdp2, checkpointing"]
     assert tried(case)[names[1]].checkpointing == case.checkpointing
 
 
@@ -88,15 +106,21 @@ def test_replicas_of_smaller_groups_are_tried_on_one_node_and_on_many() -> None:
         return {other.mesh.shape for other in tried(case).values() if other.strategy == "hsdp"}
 
     assert meshes(scenario('name = "ddp"')) == {(4, 2), (2, 4)}
-    assert meshes(scenario('name = "ddp"', cluster='preset = "dgx-h100", nodes = 4')) == {(16, 2), (8, 4), (4, 8)}
+    assert meshes(scenario('name = "ddp"', cluster='preset = "dgx-h100", nodes = 4')) == {
+        (16, 2), (8, 4), (4, 8)
+    }
     assert meshes(scenario('name = "ddp"', cluster='preset = "dgx-h100", ranks = 2')) == set()
-    own = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 16', cluster='preset = "dgx-h100", nodes = 4')
+    own = scenario(
+        'name = "hsdp", dp_replicate = 2, dp_shard = 16', cluster='preset = "dgx-h100", nodes = 4'
+    )
     assert (2, 16) in meshes(own)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "hsdp"])
 @pytest.mark.parametrize("asked", ["false", "2", "true", '"auto"'])
-def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(strategy: str, asked: str) -> None:
+def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(
+    strategy: str, asked: str
+) -> None:
     mesh = "dp_replicate = 2, dp_shard = 4" if strategy == "hsdp" else "dp_shard = 8"
     case = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = {asked}')
     freed = "hsdp, shard groups of 4" if strategy == "hsdp" else "fsdp2"
@@ -119,18 +143,29 @@ def test_a_move_is_over_all_ranks_unless_a_mesh_is_given() -> None:
 
 
 def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
-    model, batch = 'preset = "llama-3-8b", num_layers = 24', "micro_batch = 2, sequence_length = 8192"
+    model, batch = (
+        'preset = "llama-3-8b", num_layers = 24', "micro_batch = 2, sequence_length = 8192",
+    )
     case = scenario('name = "ddp"', model=model, batch=batch)
     effects = advice(case)
-    alone, joint = [one for one in effects if " + " not in one.change], [one for one in effects if " + " in one.change]
+    alone, joint = (
+        [one for one in effects if " + " not in one.change],
+        [one for one in effects if " + " in one.change],
+    )
     assert {one.verdict for one in alone} <= {"OOM", "TIGHT"}
     assert joint
     assert {one.verdict for one in joint} == {"FITS"}
-    assert "strategy zero1 + activation checkpointing of every block" in {one.change for one in joint}
+    assert "strategy zero1 + activation checkpointing of every block" in {
+        one.change for one in joint
+    }
 
 
-def test_of_several_ways_that_are_enough_the_fastest_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = 'preset = "llama-3-8b", num_layers = 20', "micro_batch = 2, sequence_length = 8192"
+def test_of_several_ways_that_are_enough_the_fastest_are_told(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = (
+        'preset = "llama-3-8b", num_layers = 20', "micro_batch = 2, sequence_length = 8192",
+    )
     case = scenario('name = "ddp"', model=model, batch=batch)
     enough = together(changed(Way(changes=(), scenario=case, answer=needs(case))))
     fastest = min(enough, key=lambda way: step_time(way.scenario).ns)
@@ -139,19 +174,32 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(monkeypatch: pytes
     assert [one.change for one in advice(case) if " + " in one.change] == [fastest.name]
 
 
-def test_where_several_changes_may_just_fit_they_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_where_several_changes_may_just_fit_they_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "tight.toml"
-    path.write_text(text('name = "ddp"', **OF_FSDP1 | {"batch": "micro_batch = 1, sequence_length = 24576", "more": ""}))
+    path.write_text(
+        text(
+            'name = "ddp"',
+            **OF_FSDP1 | {"batch": "micro_batch = 1, sequence_length = 24576", "more": ""},
+        )
+    )
     assert main(["show", "--memory", "--json", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
-    joint = {one["change"]: one["verdict"] for one in found["what_would_help"] if " + " in one["change"]}
+    joint = {
+        one["change"]: one["verdict"] for one in found["what_would_help"] if " + " in one["change"]
+    }
     assert joint == {"activation checkpointing of every block + strategy zero3": "TIGHT"}
-    assert {one["verdict"] for one in found["what_would_help"] if one["change"] not in joint} == {"OOM"}
+    assert {one["verdict"] for one in found["what_would_help"] if one["change"] not in joint} == {
+        "OOM"
+    }
     assert found["nothing_fits"] is None
     assert main(["fit", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     verdicts = {one["name"]: one["verdict"] for one in told["candidates"]}
-    assert {verdicts[name] for name in verdicts if " + " not in name} == {"TIGHT", "OOM"}  # more is tried where one may just fit, too
+    assert {verdicts[name] for name in verdicts if " + " not in name} == {
+        "TIGHT", "OOM"
+    }  # more is tried where one may just fit, too
     assert verdicts[told["recommended"]] == "FITS"
 
 
@@ -159,10 +207,13 @@ def test_where_a_single_change_is_enough_none_are_joined() -> None:
     assert not any(" + " in one.change for one in advice(scenario('name = "ddp"')))
 
 
-def test_where_no_candidate_fits_more_is_changed_of_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_where_no_candidate_fits_more_is_changed_of_each(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "large.toml"
     large, cluster = 'preset = "llama-3-405b", num_layers = 3', 'preset = "dgx-h100", ranks = 2'
-    path.write_text(text('name = "fsdp2"', model=large, batch="micro_batch = 1, sequence_length = 128", cluster=cluster))
+    path.write_text(text('name = "fsdp2"', model=large, batch="micro_batch = 1, sequence_length "
+                                                              "= 128", cluster=cluster))
     assert main(["fit", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert " + offload = true" in found["recommended"]
@@ -171,7 +222,8 @@ def test_where_no_candidate_fits_more_is_changed_of_each(capsys: pytest.CaptureF
 
 
 def test_fit_says_what_cannot_be_and_why() -> None:
-    found = fit(scenario('name = "ddp"', more='optimizer = { name = "sgd", implementation = "fused" }'))
+    found = fit(scenario('name = "ddp"', more='optimizer = { name = "sgd", implementation = '
+                                              '"fused" }'))
     refused = dict(found.refused)
     assert "torch 2.13 has no fused SGD" in refused["fsdp2"]
     assert {one.scenario.strategy for one in found.candidates} == {"ddp", "zero1", "zero2", "zero3"}
@@ -180,67 +232,106 @@ def test_fit_says_what_cannot_be_and_why() -> None:
 
 # -- fsdp1, which replicates and shards by itself
 
-FSDP1 = 'name = "fsdp1", dp_shard = 4, dp_replicate = 4, sharding = "grad_op", backward_prefetch = "post"'
+FSDP1 = (
+    'name = "fsdp1", dp_shard = 4, dp_replicate = 4, sharding = "grad_op", backward_prefetch = '
+    '"post"'
+)
 OF_FSDP1 = {
     "model": 'preset = "llama-3-8b"',
     "batch": "micro_batch = 1, sequence_length = 4096",
     "cluster": 'preset = "dgx-a100-40", nodes = 2',
     "more": 'activation_checkpointing = { mode = "full" }',
 }
-OVER_ALL, FREED = "dp_shard = 16: shard over all ranks", 'sharding = "full": blocks freed after forward'
+OVER_ALL, FREED = (
+    "dp_shard = 16: shard over all ranks", 'sharding = "full": blocks freed after forward',
+)
 
 
 def test_fsdp1_is_advised_what_its_own_shardings_save_and_keeps_its_other_options() -> None:
     case = scenario(FSDP1, **OF_FSDP1)
     found = dict(changes(case))
-    assert (found[OVER_ALL].strategy, found[OVER_ALL].mesh, found[OVER_ALL].options) == ("fsdp1", Mesh(dp_shard=16), case.options)
-    assert (found[FREED].strategy, found[FREED].mesh, found[FREED].options) == ("fsdp1", case.mesh, replace(case.options, sharding="full"))
+    assert (found[OVER_ALL].strategy, found[OVER_ALL].mesh, found[OVER_ALL].options) == (
+        "fsdp1", Mesh(dp_shard=16), case.options,
+    )
+    assert (found[FREED].strategy, found[FREED].mesh, found[FREED].options) == (
+        "fsdp1", case.mesh, replace(case.options, sharding="full"),
+    )
     effects = {one.change: one for one in advice(case)}
     assert needs(case).verdict == "OOM"
     assert effects[OVER_ALL].verdict == "FITS"
-    assert effects[OVER_ALL].saved_bytes == needs(case).needed.nbytes - needs(found[OVER_ALL]).needed.nbytes > 0
-    assert effects[FREED].saved_bytes == needs(case).needed.nbytes - needs(found[FREED]).needed.nbytes > 0
-    assert {effects[name].dropped for name in (OVER_ALL, FREED)} == {()}  # what is changed is not called left out
+    assert (
+        effects[OVER_ALL].saved_bytes
+        == needs(case).needed.nbytes - needs(found[OVER_ALL]).needed.nbytes
+        > 0
+    )
+    assert (
+        effects[FREED].saved_bytes
+        == needs(case).needed.nbytes - needs(found[FREED]).needed.nbytes
+        > 0
+    )
+    # what is changed is not called left out
+    assert {effects[name].dropped for name in (OVER_ALL, FREED)} == {()}
 
 
 def test_what_fsdp1_does_already_is_not_advised() -> None:
     full = {name for name, _ in changes(scenario('name = "fsdp1", dp_shard = 8'))}
     assert not any("shard" in name for name in full)
-    kept = {name for name, _ in changes(scenario('name = "fsdp1", dp_shard = 8, sharding = "grad_op"'))}
+    kept = {name for name, _ in changes(scenario('name = "fsdp1", dp_shard = 8, sharding = '
+                                                 '"grad_op"'))}
     assert kept - full == {FREED}
 
 
 def test_two_changes_of_fsdp1s_shardings_are_joined_where_one_is_not_enough() -> None:
-    case = scenario(FSDP1, **OF_FSDP1 | {"more": "", "batch": "micro_batch = 2, sequence_length = 4096"})
+    case = scenario(FSDP1, **OF_FSDP1 | {"more": "", "batch": "micro_batch = 2, sequence_length "
+                                                              "= 4096"})
     (joint,) = (one for one in advice(case) if " + " in one.change)
     assert joint.change == f"{OVER_ALL} + activation checkpointing of every block"
     assert joint.verdict == "FITS"
 
 
-def test_fit_has_the_rows_of_fsdp1_for_who_trains_with_it_and_among_them_the_scenario_itself() -> None:
+def test_fit_has_the_rows_of_fsdp1_for_who_trains_with_it_and_among_them_the_scenario_itself() -> (
+    None
+):
     case = scenario(FSDP1, **OF_FSDP1)
     found = {name: other for name, other in tried(case).items() if other.strategy == "fsdp1"}
-    shapes = {(other.mesh.dp_replicate, other.mesh.dp_shard, other.options.sharding) for other in found.values()}
-    assert shapes == {(16 // size, size, sharding) for size in (2, 4, 8, 16) for sharding in ("grad_op", "full")}
+    shapes = {
+        (other.mesh.dp_replicate, other.mesh.dp_shard, other.options.sharding)
+        for other in found.values()
+    }
+    assert shapes == {
+        (16 // size, size, sharding) for size in (2, 4, 8, 16) for sharding in ("grad_op", "full")
+    }
     assert {other.options.backward_prefetch for other in found.values()} == {"post"}
     own = found['fsdp1, shard groups of 4, sharding = "grad_op", checkpointing']
     assert own == case
     (row,) = (one for one in fit(case).candidates if one.scenario == case)
     assert row.answer.needed == needs(case).needed
     assert row.dropped == ()
-    assert not any(other.strategy == "fsdp1" for other in tried(scenario('name = "fsdp2"')).values())
+    assert not any(
+        other.strategy == "fsdp1" for other in tried(scenario('name = "fsdp2"')).values()
+    )
 
 
 def test_groups_of_fsdp1_that_are_larger_than_a_node_are_tried_as_the_scenario_has_them() -> None:
-    own = scenario('name = "fsdp1", dp_replicate = 2, dp_shard = 16', cluster='preset = "dgx-h100", nodes = 4')
+    own = scenario(
+        'name = "fsdp1", dp_replicate = 2, dp_shard = 16', cluster='preset = "dgx-h100", nodes = 4'
+    )
     assert own in tried(own).values()
     whole = scenario('name = "fsdp1", dp_shard = 8')
-    assert [name for name, other in tried(whole).items() if other == whole] == ['fsdp1, sharding = "full"']
+    assert [name for name, other in tried(whole).items() if other == whole] == [
+        'fsdp1, sharding = "full"'
+    ]
 
 
 @pytest.mark.parametrize(
     ("strategy", "least"),
-    [(FSDP1.replace("replicate = 4", "replicate = 2"), "activation checkpointing of every block"), ('name = "zero3"', None)],
+    [
+        (
+            FSDP1.replace("replicate = 4", "replicate = 2"),
+            "activation checkpointing of every block",
+        ),
+        ('name = "zero3"', None),
+    ],
 )
 def test_where_no_change_is_enough_it_is_said(
     strategy: str, least: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -249,7 +340,8 @@ def test_where_no_change_is_enough_it_is_said(
     batch, cluster = "micro_batch = 1, sequence_length = 65536", 'preset = "dgx-a100-40"'
     more = OF_FSDP1 | {"batch": batch, "cluster": cluster}
     more["more"] = "" if least else (
-        more["more"] + '\noptimizer = { name = "adamw", implementation = "fused" }\nallocator = { expandable_segments = true }'
+        more["more"] + '\noptimizer = { name = "adamw", implementation = "fused" }\nallocator = '
+                       '{ expandable_segments = true }'
     )
     path = tmp_path / "large.toml"
     path.write_text(text(strategy, **more))
@@ -262,11 +354,14 @@ def test_where_no_change_is_enough_it_is_said(
     assert bool(effects) is bool(least)
     assert {one["verdict"] for one in effects} <= {"OOM"}
     needed = min([found["needed_bytes"]["nbytes"], *(one["needed_bytes"] for one in effects)])
-    assert last.startswith(f"nothing fits: even {least or 'as it is it'} needs {format_bytes(needed)} of 39.50 GiB (peak in ")
+    assert last.startswith(f"nothing fits: even {least or 'as it is it'} needs "
+                           f"{format_bytes(needed)} of 39.50 GiB (peak in ")
     assert ("of several together" in last) is bool(effects)
 
 
-def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "fits.toml"
     path.write_text(text(FSDP1, **OF_FSDP1))
     assert main(["show", "--memory", "--json", str(path)]) == 0
@@ -279,10 +374,17 @@ def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(capsys: py
     assert none_fits(needs(case), tight) == ""
 
 
-def test_of_what_was_not_tried_nothing_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_of_what_was_not_tried_nothing_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "long.toml"
-    model, batch = 'preset = "llama-3-405b", num_layers = 1', "micro_batch = 8, sequence_length = 8192, accumulation = 2001"
-    path.write_text(text('name = "zero3"', model=model, batch=batch, cluster='preset = "dgx-a100-40"'))
+    model, batch = (
+        'preset = "llama-3-405b", num_layers = 1',
+        "micro_batch = 8, sequence_length = 8192, accumulation = 2001",
+    )
+    path.write_text(
+        text('name = "zero3"', model=model, batch=batch, cluster='preset = "dgx-a100-40"')
+    )
     assert main(["show", "--memory", str(path)]) == 0
     said = capsys.readouterr()
     assert "OOM: needs" in said.out
@@ -294,10 +396,13 @@ def test_of_what_was_not_tried_nothing_is_said(capsys: pytest.CaptureFixture[str
 # -- how long a step takes then
 
 
-def test_every_step_time_has_its_band_that_zsim_run_gives_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_step_time_has_its_band_that_zsim_run_gives_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path, changed = tmp_path / "plain.toml", tmp_path / "changed.toml"
     path.write_text(text('name = "fsdp2"'))
-    changed.write_text(text('name = "fsdp2"', more='optimizer = { name = "adamw", implementation = "fused" }'))
+    changed.write_text(text('name = "fsdp2"', more='optimizer = { name = "adamw", implementation '
+                                                   '= "fused" }'))
     times = []
     for one in (path, changed):
         assert main(["run", str(one), "--json"]) == 0
@@ -305,16 +410,24 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(capsys: pytest.Capt
         times.append((found["step_time_ns"], found["step_time_band_ns"]))
         assert found["step_time_band_ns"][0] < found["step_time_ns"] < found["step_time_band_ns"][1]
     assert main(["fit", str(path), "--json"]) == 0
-    (row,) = (one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2")
+    (row,) = (
+        one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2"
+    )
     assert (row["step_time_ns"], row["step_time_band_ns"]) == times[0]
     assert main(["show", "--memory", "--json", str(path)]) == 0
-    (effect,) = (one for one in json.loads(capsys.readouterr().out)["what_would_help"] if one["change"] == "fused optimizer")
+    (effect,) = (
+        one
+        for one in json.loads(capsys.readouterr().out)["what_would_help"]
+        if one["change"] == "fused optimizer"
+    )
     assert (effect["step_time_ns"], effect["step_time_band_ns"]) == times[1]
     assert effect["added_ns"] == times[1][0] - times[0][0]
     low, high = (format_time(ns) for ns in times[0][1])
     assert main(["fit", str(path)]) == 0
     said = capsys.readouterr().out
-    assert f"step {format_time(times[0][0])} ({low} to {high})".replace(" ", "") in said.replace(" ", "")
+    assert f"step {format_time(times[0][0])} ({low} to {high})".replace(" ", "") in said.replace(
+        " ", ""
+    )
     assert said.count(SURER) == 1
     assert main(["show", "--memory", str(path)]) == 0
     said, (low, high) = capsys.readouterr().out, (format_time(ns) for ns in times[1][1])
@@ -322,19 +435,35 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(capsys: pytest.Capt
     assert said.count(f"what would help, each planned and simulated again; {SURER}\n") == 1
 
 
-@pytest.mark.parametrize("off", ["matmul_efficiency", "elementwise_efficiency", "memory_efficiency", "fabric"])
-def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differences_by_less(off: str) -> None:
-    case = scenario('name = "fsdp2"', model='preset = "llama-3-8b", num_layers = 4', batch="micro_batch = 1, sequence_length = 2048")
+@pytest.mark.parametrize(
+    "off", ["matmul_efficiency", "elementwise_efficiency", "memory_efficiency", "fabric"]
+)
+def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differences_by_less(
+    off: str
+) -> None:
+    case = scenario(
+        'name = "fsdp2"', model='preset = "llama-3-8b", num_layers = 4',
+        batch="micro_batch = 1, sequence_length = 2048",
+    )
     cluster = case.cluster
     if off == "fabric":
-        links = replace(cluster.links, fabric=replace(cluster.links.fabric, bandwidth=cluster.links.fabric.bandwidth * 2 // 3))
+        links = replace(
+            cluster.links,
+            fabric=replace(cluster.links.fabric, bandwidth=cluster.links.fabric.bandwidth * 2 // 3),
+        )
         worse = replace(cluster, links=links)
     else:
-        worse = replace(cluster, device=replace(cluster.device, **{off: getattr(cluster.device, off) * 0.8}))
-    before, after = ({name: step_time(one).ns for name, one in ways(asked)} for asked in (case, replace(case, cluster=worse)))
+        worse = replace(
+            cluster, device=replace(cluster.device, **{off: getattr(cluster.device, off) * 0.8})
+        )
+    before, after = (
+        {name: step_time(one).ns for name, one in ways(asked)}
+        for asked in (case, replace(case, cluster=worse))
+    )
     moved_by = [after[name] - ns for name, ns in before.items()]
     assert len(moved_by) > 8
-    assert min(moved_by) > 0  # so of any two the difference moves by less than the time that moves more
+    # so of any two the difference moves by less than the time that moves more
+    assert min(moved_by) > 0
 
 
 # -- the allocator's settings
@@ -345,8 +474,10 @@ def test_expandable_segments_reserve_less_as_the_rest_of_a_fixed_segment_is_not_
     expandable = scenario('name = "fsdp2"', more="allocator = { expandable_segments = true }")
     found = [needs(case) for case in (fixed, expandable)]
     assert found[0].allocated_bytes == found[1].allocated_bytes
-    assert found[0].cached_bytes > found[1].cached_bytes  # the rest of a segment that no block is in
-    assert found[0].rounding_bytes > found[1].rounding_bytes  # the rest of a block of a fixed one, which is split off less often
+    # the rest of a segment that no block is in
+    assert found[0].cached_bytes > found[1].cached_bytes
+    # the rest of a block of a fixed one, which is split off less often
+    assert found[0].rounding_bytes > found[1].rounding_bytes
 
 
 def test_the_allocator_is_no_part_of_what_is_trained() -> None:
@@ -354,16 +485,21 @@ def test_the_allocator_is_no_part_of_what_is_trained() -> None:
     assert expandable.fingerprint == scenario('name = "fsdp2"').fingerprint
 
 
-def test_the_command_line_sets_expandable_segments_as_the_scenario_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_line_sets_expandable_segments_as_the_scenario_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     plain, asked = tmp_path / "plain.toml", tmp_path / "asked.toml"
     small = 'preset = "gpt-2-124m", num_layers = 2'
     plain.write_text(text('name = "fsdp2"', model=small))
-    asked.write_text(text('name = "fsdp2"', model=small, more="allocator = { expandable_segments = true }"))
+    asked.write_text(text('name = "fsdp2"', model=small, more="allocator = { expandable_segments "
+                                                              "= true }"))
     shown = []
     for arguments in ([plain, "--expandable-segments"], [asked], [plain]):
         assert main(["show", "--memory", "--json", *map(str, arguments)]) == 0
         table = json.loads(capsys.readouterr().out)
-        shown.append((table["reserved_bytes"], table["expandable_segments"], table.get("allocator")))
+        shown.append(
+            (table["reserved_bytes"], table["expandable_segments"], table.get("allocator"))
+        )
     assert shown[0] == shown[1] == (shown[0][0], True, "expandable_segments:True")
     assert shown[2] == (shown[2][0], False, None)
     assert shown[2][0] > shown[0][0]

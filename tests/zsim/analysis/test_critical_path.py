@@ -1,4 +1,5 @@
-"""Why a step takes as long as it does, on programs whose times can be seen at a glance; and what slows ops down besides their work."""
+"""Why a step takes as long as it does, on programs whose times can be seen at a glance; and what
+slows ops down besides their work."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from zsim.scenario.plan import plan
 
 @dataclass(frozen=True)
 class Toy:
-    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing takes `issue` each,
-    but for those that are `late`. All communicators use one link whole."""
+    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing
+    takes `issue` each, but for those that are `late`. All communicators use one link whole."""
 
     issue: int = 0
     share: float = 0.0
@@ -41,7 +42,9 @@ class Toy:
     execution: Execution = EAGER
     late: Mapping[int, int] = field(default_factory=dict)
 
-    def lost(self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]) -> Lost:
+    def lost(
+        self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
+    ) -> Lost:
         return Lost(self.share, self.share)
 
     @property
@@ -64,29 +67,42 @@ class Toy:
 def forward(index: int, unit: str, ns: int, *waits: int, micro_batch: int = 0) -> Op:
     kernels = (Kernel("linear", ns, 0, "float32"),)
     return Op(
-        index=index, kind="forward", unit=unit, stream="compute", kernels=kernels, waits=waits, micro_batch=micro_batch
+        index=index, kind="forward", unit=unit, stream="compute", kernels=kernels, waits=waits,
+        micro_batch=micro_batch,
     )
 
 
 def gather(index: int, unit: str, ns: int, *waits: int) -> Op:
-    return Op(index=index, kind="all_gather", unit=unit, stream="all_gather", group="dp_shard", nbytes=ns, waits=waits)
+    return Op(
+        index=index, kind="all_gather", unit=unit, stream="all_gather", group="dp_shard", nbytes=ns,
+        waits=waits,
+    )
 
 
 def all_reduce(index: int, unit: str, ns: int, *waits: int) -> Op:
-    return Op(index=index, kind="all_reduce", unit=unit, stream="all_reduce", group="dp_replicate", nbytes=ns, waits=waits)
+    return Op(
+        index=index, kind="all_reduce", unit=unit, stream="all_reduce", group="dp_replicate",
+        nbytes=ns, waits=waits,
+    )
 
 
-def reasons(step: Program, costs: Toy | None = None, *, rank: int | None = None) -> dict[str, dict[str, int]]:
+def reasons(
+    step: Program, costs: Toy | None = None, *, rank: int | None = None
+) -> dict[str, dict[str, int]]:
     """By collective its exposed time by reason, each of which adds up."""
     found = explain(step, simulate(step, costs=costs or Toy()), rank=rank)
-    assert all(sum(ns for _, ns in one.parts) == one.exposed_ns and all(ns > 0 for _, ns in one.parts) for one in found.exposed)
+    assert all(
+        sum(ns for _, ns in one.parts) == one.exposed_ns and all(ns > 0 for _, ns in one.parts)
+        for one in found.exposed
+    )
     assert sum(found.by_reason.values()) == sum(one.exposed_ns for one in found.exposed)
     return {name(one.op): dict(one.parts) for one in found.exposed}
 
 
 def program(*ops: Op) -> Program:
     return Program(
-        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0, 0)
+        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0, 0),
     )
 
 
@@ -97,8 +113,9 @@ def over_replicas(*ops: Op) -> Program:
 
 
 def test_each_exposed_collective_says_what_it_waited_for() -> None:
-    """a's gather opens the step, when there is no compute yet; b's runs beside a and outlasts it; c's waits in the queue behind b's while
-    a computes for 20; d's for a dependency that computes for 5."""
+    """a's gather opens the step, when there is no compute yet; b's runs beside a and outlasts it;
+    c's waits in the queue behind b's while a computes for 20; d's for a dependency that computes
+    for 5."""
     step = program(
         gather(0, "a", 10),
         forward(1, "a", 20, 0),
@@ -128,40 +145,57 @@ def test_each_exposed_collective_says_what_it_waited_for() -> None:
     assert not found.host_bound
 
 
-def test_a_collective_that_is_issued_late_beside_compute_that_is_long_enough_waited_for_the_host() -> None:
-    """Forward runs from 0 to 100, and a gather of 50 is issued at 95: 45 are exposed, and 50 would have been hidden in 100."""
+def test_a_collective_that_is_issued_late_beside_compute_that_is_long_enough_waited_for_the_host() -> (  # noqa: E501
+    None
+):
+    """Forward runs from 0 to 100, and a gather of 50 is issued at 95: 45 are exposed, and 50 would
+    have been hidden in 100."""
     step = program(forward(0, "a", 100), gather(1, "b", 50))
     assert reasons(step, Toy(late={1: 95})) == {"all_gather b": {"the host": 45}}
     step = program(forward(0, "a", 30), gather(1, "b", 50))
     assert reasons(step, Toy(late={1: 25})) == {"all_gather b": {"the host": 25, LONGER: 20}}
 
 
-def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_compute_runs_beside_it() -> None:
+def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_compute_runs_beside_it() -> (  # noqa: E501
+    None
+):
     """A gather of 50 waits for a, which ends at 100; 1 ns of b runs beside it. Issued 3 ns later
     while c computes, it waits for the host in those."""
     step = program(forward(0, "a", 100), gather(1, "b", 50, 0), forward(2, "b", 1))
     assert reasons(step) == {"all_gather b": {"a dependency": 49}}
     step = program(forward(0, "a", 100), forward(1, "c", 9), gather(2, "b", 50, 0))
-    assert reasons(step, Toy(late={2: 103})) == {"all_gather b": {"a dependency": 41, "the host": 3}}
+    assert reasons(step, Toy(late={2: 103})) == {
+        "all_gather b": {"a dependency": 41, "the host": 3}
+    }
 
 
 def test_a_collective_that_is_issued_while_its_dependency_runs_never_waited_for_the_host() -> None:
-    """A gather of 200 waits for a, which ends at 100, and is issued at 20 or at once: a host that costs nothing changes nothing."""
+    """A gather of 200 waits for a, which ends at 100, and is issued at 20 or at once: a host that
+    costs nothing changes nothing."""
     step = program(forward(0, "a", 100), gather(1, "b", 200, 0))
     for issued in (0, 20, 100):
-        assert reasons(step, Toy(late={1: issued})) == {"all_gather b": {"a dependency": 100, LONGER: 100}}
+        assert reasons(step, Toy(late={1: issued})) == {
+            "all_gather b": {"a dependency": 100, LONGER: 100}
+        }
     step = program(forward(0, "a", 100), forward(1, "c", 50), gather(2, "b", 200, 0))
-    assert reasons(step, Toy(late={2: 130})) == {"all_gather b": {"a dependency": 100, "the host": 30, LONGER: 50}}
+    assert reasons(step, Toy(late={2: 130})) == {
+        "all_gather b": {"a dependency": 100, "the host": 30, LONGER: 50}
+    }
 
 
-@pytest.mark.parametrize("path", ["parity/ddp-gpt-4", "memory/zero2-gpt-small-4", "parity/zero1-gpt-4-accumulate-last"])
+@pytest.mark.parametrize(
+    "path", ["parity/ddp-gpt-4", "memory/zero2-gpt-small-4", "parity/zero1-gpt-4-accumulate-last"]
+)
 def test_the_host_is_no_reason_where_one_that_costs_nothing_changes_nothing(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"{path}.toml")
     planned = plan(asked, device=asked.cluster.kind)
     free = replace(asked.cluster.overheads, issue_kernel=0, issue_collective=0, issue_hook=0)
     clusters = asked.cluster, replace(asked.cluster, overheads=free)
     found, at_once = (
-        explain(planned, simulate_step(planned, costs=Costs(cluster=cluster, execution=asked.executed))) for cluster in clusters
+        explain(
+            planned, simulate_step(planned, costs=Costs(cluster=cluster, execution=asked.executed))
+        )
+        for cluster in clusters
     )
     assert found.exposed_ns == at_once.exposed_ns
     assert found.by_reason == at_once.by_reason
@@ -169,18 +203,29 @@ def test_the_host_is_no_reason_where_one_that_costs_nothing_changes_nothing(path
 
 
 def test_what_is_ahead_of_a_collective_that_something_else_holds_longer_is_no_reason() -> None:
-    """d waits for c, which is issued when b's gather is long over: the copy behind that one, on d's stream, is no matter of d's."""
+    """d waits for c, which is issued when b's gather is long over: the copy behind that one, on d's
+    stream, is no matter of d's."""
     behind = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,))
-    step = program(forward(0, "a", 90), gather(1, "b", 40), behind, forward(3, "c", 10), gather(4, "d", 30, 3))
+    step = program(
+        forward(0, "a", 90), gather(1, "b", 40), behind, forward(3, "c", 10), gather(4, "d", 30, 3)
+    )
     assert reasons(step) == {"all_gather d": {"a dependency": 30}}
-    long = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,), kernels=(Kernel("copy", 60, 0, "float32"),))
-    step = program(forward(0, "a", 90), gather(1, "b", 40), long, forward(3, "c", 10), gather(4, "d", 30))
+    long = Op(
+        index=2, kind="copy", unit="b", stream="all_gather", waits=(1,),
+        kernels=(Kernel("copy", 60, 0, "float32"),),
+    )
+    step = program(
+        forward(0, "a", 90), gather(1, "b", 40), long, forward(3, "c", 10), gather(4, "d", 30)
+    )
     assert reasons(step) == {"all_gather d": {"its stream": 30}}
 
 
 def test_compute_hides_one_collective_of_a_communicator_and_not_two() -> None:
-    """Three gathers of 50 wait for a computation of 120: two would be hidden, and 20 of the third; the second also waits for the first."""
-    step = program(forward(0, "a", 120), gather(1, "b", 50, 0), gather(2, "c", 50, 0), gather(3, "d", 50, 0))
+    """Three gathers of 50 wait for a computation of 120: two would be hidden, and 20 of the third;
+    the second also waits for the first."""
+    step = program(
+        forward(0, "a", 120), gather(1, "b", 50, 0), gather(2, "c", 50, 0), gather(3, "d", 50, 0)
+    )
     assert reasons(step) == {
         "all_gather b": {"a dependency": 50},
         "all_gather c": {"a dependency": 50},
@@ -189,17 +234,26 @@ def test_compute_hides_one_collective_of_a_communicator_and_not_two() -> None:
 
 
 def test_what_a_communicator_hides_elsewhere_is_no_room_for_what_comes_after() -> None:
-    """Layers that are alike, each gathered during the one before it: the communicator never rests, so nothing could begin earlier."""
+    """Layers that are alike, each gathered during the one before it: the communicator never rests,
+    so nothing could begin earlier."""
     layers = [
         op
         for place in range(1, 9, 2)
-        for op in (gather(place, f"{place}", 30, max(0, place - 2)), forward(place + 1, f"{place}", 20, max(0, place - 2)))
+        for op in (
+            gather(place, f"{place}", 30, max(0, place - 2)),
+            forward(place + 1, f"{place}", 20, max(0, place - 2)),
+        )
     ]
-    assert {reason for parts in reasons(program(gather(0, "a", 30), *layers)).values() for reason in parts} == {LONGER}
+    assert {
+        reason
+        for parts in reasons(program(gather(0, "a", 30), *layers)).values()
+        for reason in parts
+    } == {LONGER}
 
 
 def test_a_collective_that_another_rank_holds_up_says_so() -> None:
-    """Rank 1 arrives at 60; rank 0 was there at 20, and could have hidden 40 more of its 80 under b, which ends at 120."""
+    """Rank 1 arrives at 60; rank 0 was there at 20, and could have hidden 40 more of its 80 under
+    b, which ends at 120."""
     ops = [(forward(0, "a", ns), gather(1, "c", 80, 0), forward(2, "b", 100)) for ns in (20, 60)]
     ranks = tuple(RankProgram(construction=(), first=(), steady=each) for each in ops)
     step = Program(mesh=Mesh(dp_shard=2), ranks=ranks, assignment=(0, 1))
@@ -207,7 +261,8 @@ def test_a_collective_that_another_rank_holds_up_says_so() -> None:
 
 
 def test_two_collectives_that_share_a_link_are_exposed_for_that() -> None:
-    """60 ns each over one link take 120 together, 20 more than the compute over them; each alone is hidden. The last has the time."""
+    """60 ns each over one link take 120 together, 20 more than the compute over them; each alone is
+    hidden. The last has the time."""
     step = over_replicas(forward(0, "a", 100), gather(1, "b", 60), all_reduce(2, "c", 60))
     assert reasons(step) == {"all_reduce c": {SHARED: 20}}
     short = over_replicas(forward(0, "a", 40), gather(1, "b", 60), all_reduce(2, "c", 60))
@@ -215,7 +270,8 @@ def test_two_collectives_that_share_a_link_are_exposed_for_that() -> None:
 
 
 def test_a_queue_that_is_long_since_those_ahead_share_their_links_is_a_shared_link() -> None:
-    """b and c take 120 instead of 60, so d comes 60 later, when a that it was to run beside is over. Of its 30 none would be exposed."""
+    """b and c take 120 instead of 60, so d comes 60 later, when a that it was to run beside is
+    over. Of its 30 none would be exposed."""
     ahead = gather(1, "b", 60), all_reduce(2, "c", 60)
     step = over_replicas(forward(0, "a", 120), *ahead, gather(3, "d", 30), forward(4, "d", 10, 3))
     assert reasons(step) == {"all_gather d": {SHARED: 30}}
@@ -226,32 +282,50 @@ def test_a_queue_that_is_long_since_those_ahead_share_their_links_is_a_shared_li
 
 
 def test_what_a_queue_lost_to_shared_links_is_exposed_once() -> None:
-    """d is exposed for 30 of the 60 that b lost, e for 20 beside d's own 10 of compute; f would have been exposed for its other 10 as well.
+    """d is exposed for 30 of the 60 that b lost, e for 20 beside d's own 10 of compute; f would
+    have been exposed for its other 10 as well.
 
     Without sharing the step takes 140 instead of 190: what is told are these 50.
     """
-    ops = forward(0, "a", 120), gather(1, "b", 60), all_reduce(2, "c", 60), gather(3, "d", 30), forward(4, "d", 10, 3), gather(5, "e", 30)
+    ops = (
+        forward(0, "a", 120), gather(1, "b", 60), all_reduce(2, "c", 60), gather(3, "d", 30),
+        forward(4, "d", 10, 3), gather(5, "e", 30),
+    )
     step = over_replicas(*ops, forward(6, "e", 10, 5))
-    with_others, alone = (simulate(step, costs=Toy(), contention=contention).step_time_ns for contention in (True, False))
+    with_others, alone = (
+        simulate(step, costs=Toy(), contention=contention).step_time_ns
+        for contention in (True, False)
+    )
     assert (with_others, alone) == (190, 140)
     assert reasons(step) == {"all_gather d": {SHARED: 30}, "all_gather e": {SHARED: 20}}
-    further = over_replicas(*ops, forward(6, "e", 10, 5), gather(7, "f", 40), forward(8, "f", 10, 7))
+    further = over_replicas(
+        *ops, forward(6, "e", 10, 5), gather(7, "f", 40), forward(8, "f", 10, 7)
+    )
     assert reasons(further)["all_gather f"] == {SHARED: 10, "its communicator's queue": 20}
 
 
 def test_a_queue_hands_on_what_it_lost_only_as_far_as_it_alone_held_the_next() -> None:
-    """d waits until 110 for x, which is as long without sharing: b, over at 120 instead of 60, holds it for 10 of its 30."""
+    """d waits until 110 for x, which is as long without sharing: b, over at 120 instead of 60,
+    holds it for 10 of its 30."""
     ahead = forward(0, "x", 110), gather(1, "b", 60), all_reduce(2, "c", 60)
     step = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 10), forward(5, "d", 10, 3))
     assert reasons(step) == {"all_gather d": {SHARED: 10, LONGER: 20}}
-    hidden = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 100), gather(5, "e", 80), forward(6, "e", 10, 5))
+    hidden = over_replicas(
+        *ahead, gather(3, "d", 30, 0), forward(4, "y", 100), gather(5, "e", 80),
+        forward(6, "e", 10, 5),
+    )
     assert reasons(hidden) == {"all_gather e": {SHARED: 10, "its communicator's queue": 10}}
     apart = explain(hidden, simulate(hidden, costs=Toy(), contention=False))
-    assert [(name(one.op), one.parts) for one in apart.exposed] == [("all_gather e", (("its communicator's queue", 10),))]
+    assert [(name(one.op), one.parts) for one in apart.exposed] == [
+        ("all_gather e", (("its communicator's queue", 10),))
+    ]
 
 
-def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> None:
-    """Over links of their own: the all-reduce is over at 30 and the gather at 50, of which 10 are hidden."""
+def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> (
+    None
+):
+    """Over links of their own: the all-reduce is over at 30 and the gather at 50, of which 10 are
+    hidden."""
     step = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 30), gather(2, "c", 50))
     found = explain(step, simulate(step, costs=Toy(), contention=False))
     assert [(name(one.op), one.exposed_ns) for one in found.exposed] == [("all_gather c", 40)]
@@ -261,7 +335,8 @@ def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_ha
 
 
 def test_what_sharing_costs_a_step_that_communication_bounds_is_said_to_be_shared_links() -> None:
-    """HSDP over 8 p4d, whose nodes share their NICs between the gathers of 16 ranks and the all-reduces of 4."""
+    """HSDP over 8 p4d, whose nodes share their NICs between the gathers of 16 ranks and the
+    all-reduces of 4."""
     asked = scenario.parse(
         b"""
 model.preset = "mpt-1b"
@@ -274,7 +349,9 @@ execution = { interference = false }
         where="hsdp.toml",
     )
     step, costs = plan(asked, device="cuda"), Costs(cluster=asked.cluster, execution=asked.executed)
-    with_others, alone = (simulate(step, costs=costs, contention=contention) for contention in (True, False))
+    with_others, alone = (
+        simulate(step, costs=costs, contention=contention) for contention in (True, False)
+    )
     longer = with_others.step_time_ns - alone.step_time_ns
     shared = explain(step, with_others).by_reason[SHARED]
     assert longer > 0.1 * alone.step_time_ns
@@ -283,7 +360,9 @@ execution = { interference = false }
 
 
 def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() -> None:
-    step = program(gather(0, "a", 10), forward(1, "a", 20, 0), gather(2, "b", 30, 0), forward(3, "b", 5, 2))
+    step = program(
+        gather(0, "a", 10), forward(1, "a", 20, 0), gather(2, "b", 30, 0), forward(3, "b", 5, 2)
+    )
     found = explain(step, simulate(step, costs=Toy()))
     assert [(name(link.op), link.start_ns, link.end_ns) for link in found.critical_path] == [
         ("all_gather a", 0, 10),
@@ -297,31 +376,36 @@ def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() ->
 @pytest.mark.parametrize(
     "path",
     [
-        "overlap/zero3-llama-3-8b-8-lookahead-0",
-        "published/llama-3-8b-8-h100",
-        "parity/fsdp2-gpt-4",
-        "parity/fsdp1-gpt-2x2",
-        "parity/hsdp-gpt-2x2",
-        "parity/ddp-gpt-4",
+        "overlap/zero3-llama-3-8b-8-lookahead-0", "published/llama-3-8b-8-h100",
+        "parity/fsdp2-gpt-4", "parity/fsdp1-gpt-2x2", "parity/hsdp-gpt-2x2", "parity/ddp-gpt-4",
     ],
 )
-def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_the_step(path: str) -> None:
+def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_the_step(
+    path: str
+) -> None:
     asked = scenario.load(SCENARIOS / f"{path}.toml")
     planned = plan(asked, device=asked.cluster.kind)
     costs = Costs(cluster=asked.cluster, execution=asked.executed)
     timeline = simulate_step(planned, costs=costs)
     run = SimBackend().run(asked, options=RunOptions())
     by_rank = [explain(planned, timeline, rank=rank).by_reason for rank in timeline.ranks]
-    assert max(sum(by_reason.values()) for by_reason in by_rank) == figures(run, asked).exposed_communication_ns
+    assert (
+        max(sum(by_reason.values()) for by_reason in by_rank)
+        == figures(run, asked).exposed_communication_ns
+    )
     found = explain(planned, timeline)
     links = found.critical_path
     assert links[-1].end_ns == found.step_ns
-    assert all(earlier.end_ns <= later.start_ns for earlier, later in zip(links, links[1:], strict=False))
+    assert all(
+        earlier.end_ns <= later.start_ns for earlier, later in zip(links, links[1:], strict=False)
+    )
 
 
 @given(scenario_texts())
 @settings(max_examples=60, deadline=None)
-def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_step(text: str) -> None:
+def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_step(
+    text: str
+) -> None:
     case = scenario.parse(text.encode(), where="path.toml")
     found = time_report.why(case, plan(case, device=case.cluster.kind))
     links = found.critical_path
@@ -331,7 +415,8 @@ def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_ste
 
 
 def test_an_op_that_takes_no_time_does_not_end_the_idle_time_of_the_device() -> None:
-    """b is allocated at 30, when its gather is over, and computed from 35 on, when the host has issued it: 20 and 5 are idle."""
+    """b is allocated at 30, when its gather is over, and computed from 35 on, when the host has
+    issued it: 20 and 5 are idle."""
     ready = Op(index=2, kind="alloc", unit="b", stream="compute", waits=(1,))
     step = program(forward(0, "a", 10), gather(1, "b", 30), ready, forward(3, "b", 65, 1))
     assert reasons(step) == {"all_gather b": {LONGER: 20}}
@@ -347,7 +432,8 @@ def test_a_step_that_waits_for_the_host_says_so() -> None:
 
 @pytest.mark.parametrize(("issue", "is_bound"), [(1, False), (2, True)])
 def test_a_step_is_bound_by_the_host_from_a_tenth_of_it_on(issue: int, is_bound: bool) -> None:
-    """Two computations of 7, the second issued 1 or 2 ns after the first is over: 1 of 15 is below a tenth, 2 of 16 above."""
+    """Two computations of 7, the second issued 1 or 2 ns after the first is over: 1 of 15 is below
+    a tenth, 2 of 16 above."""
     step = program(forward(0, "a", 7), forward(1, "b", 7))
     found = explain(step, simulate(step, costs=Toy(late={1: 7 + issue})))
     assert (found.step_ns, found.host_bound_ns, found.host_bound) == (14 + issue, issue, is_bound)
@@ -355,7 +441,9 @@ def test_a_step_is_bound_by_the_host_from_a_tenth_of_it_on(issue: int, is_bound:
 
 def test_kernels_lose_a_share_of_the_time_in_which_collectives_run_beside_them() -> None:
     """b's gather of 40 runs beside all of a's 100: 20 % of 40 are lost."""
-    step = program(gather(0, "a", 10), forward(1, "a", 100, 0), gather(2, "b", 40, 0), forward(3, "b", 50, 2))
+    step = program(
+        gather(0, "a", 10), forward(1, "a", 100, 0), gather(2, "b", 40, 0), forward(3, "b", 50, 2)
+    )
     assert simulate_step(step, costs=Toy()).step_time_ns == 160
     assert simulate_step(step, costs=Toy(share=0.2)).step_time_ns == 168
 
@@ -364,12 +452,15 @@ def test_kernels_lose_a_share_of_the_time_in_which_collectives_run_beside_them()
 def test_every_kind_of_kernel_loses_to_a_collective_beside_it(kind: OpKind) -> None:
     """100 ns beside a gather of 40, of which a quarter is lost."""
     kernels = (Kernel("linear", 100, 0, "float32"),)
-    step = program(gather(0, "a", 40), Op(index=1, kind=kind, unit="b", stream="compute", kernels=kernels))
+    step = program(
+        gather(0, "a", 40), Op(index=1, kind=kind, unit="b", stream="compute", kernels=kernels)
+    )
     assert simulate_step(step, costs=Toy(share=0.25)).step_time_ns == 110
 
 
 def test_pauses_of_the_trainer_stop_host_and_device() -> None:
-    """Two micro-batches of 100, with 30 before each, the first on an idle device; a slow host pauses before it issues the second."""
+    """Two micro-batches of 100, with 30 before each, the first on an idle device; a slow host
+    pauses before it issues the second."""
     step = program(forward(0, "a", 100), forward(1, "a", 100, micro_batch=1))
     paused = Execution(micro_batch_overhead_ns=30)
     assert simulate_step(step, costs=Toy(execution=paused)).step_time_ns == 2 * (30 + 100)
@@ -379,10 +470,13 @@ def test_pauses_of_the_trainer_stop_host_and_device() -> None:
 
 
 def test_nothing_is_lost_in_a_pause() -> None:
-    """A gather of 40 beside a pause of 30 and kernels of 100: a quarter is lost of the 10 in which both run."""
+    """A gather of 40 beside a pause of 30 and kernels of 100: a quarter is lost of the 10 in which
+    both run."""
     step = program(gather(0, "a", 40), forward(1, "b", 100))
     paused = Execution(micro_batch_overhead_ns=30)
-    assert simulate_step(step, costs=Toy(share=0.25, execution=paused)).step_time_ns == round(30 + 100 + 10 / 4)
+    assert simulate_step(step, costs=Toy(share=0.25, execution=paused)).step_time_ns == round(
+        30 + 100 + 10 / 4
+    )
     long = Execution(micro_batch_overhead_ns=50)
     assert simulate_step(step, costs=Toy(share=0.25, execution=long)).step_time_ns == 50 + 100
 

@@ -1,4 +1,5 @@
-"""What of the exposed communication lies at the ends, where there is no compute that could hide it."""
+"""What of the exposed communication lies at the ends, where there is no compute that could hide it.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +21,37 @@ from zsim.scenario.plan import plan
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:
     kernels = (Kernel("linear", ns, 0, "float32"),)
-    return Op(index=index, kind=kind, unit="u", stream="compute", kernels=kernels, waits=waits, micro_batch=micro_batch)
+    return Op(
+        index=index, kind=kind, unit="u", stream="compute", kernels=kernels, waits=waits,
+        micro_batch=micro_batch,
+    )
 
 
 def gather(index: int, unit: str, ns: int, *waits: int) -> Op:
-    return Op(index=index, kind="all_gather", unit=unit, stream="all_gather", group="dp_shard", nbytes=ns, waits=waits)
+    return Op(
+        index=index, kind="all_gather", unit=unit, stream="all_gather", group="dp_shard", nbytes=ns,
+        waits=waits,
+    )
 
 
 def reduction(index: int, unit: str, ns: int, *waits: int) -> Op:
-    return Op(index=index, kind="all_reduce", unit=unit, stream="all_reduce", group="dp_replicate", nbytes=ns, waits=waits)
+    return Op(
+        index=index, kind="all_reduce", unit=unit, stream="all_reduce", group="dp_replicate",
+        nbytes=ns, waits=waits,
+    )
 
 
 def explained(*ops: Op) -> Why:
     mesh = Mesh(dp_shard=2, dp_replicate=2)
-    program = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4)
+    program = Program(
+        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
+    )
     return explain(program, simulate(program, costs=Toy()))
 
 
 def ends(found: Why) -> dict[str, tuple[int, int, int]]:
-    """By collective its exposed time, and how much of that is before the first of forward and after a backward."""
+    """By collective its exposed time, and how much of that is before the first of forward and after
+    a backward."""
     return {name(one.op): (one.exposed_ns, one.before_ns, one.after_ns) for one in found.exposed}
 
 
@@ -53,12 +66,15 @@ def test_the_first_gather_and_the_last_reduction_are_the_ends_of_a_step() -> Non
         reduction(5, "a", 5, 4),
         compute(6, "optimizer", 3, 5),
     )
-    assert ends(found) == {"all_gather b": (20, 0, 0), "all_gather a": (7, 7, 0), "all_reduce a": (5, 0, 5)}
+    assert ends(found) == {
+        "all_gather b": (20, 0, 0), "all_gather a": (7, 7, 0), "all_reduce a": (5, 0, 5)
+    }
     assert (found.exposed_ns, found.before_ns, found.after_ns, found.at_ends_ns) == (32, 7, 5, 12)
 
 
 def test_a_reduction_that_is_late_since_others_were_ahead_of_it_is_no_end() -> None:
-    """Gradients of 40 after a backward of 10, beside another of 10: the 30 left of them are a backlog that longer compute hides."""
+    """Gradients of 40 after a backward of 10, beside another of 10: the 30 left of them are a
+    backlog that longer compute hides."""
     found = explained(
         compute(0, "forward", 10),
         compute(1, "backward", 10),
@@ -71,7 +87,8 @@ def test_a_reduction_that_is_late_since_others_were_ahead_of_it_is_no_end() -> N
 
 
 def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_end_too() -> None:
-    """Parameters gathered after the optimizer, as ZeRO-1 does, and what only stands behind the reduction."""
+    """Parameters gathered after the optimizer, as ZeRO-1 does, and what only stands behind the
+    reduction."""
     found = explained(
         compute(0, "forward", 10),
         compute(1, "backward", 10),
@@ -80,12 +97,19 @@ def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_
         compute(4, "optimizer", 3, 2),
         gather(5, "a", 4, 4),
     )
-    assert ends(found) == {"all_reduce a": (5, 0, 5), "all_gather a": (4, 0, 4)}  # the norm's two are under the optimizer's three
+    assert ends(found) == {
+        "all_reduce a": (5, 0, 5), "all_gather a": (4, 0, 4)
+    }  # the norm's two are under the optimizer's three
 
 
-@pytest.mark.parametrize(("ahead", "expected"), [(28, {"all_gather c": (14, 0, 0)}), (1, {"all_reduce a": (6, 0, 6)})])
-def test_every_micro_batch_that_awaits_its_reduction_has_an_end(ahead: int, expected: dict[str, tuple[int, int, int]]) -> None:
-    """Both wait for 6; a gather from 0 on is no end though forward waits for it longer: to 34, as the reduction has half its link."""
+@pytest.mark.parametrize(
+    ("ahead", "expected"), [(28, {"all_gather c": (14, 0, 0)}), (1, {"all_reduce a": (6, 0, 6)})]
+)
+def test_every_micro_batch_that_awaits_its_reduction_has_an_end(
+    ahead: int, expected: dict[str, tuple[int, int, int]]
+) -> None:
+    """Both wait for 6; a gather from 0 on is no end though forward waits for it longer: to 34, as
+    the reduction has half its link."""
     found = explained(
         compute(0, "forward", 10),
         gather(1, "c", ahead),
@@ -117,15 +141,20 @@ def test_every_micro_batch_that_awaits_its_reduction_has_an_end(ahead: int, expe
     ],
 )
 def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) -> None:
-    """Of one bucket, as here under DDP, all is at the end; of every strategy the ends are what they were with 64 times the batch."""
+    """Of one bucket, as here under DDP, all is at the end; of every strategy the ends are what they
+    were with 64 times the batch."""
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
     found = []
     for times in (1, 64):
-        larger = replace(asked, batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times))
+        larger = replace(
+            asked, batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
+        )
         found.append(why(larger, plan(larger, device=larger.cluster.kind)))
     few, many = found
     assert (few.before_ns, few.after_ns) == (many.before_ns, many.after_ns)
     assert (few.at_ends_ns == few.exposed_ns) == all_of_it
     assert 0 < few.at_ends_ns <= many.exposed_ns <= few.exposed_ns
-    assert all(one.before_ns + one.after_ns <= one.exposed_ns for each in found for one in each.exposed)
+    assert all(
+        one.before_ns + one.after_ns <= one.exposed_ns for each in found for one in each.exposed
+    )
     assert (few.before_ns > 0) == path.startswith(("zero3", "fsdp", "hsdp"))

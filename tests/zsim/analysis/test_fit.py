@@ -1,4 +1,5 @@
-"""`zsim fit` over scenarios of every strategy: it answers, and what it moves to another strategy means the same there."""
+"""`zsim fit` over scenarios of every strategy: it answers, and what it moves to another strategy
+means the same there."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from zsim.strategies import STRATEGIES
 FILES = [file.stem for file in sorted(PARITY.glob("*.toml"))]
 
 
-@pytest.mark.parametrize("name", [*one_in(5, [name for name in FILES if "fsdp1" not in name]), "fsdp1-mlp-2", "fsdp1-gpt-2x2"])
+@pytest.mark.parametrize(
+    "name",
+    [*one_in(5, [name for name in FILES if "fsdp1" not in name]), "fsdp1-mlp-2", "fsdp1-gpt-2x2"],
+)
 def test_every_kind_of_scenario_is_fitted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["fit", str(PARITY / f"{name}.toml"), "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["candidates"]
@@ -24,4 +28,6 @@ def test_every_kind_of_scenario_is_fitted(name: str, capsys: pytest.CaptureFixtu
 
 def test_options_that_mean_something_else_elsewhere_are_not_carried_over() -> None:
     """fsdp1's backward_prefetch is a word, fsdp2's a number."""
-    assert moved(load(PARITY / "fsdp1-gpt-4.toml"), "fsdp2").options == STRATEGIES["fsdp2"].options()
+    assert (
+        moved(load(PARITY / "fsdp1-gpt-4.toml"), "fsdp2").options == STRATEGIES["fsdp2"].options()
+    )

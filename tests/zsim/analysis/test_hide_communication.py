@@ -1,4 +1,5 @@
-"""What would hide communication: every candidate is a scenario that can be asked for, and the smallest of its kind."""
+"""What would hide communication: every candidate is a scenario that can be asked for, and the
+smallest of its kind."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ execution = {{ interference = false }}
 def said(asked: Scenario, found: Hiding) -> list[str]:
     """The report on `asked`, with what was found to hide its communication."""
     program = plan(asked, device="cuda")
-    return list(time_report.lines(time_report.why(asked, program), found, step=time_report.whole(asked, program)))
+    return list(
+        time_report.lines(
+            time_report.why(asked, program), found, step=time_report.whole(asked, program)
+        )
+    )
 
 
 def simulated(asked: Scenario) -> tuple[float, float]:
@@ -54,7 +59,10 @@ def timed(asked: Scenario) -> tuple[float, float, float]:
     inside = sum(one.exposed_ns - one.before_ns - one.after_ns for one in found.exposed)
     batch = asked.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
-    return timeline.step_time_ns / tokens, exposed / timeline.step_time_ns, inside / timeline.step_time_ns
+    return (
+        timeline.step_time_ns / tokens, exposed / timeline.step_time_ns,
+        inside / timeline.step_time_ns,
+    )
 
 
 def faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
@@ -64,7 +72,12 @@ def faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
         return Link(bandwidth=round(link.bandwidth * factor), latency=link.latency)
 
     links = cluster.links
-    return replace(cluster, links=replace(links, fabric=times(links.fabric), pcie=times(links.pcie), rail=times(links.rail)))
+    return replace(
+        cluster,
+        links=replace(
+            links, fabric=times(links.fabric), pcie=times(links.pcie), rail=times(links.rail)
+        ),
+    )
 
 
 @cache
@@ -79,19 +92,26 @@ def of(found: Hiding, word: str) -> Change:
 
 
 def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() -> None:
-    """The published claims T3 and T4: one communicator is one queue, so with layers that are alike a deeper lookahead gains nothing."""
+    """The published claims T3 and T4: one communicator is one queue, so with layers that are alike
+    a deeper lookahead gains nothing."""
     asked = small(8192)
     found = hiding(asked)
-    times = {k: simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (0, 1, 2, 3)}
+    times = {
+        k: simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0]
+        for k in (0, 1, 2, 3)
+    }
     assert times[1] < times[0]
     assert times[3] >= times[1] * 0.99
     assert of(found, "lookahead").words == "lookahead = 1"
 
 
 def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
-    """Llama-3 8B with four units ahead differs from one by a few parts in a million, as collectives lie beside other kernels."""
+    """Llama-3 8B with four units ahead differs from one by a few parts in a million, as collectives
+    lie beside other kernels."""
     asked, found = llama()
-    one, four = (simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (1, 4))
+    one, four = (
+        simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
+    )
     assert abs(four / one - 1) < 1e-4
     assert of(found, "lookahead").words == "lookahead = 1"
 
@@ -114,14 +134,23 @@ def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: st
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
     found = time_report.as_object(asked, plan(asked, device=asked.cluster.kind))
     exposed = sum(one["exposed_ns"] for one in found["exposed"])
-    assert sum(found["exposed_by_reason_ns"].values()) == exposed == round(found["step_time_ns"] * found["as_it_is"]["exposed"])
+    assert (
+        sum(found["exposed_by_reason_ns"].values())
+        == exposed
+        == round(found["step_time_ns"] * found["as_it_is"]["exposed"])
+    )
     assert all(sum(one["by_reason_ns"].values()) == one["exposed_ns"] for one in found["exposed"])
     ends = found["exposed_before_forward_ns"] + found["exposed_after_backward_ns"]
-    assert ends == sum(one["before_forward_ns"] + one["after_backward_ns"] for one in found["exposed"])
+    assert ends == sum(
+        one["before_forward_ns"] + one["after_backward_ns"] for one in found["exposed"]
+    )
     assert ends == round(found["step_time_ns"] * found["as_it_is"]["exposed_at_ends"])
     assert found["as_it_is"]["hides"] == (exposed - ends < 0.01 * found["step_time_ns"])
     assert found["as_it_is"]["hides_all"] or found["what_would_hide_it"]
-    assert all(one["ns_per_token"] < 0.995 * found["as_it_is"]["ns_per_token"] for one in found["what_would_hide_it"])
+    assert all(
+        one["ns_per_token"] < 0.995 * found["as_it_is"]["ns_per_token"]
+        for one in found["what_would_hide_it"]
+    )
 
 
 def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> None:
@@ -130,11 +159,14 @@ def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> Non
     one, two, three = (simulated(small(1024, lookahead=ahead))[0] for ahead in (1, 2, 3))
     assert 1.02 < one / two < 1.05
     assert three == two
-    assert [change.words for change in found.changes if change.words.startswith("lookahead")] == ["lookahead = 2"]
+    assert [change.words for change in found.changes if change.words.startswith("lookahead")] == [
+        "lookahead = 2"
+    ]
 
 
 def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> None:
-    """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no numbers."""
+    """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no
+    numbers."""
     asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")
     found = hiding(asked)
     words = [change.words for change in found.changes]
@@ -144,7 +176,9 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     eager = replace(asked, options=replace(asked.options, forward_prefetch=True))
     assert simulated(eager)[0] > 0.995 * found.now.ns_per_token
     lines = said(asked, found)
-    assert [line for line in lines if "nothing is gained" in line] == ["    nothing is gained by gathering earlier"]
+    assert [line for line in lines if "nothing is gained" in line] == [
+        "    nothing is gained by gathering earlier"
+    ]
     text = """
 model.preset = "llama-3.2-1b"
 batch = { micro_batch = 1, sequence_length = 4096 }
@@ -157,16 +191,21 @@ strategy = { name = "fsdp1", dp_shard = 16, backward_prefetch = "none" }
 
 def test_units_that_are_joined_keep_what_else_is_asked_of_them() -> None:
     """Embedding and head that are wrapped apart stay so."""
-    text = (SCENARIOS / "parity/fsdp2-llama-4-bf16.toml").read_text() + '\n[wrapping]\nends = "apart"\n'
+    text = (
+        SCENARIOS / "parity/fsdp2-llama-4-bf16.toml"
+    ).read_text() + '\n[wrapping]\nends = "apart"\n'
     asked = scenario.parse(text.encode(), where="apart.toml")
     joined = of(hiding(asked), "wrapping.every")
     every = int(joined.words.rpartition(" ")[2])
-    apart = scenario.parse(text.replace("[wrapping]", f"[wrapping]\nevery = {every}").encode(), where="apart.toml")
+    apart = scenario.parse(
+        text.replace("[wrapping]", f"[wrapping]\nevery = {every}").encode(), where="apart.toml"
+    )
     assert (joined.ns_per_token, joined.exposed) == simulated(apart)
 
 
 def test_the_breakeven_batch_is_the_smallest_that_hides_the_communication() -> None:
-    """To a sequence: the one proposed hides what compute can, and one less does not. The ends, 1.4 times as long, do not count."""
+    """To a sequence: the one proposed hides what compute can, and one less does not. The ends, 1.4
+    times as long, do not count."""
     text = """
 model.preset = "mpt-350m"
 batch = { micro_batch = 1, sequence_length = 1024 }
@@ -177,22 +216,31 @@ precision = { parameters = "bf16", reduce = "bf16" }
     asked = scenario.parse(text.encode(), where="breakeven.toml")
     found = of(hiding(asked), "micro_batch")
     size = int(found.words.rpartition(" ")[2])
-    shares = [timed(replace(asked, batch=replace(asked.batch, micro_batch=each))) for each in (size - 1, size)]
+    shares = [
+        timed(replace(asked, batch=replace(asked.batch, micro_batch=each)))
+        for each in (size - 1, size)
+    ]
     assert shares[0][2] >= 0.01 > shares[1][2]
     assert found.inside == pytest.approx(shares[1][2], abs=1e-12)
     assert shares[1][1] == found.exposed
     assert found.at_ends > 0.01
     assert size not in (2, 4, 8, 16, 32)
-    assert (found.hides, found.hides_all, found.memory, found.memory_words) == (True, False, "FITS", "")
+    assert (found.hides, found.hides_all, found.memory, found.memory_words) == (
+        True, False, "FITS", "",
+    )
 
 
-def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fits_stands_before_it() -> None:
+def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fits_stands_before_it() -> (  # noqa: E501
+    None
+):
     asked, found = llama()
     ahead = of(found, "lookahead")
     fitting, batch = (change for change in found.changes if "micro_batch" in change.words)
     assert (fitting.memory, fitting.hides) == ("FITS", False)
     size = int(fitting.words.rpartition(" ")[2])
-    assert simulated(replace(asked, batch=replace(asked.batch, micro_batch=size))) == (fitting.ns_per_token, fitting.exposed)
+    assert simulated(replace(asked, batch=replace(asked.batch, micro_batch=size))) == (
+        fitting.ns_per_token, fitting.exposed,
+    )
     assert simulated(asked)[0] > fitting.ns_per_token > batch.ns_per_token
     one_less = replace(asked.batch, micro_batch=int(batch.words.rpartition(" ")[2]) - 1)
     assert batch.hides
@@ -201,7 +249,9 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
     lines = said(asked, found)
-    assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [False, True]
+    assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [
+        False, True
+    ]
     assert not any("fit" in line for line in lines if "lookahead" in line)
 
 
@@ -231,14 +281,18 @@ cluster = {{ preset = "dgx-h100", nodes = 4, nic_bandwidth = "100 Gbit/s" }}
 strategy = {{ name = "fsdp2", dp_shard = 32 }}
 precision = {{ parameters = "bf16", reduce = "bf16" }}
 """
-    each = {every: scenario.parse(f"{text}wrapping.every = {every}".encode(), where="slower.toml") for every in (1, 2, 3, 4, 5, 6, 7, 8)}
+    each = {
+        every: scenario.parse(f"{text}wrapping.every = {every}".encode(), where="slower.toml")
+        for every in (1, 2, 3, 4, 5, 6, 7, 8)
+    }
     times = {every: simulated(asked)[0] for every, asked in each.items()}
     proposed = int(of(hiding(each[1]), "wrapping.every").words.rpartition(" ")[2])
     assert times[proposed] <= 1.005 * min(times.values())
 
 
 def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
-    """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5: 1,750 us of wire, of which a link twice as fast saves half."""
+    """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5: 1,750 us of wire, of which a
+    link twice as fast saves half."""
     curve = MeasuredCurve(
         scope="ring",
         collective="all_gather",
@@ -252,7 +306,10 @@ def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
         source="by hand",
     )
     cluster = replace(load_cluster("dgx-h100"), curves=(curve,))
-    times = [Costs(cluster=each).collective_ns("all_gather", 720_000_000, tuple(range(8))) for each in (cluster, faster(cluster, 2))]
+    times = [
+        Costs(cluster=each).collective_ns("all_gather", 720_000_000, tuple(range(8)))
+        for each in (cluster, faster(cluster, 2))
+    ]
     assert times == [8_500 + 20_000 + 3_500_000, 8_500 + 20_000 + 1_750_000]
 
 
@@ -262,7 +319,9 @@ def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> 
     found = of(hiding(asked), "links")
     factor = float(found.words.split()[1])
     assert factor in FACTORS
-    assert (found.ns_per_token, found.exposed) == simulated(replace(asked, cluster=faster(asked.cluster, factor)))
+    assert (found.ns_per_token, found.exposed) == simulated(
+        replace(asked, cluster=faster(asked.cluster, factor))
+    )
 
 
 def test_where_latency_is_what_takes_long_faster_links_help_little() -> None:
@@ -282,13 +341,19 @@ precision = { parameters = "bf16", reduce = "bf16" }
 
 def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_it_too() -> None:
     asked = small(256, dp=16)
-    slow = replace(asked, cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)))
+    slow = replace(
+        asked,
+        cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)),
+    )
     found = hiding(slow)
     repaired, links = of(found, "slow_links repaired"), of(found, "links")
     assert (repaired.ns_per_token, repaired.exposed) == simulated(asked)
     assert repaired.ns_per_token < found.now.ns_per_token
     factor = float(links.words.split()[1])
-    scaled = replace(faster(asked.cluster, factor), slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),))
+    scaled = replace(
+        faster(asked.cluster, factor),
+        slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),),
+    )
     assert (links.ns_per_token, links.exposed) == simulated(replace(asked, cluster=scaled))
     assert not [change for change in hiding(asked).changes if change.words.startswith("slow_links")]
 
@@ -300,8 +365,11 @@ def test_tokens_of_several_forwards_all_count() -> None:
     assert (now.ns_per_token, now.exposed) == simulated(twice)
 
 
-def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batch_nor_lookahead() -> None:
-    """Llama-3 8B under FSDP2: 0.3 % is exposed where compute runs, 3 % in the root's first gather and last reduction."""
+def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batch_nor_lookahead() -> (  # noqa: E501
+    None
+):
+    """Llama-3 8B under FSDP2: 0.3 % is exposed where compute runs, 3 % in the root's first gather
+    and last reduction."""
     asked = scenario.load(SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml")
     found = hiding(asked)
     assert (found.now.hides, found.now.hides_all) == (True, False)
@@ -309,19 +377,24 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     assert apart.words == 'wrapping.ends = "apart"'
     factor = float(links.words.split()[1])
     less = FACTORS[FACTORS.index(factor) - 1]
-    assert simulated(replace(asked, cluster=faster(asked.cluster, factor)))[1] == links.exposed < 0.01
+    assert (
+        simulated(replace(asked, cluster=faster(asked.cluster, factor)))[1] == links.exposed < 0.01
+    )
     assert simulated(replace(asked, cluster=faster(asked.cluster, less)))[1] >= 0.01
     lines = said(asked, found)
     assert (
-        "  at the ends, where there is no compute to hide it: 5.158 ms before the first of forward, 10.299 ms after the last of a backward"
+        "  at the ends, where there is no compute to hide it: 5.158 ms before the first of "
+        "forward, 10.299 ms after the last of a backward"
     ) in lines
     assert lines[-5:] == [
         "what compute can hide is hidden: 0.3 % of the step is exposed besides 3.0 % at its ends, "
         "which no lookahead hides and a larger micro-batch only spreads over more tokens",
         f"what would make the ends shorter ({found.now.ns_per_token:,.0f} ns for each token now):",
-        f"    {apart.words:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the ends, ".replace("%", " %")
+        f"    {apart.words:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the "
+        f"ends, ".replace("%", " %")
         + f"{apart.ns_per_token:,.0f} ns for each token",
-        f"    {links.words:<48} leaves 0.0 % exposed and 0.8 % at the ends, {links.ns_per_token:,.0f} ns for each token",
+        f"    {links.words:<48} leaves 0.0 % exposed and 0.8 % at the ends, "
+        f"{links.ns_per_token:,.0f} ns for each token",
         "    nothing is gained by other units",
     ]
 
@@ -331,13 +404,16 @@ def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     found = hiding(asked)
     buckets = of(found, "bucket_cap_mb")
     cap = float(buckets.words.rpartition(" ")[2])
-    assert (buckets.ns_per_token, buckets.exposed) == simulated(replace(asked, options=replace(asked.options, bucket_cap_mb=cap)))
+    assert (buckets.ns_per_token, buckets.exposed) == simulated(
+        replace(asked, options=replace(asked.options, bucket_cap_mb=cap))
+    )
     assert buckets.at_ends < found.now.at_ends / 2
     assert cap in (1, 5, 10)
 
 
 def test_an_embedding_apart_is_proposed_where_the_root_holds_the_ends_up() -> None:
-    """The first gather and the last reduction are then of the embedding alone; where it is apart already, that is no proposal."""
+    """The first gather and the last reduction are then of the embedding alone; where it is apart
+    already, that is no proposal."""
     text = """
 model.preset = "llama-3-8b"
 batch = { micro_batch = 1, sequence_length = 4096 }
@@ -352,11 +428,16 @@ activation_checkpointing = { mode = "full" }
     assert (proposed.ns_per_token, proposed.exposed) == simulated(apart)
     assert proposed.at_ends < 0.6 * found.now.at_ends
     again = hiding(apart)
-    assert not [words for words in (*[one.words for one in again.changes], *again.useless) if "apart" in words]
+    assert not [
+        words
+        for words in (*[one.words for one in again.changes], *again.useless)
+        if "apart" in words
+    ]
 
 
 def test_links_that_hide_all_and_gain_nothing_do_not_stand_for_faster_ones_that_gain() -> None:
-    """Under DDP twice as fast links leave 0.1 % exposed, of which kernels beside all-reduces take most back; eight times gain 3 %."""
+    """Under DDP twice as fast links leave 0.1 % exposed, of which kernels beside all-reduces take
+    most back; eight times gain 3 %."""
     text = """
 model.preset = "llama-3.2-1b"
 batch = { micro_batch = 1, sequence_length = 2048 }
@@ -368,21 +449,35 @@ optimizer = { name = "adamw", implementation = "fused" }
     asked = scenario.parse(text.encode(), where="ddp.toml")
     found = hiding(asked)
     now = found.now.ns_per_token
-    times = {factor: simulated(replace(asked, cluster=faster(asked.cluster, factor))) for factor in FACTORS}
+    times = {
+        factor: simulated(replace(asked, cluster=faster(asked.cluster, factor)))
+        for factor in FACTORS
+    }
     hides = next(factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= now)
-    gains = next(factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= 0.995 * now)
+    gains = next(
+        factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= 0.995 * now
+    )
     assert hides < gains
     links = [change for change in found.changes if change.words.startswith("links")]
-    assert [change.words for change in links] == [f"links {factor:g} times as fast" for factor in (hides, gains)]
-    assert [(change.ns_per_token, change.exposed) for change in links] == [times[hides], times[gains]]
+    assert [change.words for change in links] == [
+        f"links {factor:g} times as fast" for factor in (hides, gains)
+    ]
+    assert [(change.ns_per_token, change.exposed) for change in links] == [
+        times[hides], times[gains]
+    ]
     assert all(change.memory for change in links)
     assert "faster links" not in found.useless
     lines = said(asked, found)
-    assert [line.endswith("for each token, which gains nothing") for line in lines if line.startswith("    links")] == [True, False]
+    assert [
+        line.endswith("for each token, which gains nothing")
+        for line in lines
+        if line.startswith("    links")
+    ] == [True, False]
 
 
 def test_a_breakeven_batch_that_gains_nothing_does_not_stand_for_a_larger_one_that_gains() -> None:
-    """One sequence short of hiding it: one more hides it and gains nothing, twice as many gain 9 %."""
+    """One sequence short of hiding it: one more hides it and gains nothing, twice as many gain 9 %.
+    """
     text = """
 model.preset = "mpt-350m"
 batch = { micro_batch = 32, sequence_length = 512 }
@@ -391,21 +486,32 @@ strategy = { name = "zero3", dp_shard = 16, lookahead = 1 }
 precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="breakeven.toml")
-    size = next(size for size in range(1, 64) if timed(replace(asked, batch=replace(asked.batch, micro_batch=size)))[2] < 0.01)
+    size = next(
+        size
+        for size in range(1, 64)
+        if timed(replace(asked, batch=replace(asked.batch, micro_batch=size)))[2] < 0.01
+    )
     found = hiding(replace(asked, batch=replace(asked.batch, micro_batch=size - 1)))
     assert not found.now.hides
     batches = [change for change in found.changes if change.words.startswith("micro_batch")]
-    assert [change.words for change in batches] == [f"micro_batch = {size}", f"micro_batch = {2 * (size - 1)}"]
-    assert [change.ns_per_token <= 0.995 * found.now.ns_per_token for change in batches] == [False, True]
+    assert [change.words for change in batches] == [
+        f"micro_batch = {size}", f"micro_batch = {2 * (size - 1)}"
+    ]
+    assert [change.ns_per_token <= 0.995 * found.now.ns_per_token for change in batches] == [
+        False, True
+    ]
     assert "a larger micro-batch" not in found.useless
 
 
 def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() -> None:
-    """Llama-3 70B on 1,024: two blocks a unit gain 1.2 %, of what lies between the ends and of gathers that are fewer."""
+    """Llama-3 70B on 1,024: two blocks a unit gain 1.2 %, of what lies between the ends and of
+    gathers that are fewer."""
     asked = scenario.load(SCENARIOS / "published/zero3-llama-3-70b-1024.toml")
     found = hiding(asked)
     assert (found.now.hides, found.now.hides_all) == (True, False)
-    text = (SCENARIOS / "published/zero3-llama-3-70b-1024.toml").read_text() + "\n[wrapping]\nevery = 2\n"
+    text = (
+        SCENARIOS / "published/zero3-llama-3-70b-1024.toml"
+    ).read_text() + "\n[wrapping]\nevery = 2\n"
     wrapped = scenario.parse(text.encode(), where="joined.toml")
     ns, exposed, inside = timed(wrapped)
     assert ns < 0.995 * found.now.ns_per_token
@@ -428,19 +534,27 @@ def test_what_hides_and_makes_the_step_longer_is_no_proposal() -> None:
     assert aim.only_hides(HIDDEN)
     assert not aim.only_hides(replace(HIDDEN, ns_per_token=100.1))
     assert not aim.only_hides(replace(HIDDEN, exposed=0.07))  # more than the ends
-    assert not aim.only_hides(replace(HIDDEN, ns_per_token=99.0))  # which gains, and is one of those
+    # which gains, and is one of those
+    assert not aim.only_hides(replace(HIDDEN, ns_per_token=99.0))
     assert not Aim(now=NOW, ends=True).only_hides(HIDDEN)
     assert Aim(now=NOW, ends=True).only_hides(replace(HIDDEN, exposed=0.0, at_ends=0.0))
 
 
 def test_where_the_ends_alone_are_left_they_have_to_be_shorter_by_a_digit_that_is_shown() -> None:
     aim = Aim(now=HIDDEN, ends=True)
-    assert [aim.helps(replace(HIDDEN, at_ends=share)) for share in (0.06, 0.05, 0.0495, 0.0485)] == [False, False, False, True]
+    assert [
+        aim.helps(replace(HIDDEN, at_ends=share)) for share in (0.06, 0.05, 0.0495, 0.0485)
+    ] == [False, False, False, True]
     assert Aim(now=NOW, ends=True).helps(replace(NOW, at_ends=0.06))
 
 
 def test_of_those_that_are_as_good_as_any_the_first_is_taken() -> None:
     asked = small(2)
-    seen = [Tried(change=replace(NOW, ns_per_token=ns), scenario=asked, program=plan(asked, device="cuda")) for ns in (95, 90.4, 90, 90.1)]
+    seen = [
+        Tried(
+            change=replace(NOW, ns_per_token=ns), scenario=asked, program=plan(asked, device="cuda")
+        )
+        for ns in (95, 90.4, 90, 90.1)
+    ]
     assert as_good_as_any(seen) == seen[1:2]
     assert as_good_as_any([]) == []

@@ -1,4 +1,5 @@
-"""Compute that hides collectives, handed out nanosecond by nanosecond: by hand, and against a set of nanoseconds."""
+"""Compute that hides collectives, handed out nanosecond by nanosecond: by hand, and against a set
+of nanoseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def spans(draw: st.DrawFn) -> list[Span]:
 
 
 def test_what_is_free_is_taken_once_and_the_last_first() -> None:
-    """Compute from 0 to 10 and from 20 to 30, and a collective from 5 to 25: 0 to 5 and 25 to 30 are free."""
+    """Compute from 0 to 10 and from 20 to 30, and a collective from 5 to 25: 0 to 5 and 25 to 30
+    are free."""
     room = Room([(0, 10), (20, 30)], taken=[(5, 25)])
     assert (room.work(0, 40), room.work(8, 22), room.work(12, 18)) == (20, 4, 0)
     assert room.take(10, 28, 100) == 3
@@ -28,8 +30,13 @@ def test_what_is_free_is_taken_once_and_the_last_first() -> None:
     assert room.take(0, 40, 9) == 1
 
 
-@given(compute=spans(), taken=spans(), asked=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 30))))
-def test_it_hands_out_what_a_set_of_nanoseconds_does(compute: list[Span], taken: list[Span], asked: list[tuple[int, int, int]]) -> None:
+@given(
+    compute=spans(), taken=spans(),
+    asked=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 30))),
+)
+def test_it_hands_out_what_a_set_of_nanoseconds_does(
+    compute: list[Span], taken: list[Span], asked: list[tuple[int, int, int]]
+) -> None:
     room = Room(compute, taken=taken)
     work = {ns for begin, end in compute for ns in range(begin, end)}
     free = work - {ns for begin, end in taken for ns in range(begin, end)}

@@ -11,19 +11,23 @@ from zsim.scenario.scenario import parse
 @pytest.mark.parametrize(
     ("strategy", "parameters", "optimizer", "warned"),
     [
-        ("zero_redundancy", "fp16", "adamw", True),
-        ("zero_redundancy", "bf16", "adamw", False),
-        ("zero_redundancy", "fp16", "sgd", False),
-        ("ddp", "fp16", "adamw", False),
+        ("zero_redundancy", "fp16", "adamw", True), ("zero_redundancy", "bf16", "adamw", False),
+        ("zero_redundancy", "fp16", "sgd", False), ("ddp", "fp16", "adamw", False),
         ("fsdp2", "fp16", "adamw", False),
     ],
 )
-def test_who_lets_adamw_step_fp16_is_warned(strategy: str, parameters: str, optimizer: str, warned: bool) -> None:
-    """torch's own training leaves all bounds there: validate finds numerics that differ, and nothing is wrong with the strategy."""
+def test_who_lets_adamw_step_fp16_is_warned(
+    strategy: str, parameters: str, optimizer: str, warned: bool
+) -> None:
+    """torch's own training leaves all bounds there: validate finds numerics that differ, and
+    nothing is wrong with the strategy."""
     text = (
-        'model = { preset = "mlp-tiny" }\nbatch = { micro_batch = 1 }\ncluster = { preset = "cpu-gloo", ranks = 2 }\n'
-        f'strategy = {{ name = "{strategy}" }}\nprecision = {{ parameters = "{parameters}" }}\noptimizer = {{ name = "{optimizer}" }}\n'
+        'model = { preset = "mlp-tiny" }\nbatch = { micro_batch = 1 }\ncluster = { preset = '
+        '"cpu-gloo", ranks = 2 }\n'
+        f'strategy = {{ name = "{strategy}" }}\nprecision = {{ parameters = "{parameters}" '
+        f'}}\noptimizer = {{ name = "{optimizer}" }}\n'
     )
     found = [line for line in cautions(parse(text.encode(), where="half.toml")) if "fp16" in line]
     assert bool(found) is warned
-    assert all(line.startswith("adamw steps fp16 parameters themselves, as zero_redundancy keeps no master copy") for line in found)
+    assert all(line.startswith("adamw steps fp16 parameters themselves, as zero_redundancy keeps "
+                               "no master copy") for line in found)

@@ -1,4 +1,5 @@
-"""What adding a gradient to that of earlier micro-batches costs: a kernel for each parameter, where autograd finds one to add to."""
+"""What adding a gradient to that of earlier micro-batches costs: a kernel for each parameter, where
+autograd finds one to add to."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 
-def scenario(strategy: str, *, sync: str, precision: str = 'parameters = "fp32"', execution: str = "") -> Scenario:
+def scenario(
+    strategy: str, *, sync: str, precision: str = 'parameters = "fp32"', execution: str = ""
+) -> Scenario:
     text = f"""
 model = {{ family = "gpt", sizes = {{ num_layers = 2, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = true }} }}
 batch = {{ micro_batch = 2, sequence_length = 4, accumulation = 3 }}
@@ -20,7 +23,7 @@ cluster = {{ preset = "dgx-h100", ranks = 2 }}
 strategy = {{ {strategy}, sync = "{sync}" }}
 precision = {{ {precision} }}
 {execution}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="accumulation.toml")
 
 
@@ -45,7 +48,8 @@ def test_ddp_adds_to_the_gradients_that_the_first_micro_batch_has_made(sync: str
     assert accumulated(case) == [Counter(), all_parameters(case), all_parameters(case)]
 
 
-@pytest.mark.parametrize("name", ['name = "fsdp2"', 'name = "hsdp", dp_replicate = 2, dp_shard = 1'])
+@pytest.mark.parametrize("name", ['name = "fsdp2"', 'name = "hsdp", dp_replicate = 2, dp_shard = '
+                                                    '1'])
 def test_fully_shard_adds_where_gradients_wait_unsharded_and_nowhere_else(name: str) -> None:
     case = scenario(name, sync="last")
     assert accumulated(case) == [Counter(), all_parameters(case), all_parameters(case)]
@@ -55,11 +59,28 @@ def test_fully_shard_adds_where_gradients_wait_unsharded_and_nowhere_else(name: 
 def test_gradients_that_wait_in_another_dtype_are_cast_first_and_added_to_later() -> None:
     case = scenario('name = "fsdp2"', sync="last", precision='parameters = "bf16", reduce = "fp32"')
     assert accumulated(case) == [Counter()] * 3
-    ops = [op for op in plan(case, device="cuda").ranks[0].steady if op.kind == "copy" and op.unit == "blocks.0"]
-    numels = [p.numel for unit in case.model.units if unit.fqn == "blocks.0" for p in unit.parameters]
-    added = [[k.nbytes for op in ops if op.micro_batch == number for k in op.kernels if k.operator == "add"] for number in range(3)]
+    ops = [
+        op
+        for op in plan(case, device="cuda").ranks[0].steady
+        if op.kind == "copy" and op.unit == "blocks.0"
+    ]
+    numels = [
+        p.numel for unit in case.model.units if unit.fqn == "blocks.0" for p in unit.parameters
+    ]
+    added = [
+        [
+            k.nbytes
+            for op in ops
+            if op.micro_batch == number
+            for k in op.kernels
+            if k.operator == "add"
+        ]
+        for number in range(3)
+    ]
     assert added == [[], [one * 10 for one in numels], [one * 10 for one in numels]]
-    cast = [k.nbytes for op in ops if op.micro_batch == 0 and op.stream == "compute" for k in op.kernels][-len(numels) :]
+    cast = [
+        k.nbytes for op in ops if op.micro_batch == 0 and op.stream == "compute" for k in op.kernels
+    ][-len(numels) :]
     assert cast == [one * 6 for one in numels]
 
 
@@ -71,10 +92,17 @@ def test_zero_adds_each_gradient_into_its_flat_buffer(name: str) -> None:
 
 def test_products_that_accumulate_leave_nothing_to_issue_or_to_run() -> None:
     kernel = Kernel(ACCUMULATE, 100, 1200, "float32")
-    plain, fused = (scenario('name = "ddp"', sync="last", execution=how) for how in ("", "execution.accumulation = \"fused\""))
+    plain, fused = (
+        scenario('name = "ddp"', sync="last", execution=how)
+        for how in ("", 'execution.accumulation = "fused"')
+    )
     assert Costs(plain.cluster, plain.executed).compute_ns((kernel,)) > 0
     costs = Costs(fused.cluster, fused.executed)
     assert costs.compute_ns((kernel,)) == 0
-    op = next(op for op in plan(fused, device="cuda").ranks[0].steady if any(k.operator == ACCUMULATE for k in op.kernels))
+    op = next(
+        op
+        for op in plan(fused, device="cuda").ranks[0].steady
+        if any(k.operator == ACCUMULATE for k in op.kernels)
+    )
     others = sum(k.operator != ACCUMULATE for k in op.kernels)
     assert costs.issue_ns(op) == others * fused.cluster.overheads.issue_kernel

@@ -67,34 +67,54 @@ def test_on_cuda_softmax_is_widened_and_log_softmax_is_not() -> None:
         for module in (lowered("cuda")[1], lowered("cuda")[-1])
     )
     scores = 2 * 2 * 8 * 8
-    assert [block[f"blocks.0:mixed.{part}"] for part in ("scores", "softmax", "probabilities")] == [2 * scores, 4 * scores, 2 * scores]
-    assert [head[f"head:{value}"] for value in ("logits", "loss.log_softmax", "loss.input")] == [16 * 11 * n for n in (2, 2, 4)]
+    assert [block[f"blocks.0:mixed.{part}"] for part in ("scores", "softmax", "probabilities")] == [
+        2 * scores, 4 * scores, 2 * scores
+    ]
+    assert [head[f"head:{value}"] for value in ("logits", "loss.log_softmax", "loss.input")] == [
+        16 * 11 * n for n in (2, 2, 4)
+    ]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("layers", [1, 4, 5, 9])
-def test_blocks_traced_once_are_what_tracing_each_gives_under_autocast(layers: int, device: str) -> None:
+def test_blocks_traced_once_are_what_tracing_each_gives_under_autocast(
+    layers: int, device: str
+) -> None:
     blocks = gpt.build(replace(SMALL, num_layers=layers), name="gpt", sequence_length=8)
-    even = mlp.build(MlpSizes(dims=(8,) * (layers + 1), hidden=6, num_classes=3), name="mlp", sequence_length=1)
+    even = mlp.build(
+        MlpSizes(dims=(8,) * (layers + 1), hidden=6, num_classes=3), name="mlp", sequence_length=1
+    )
     for model in (blocks, even):
         options = {"batch": BATCH, "dtype": "float32", "device": device, "autocast": "bfloat16"}
         assert lower(model, **options) == lower_each(model, **options)  # type: ignore[arg-type]
 
 
 def test_a_weight_that_no_gradient_of_an_input_needs_is_held_by_the_cache_alone() -> None:
-    model = mlp.build(MlpSizes(dims=(8, 8, 8), hidden=6, num_classes=3), name="mlp", sequence_length=1)
+    model = mlp.build(
+        MlpSizes(dims=(8, 8, 8), hidden=6, num_classes=3), name="mlp", sequence_length=1
+    )
     found = lower(model, batch=Batch(micro_batch=2), dtype="float32", autocast="bfloat16")
     assert {module.fqn: module.uncached for module in found} == {
-        "blocks.0": (Free("blocks.0:wide.bias"), Free("blocks.0:wide.weight"), Free("blocks.0:y.bias")),
+        "blocks.0": (
+            Free("blocks.0:wide.bias"), Free("blocks.0:wide.weight"), Free("blocks.0:y.bias")
+        ),
         "blocks.1": (Free("blocks.1:wide.bias"), Free("blocks.1:y.bias")),
         "head": (Free("head:logits.bias"),),
     }
 
 
-def test_fsdp2_gathers_in_float32_and_keeps_a_narrow_copy_of_every_linears_weight_until_its_backward() -> None:
-    steady = plan(scenario('parameters = "fp32", autocast = "bf16"'), device="cpu").of_rank(0).steady
+def test_fsdp2_gathers_in_float32_and_keeps_a_narrow_copy_of_every_linears_weight_until_its_backward() -> (  # noqa: E501
+    None
+):
+    steady = (
+        plan(scenario('parameters = "fp32", autocast = "bf16"'), device="cpu").of_rank(0).steady
+    )
     assert {op.dtype for op in steady if op.kind == "all_gather"} == {"float32"}
-    weights = [parameter for parameter in scenario("").model.parameters if parameter.fqn.endswith("weight") and len(parameter.shape) > 1]
+    weights = [
+        parameter
+        for parameter in scenario("").model.parameters
+        if parameter.fqn.endswith("weight") and len(parameter.shape) > 1
+    ]
     live: dict[str, int] = {}
     for op in steady:
         if op.kind == "backward":
@@ -113,10 +133,12 @@ def test_autocast_over_narrow_parameters_is_refused(parameters: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         scenario(f'parameters = "{parameters}", autocast = "bf16"')
     reason = 'expected only with parameters = "fp32", of which it makes two-byte copies'
-    assert refused.value.problems == (f'x.toml: precision.autocast: {reason}, found with "{parameters}"',)
+    assert refused.value.problems == (f'x.toml: precision.autocast: {reason}, found with '
+                                      f'"{parameters}"',)
 
 
 def test_an_unknown_autocast_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ScenarioError) as refused:
         scenario('autocast = "fp32"')
-    assert refused.value.problems == ('x.toml: precision.autocast: expected "none", "bf16" or "fp16", found "fp32"',)
+    assert refused.value.problems == ('x.toml: precision.autocast: expected "none", "bf16" or '
+                                      '"fp16", found "fp32"',)

@@ -1,4 +1,5 @@
-"""A parameter that a step reads more than once gets its gradients added up, in kernels that take time: counted by hand."""
+"""A parameter that a step reads more than once gets its gradients added up, in kernels that take
+time: counted by hand."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ SIZES = "num_layers = 2, hidden_size = 16, num_heads = 2, feed_forward = 32, voc
 FSDP2 = 'name = "fsdp2"'
 
 
-def added(strategy: str, *, model: str = "", batch: str = "", parameters: str = "bf16") -> Counter[str]:
+def added(
+    strategy: str, *, model: str = "", batch: str = "", parameters: str = "bf16"
+) -> Counter[str]:
     """Bytes of additions by operator and kind of op in a steady step."""
     text = f"""
-model = {{ family = "llama", sizes = {{ {SIZES}{', tied = true' if 'tied' in model else ''} }}{model.replace(', tied', '')} }}
+model = {{ family = "llama", sizes = {{ {SIZES}{", tied = true" if "tied" in model else ""} }}{model.replace(", tied", "")} }}
 batch = {{ micro_batch = 2, sequence_length = 8{batch} }}
 cluster = {{ preset = "dgx-h100", ranks = 2 }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "{parameters}", reduce = "fp32" }}
-"""
+"""  # noqa: E501
     found: Counter[str] = Counter()
     for op in plan(parse(text.encode(), where="sums.toml"), device="cuda").ranks[0].steady:
         for kernel in op.kernels:
@@ -36,7 +39,8 @@ BLOCKS = 2 * (ATTENTION + MLP + NORMS)
 
 @pytest.mark.parametrize("strategy", [FSDP2, 'name = "ddp"', 'name = "zero1"', 'name = "zero3"'])
 def test_blocks_that_run_twice_add_each_gradient_once(strategy: str) -> None:
-    """Two gradients read and one written, of every parameter of the blocks; the adds of values double with the blocks."""
+    """Two gradients read and one written, of every parameter of the blocks; the adds of values
+    double with the blocks."""
     once, twice = added(strategy), added(strategy, model=", uses = 2")
     values = once["backward"]
     assert twice["backward"] - 2 * values == 3 * 2 * BLOCKS
@@ -59,8 +63,11 @@ def test_fsdp1_adds_them_where_it_joins_the_gradients_of_its_views_and_nowhere_e
 
 
 @pytest.mark.parametrize(("accumulation", "source"), [(1, 2), (2, 4)])
-def test_gradients_kept_in_the_reduce_dtype_are_copied_in_from_it(accumulation: int, source: int) -> None:
-    """A block's gradients into the input of its reduce-scatter in float32: read in bf16, or kept in float32 by an earlier micro-batch."""
+def test_gradients_kept_in_the_reduce_dtype_are_copied_in_from_it(
+    accumulation: int, source: int
+) -> None:
+    """A block's gradients into the input of its reduce-scatter in float32: read in bf16, or kept in
+    float32 by an earlier micro-batch."""
     text = f"""
 model = {{ family = "llama", sizes = {{ {SIZES} }} }}
 batch = {{ micro_batch = 2, sequence_length = 8, accumulation = {accumulation} }}

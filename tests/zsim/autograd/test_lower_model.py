@@ -18,14 +18,20 @@ BATCH = Batch(micro_batch=2, sequence_length=8)
 def models(layers):
     dims = {"even": (8,) * (layers + 1), "narrow once": (8, 8, 8, 8, 5, *(8,) * layers)}
     yield from (
-        mlp.build(MlpSizes(dims=dims[name], hidden=6, num_classes=3), name=name, sequence_length=1) for name in dims
+        mlp.build(MlpSizes(dims=dims[name], hidden=6, num_classes=3), name=name, sequence_length=1)
+        for name in dims
     )
     small = GptSizes(num_layers=layers, hidden_size=8, num_heads=2, vocabulary=11)
     yield gpt.build(small, name="gpt", sequence_length=8)
     yield gpt.build(replace(small, tied=False, attention="sdpa"), name="gpt", sequence_length=8)
-    grouped = LlamaSizes(num_layers=layers, hidden_size=8, num_heads=4, num_kv_heads=2, feed_forward=12, vocabulary=11)
+    grouped = LlamaSizes(
+        num_layers=layers, hidden_size=8, num_heads=4, num_kv_heads=2, feed_forward=12,
+        vocabulary=11,
+    )
     yield llama.build(grouped, name="llama", sequence_length=8)
-    yield llama.build(replace(grouped, attention="explicit", qkv_bias=True), name="llama", sequence_length=8)
+    yield llama.build(
+        replace(grouped, attention="explicit", qkv_bias=True), name="llama", sequence_length=8
+    )
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 12, 13])
@@ -44,4 +50,6 @@ def test_blocks_that_differ_in_one_size_are_traced_apart():
     place = next(i for i, module in enumerate(model.modules) if module.fqn == "blocks.3")
     modules = (*model.modules[:place], odd.modules[place], *model.modules[place + 1 :])
     mixed = replace(model, modules=modules)
-    assert lower(mixed, batch=BATCH, dtype="float32") == lower_each(mixed, batch=BATCH, dtype="float32")
+    assert lower(mixed, batch=BATCH, dtype="float32") == lower_each(
+        mixed, batch=BATCH, dtype="float32"
+    )

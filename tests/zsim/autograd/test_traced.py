@@ -1,4 +1,5 @@
-"""A traced model as data: what it must hold, its JSON and back, and every way in which a file of it may lie."""
+"""A traced model as data: what it must hold, its JSON and back, and every way in which a file of it
+may lie."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from zsim.analysis.fit import ways
 from zsim.autograd import traced_file
 from zsim.autograd.lower_model import loss_buffers, lower
 from zsim.autograd.lowered import Autograd, LoweredModule
-from zsim.autograd.traced import FAMILY, Otherwise, TracedModel, TracedModelError, check, check_whole, stretch
+from zsim.autograd.traced import (
+    FAMILY,
+    Otherwise,
+    TracedModel,
+    TracedModelError,
+    check,
+    check_whole,
+    stretch,
+)
 from zsim.autograd.traced_file import dump, load, parse, save
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.files import PlaceError
@@ -42,7 +51,8 @@ SPEC = load_preset("mlp-tiny", sequence_length=1, num_layers=None, attention=Non
 
 
 def model() -> TracedModel:
-    """mlp-tiny as a tracer would hand it over: its lowered modules, and which parameters each reads."""
+    """mlp-tiny as a tracer would hand it over: its lowered modules, and which parameters each
+    reads."""
     modules = tuple(
         stretch(
             module.fqn,
@@ -69,7 +79,9 @@ def model() -> TracedModel:
 
 def bare(checkpointing: Checkpointing = NO_CHECKPOINTING) -> Otherwise:
     """The form of it in which nobody casts the model's input."""
-    modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=False, checkpointing=checkpointing)
+    modules = lower(
+        SPEC, batch=BATCH, dtype="bfloat16", casts_input=False, checkpointing=checkpointing
+    )
     return Otherwise(autograd="bare", checkpointing=checkpointing, lowered=modules)
 
 
@@ -91,8 +103,13 @@ def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str
 
     def peaks(spec: Any) -> list[Any]:
         batch = replace(BATCH, accumulation=2)
-        modules = lower(spec, batch=batch, dtype="bfloat16", casts_input=strategy.casts_input, autograd=strategy.autograd)
-        training = Training(model=spec, modules=modules, batch=batch, precision=Precision(parameters="bfloat16"))
+        modules = lower(
+            spec, batch=batch, dtype="bfloat16", casts_input=strategy.casts_input,
+            autograd=strategy.autograd,
+        )
+        training = Training(
+            model=spec, modules=modules, batch=batch, precision=Precision(parameters="bfloat16")
+        )
         program = strategy.plan(training, mesh=mesh, options=strategy.options())
         return [replay(rank, timeline=False)[phase] for rank in program.ranks for phase in PHASES]
 
@@ -100,7 +117,10 @@ def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str
 
 
 def test_what_is_recomputed_goes_through_a_file_too() -> None:
-    modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=Checkpointing(mode="full"))
+    modules = lower(
+        SPEC, batch=BATCH, dtype="bfloat16", casts_input=True,
+        checkpointing=Checkpointing(mode="full"),
+    )
     recomputing = check_whole(replace(MODEL, lowered=modules))
     assert sum(bool(module.recompute) for module in recomputing.lowered) == len(SPEC.units) - 1
     assert parse(dump(recomputing).encode()) == recomputing
@@ -109,7 +129,9 @@ def test_what_is_recomputed_goes_through_a_file_too() -> None:
 def with_every_block_recomputed() -> TracedModel:
     asked = Checkpointing(mode="full")
     modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=asked)
-    return check_whole(replace(MODEL, recomputing=((asked, modules),), otherwise=(*MODEL.otherwise, bare(asked))))
+    return check_whole(
+        replace(MODEL, recomputing=((asked, modules),), otherwise=(*MODEL.otherwise, bare(asked)))
+    )
 
 
 def test_a_scenario_asks_for_the_checkpointing_that_was_traced(tmp_path: Path) -> None:
@@ -133,7 +155,8 @@ activation_checkpointing = {{ {more} }}
     assert "activation checkpointing of every block" in [name for name, _ in changes(plain)]
     assert "activation checkpointing of every block" not in [name for name, _ in changes(full)]
     assert {"fsdp2", "fsdp2, checkpointing"} <= {name for name, _ in ways(plain)}
-    with pytest.raises(ScenarioError, match="expected activation checkpointing that it was traced with"):
+    with pytest.raises(ScenarioError, match="expected activation checkpointing that it was "
+                                            "traced with"):
         parsed('mode = "full", every = 2')
 
 
@@ -154,44 +177,73 @@ def test_a_damaged_variant_is_refused(damage: Any) -> None:
         parse(json.dumps(table).encode())
 
 
-def with_other_lowered_modules(autograd: Autograd = "plain", gradient: str = "blocks.0.fc1.bias") -> TracedModel:
-    """MODEL of which strategies without fully_shard's hooks have an activation more, and perhaps a gradient of another name."""
+def with_other_lowered_modules(
+    autograd: Autograd = "plain", gradient: str = "blocks.0.fc1.bias"
+) -> TracedModel:
+    """MODEL of which strategies without fully_shard's hooks have an activation more, and perhaps a
+    gradient of another name."""
     first = MODEL.lowered[0]
     more = Alloc("more", "activations", 64), Free("more")
-    named = [replace(e, fqn=gradient) if getattr(e, "fqn", "") == "blocks.0.fc1.bias" else e for e in first.backward.memory]
+    named = [
+        replace(e, fqn=gradient) if getattr(e, "fqn", "") == "blocks.0.fc1.bias" else e
+        for e in first.backward.memory
+    ]
     other = replace(
         first,
         forward=replace(first.forward, memory=(*first.forward.memory, *more)),
         backward=replace(first.backward, memory=tuple(named)),
     )
-    otherwise = Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=(other, *MODEL.lowered[1:]))
-    return replace(MODEL, otherwise=(otherwise, *(one for one in MODEL.otherwise if one.autograd != autograd)))
+    otherwise = Otherwise(
+        autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=(other, *MODEL.lowered[1:])
+    )
+    return replace(
+        MODEL, otherwise=(otherwise, *(one for one in MODEL.otherwise if one.autograd != autograd))
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("ddp", "bare"), ("zero2", "bare"), ("fsdp1", "plain"), ("fsdp1", "views"), ("fsdp2", ""), ("hsdp", "")]
+    ("name", "form"),
+    [
+        ("ddp", "bare"), ("zero2", "bare"), ("fsdp1", "plain"), ("fsdp1", "views"), ("fsdp2", ""),
+        ("hsdp", ""),
+    ],
 )
-def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(name: str, form: Autograd | Literal[""]) -> None:
+def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(
+    name: str, form: Autograd | Literal[""]
+) -> None:
     model = check_whole(with_other_lowered_modules(form or "plain"))
     assert parse(dump(model).encode()) == model
-    taken = model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=STRATEGIES[name].autograd)
+    taken = model.modules_for(
+        BATCH, dtype="bfloat16", casts_input=True, autograd=STRATEGIES[name].autograd
+    )
     assert taken == (model.otherwise[0].lowered if form else model.lowered)
     assert model.otherwise[0].lowered != model.lowered
 
 
 def test_those_that_only_run_with_hooks_go_through_a_file_and_are_refused_elsewhere() -> None:
-    nothing = [Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=()) for autograd in ("plain", "bare")]
+    nothing = [
+        Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=())
+        for autograd in ("plain", "bare")
+    ]
     model = check_whole(replace(MODEL, otherwise=tuple(nothing)))
     assert parse(dump(model).encode()) == model
     assert model.modules_for(BATCH, dtype="bfloat16", casts_input=True) == MODEL.lowered
     for autograd in ("plain", "views", "bare"):
-        with pytest.raises(TracedModelError, match="expected a module that runs without the hooks of fully_shard"):
+        with pytest.raises(TracedModelError, match="expected a module that runs without the "
+                                                   "hooks of fully_shard"):
             model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=autograd)
 
 
-@pytest.mark.parametrize(("autograd", "gradient"), [("plain", "blocks.0.fc1.bias#2"), ("views", "blocks.0.fc1.bias#2")])
-def test_gradients_are_of_parameters_or_of_views_in_the_run_that_made_them(autograd: Autograd, gradient: str) -> None:
-    with pytest.raises(TracedModelError, match=r"^blocks.0: expected gradients of parameters of its own unit.* found blocks.0.fc1.bias#2"):
+@pytest.mark.parametrize(
+    ("autograd", "gradient"), [("plain", "blocks.0.fc1.bias#2"), ("views", "blocks.0.fc1.bias#2")]
+)
+def test_gradients_are_of_parameters_or_of_views_in_the_run_that_made_them(
+    autograd: Autograd, gradient: str
+) -> None:
+    with pytest.raises(
+        TracedModelError,
+        match=r"^blocks.0: expected gradients of parameters of its own unit.* found blocks.0.fc1.bias#2",  # noqa: E501
+    ):
         check(with_other_lowered_modules(autograd, gradient))
 
 
@@ -220,23 +272,33 @@ def test_the_loss_and_its_gradient_are_found_under_their_usual_names() -> None:
 
 def test_a_strategy_that_casts_no_input_gets_no_cast() -> None:
     def casts(modules: Any) -> list[str]:
-        events = (event for module in modules for c in (module.forward, module.backward) for event in c.memory)
+        events = (
+            event
+            for module in modules
+            for c in (module.forward, module.backward)
+            for event in c.memory
+        )
         return [type(event).__name__ for event in events if getattr(event, "buffer", "") == "x"]
 
     assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=True)) == ["Alloc", "Free"]
-    assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, autograd="bare")) == []
+    assert (
+        casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, autograd="bare")) == []
+    )
 
 
 def test_a_file_in_which_every_form_casts_the_models_input_is_refused() -> None:
-    with pytest.raises(TracedModelError, match="one form in which the model's inputs are as they were given"):
+    with pytest.raises(TracedModelError, match="one form in which the model's inputs are as they "
+                                               "were given"):
         parse(dump(replace(MODEL, otherwise=())).encode())
 
 
 @pytest.mark.parametrize(
     ("batch", "dtype", "message"),
     [
-        (BATCH, "float32", "mlp-tiny: expected dtype bfloat16, at which it was traced, found float32"),
-        (Batch(micro_batch=3), "bfloat16", "mlp-tiny: expected micro_batch 2, at which it was traced, found 3"),
+        (BATCH, "float32", "mlp-tiny: expected dtype bfloat16, at which it was traced, found "
+                           "float32"),
+        (Batch(micro_batch=3), "bfloat16", "mlp-tiny: expected micro_batch 2, at which it was "
+                                           "traced, found 3"),
         (
             Batch(micro_batch=2, sequence_length=9),
             "bfloat16",
@@ -252,47 +314,63 @@ def test_it_stands_for_its_own_batch_and_dtype_only(batch: Batch, dtype: str, me
 
 def test_a_strategy_that_casts_inputs_needs_a_trace_that_does() -> None:
     with pytest.raises(
-        TracedModelError, match="mlp-tiny: expected inputs that are cast .* found a trace that casts none"
+        TracedModelError, match="mlp-tiny: expected inputs that are cast .* found a trace that "
+                                "casts none"
     ):
         lower(replace(MODEL, casts_input=False), batch=BATCH, dtype="bfloat16", casts_input=True)
 
 
 def test_checkpointing_that_was_not_traced_is_refused() -> None:
-    with pytest.raises(TracedModelError, match="expected activation checkpointing that it was traced with"):
+    with pytest.raises(TracedModelError, match="expected activation checkpointing that it was "
+                                               "traced with"):
         lower(MODEL, batch=BATCH, dtype="bfloat16", checkpointing=Checkpointing(mode="full"))
 
 
 def test_ddp_cannot_look_for_unused_parameters_of_a_module_whose_outputs_are_not_known() -> None:
     asked = ddp.Options(find_unused_parameters=True)
     (problem,) = model_problems("ddp", asked, MODEL, casts=False, waits=False)
-    assert problem.startswith("strategy.find_unused_parameters: DDP then copies whatever the module returns")
+    assert problem.startswith("strategy.find_unused_parameters: DDP then copies whatever the "
+                              "module returns")
     assert model_problems("ddp", asked, SPEC, casts=False, waits=False) == ()
 
 
 def test_fsdp1_refuses_what_a_trace_does_not_tell_of_views() -> None:
-    """Parameters are leaves in it: frozen ones have no gradients, casts are cached, and a unit in a unit begins where it computes."""
-    still = tuple(replace(parameter, requires_grad=False) for parameter in MODEL.units[-1].parameters)
+    """Parameters are leaves in it: frozen ones have no gradients, casts are cached, and a unit in a
+    unit begins where it computes."""
+    still = tuple(
+        replace(parameter, requires_grad=False) for parameter in MODEL.units[-1].parameters
+    )
     cases = {
-        "frozen": replace(MODEL, units=(*MODEL.units[:-1], replace(MODEL.units[-1], parameters=still))),
+        "frozen": replace(
+            MODEL, units=(*MODEL.units[:-1], replace(MODEL.units[-1], parameters=still))
+        ),
         "precision.autocast": replace(MODEL, autocast="bfloat16"),
-        "model.traced": replace(MODEL, modules=tuple(replace(module, within="blocks.0") for module in MODEL.modules)),
+        "model.traced": replace(
+            MODEL, modules=tuple(replace(module, within="blocks.0") for module in MODEL.modules)
+        ),
     }
 
     assert list(fsdp1.model_problems(fsdp1.Options(), MODEL, False)) == []
-    assert {key: [p.partition(":")[0] for p in fsdp1.model_problems(fsdp1.Options(), case, False)] for key, case in cases.items()} == {
-        key: [key] for key in cases
-    }
+    assert {
+        key: [p.partition(":")[0] for p in fsdp1.model_problems(fsdp1.Options(), case, False)]
+        for key, case in cases.items()
+    } == {key: [key] for key in cases}
 
 
 def frozen(*, made: bool) -> TracedModel:
     """MODEL with one bias frozen, of which backward makes a gradient or does not."""
     name = "blocks.0.fc1.bias"
     units = tuple(
-        replace(unit, parameters=tuple(replace(p, requires_grad=p.fqn != name) for p in unit.parameters)) for unit in SPEC.units
+        replace(
+            unit, parameters=tuple(replace(p, requires_grad=p.fqn != name) for p in unit.parameters)
+        )
+        for unit in SPEC.units
     )
 
     def kept(first: LoweredModule, *others: LoweredModule) -> tuple[LoweredModule, ...]:
-        memory = tuple(event for event in first.backward.memory if made or getattr(event, "fqn", "") != name)
+        memory = tuple(
+            event for event in first.backward.memory if made or getattr(event, "fqn", "") != name
+        )
         return replace(first, backward=replace(first.backward, memory=memory)), *others
 
     otherwise = tuple(replace(one, lowered=kept(*one.lowered)) for one in MODEL.otherwise)
@@ -303,7 +381,10 @@ def test_a_frozen_parameter_has_no_gradient_and_is_frozen_in_the_file() -> None:
     model = check(frozen(made=False))
     assert parse(dump(model).encode()) == model
     assert json.loads(dump(model))["units"][1][1][1] == ["blocks.0.fc1.bias", [128], "frozen"]
-    with pytest.raises(TracedModelError, match=r"^blocks.0.fc1.bias: expected no gradient of a parameter that is frozen or .*, found one"):
+    with pytest.raises(
+        TracedModelError,
+        match=r"^blocks.0.fc1.bias: expected no gradient of a parameter that is frozen or .*, found one",  # noqa: E501
+    ):
         check(frozen(made=True))
 
 
@@ -317,26 +398,50 @@ def first_with(**changes: Any) -> TracedModel:
 
 def without_last_free() -> TracedModel:
     backward = MODEL.lowered[0].backward
-    return first_with(backward=replace(backward, memory=backward.memory[:-3] + backward.memory[-2:]))
+    return first_with(
+        backward=replace(backward, memory=backward.memory[:-3] + backward.memory[-2:])
+    )
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (replace(MODEL, lowered=()), "mlp-tiny: expected one lowered module for each module, and at least one"),
-        (replace(MODEL, units=(*SPEC.units, SPEC.units[1])), "blocks.0: expected one unit, parameter or module"),
-        (replace(MODEL, units=SPEC.units[:-1]), "blocks.2: expected a unit of the model, found blocks.2"),
-        (without_last_free(), "expected a buffer that is freed by the end of backward, found it still lives"),
+        (
+            replace(MODEL, lowered=()),
+            "mlp-tiny: expected one lowered module for each module, and at least one",
+        ),
+        (
+            replace(MODEL, units=(*SPEC.units, SPEC.units[1])),
+            "blocks.0: expected one unit, parameter or module",
+        ),
+        (
+            replace(MODEL, units=SPEC.units[:-1]),
+            "blocks.2: expected a unit of the model, found blocks.2",
+        ),
+        (
+            without_last_free(),
+            "expected a buffer that is freed by the end of backward, found it still lives",
+        ),
         (
             first_with(forward=replace(MODEL.lowered[0].forward, memory=(Free("x"),))),
             "blocks.0: expected every buffer allocated once and freed once, found x",
         ),
         (
-            first_with(forward=replace(MODEL.lowered[0].forward, memory=(Alloc("x", "activations", 1),) * 2)),
+            first_with(
+                forward=replace(
+                    MODEL.lowered[0].forward, memory=(Alloc("x", "activations", 1),) * 2
+                )
+            ),
             "blocks.0: expected every buffer allocated once and freed once, found x",
         ),
         (
-            replace(MODEL, lowered=(replace(MODEL.lowered[0], backward=MODEL.lowered[1].backward), *MODEL.lowered[1:])),
+            replace(
+                MODEL,
+                lowered=(
+                    replace(MODEL.lowered[0], backward=MODEL.lowered[1].backward),
+                    *MODEL.lowered[1:],
+                ),
+            ),
             "blocks.0: expected",
         ),
     ],
@@ -348,9 +453,12 @@ def test_what_does_not_hold_together_is_named(broken: TracedModel, message: str)
 
 def test_a_parameter_without_a_gradient_is_named() -> None:
     backward = MODEL.lowered[0].backward
-    kept = tuple(event for event in backward.memory if getattr(event, "fqn", "") != "blocks.0.fc1.bias")
+    kept = tuple(
+        event for event in backward.memory if getattr(event, "fqn", "") != "blocks.0.fc1.bias"
+    )
     with pytest.raises(
-        TracedModelError, match=r"^blocks.0.fc1.bias: expected a gradient in every backward, found none"
+        TracedModelError,
+        match=r"^blocks.0.fc1.bias: expected a gradient in every backward, found none",
     ):
         check(first_with(backward=replace(backward, memory=kept)))
 
@@ -384,25 +492,43 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         (lambda t: t.update(micro_batch=True), "file: micro_batch: expected a whole number"),
         (lambda t: t.update(micro_batch=1.5), "file: micro_batch: expected a whole number"),
         (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected a whole number"),
-        (lambda t: t.update(casts_input=1), "file: casts_input: expected true or false, found int '1'"),
-        (lambda t: t.update(name="a name"), "file: name: expected a name of 1 to 400 characters without blanks"),
+        (
+            lambda t: t.update(casts_input=1),
+            "file: casts_input: expected true or false, found int '1'",
+        ),
+        (
+            lambda t: t.update(name="a name"),
+            "file: name: expected a name of 1 to 400 characters without blanks",
+        ),
         (lambda t: t.update(name="n" * (MAX_NAME + 1)), "file: name: expected a name"),
         (lambda t: t.update(modules={}), "file: modules: expected a list"),
-        (lambda t: t.update(modules=[], otherwise=[]), "mlp-tiny: expected one lowered module for each module, and at least one"),
+        (
+            lambda t: t.update(modules=[], otherwise=[]),
+            "mlp-tiny: expected one lowered module for each module, and at least one",
+        ),
         (lambda t: t["units"][0].append(1), "file: units[0]: expected a list of 2"),
-        (lambda t: t["units"][1][1][0].append("thawed"), "file: units[1][1][0][2]: expected one of frozen"),
+        (
+            lambda t: t["units"][1][1][0].append("thawed"),
+            "file: units[1][1][0][2]: expected one of frozen",
+        ),
         (
             lambda t: t["units"][1][1][0].__setitem__(1, [1] * 17),
             "file: units[1][1][0][1]: expected a list of at most 16",
         ),
-        (lambda t: t["units"][1][1][0].__setitem__(1, [0, 8]), "file: units[1][1][0][1]: expected sizes above 0 of what is trained"),
-        (lambda t: t["units"][1][1][0].__setitem__(1, [2**40] * 2), "file: units[1][1][0]: elements: expected a whole"),
-        (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "gold", 1]), "expected one of parameters"),
-        (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
         (
-            lambda t: t["modules"][0]["forward"]["memory"].append(["run", "y"]),
-            SIGNS,
+            lambda t: t["units"][1][1][0].__setitem__(1, [0, 8]),
+            "file: units[1][1][0][1]: expected sizes above 0 of what is trained",
         ),
+        (
+            lambda t: t["units"][1][1][0].__setitem__(1, [2**40] * 2),
+            "file: units[1][1][0]: elements: expected a whole",
+        ),
+        (
+            lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "gold", 1]),
+            "expected one of parameters",
+        ),
+        (lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y"]), "expected a list of 4"),
+        (lambda t: t["modules"][0]["forward"]["memory"].append(["run", "y"]), SIGNS),
         (
             lambda t: t["units"][1][1][0].__setitem__(1, []),
             "blocks.0.fc1.weight: expected a parameter of at least one dim",
@@ -412,7 +538,10 @@ def changed(change: Callable[[Any], Any]) -> bytes:
             lambda t: t["modules"][0]["forward"]["memory"].append(["+", "y", "activations", 1]),
             "y: expected a buffer that",
         ),
-        (lambda t: t["modules"][0]["forward"]["kernels"].append(["mm", 1, 2]), "expected a list of 5"),
+        (
+            lambda t: t["modules"][0]["forward"]["kernels"].append(["mm", 1, 2]),
+            "expected a list of 5",
+        ),
         (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),
         (
             lambda t: t["modules"][1]["reads"].append(["blocks.0.fc1.weight", ""]),
@@ -420,7 +549,9 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         ),
     ],
 )
-def test_a_file_that_lies_is_refused_with_the_place(change: Callable[[Any], Any], place: str) -> None:
+def test_a_file_that_lies_is_refused_with_the_place(
+    change: Callable[[Any], Any], place: str
+) -> None:
     if place == "mlp-tiny":  # a block may read what is the root's, which stays gathered
         assert parse(changed(change)).name == place
         return
@@ -430,20 +561,32 @@ def test_a_file_that_lies_is_refused_with_the_place(change: Callable[[Any], Any]
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:
-    twice = changed(lambda t: None).decode().replace('{"schema"', '{"name":"other","schema"', 1).encode()
-    with pytest.raises(TracedModelError, match="expected each key of a table once, found the key 'name' twice"):
+    twice = (
+        changed(lambda t: None)
+        .decode()
+        .replace('{"schema"', '{"name":"other","schema"', 1)
+        .encode()
+    )
+    with pytest.raises(TracedModelError, match="expected each key of a table once, found the key "
+                                               "'name' twice"):
         parse(twice)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"1" * 5000, b'{"schema": NaN}', b"\x80\x04N."]
+    "data",
+    [
+        b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"1" * 5000, b'{"schema": NaN}',
+        b"\x80\x04N.",
+    ],
 )
 def test_what_is_no_model_at_all_is_refused(data: bytes) -> None:
     with pytest.raises(ZsimError, match="expected"):
         parse(data)
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traced_file, "MAX_FILE_BYTES", 1000)
     (tmp_path / "large.json").write_text(dump(MODEL))
     with pytest.raises(TracedModelError, match="expected at most 1,000 bytes, found more"):
@@ -451,22 +594,28 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TracedModelError, match="expected a traced model, found No such file or directory"):
+    with pytest.raises(TracedModelError, match="expected a traced model, found No such file or "
+                                               "directory"):
         load(tmp_path / "none.json")
     with pytest.raises(PlaceError, match="expected a file that can be written"):
         save(MODEL, tmp_path)
 
 
 @given(data=st.data())
-def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(data: st.DataObject) -> None:
+def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(
+    data: st.DataObject
+) -> None:
     """The value at a random place is replaced; nothing but a ZsimError may come of it."""
     table = json.loads(dump(MODEL))
     parent, key = table, "units"
     while isinstance(parent[key], list | dict) and parent[key] and data.draw(st.integers(0, 5)):
         parent = parent[key]
-        key = data.draw(st.sampled_from(sorted(parent) if isinstance(parent, dict) else range(len(parent))))
+        key = data.draw(
+            st.sampled_from(sorted(parent) if isinstance(parent, dict) else range(len(parent)))
+        )
     junk = st.one_of(
-        st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just([]), st.just({}), st.floats()
+        st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just([]), st.just({}),
+        st.floats(),
     )
     parent[key] = data.draw(junk)
     try:
@@ -474,7 +623,9 @@ def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(data: s
     except ZsimError:
         return
     modules = found.modules_for(found.batch, dtype=found.dtype, casts_input=True)
-    training = Training(model=found, modules=modules, batch=BATCH, precision=Precision(parameters=found.dtype))
+    training = Training(
+        model=found, modules=modules, batch=BATCH, precision=Precision(parameters=found.dtype)
+    )
     strategy = STRATEGIES["zero3"]
     program = strategy.plan(training, mesh=Mesh(dp_shard=2), options=strategy.options())
     assert replay(program.ranks[0], timeline=False)["steady"].peak_bytes >= 0
@@ -503,7 +654,8 @@ def test_a_traced_step_of_more_micro_batches_has_as_many_times_the_flops(tmp_pat
     save(MODEL, tmp_path / "mine.json")
     forward = sum(kernel.flops for module in MODEL.lowered for kernel in module.forward.kernels)
     for accumulation in (1, 3):
-        text = TRACED_SCENARIO.replace("micro_batch = 2", f"micro_batch = 2, accumulation = {accumulation}")
+        text = TRACED_SCENARIO.replace("micro_batch = 2", f"micro_batch = 2, accumulation = "
+                                                          f"{accumulation}")
         found = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
         assert metrics.model_flops(found) == 3 * accumulation * forward
     assert forward > 0
@@ -513,8 +665,10 @@ def test_a_traced_step_of_more_micro_batches_has_as_many_times_the_flops(tmp_pat
     ("old", "new", "wanted"),
     [
         ("mine.json", "other.json", "x.toml: model.traced: "),
-        ("micro_batch = 2", "micro_batch = 3", "expected micro_batch 2, at which it was traced, found 3"),
-        ('parameters = "bf16"', 'parameters = "fp32"', "expected dtype bfloat16, at which it was traced, found float32"),
+        ("micro_batch = 2", "micro_batch = 3", "expected micro_batch 2, at which it was traced, "
+                                               "found 3"),
+        ('parameters = "bf16"', 'parameters = "fp32"', "expected dtype bfloat16, at which it was "
+                                                       "traced, found float32"),
     ],
 )
 def test_a_scenario_that_does_not_fit_its_traced_model_is_refused_with_file_and_key(

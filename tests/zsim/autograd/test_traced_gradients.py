@@ -1,4 +1,5 @@
-"""Gradients of which a traced model says when they are accumulated, and that are copied: in a file, in a plan, and where it lies."""
+"""Gradients of which a traced model says when they are accumulated, and that are copied: in a file,
+in a plan, and where it lies."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ WEIGHT, BIAS, EARLIER = "blocks.1.fc1.weight", "blocks.1.fc1.bias", "blocks.1.fc
 
 
 def telling(model: TracedModel, *, at_once: bool = False, copied: str = "") -> TracedModel:
-    """`model` whose gradients are accumulated as soon as they are made, or at the end of their module's backward."""
+    """`model` whose gradients are accumulated as soon as they are made, or at the end of their
+    module's backward."""
 
     def told(tape: tuple[TapeEvent, ...]) -> Iterator[TapeEvent]:
         due: list[TapeEvent] = []
@@ -54,17 +56,30 @@ def planned(model: TracedModel, strategy: str) -> tuple[Op, ...]:
     """The steady step of two micro-batches of which the last reduces."""
     known = STRATEGIES[strategy]
     modules = model.modules_for(BATCH, dtype=model.dtype, casts_input=known.casts_input)
-    batch, precision = replace(BATCH, accumulation=2), Precision(parameters=model.dtype, reduce=model.dtype)
-    training = Training(model=model, modules=modules, batch=batch, precision=precision, sync="last", device="cpu")
-    program = known.plan(training, mesh=Mesh(**dict.fromkeys(known.axes, 2)), options=known.options())
+    batch, precision = (
+        replace(BATCH, accumulation=2), Precision(parameters=model.dtype, reduce=model.dtype),
+    )
+    training = Training(
+        model=model, modules=modules, batch=batch, precision=precision, sync="last", device="cpu"
+    )
+    program = known.plan(
+        training, mesh=Mesh(**dict.fromkeys(known.axes, 2)), options=known.options()
+    )
     replay(program.ranks[0], timeline=False)
     return program.ranks[0].steady
 
 
 def added(ops: tuple[Op, ...], fqn: str) -> list[str]:
-    """What the second micro-batch's backward does from the birth of the new gradient of `fqn` to its end, nothing without a birth."""
-    events = [event for op in ops if op.kind == "backward" and op.micro_batch == 1 for event in op.memory]
-    made = [place for place, event in enumerate(events) if isinstance(event, Alloc) and event.buffer.startswith(f"{fqn}.")]
+    """What the second micro-batch's backward does from the birth of the new gradient of `fqn` to
+    its end, nothing without a birth."""
+    events = [
+        event for op in ops if op.kind == "backward" and op.micro_batch == 1 for event in op.memory
+    ]
+    made = [
+        place
+        for place, event in enumerate(events)
+        if isinstance(event, Alloc) and event.buffer.startswith(f"{fqn}.")
+    ]
     if not made:
         return []
     gone = events.index(Free(events[made[0]].buffer))
@@ -75,7 +90,11 @@ def test_they_go_through_a_file() -> None:
     model = telling(MODEL, copied=WEIGHT)
     assert parse(dump(model).encode()) == model
     assert dump(model).count(f'"{COPIED}"') == 1
-    assert dump(model).count(f'"{ACCUMULATED}"') == len(model.parameters) == dump(model).count(f'"{WAITS}"') + 1
+    assert (
+        dump(model).count(f'"{ACCUMULATED}"')
+        == len(model.parameters)
+        == dump(model).count(f'"{WAITS}"') + 1
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "hsdp", "zero_redundancy"])
@@ -96,7 +115,9 @@ def test_every_strategy_lets_go_of_them_all(strategy: str) -> None:
     for copied in ("", WEIGHT):
         ops = planned(telling(MODEL, copied=copied), strategy)
         made = {event.buffer for op in ops for event in op.memory if isinstance(event, Alloc)}
-        assert {event.buffer for op in ops for event in op.memory if isinstance(event, Free)} >= made - {"buckets"}
+        assert {
+            event.buffer for op in ops for event in op.memory if isinstance(event, Free)
+        } >= made - {"buckets"}
 
 
 # -- files from anywhere
@@ -122,15 +143,42 @@ def with_more(row: list[str], *, first: bool = False, module: int = 1) -> Callab
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without(ACCUMULATED), f"{BIAS}: expected a gradient that is accumulated, found one that is only made"),
-        (without(WAITS), f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}"),
-        (with_more([ACCUMULATED, BIAS]), f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}"),
-        (with_more([ACCUMULATED, BIAS], first=True), f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}"),
-        (with_more(["gradient", BIAS]), f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}"),
-        (with_more(["gradient", BIAS], first=True), f"blocks.1: expected gradients in backward, each until .* found {BIAS}"),
-        (with_more([WAITS, BIAS]), f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}"),
-        (with_more([WAITS, WEIGHT], first=True), f"blocks.1: expected gradients in backward, each until .* found {WEIGHT}"),
-        (with_more([ACCUMULATED, "none"]), "blocks.1: expected gradients accumulated that wait for it, found none"),
+        (
+            without(ACCUMULATED),
+            f"{BIAS}: expected a gradient that is accumulated, found one that is only made",
+        ),
+        (
+            without(WAITS),
+            f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}",
+        ),
+        (
+            with_more([ACCUMULATED, BIAS]),
+            f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}",
+        ),
+        (
+            with_more([ACCUMULATED, BIAS], first=True),
+            f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}",
+        ),
+        (
+            with_more(["gradient", BIAS]),
+            f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}",
+        ),
+        (
+            with_more(["gradient", BIAS], first=True),
+            f"blocks.1: expected gradients in backward, each until .* found {BIAS}",
+        ),
+        (
+            with_more([WAITS, BIAS]),
+            f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}",
+        ),
+        (
+            with_more([WAITS, WEIGHT], first=True),
+            f"blocks.1: expected gradients in backward, each until .* found {WEIGHT}",
+        ),
+        (
+            with_more([ACCUMULATED, "none"]),
+            "blocks.1: expected gradients accumulated that wait for it, found none",
+        ),
         (
             lambda table: table["modules"][1]["forward"]["memory"].append([WAITS, BIAS]),
             f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}",
@@ -139,7 +187,9 @@ def with_more(row: list[str], *, first: bool = False, module: int = 1) -> Callab
         (with_more([COPIED, "a name"]), "expected a name"),
     ],
 )
-def test_a_file_that_lies_about_them_is_refused(change: Callable[[Any], None], message: str) -> None:
+def test_a_file_that_lies_about_them_is_refused(
+    change: Callable[[Any], None], message: str
+) -> None:
     table = json.loads(dump(telling(MODEL, copied=WEIGHT)))
     change(table)
     with pytest.raises(ZsimError, match=message):
@@ -148,9 +198,12 @@ def test_a_file_that_lies_about_them_is_refused(change: Callable[[Any], None], m
 
 @given(data=st.data())
 def test_whatever_is_moved_in_a_file_it_is_refused_or_plans(data: st.DataObject) -> None:
-    """An event of gradients is dropped, said twice, or put elsewhere; nothing but a ZsimError may come of it."""
+    """An event of gradients is dropped, said twice, or put elsewhere; nothing but a ZsimError may
+    come of it."""
     table = json.loads(dump(telling(MODEL, copied=WEIGHT)))
-    tapes = [backward_of(table, place) for place in range(len(table["modules"]))] + [table["modules"][1]["forward"]["memory"]]
+    tapes = [backward_of(table, place) for place in range(len(table["modules"]))] + [
+        table["modules"][1]["forward"]["memory"]
+    ]
     for _ in range(data.draw(st.integers(1, 3))):
         source, target = (data.draw(st.sampled_from(tapes)) for _ in range(2))
         events = [row for row in source if row[0] in (WAITS, COPIED, ACCUMULATED)]

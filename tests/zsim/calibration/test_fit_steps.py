@@ -1,4 +1,5 @@
-"""Constants fitted to measured steps: what made the steps is found again, groups are left out, the file says what it is made from."""
+"""Constants fitted to measured steps: what made the steps is found again, groups are left out, the
+file says what it is made from."""
 
 from __future__ import annotations
 
@@ -34,20 +35,28 @@ from zsim.scenario.scenario import load, parse
 
 SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [
-    FOUNDRY | SMALL | {"model": name, "d_model": str(width), "n_heads": str(width // 128), "micro_batch": str(batch)}
+    FOUNDRY
+    | SMALL
+    | {
+        "model": name, "d_model": str(width), "n_heads": str(width // 128),
+        "micro_batch": str(batch),
+    }
     for name, width, batch in (("a", 2048, 8), ("a", 2048, 4), ("b", 4096, 8), ("b", 4096, 4))
 ]
 
 
 def cases(folder: Path) -> list[fit_steps.Case]:
     columns, records = tables.read(table(folder / "t.csv", *ROWS))
-    found, skipped = fit_steps.prepared(tables.steps(tables.source_of(columns), records, file="t.csv"))
+    found, skipped = fit_steps.prepared(
+        tables.steps(tables.source_of(columns), records, file="t.csv")
+    )
     assert not skipped
     return found
 
 
 def measured(folder: Path, factors: dict[tuple[str, str], float]) -> Path:
-    """The rows as they would be measured on a device whose constants are `factors` times the preset's."""
+    """The rows as they would be measured on a device whose constants are `factors` times the
+    preset's."""
     rows = []
     for row, case in zip(ROWS, cases(folder), strict=True):
         tokens = int(row["seq_len"]) * int(row["micro_batch"]) * 8
@@ -58,15 +67,26 @@ def measured(folder: Path, factors: dict[tuple[str, str], float]) -> Path:
 def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Products that are 6 % slower: most of it is found in matmul_efficiency, and the rest in what works alike."""
+    """Products that are 6 % slower: most of it is found in matmul_efficiency, and the rest in what
+    works alike."""
     path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94})
     out = tmp_path / "mine.toml"
-    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out), "--json"]) == 0
+    assert (
+        main.main(
+            [
+                "calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out),
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     factors = {(one["generation"], one["name"]): one["factor"] for one in found["constants"]}
     assert factors["A100", "matmul_efficiency"] < 0.97
     assert factors["A100", "attention.rate"] == pytest.approx(1, abs=0.05)
-    assert factors["", "matmul_prologue"] > 1  # whose prior is wide, and which makes products slower too
+    assert (
+        factors["", "matmul_prologue"] > 1
+    )  # whose prior is wide, and which makes products slower too
     assert found["fitted"]["max"] < 0.015
     assert found["left_out"]["max"] < 0.03
     assert len({tuple(row["group"]) for row in found["rows"]}) == 2
@@ -77,11 +97,17 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
 
 
 def test_narrow_priors_keep_a_fit_from_its_rows(tmp_path: Path) -> None:
-    """Rows whose products are a fifth slower than the preset's: with priors of a tenth of the width most of that is left."""
+    """Rows whose products are a fifth slower than the preset's: with priors of a tenth of the width
+    most of that is left."""
     measured(tmp_path, {("A100", "matmul_efficiency"): 0.8})
     columns, records = tables.read(tmp_path / "measured.csv")
-    found, _ = fit_steps.prepared(tables.steps(tables.source_of(columns), records, file="measured.csv"))
-    narrow, usual, wide = (max(map(abs, fit_steps.fit(found, wider=wider, rounds=1).errors)) for wider in (0.1, 1.0, 3.0))
+    found, _ = fit_steps.prepared(
+        tables.steps(tables.source_of(columns), records, file="measured.csv")
+    )
+    narrow, usual, wide = (
+        max(map(abs, fit_steps.fit(found, wider=wider, rounds=1).errors))
+        for wider in (0.1, 1.0, 3.0)
+    )
     assert narrow > 0.1
     assert max(usual, wide) < 0.02
 
@@ -89,25 +115,43 @@ def test_narrow_priors_keep_a_fit_from_its_rows(tmp_path: Path) -> None:
 def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps of one model are half as long again, for a reason that is none of the device: no constants meet both models."""
+    """Steps of one model are half as long again, for a reason that is none of the device: no
+    constants meet both models."""
     path = measured(tmp_path, {})
     slowed = [
-        row | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (1.5 if row["model"] == "b" else 1.0))}
-        for row in (dict(zip(path.read_text().splitlines()[0].split(","), line.split(","), strict=True)) for line in lines(path))
+        row
+        | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (1.5 if row["model"] == "b" else 1.0))}
+        for row in (
+            dict(zip(path.read_text().splitlines()[0].split(","), line.split(","), strict=True))
+            for line in lines(path)
+        )
     ]
     out = tmp_path / "mine.toml"
-    asked = ["calibrate", "--from", str(table(tmp_path / "slow.csv", *slowed)), "--cluster", "dgx-a100-40", "--out", str(out)]
+    asked = [
+        "calibrate", "--from", str(table(tmp_path / "slow.csv", *slowed)), "--cluster",
+        "dgx-a100-40", "--out", str(out),
+    ]
     assert main.main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    far = max(1 - min(1 + error, 1 / (1 + error)) for row in found["rows"] for error in (row["error"], row["left_out"]))
+    far = max(
+        1 - min(1 + error, 1 / (1 + error))
+        for row in found["rows"]
+        for error in (row["error"], row["left_out"])
+    )
     assert far <= found["width"] <= far + 0.001
     assert far > 0.25
     text = out.read_text()
-    said = f"half-width of steps by what was fitted: {100 * found['width']:.1f} %; nine of ten rows lie within it"
+    said = (
+        f"half-width of steps by what was fitted: {100 * found['width']:.1f} %; nine of ten rows "
+        f"lie within it"
+    )
     assert f"# {said}\n" in text
     (tmp_path / "of").mkdir()
     for row, case in zip(slowed, cases(tmp_path / "of"), strict=True):
-        costs = Costs(cluster=cluster_reader.parse(text.encode(), where="mine.toml"), execution=case.scenario.executed)
+        costs = Costs(
+            cluster=cluster_reader.parse(text.encode(), where="mine.toml"),
+            execution=case.scenario.executed,
+        )
         timeline = simulate_step(case.program, costs=costs)
         low, high = error_bands.band(case.program, timeline, costs=costs)
         seconds = int(row["seq_len"]) * int(row["micro_batch"]) * 8 / float(row["tokens_per_s"])
@@ -121,7 +165,9 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()[1:]
 
 
-def test_constants_of_which_no_row_speaks_stay_what_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_constants_of_which_no_row_speaks_stay_what_they_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One node waits for no straggler, and its rows ran one kind of attention kernels."""
     path, out = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94}), tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]
@@ -133,13 +179,19 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(tmp_path: Path, ca
     written = tomllib.loads(out.read_text())["device"]
     preset = tomllib.loads(write_cluster.text("dgx-a100-40", None, source="none"))["device"]
     assert written["straggler"] == preset["straggler"]
-    assert {kind for kind, rates in written["attention"].items() if rates != preset["attention"][kind]} == {ran}
+    assert {
+        kind for kind, rates in written["attention"].items() if rates != preset["attention"][kind]
+    } == {ran}
     assert len(written["attention"]) > 1
-    assert written["attention"][ran]["rate"]["width"] == written["matmul_efficiency"]["width"] == "8.0 %"
+    assert written["attention"][ran]["rate"]["width"] == written["matmul_efficiency"]["width"] == (
+        "8.0 %"
+    )
     assert main.main(asked) == 0
     said = capsys.readouterr().out
     assert re.search(r"^straggler +all +as before: no row speaks of it$", said, re.MULTILINE)
-    assert re.search(r"^no row speaks of .*straggler.*: as before, with where it came from$", said, re.MULTILINE)
+    assert re.search(
+        r"^no row speaks of .*straggler.*: as before, with where it came from$", said, re.MULTILINE
+    )
     assert f"attention was run by {ran}: other kernels stay as before" in said
 
 
@@ -151,15 +203,21 @@ def test_a_constant_that_moves_a_row_by_a_tenth_of_the_noise_is_spoken_of() -> N
 
 
 def test_a_share_that_the_fit_takes_to_all_there_is_has_been_heard(tmp_path: Path) -> None:
-    """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing upwards, and rows spoke of them."""
-    found = [replace(case, step=replace(case.step, seconds=case.step.seconds / 3)) for case in cases(tmp_path)]
+    """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing
+    upwards, and rows spoke of them."""
+    found = [
+        replace(case, step=replace(case.step, seconds=case.step.seconds / 3))
+        for case in cases(tmp_path)
+    ]
     fitted = fit_steps.fit(found)
     assert {"matmul_efficiency", "elementwise_efficiency"} <= fitted.heard
 
 
 def test_nine_of_ten_rows_are_the_width_and_all_of_few() -> None:
     """Half as long as measured is as far off as twice as long."""
-    known = fit_steps.Fitted(factors={}, errors=(0.0,) * 20, left_out=(0.1,) * 18 + (1.0, -0.5), cases=())
+    known = fit_steps.Fitted(
+        factors={}, errors=(0.0,) * 20, left_out=(0.1,) * 18 + (1.0, -0.5), cases=()
+    )
     assert known.width == pytest.approx(0.5)
     assert replace(known, left_out=(0.25,) * 19 + (1.0,)).width == pytest.approx(0.2)
     assert replace(known, left_out=(0.25,) * 8 + (1.0,)).width == pytest.approx(0.5)
@@ -175,16 +233,26 @@ def test_the_preset_is_kept_where_the_measurements_are_its_own(tmp_path: Path) -
     assert fitted.device(load_device("a100-40")).num_sms == 108
 
 
-def test_one_group_alone_cannot_be_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_group_alone_cannot_be_calibrated_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = table(tmp_path / "t.csv", *ROWS[:2])
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40"]) == 2
     assert "expected rows of at least two groups" in capsys.readouterr().err
 
 
 def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
-    """One model's steps are 20 % slower than the other's say: fitted they meet halfway, left out they miss by nearly all of it."""
+    """One model's steps are 20 % slower than the other's say: fitted they meet halfway, left out
+    they miss by nearly all of it."""
     found = [
-        replace(case, step=replace(case.step, seconds=fit_steps.predicted(case, {}) * (1.2 if case.step.fields["model"] == "b" else 1.0)))
+        replace(
+            case,
+            step=replace(
+                case.step,
+                seconds=fit_steps.predicted(case, {})
+                * (1.2 if case.step.fields["model"] == "b" else 1.0),
+            ),
+        )
         for case in cases(tmp_path)
     ]
     fitted = fit_steps.fit(found)
@@ -192,22 +260,33 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
         assert abs(left_out) > abs(error) + 0.02
     alone = [case for case in found if case.step.fields["model"] == "a"]
     others = [row for row, case in enumerate(found) if case.step.fields["model"] == "b"]
-    assert all(fit_steps.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone)  # who alone say: nothing moves
-    assert [fitted.left_out[row] for row in others] == pytest.approx([1 / 1.2 - 1] * len(others), abs=0.03)
+    # who alone say: nothing moves
+    assert all(fit_steps.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone)
+    assert [fitted.left_out[row] for row in others] == pytest.approx(
+        [1 / 1.2 - 1] * len(others), abs=0.03
+    )
 
 
-def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = measured(tmp_path, {})
-    other = table(tmp_path / "other.csv", *(row | {"gpu": "h100_80gb", "tokens_per_s": "100000"} for row in ROWS[:2]))
+    other = table(
+        tmp_path / "other.csv",
+        *(row | {"gpu": "h100_80gb", "tokens_per_s": "100000"} for row in ROWS[:2]),
+    )
     asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
     assert main.main(asked) == 0
     found = json.loads(capsys.readouterr().out)
     assert {one["generation"] for one in found["constants"]} == {"", "A100"}
     assert all(abs(one["factor"] - 1) < 1e-3 for one in found["constants"])
-    assert [one["reason"] for one in found["skipped"]] == ["a step on H100 SXM 80 GB, not on A100 SXM 40 GB"] * 2
+    assert [one["reason"] for one in found["skipped"]] == ["a step on H100 SXM 80 GB, not on "
+                                                           "A100 SXM 40 GB"] * 2
 
 
-def test_a_table_of_no_known_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_no_known_source_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = table(tmp_path / "t.csv", {"a": "1"})
     assert main.main(["calibrate", "--from", str(path)]) == 2
     assert "found columns of no known source: a" in capsys.readouterr().err
@@ -218,18 +297,27 @@ def test_tables_of_products_are_skipped_with_their_count_and_the_others_go_throu
 ) -> None:
     """Also those of its rows that nobody could predict; alone they are nothing to calibrate on."""
     product = {"gpu": "A100", "dtype": "bf16", "tflops": "271.2", "shape_mxnxk": "1024x10240x5120"}
-    products = table(tmp_path / "gemm.csv", product, product | {"gpu": "Intel Gaudi 2"}, product | {"shape_mxnxk": ""})
+    products = table(
+        tmp_path / "gemm.csv", product, product | {"gpu": "Intel Gaudi 2"},
+        product | {"shape_mxnxk": ""},
+    )
     (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
-    assert main.main(["calibrate", "--from", str(products), str(tmp_path / "log.txt"), "--json"]) == 0
+    assert (
+        main.main(["calibrate", "--from", str(products), str(tmp_path / "log.txt"), "--json"]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["n"] > 0
     reason = "single products are not calibrated: what training reaches is fitted on steps"
-    assert [(one["source"], one["reason"]) for one in found["skipped"]] == [("gemm.csv", reason)] * 3
+    assert [(one["source"], one["reason"]) for one in found["skipped"]] == [
+        ("gemm.csv", reason)
+    ] * 3
     assert main.main(["calibrate", "--from", str(products)]) == 2
     assert f"found {reason}" in capsys.readouterr().err
 
 
-def test_a_row_that_was_cut_is_not_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_was_cut_is_not_calibrated_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = measured(tmp_path, {})
     path.write_text(path.read_text() + path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
@@ -250,7 +338,9 @@ def test_a_clusters_file_holds_every_number_of_its_preset(preset: str) -> None:
     table_of = tomllib.loads(write_cluster.text(preset, fitted, source="none"))
     device = load_device({"dgx-h100": "h100-80", "p4d": "a100-40", "cpu-gloo": "cpu-core"}[preset])
     assert {
-        f"device.{key}" for key, value in table_of["device"].items() if isinstance(value, dict) and "value" in value
+        f"device.{key}"
+        for key, value in table_of["device"].items()
+        if isinstance(value, dict) and "value" in value
     } <= {f.key for f in device.figures}
     assert {"links", "overheads", "host", "collectives"} <= set(table_of)
 
@@ -261,17 +351,23 @@ SIZES = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
     """What nccl-tests prints for an all-gather on nodes of eight."""
     gpu = "[0x00] NVIDIA H100 80GB HBM3"
-    devices = [f"#  Rank  {rank} Group  0 Pid  1 on  host{rank // 8} device  {rank % 8} {gpu}" for rank in range(ranks)]
+    devices = [
+        f"#  Rank  {rank} Group  0 Pid  1 on  host{rank // 8} device  {rank % 8} {gpu}"
+        for rank in range(ranks)
+    ]
     share = (ranks - 1) / ranks
     rates = {size: size / us / 1000 for size, us in times.items()}
     counts = {size: size // 4 // ranks for size in times}
-    rows = [f"{size} {counts[size]} float none -1 {us:.2f} {rates[size]:.2f} {share * rates[size]:.2f} 0" for size, us in times.items()]
-    head = ["# nThread 1 nGpus 8 all_gather_perf", *devices, "#  size count type redop root time algbw busbw", "#  (B) (us) (GB/s)"]
+    rows = [f"{size} {counts[size]} float none -1 {us:.2f} {rates[size]:.2f} "
+            f"{share * rates[size]:.2f} 0" for size, us in times.items()]
+    head = ["# nThread 1 nGpus 8 all_gather_perf", *devices, "#  size count type redop root time "
+                                                             "algbw busbw", "#  (B) (us) (GB/s)"]
     return "\n".join([*head, *rows, "# Avg bus bandwidth    : 100", ""])
 
 
 def slower(times: float) -> dict[int, float]:
-    """All-gathers of 8 H100 whose floor, and what is added to it, are `times` the published curve's."""
+    """All-gathers of 8 H100 whose floor, and what is added to it, are `times` the published
+    curve's."""
     curve = CURVES.rings["hopper", "all_gather"]
     found = {}
     for size in SIZES:
@@ -285,17 +381,33 @@ def test_a_log_of_several_nodes_is_taken_to_have_run_over_the_clusters_own_netwo
     cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """nccl-tests names no network. All-gathers of 16 at 330 GB/s."""
-    (tmp_path / "log.txt").write_text(nccl_text({2**power: 2**power * 15 / 16 / 330e3 for power in range(26, 31)}, ranks=16))
-    assert main.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]) == 0
+    (tmp_path / "log.txt").write_text(
+        nccl_text({2**power: 2**power * 15 / 16 / 330e3 for power in range(26, 31)}, ranks=16)
+    )
+    assert (
+        main.main(
+            ["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     (curve,) = found["collectives"]["curves"]
-    assert (curve["scope"], curve["collective"], found["collectives"]["fitted"]["n"]) == ("network", "all_gather", 5)
+    assert (curve["scope"], curve["collective"], found["collectives"]["fitted"]["n"]) == (
+        "network", "all_gather", 5,
+    )
 
 
-def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log, out = tmp_path / "log.txt", tmp_path / "mine.toml"
     log.write_text(nccl_text(slower(1.5)))
-    assert main.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert (
+        main.main(
+            ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     (curve,) = found["collectives"]["curves"]
     published = CURVES.rings["hopper", "all_gather"]
@@ -303,27 +415,40 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(tmp_path: Pat
     assert curve["floor"] == pytest.approx(1.5 * published.floor_us, rel=0.1)
     assert curve["added"][0][0] == pytest.approx(1.5 * published.added[0].microseconds, rel=0.2)
     assert found["collectives"]["fitted"]["max"] < 0.04
-    assert found["collectives"]["left_out"]["max"] > 0.2  # the one system, predicted by the published curve
+    assert (
+        found["collectives"]["left_out"]["max"] > 0.2
+    )  # the one system, predicted by the published curve
     (group,) = found["groups"]
-    assert (group["group"], group["n"]) == ("ring all_gather, log.txt, NVIDIA H100 80GB HBM3, 8 ranks on 1 nodes", 6)
+    assert (group["group"], group["n"]) == ("ring all_gather, log.txt, NVIDIA H100 80GB HBM3, 8 "
+                                            "ranks on 1 nodes", 6)
     text = out.read_text()
-    assert text.startswith("# calibrated on 6 collectives of log.txt\n# errors of rows fitted: median ")
+    assert text.startswith("# calibrated on 6 collectives of log.txt\n# errors of rows fitted: "
+                           "median ")
     (read,) = cluster_reader.parse(text.encode(), where="mine.toml").curves
     assert (read.provenance, round(read.floor, 1)) == ("calibrated", round(curve["floor"], 1))
     assert read.source.startswith("6 rows of log.txt; before: openxla/xla")
 
 
-def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_alone_predicts_are_named(
+def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_alone_predicts_are_named(  # noqa: E501
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One system on each of three curves: left out, nothing but the published curve is there to predict it."""
+    """One system on each of three curves: left out, nothing but the published curve is there to
+    predict it."""
     log, out = PUBLISHED / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out)]
     assert main.main(asked) == 0
-    said = re.findall(r"^rows (fitted|left out with their group): n 33, median ([\d.]+) %,.* p95 ([\d.]+) %", capsys.readouterr().out, re.M)
-    written = re.findall(r"^# errors of rows (.*): median ([\d.]+) %, 95th percentile ([\d.]+) %", out.read_text(), re.M)
+    said = re.findall(
+        r"^rows (fitted|left out with their group): n 33, median ([\d.]+) %,.* p95 ([\d.]+) %",
+        capsys.readouterr().out, re.M,
+    )
+    written = re.findall(
+        r"^# errors of rows (.*): median ([\d.]+) %, 95th percentile ([\d.]+) %", out.read_text(),
+        re.M,
+    )
     assert [words for words, *_ in written] == ["fitted", "left out with their group"]
-    assert written == [(words, *(f"{float(share):.1f}" for share in shares)) for words, *shares in said]
+    assert written == [
+        (words, *(f"{float(share):.1f}" for share in shares)) for words, *shares in said
+    ]
     groups = [line for line in out.read_text().splitlines() if line.startswith("#   ring ")]
     assert len(groups) == 3
     assert all("by the preset alone, whose source is: openxla/xla" in line for line in groups)
@@ -331,35 +456,57 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
 
 def all_reduces(path: Path, times: dict[int, float], **more: str) -> Path:
     common = {"collective": "all_reduce", "gpu": "H100", "n_ranks": "8", "n_nodes": "1"} | more
-    return table(path, *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in times.items()))
+    return table(
+        path,
+        *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in times.items()),
+    )
 
 
 def on_a_curve(floor: float, bus_gb_s: float, added: float) -> dict[int, float]:
-    """µs of all-reduces of 8 from 4 KiB to 8 GiB: `floor`, the wire at `bus_gb_s`, and up to `added`, half of it at 8 MiB."""
+    """µs of all-reduces of 8 from 4 KiB to 8 GiB: `floor`, the wire at `bus_gb_s`, and up to
+    `added`, half of it at 8 MiB."""
     sizes = [1 << power for power in range(12, 34)]
-    return {size: floor + size * 1.75 / (1000 * bus_gb_s) + added * size / (size + 2**23) for size in sizes}
+    return {
+        size: floor + size * 1.75 / (1000 * bus_gb_s) + added * size / (size + 2**23)
+        for size in sizes
+    }
 
 
 @pytest.mark.parametrize(
-    "curve", [(30, 360, 0), (60, 360, 0), (18, 370, 65), (40, 470, 60), (40, 420, 60), (100, 470, 60), (15, 300, 0), (30, 200, 100)]
+    "curve",
+    [
+        (30, 360, 0), (60, 360, 0), (18, 370, 65), (40, 470, 60), (40, 420, 60), (100, 470, 60),
+        (15, 300, 0), (30, 200, 100),
+    ],
 )
 def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_are(
     curve: tuple[float, float, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The published ring of a node takes 30 µs and more: beside a switch that has been measured it holds no time to its own."""
+    """The published ring of a node takes 30 µs and more: beside a switch that has been measured it
+    holds no time to its own."""
     times, out = on_a_curve(*curve), tmp_path / "mine.toml"
     path = all_reduces(tmp_path / "a.csv", times)
-    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert (
+        main.main(
+            ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     (fitted,) = found["collectives"]["curves"]
     assert (fitted["scope"], fitted["collective"]) == ("nvls", "all_reduce")
     assert found["collectives"]["fitted"]["max"] < 0.02
     cluster = cluster_reader.parse(out.read_bytes(), where="mine.toml")
-    words = "22 rows of a.csv, by which alone NCCL's own choice in a node goes, without the published ring; before: 8 H200"
+    words = (
+        "22 rows of a.csv, by which alone NCCL's own choice in a node goes, without the published "
+        "ring; before: 8 H200"
+    )
     assert cluster.curves[0].source.startswith(words)
     for row in tables.rows(path):
         assert isinstance(row, tables.NcclRow)
-        assert predict(question(row), curves=curves_of(cluster)).microseconds == pytest.approx(row.microseconds, rel=0.02)
+        assert predict(question(row), curves=curves_of(cluster)).microseconds == pytest.approx(
+            row.microseconds, rel=0.02
+        )
 
 
 def bands_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[float, ...]:
@@ -373,34 +520,56 @@ def bands_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[float, ...
 def test_a_machine_that_differs_from_its_preset_is_trusted_as_much_once_it_was_measured(
     times: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its band is what its own sizes miss one another by, and not what the preset misses it by, which is up to half."""
-    path = all_reduces(tmp_path / "a.csv", {size: times * us for size, us in on_a_curve(28, 470, 50).items()})
+    """Its band is what its own sizes miss one another by, and not what the preset misses it by,
+    which is up to half."""
+    path = all_reduces(
+        tmp_path / "a.csv", {size: times * us for size, us in on_a_curve(28, 470, 50).items()}
+    )
     assert bands_of(path, capsys) == (0.05, 0.05, 0.1)
 
 
-def test_nine_of_ten_further_measurements_of_other_sizes_lie_in_the_band_of_a_machine_that_was_measured_alone() -> None:
-    """Machines of all kinds, noise of 3 and 7 %, half the sizes measured: three to five rows are of each of large, middle and small."""
+def test_nine_of_ten_further_measurements_of_other_sizes_lie_in_the_band_of_a_machine_that_was_measured_alone() -> (  # noqa: E501
+    None
+):
+    """Machines of all kinds, noise of 3 and 7 %, half the sizes measured: three to five rows are of
+    each of large, middle and small."""
     node, draw, held = load_cluster("dgx-h100").nccl, random.Random(7), list[bool]()
     assert node is not None
     for trial in range(8):
         curve = on_a_curve(draw.uniform(20, 60), draw.uniform(280, 470), draw.uniform(20, 150))
-        common = {"collective": "all_reduce", "gpu": "H100", "n_ranks": 8, "n_nodes": 1, "source": "a.csv"}
+        common = {
+            "collective": "all_reduce", "gpu": "H100", "n_ranks": 8, "n_nodes": 1,
+            "source": "a.csv",
+        }
         noise = (0.03, 0.07)[trial % 2]
         sizes = [size for size in curve if size >= 2**14]
         asked = {size: tables.NcclRow(**common, size_bytes=size) for size in sizes}  # type: ignore[arg-type]
-        rows = [replace(asked[size], microseconds=curve[size] * exp(draw.gauss(0, noise))) for size in sizes[::2]]
+        rows = [
+            replace(asked[size], microseconds=curve[size] * exp(draw.gauss(0, noise)))
+            for size in sizes[::2]
+        ]
         (fitted,) = fit_collectives.fit(rows, node, source="a.csv").curves
         for size in sizes[1::2]:
             found = predict(question(asked[size]), curves=with_curve(CURVES, fitted, node))
-            held += [found.low <= curve[size] * exp(draw.gauss(0, noise)) <= found.high for _ in range(5)]
+            held += [
+                found.low <= curve[size] * exp(draw.gauss(0, noise)) <= found.high for _ in range(5)
+            ]
     assert len(held) == 8 * 10 * 5
     assert sum(held) >= 0.9 * len(held)
 
 
-def test_one_or_two_rows_do_not_narrow_a_band(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_or_two_rows_do_not_narrow_a_band(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     published = CURVES.nvls["hopper"].band
-    times = {size: us for size, us in on_a_curve(28, 470, 50).items() if size >= 2**24 or size in (2**14, 2**17)}
-    assert bands_of(all_reduces(tmp_path / "a.csv", times), capsys) == (0.05, published.middle, published.small)
+    times = {
+        size: us
+        for size, us in on_a_curve(28, 470, 50).items()
+        if size >= 2**24 or size in (2**14, 2**17)
+    }
+    assert bands_of(all_reduces(tmp_path / "a.csv", times), capsys) == (
+        0.05, published.middle, published.small,
+    )
 
 
 def test_a_curve_that_its_own_rows_scatter_about_has_a_band_that_says_so_where_they_do(
@@ -417,41 +586,74 @@ def test_a_curve_that_its_own_rows_scatter_about_has_a_band_that_says_so_where_t
 def test_a_size_that_no_other_vouches_for_is_not_trusted_although_the_fit_meets_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of four sizes 16 MiB alone shows what middle ones have added, which is six times the preset's."""
-    times = {size: us for size, us in on_a_curve(28, 470, 300).items() if size in (2**12, 2**18, 2**24, 2**33)}
+    """Of four sizes 16 MiB alone shows what middle ones have added, which is six times the
+    preset's."""
+    times = {
+        size: us
+        for size, us in on_a_curve(28, 470, 300).items()
+        if size in (2**12, 2**18, 2**24, 2**33)
+    }
     path = all_reduces(tmp_path / "a.csv", times)
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["collectives"]["fitted"]["max"] < 0.1
     assert bands_of(path, capsys)[1] > 0.3
 
 
-def test_sizes_of_which_there_is_no_row_keep_the_band_that_they_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_which_there_is_no_row_keep_the_band_that_they_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     times = {size: us for size, us in on_a_curve(28, 470, 50).items() if size >= 2**26}
     published = CURVES.nvls["hopper"].band
-    assert bands_of(all_reduces(tmp_path / "a.csv", times), capsys) == (0.05, published.middle, published.small)
+    assert bands_of(all_reduces(tmp_path / "a.csv", times), capsys) == (
+        0.05, published.middle, published.small,
+    )
 
 
 @pytest.mark.parametrize("times", [1.0, 1.2, 1.6])
-def test_one_number_of_nodes_does_not_vouch_for_others(times: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The band is no narrower than that of the published curve, or than what this one misses the one number by."""
+def test_one_number_of_nodes_does_not_vouch_for_others(
+    times: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The band is no narrower than that of the published curve, or than what this one misses the
+    one number by."""
     fabric = "InfiniBand 3200 Gbps/node"
-    asked = tables.NcclRow(collective="all_gather", gpu="H100", n_ranks=32, n_nodes=4, size_bytes=0, inter_node=fabric)
+    asked = tables.NcclRow(
+        collective="all_gather", gpu="H100", n_ranks=32, n_nodes=4, size_bytes=0, inter_node=fabric
+    )
     sizes = [1 << power for power in range(16, 32)]
-    took = {size: times * predict(question(replace(asked, size_bytes=size)), curves=CURVES).microseconds for size in sizes}
-    common = {"collective": "all_gather", "gpu": "H100", "n_ranks": "32", "n_nodes": "4", "inter_node": fabric}
-    path = table(tmp_path / "a.csv", *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in took.items()))
+    took = {
+        size: times * predict(question(replace(asked, size_bytes=size)), curves=CURVES).microseconds
+        for size in sizes
+    }
+    common = {
+        "collective": "all_gather", "gpu": "H100", "n_ranks": "32", "n_nodes": "4",
+        "inter_node": fabric,
+    }
+    path = table(
+        tmp_path / "a.csv",
+        *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in took.items()),
+    )
     published = CURVES.crossing("ib", "all_gather", "hopper")[1]
-    widths = zip((0.05, 0.05, 0.1), (published.large, published.middle, published.small), strict=True)
-    assert bands_of(path, capsys) == pytest.approx([max(least, min(1 - 1 / times, most)) for least, most in widths], rel=0.02)
+    widths = zip(
+        (0.05, 0.05, 0.1), (published.large, published.middle, published.small), strict=True
+    )
+    assert bands_of(path, capsys) == pytest.approx(
+        [max(least, min(1 - 1 / times, most)) for least, most in widths], rel=0.02
+    )
 
 
-def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the ring that it chooses where that is faster, as of few ranks and small messages."""
-    path = all_reduces(tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, n_ranks="6")
+    path = all_reduces(
+        tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, n_ranks="6"
+    )
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["collectives"]
     rows = [row for row in tables.rows(path) if isinstance(row, tables.NcclRow)]
-    assert [row["left_out"] for row in found["rows"]] == pytest.approx([predict(question(row)).microseconds / 40 - 1 for row in rows])
+    assert [row["left_out"] for row in found["rows"]] == pytest.approx(
+        [predict(question(row)).microseconds / 40 - 1 for row in rows]
+    )
     assert {predict(question(row)).algorithm for row in rows} == {"ring"}
     assert [one["scope"] for one in found["curves"]] == ["nvls"]
 
@@ -461,25 +663,43 @@ def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice
 ) -> None:
     forced = all_reduces(tmp_path / "ring.csv", on_a_curve(35, 330, 60), notes="NCCL_ALGO=Ring")
     chosen = all_reduces(tmp_path / "own.csv", on_a_curve(90, 440, 60))
-    assert main.main(["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]) == 0
+    assert (
+        main.main(
+            ["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)["collectives"]
     assert [one["scope"] for one in found["curves"]] == ["nvls", "ring"]
     assert found["fitted"]["max"] < 0.02
 
 
-def test_what_two_files_hold_alike_is_counted_once_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_two_files_hold_alike_is_counted_once_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(nccl_text(slower(1.0)))
-    logs, out = [str(tmp_path / name) for name in ("a.txt", "a.txt", "b.txt")], tmp_path / "mine.toml"
-    assert main.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    logs, out = (
+        [str(tmp_path / name) for name in ("a.txt", "a.txt", "b.txt")], tmp_path / "mine.toml",
+    )
+    assert (
+        main.main(
+            ["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["n"] == len(SIZES)
     same = "holds the same as a.txt: counted once"
-    assert found["skipped"] == [{"source": name, "line": 1, "reason": same} for name in ("a.txt", "b.txt")]
+    assert found["skipped"] == [
+        {"source": name, "line": 1, "reason": same} for name in ("a.txt", "b.txt")
+    ]
     assert out.read_text().startswith(f"# calibrated on {len(SIZES)} collectives of a.txt\n")
 
 
-def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, times in enumerate((1.0, 1.2)):
         (tmp_path / f"{number}.txt").write_text(nccl_text(slower(times)))
     logs = [str(tmp_path / f"{number}.txt") for number in range(2)]
@@ -515,36 +735,57 @@ def test_measurements_of_another_machine_alone_are_refused_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
-    assert main.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
-    assert "found hopper on nvlink: another machine than the cluster's ampere on nvlink" in capsys.readouterr().err
+    assert (
+        main.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
+    )
+    assert (
+        "found hopper on nvlink: another machine than the cluster's ampere on nvlink"
+        in capsys.readouterr().err
+    )
 
 
-def test_an_unknown_cluster_is_refused_before_anything_is_fitted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_cluster_is_refused_before_anything_is_fitted(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["calibrate", "--from", "none.csv", "--cluster", "dgx-h10"]) == 2
     assert "did you mean dgx-h100?" in capsys.readouterr().err
 
 
-def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs whose steps took 8 % longer than predicted; that of another scenario is named. Two models: one at two lengths is one group."""
-    whole = (SCENARIOS / "published" / "llama-3-8b-8-h100.toml").read_text().partition("[expect]")[0]
+def test_saved_runs_are_measurements_of_their_scenarios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs whose steps took 8 % longer than predicted; that of another scenario is named. Two
+    models: one at two lengths is one group."""
+    whole = (
+        (SCENARIOS / "published" / "llama-3-8b-8-h100.toml").read_text().partition("[expect]")[0]
+    )
     paths = []
     for name, layers, length in (("two", 2, 8192), ("short", 2, 4096), ("four", 4, 8192)):
         place = tmp_path / "scenarios" / f"{name}.toml"
         place.parent.mkdir(exist_ok=True)
-        cut = whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = {layers}')
+        cut = whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = '
+                                                     f'{layers}')
         place.write_text(cut.replace("sequence_length = 8192", f"sequence_length = {length}"))
         run = SimBackend().run(load(place), options=RunOptions())
         longer = replace(
-            run,
-            backend="nccl",
-            step_time_ns=round(1.08 * (run.step_time_ns or 0)),
-            provenance={**run.provenance, "device": "NVIDIA H100 80GB HBM3"},  # as torch calls what the scenario calls an H100
+            run, backend="nccl", step_time_ns=round(1.08 * (run.step_time_ns or 0)),
+            provenance={
+                **run.provenance, "device": "NVIDIA H100 80GB HBM3"
+            },  # as torch calls what the scenario calls an H100
         )
         paths.append(tmp_path / f"{name}.json")
         saved.save(longer, paths[-1])
-    saved.save(replace(longer, provenance={**longer.provenance, "fingerprint": "0"}), tmp_path / "other.json")
+    saved.save(
+        replace(longer, provenance={**longer.provenance, "fingerprint": "0"}),
+        tmp_path / "other.json",
+    )
     names = list(map(str, paths))
-    assert main.main(["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]) == 0
+    assert (
+        main.main(
+            ["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert {row["source"] for row in found["rows"]} == {"two.json", "short.json", "four.json"}
     groups = {row["source"]: tuple(row["group"]) for row in found["rows"]}
@@ -553,17 +794,41 @@ def test_saved_runs_are_measurements_of_their_scenarios(tmp_path: Path, capsys: 
     assert found["fitted"]["max"] < 0.04
     factors = {one["name"]: one["factor"] for one in found["constants"]}
     assert factors["matmul_efficiency"] < 0.98
-    saved.save(replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}), tmp_path / "a100.json")
-    assert main.main(["calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios", str(tmp_path / "scenarios")]) == 2
-    assert "ran on NVIDIA A100-SXM4-80GB, and the scenario's cluster is of H100 SXM 80 GB" in capsys.readouterr().err
+    saved.save(
+        replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}),
+        tmp_path / "a100.json",
+    )
+    assert (
+        main.main(
+            [
+                "calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios",
+                str(tmp_path / "scenarios"),
+            ]
+        )
+        == 2
+    )
+    assert (
+        "ran on NVIDIA A100-SXM4-80GB, and the scenario's cluster is of H100 SXM 80 GB"
+        in capsys.readouterr().err
+    )
     assert main.main(["calibrate", "--from", *names]) == 2
     assert "--scenarios FOLDER" in capsys.readouterr().err
-    assert main.main(["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]) == 2
-    assert "no scenario four with the Run's fingerprint below --scenarios" in capsys.readouterr().err
+    assert (
+        main.main(
+            ["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]
+        )
+        == 2
+    )
+    assert (
+        "no scenario four with the Run's fingerprint below --scenarios" in capsys.readouterr().err
+    )
     assert load_cluster("dgx-h100").curves == ()
 
 
-GPT = 'family = "gpt", sizes = { num_layers = 12, hidden_size = 768, num_heads = 12, vocabulary = 50368 }'
+GPT = (
+    'family = "gpt", sizes = { num_layers = 12, hidden_size = 768, num_heads = 12, vocabulary = '
+    '50368 }'
+)
 
 
 @pytest.mark.parametrize(
@@ -577,9 +842,11 @@ GPT = 'family = "gpt", sizes = { num_layers = 12, hidden_size = 768, num_heads =
     ],
 )
 def test_a_model_is_what_it_is_and_not_what_it_is_called(one: str, other: str, same: bool) -> None:
-    """Sequences of another length, and another attention, are the same model; other sizes are another."""
+    """Sequences of another length, and another attention, are the same model; other sizes are
+    another."""
     words = [
-        model_of(parse(scenario_of(table, length).encode(), where="row")) for table, length in ((one, 2048), (other, 1024))
+        model_of(parse(scenario_of(table, length).encode(), where="row"))
+        for table, length in ((one, 2048), (other, 1024))
     ]
     assert (words[0] == words[1]) == same
 
@@ -605,9 +872,15 @@ def test_sums_of_profiles_are_skipped_by_name() -> None:
     assert len(skipped) == 3
 
 
-def test_a_band_of_many_errors_is_their_95th_percentile_and_of_few_what_students_t_makes_of_them() -> None:
+def test_a_band_of_many_errors_is_their_95th_percentile_and_of_few_what_students_t_makes_of_them() -> (  # noqa: E501
+    None
+):
     many = [(-1) ** percent * percent / 100 for percent in range(1, 41)]
     assert fit_collectives._expected(many, published=0.05) == 0.39
-    assert fit_collectives._expected([0.01, -0.01, 0.01, -0.01], published=0.05) == pytest.approx(2.13 * 0.01)
-    assert fit_collectives._expected([0.01, -0.3, 0.01, -0.01], published=0.05) == pytest.approx(2.13 * 0.1504, rel=0.01)
+    assert fit_collectives._expected([0.01, -0.01, 0.01, -0.01], published=0.05) == pytest.approx(
+        2.13 * 0.01
+    )
+    assert fit_collectives._expected([0.01, -0.3, 0.01, -0.01], published=0.05) == pytest.approx(
+        2.13 * 0.1504, rel=0.01
+    )
     assert fit_collectives._expected([0.01, 0.02], published=0.05) == 0.05

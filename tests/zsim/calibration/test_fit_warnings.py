@@ -1,4 +1,5 @@
-"""Constants that measurements do not bear out are written, and doubted out loud: on standard error, in JSON and in the file."""
+"""Constants that measurements do not bear out are written, and doubted out loud: on standard error,
+in JSON and in the file."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PUBLISHED
-from tests.zsim.calibration.test_fit_steps import ROWS, all_reduces, measured, nccl_text, on_a_curve, slower, table
+from tests.zsim.calibration.test_fit_steps import (
+    ROWS,
+    all_reduces,
+    measured,
+    nccl_text,
+    on_a_curve,
+    slower,
+    table,
+)
 from zsim.calibration import fit_warnings
 from zsim.calibration.fit_steps import Fitted, prepared
 from zsim.calibration.tables import rows
@@ -20,11 +29,21 @@ from zsim.scenario import cluster_file
 FORCED = {"notes": "NCCL_ALGO=Ring"}
 
 
-def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Times that are twice and half a curve's in turn: no curve comes near both."""
-    times = {size: us * (2 if place % 2 else 0.5) for place, (size, us) in enumerate(on_a_curve(30, 180, 0).items())}
+    times = {
+        size: us * (2 if place % 2 else 0.5)
+        for place, (size, us) in enumerate(on_a_curve(30, 180, 0).items())
+    }
     path, out = all_reduces(tmp_path / "a.csv", times, **FORCED), tmp_path / "mine.toml"
-    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]) == 0
+    assert (
+        main.main(
+            ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
+        )
+        == 0
+    )
     said = capsys.readouterr()
     (doubt,) = json.loads(said.out)["doubts"]
     assert doubt.startswith("ring all_reduce: the fit misses its own 22 rows by ")
@@ -46,18 +65,27 @@ def test_a_curve_that_meets_its_rows_at_another_bandwidth_than_its_links_is_doub
     found = json.loads(capsys.readouterr().out)
     assert found["collectives"]["fitted"]["median"] < 0.1
     (doubt,) = found["doubts"]
-    moved = float(doubt.partition(" comes to ")[2].partition(" % of the bandwidth of published ones")[0])
+    moved = float(doubt.partition(" comes to ")[2].partition(" % of the bandwidth of published "
+                                                             "ones")[0])
     assert moved == pytest.approx(float(share.removesuffix(" %")), rel=0.1)
 
 
-def test_steps_that_no_constants_meet_are_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_that_no_constants_meet_are_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of two models one has steps twice as long."""
     rows = measured(tmp_path, {}).read_text().splitlines()
     names = rows[0].split(",")
     read = [dict(zip(names, line.split(","), strict=True)) for line in rows[1:]]
-    slowed = [row | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (2 if row["model"] == "b" else 1))} for row in read]
+    slowed = [
+        row | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (2 if row["model"] == "b" else 1))}
+        for row in read
+    ]
     path, out = table(tmp_path / "slow.csv", *slowed), tmp_path / "mine.toml"
-    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]) == 0
+    assert (
+        main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)])
+        == 0
+    )
     said = capsys.readouterr().err
     assert "warning: calibrate: the fit misses steps of " in said
     assert fit_warnings.CHECK_STEPS in said
@@ -67,37 +95,63 @@ def test_steps_that_no_constants_meet_are_doubted(tmp_path: Path, capsys: pytest
     assert cluster_file.parse(out.read_bytes(), where="mine.toml").device.name == "A100 SXM 40 GB"
 
 
-def test_what_presets_and_published_tables_say_is_not_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_presets_and_published_tables_say_is_not_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps = measured(tmp_path, {})
     assert main.main(["calibrate", "--from", str(steps), "--cluster", "dgx-a100-40", "--json"]) == 0
     said = capsys.readouterr()
     assert (json.loads(said.out)["doubts"], said.err) == ([], "")
-    assert main.main(["calibrate", "--from", str(PUBLISHED / "nccl_h100_sweep.csv"), "--cluster", "dgx-h100", "--json"]) == 0
+    assert (
+        main.main(
+            [
+                "calibrate", "--from", str(PUBLISHED / "nccl_h100_sweep.csv"), "--cluster",
+                "dgx-h100", "--json",
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr()
     assert (json.loads(said.out)["doubts"], said.err) == ([], "")
 
 
-def test_files_may_be_given_together_or_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_may_be_given_together_or_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")]
     for place, name in enumerate(names):
         Path(name).write_text(nccl_text(slower(1 + place / 10)))
     counts = []
-    for asked in (["--from", *names], ["--from", names[0], "--from", *names[1:]], [word for name in names for word in ("--from", name)]):
+    for asked in (
+        ["--from", *names], ["--from", names[0], "--from", *names[1:]],
+        [word for name in names for word in ("--from", name)],
+    ):
         assert main.main(["calibrate", *asked, "--cluster", "dgx-h100", "--json"]) == 0
         counts.append(json.loads(capsys.readouterr().out)["collectives"]["fitted"])
     assert counts[0]["n"] == 18
     assert counts == [counts[0]] * 3
 
 
-def test_steps_that_hang_on_the_host_and_are_missed_are_doubted_for_nothing_fitted_is_its_pace(tmp_path: Path) -> None:
-    """A small model of 512 tokens a GPU, which a host of half the pace makes longer; one of 16,384 tokens keeps the device busy."""
+def test_steps_that_hang_on_the_host_and_are_missed_are_doubted_for_nothing_fitted_is_its_pace(
+    tmp_path: Path
+) -> None:
+    """A small model of 512 tokens a GPU, which a host of half the pace makes longer; one of 16,384
+    tokens keeps the device busy."""
     sizes = {"d_model": "768", "n_heads": "12", "n_layers": "12"}
-    small = ROWS[0] | sizes | {"model": "mpt-125m", "seq_len": "512", "micro_batch": "1", "grad_accum": "1", "tokens_per_s": "88283"}
+    small = (
+        ROWS[0]
+        | sizes
+        | {
+            "model": "mpt-125m", "seq_len": "512", "micro_batch": "1", "grad_accum": "1",
+            "tokens_per_s": "88283",
+        }
+    )
     large = small | {"seq_len": "2048", "micro_batch": "8", "tokens_per_s": "350000"}
     found, skipped = prepared(rows(table(tmp_path / "a.csv", small, large)))
     assert not skipped
     fitted = Fitted(factors={}, errors=(-0.25, -0.25), left_out=(0.0, 0.0), cases=tuple(found))
     words = fit_warnings.of_host(fitted)
-    assert words.startswith("the fit misses 1 of 2 steps that half the host's pace would lengthen by a tenth and more, by up to 25 %")
+    assert words.startswith("the fit misses 1 of 2 steps that half the host's pace would "
+                            "lengthen by a tenth and more, by up to 25 %")
     assert words in fit_warnings.of(fitted, None)
     assert fit_warnings.of_host(replace(fitted, errors=(-0.05, -0.25))) == ""

@@ -31,13 +31,22 @@ def test_the_readme_has_a_line_for_each_source_and_names_the_recorded_ones() -> 
 
 def test_the_pages_of_mappings_tell_the_constants_that_they_have() -> None:
     composer, vtrain = (str(one.__doc__) for one in (llm_foundry, megatron))
-    assert f"{llm_foundry.STEP_OVERHEAD} for each step, {llm_foundry.MICRO_BATCH_OVERHEAD} for each micro-batch" in composer
-    assert f"the host {megatron.ISSUE_KERNEL}, each micro-batch {megatron.MICRO_BATCH_US / 1000:g} ms more" in vtrain
+    assert (
+        f"{llm_foundry.STEP_OVERHEAD} for each step, {llm_foundry.MICRO_BATCH_OVERHEAD} for each "
+        f"micro-batch"
+        in composer
+    )
+    assert (
+        f"the host {megatron.ISSUE_KERNEL}, each micro-batch {megatron.MICRO_BATCH_US / 1000:g} "
+        f"ms more"
+        in vtrain
+    )
     assert f"each token {megatron.TOKEN_US:g} us outside" in vtrain
 
 
 def test_vtrains_errors_do_not_grow_with_layers() -> None:
-    """Of a step's two parts, its layers and the rest, neither makes up for the other: rows of 12 and of 24 layers are off alike."""
+    """Of a step's two parts, its layers and the rest, neither makes up for the other: rows of 12
+    and of 24 layers are off alike."""
     errors_of = dict[str, list[float]]()
     for row in errors.predicted(errors.SLOW, 2):
         errors_of.setdefault(row.fields["n_layers"], []).append(row.predicted / row.measured - 1)

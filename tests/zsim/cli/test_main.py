@@ -44,7 +44,8 @@ RUN_KEYS = {
 
 
 class Echo:
-    """A backend that measures what the simulator predicts, with numerics, and `extra` bytes more at the steady peak."""
+    """A backend that measures what the simulator predicts, with numerics, and `extra` bytes more at
+    the steady peak."""
 
     name = "echo"
     extra = 0
@@ -53,13 +54,17 @@ class Echo:
         return Capabilities(memory=True, numerics=True, time=False, device="cpu")
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        run = registry.SimBackend("cpu").run(scenario, options=replace(options, all_ranks=options.ranks is None))
+        run = registry.SimBackend("cpu").run(
+            scenario, options=replace(options, all_ranks=options.ranks is None)
+        )
         ranks = tuple(self.measured(rank, scenario) for rank in run.ranks)
         return replace(run, backend=self.name, interpreter="observer", stand_ins=(), ranks=ranks)
 
     def measured(self, rank: RankRun, scenario: Scenario) -> RankRun:
         steady = rank.phases["steady"]
-        memory = replace(steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra, by_kind={})
+        memory = replace(
+            steady.memory, peak_bytes=steady.memory.peak_bytes + self.extra, by_kind={}
+        )
         losses = (1.0, 0.9, 0.8)
         numerics = Numerics(
             losses=losses,
@@ -69,7 +74,10 @@ class Echo:
             dtype=scenario.precision.narrowest,
             reference_losses=losses,
         )
-        return replace(rank, phases={**rank.phases, "steady": replace(steady, memory=memory)}, numerics=numerics)
+        return replace(
+            rank, phases={**rank.phases, "steady": replace(steady, memory=memory)},
+            numerics=numerics,
+        )
 
 
 class Fat(Echo):
@@ -107,9 +115,14 @@ class Talkative(Echo):
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
     """The backends of this file, and one whose package is missing."""
-    values = {name.lower(): f"{__name__}:{name}" for name in ("Echo", "Fat", "Thin", "Broken", "Talkative")}
+    values = {
+        name.lower(): f"{__name__}:{name}"
+        for name in ("Echo", "Fat", "Thin", "Broken", "Talkative")
+    }
     values["gone"] = "a_package_that_is_not_there:Backend"
-    entries = [EntryPoint(name=name, value=value, group=registry.GROUP) for name, value in values.items()]
+    entries = [
+        EntryPoint(name=name, value=value, group=registry.GROUP) for name, value in values.items()
+    ]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Echo.__module__])
 
@@ -125,7 +138,9 @@ def test_run_prints_one_object_with_the_stable_keys(capsys):
     assert set(found) >= RUN_KEYS
     assert (found["scenario"], found["backend"], found["world_size"]) == ("zero3-mlp-4", "sim", 4)
     assert found["collectives"]["all_gather"]["count"] == 8
-    assert found["expectations"][0] == {"name": "all_gathers", "expected": "8", "found": "8", "ok": True}
+    assert found["expectations"][0] == {
+        "name": "all_gathers", "expected": "8", "found": "8", "ok": True
+    }
     assert sum(found["peak_memory_by_kind"].values()) == found["peak_memory_bytes"]
 
 
@@ -161,7 +176,9 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("numerics", "ok"),
         ("step time", "unsupported"),
     ]
-    assert set(found["checks"][0]) == {"name", "status", "predicted", "measured", "relative_error", "detail"}
+    assert set(found["checks"][0]) == {
+        "name", "status", "predicted", "measured", "relative_error", "detail"
+    }
 
 
 def test_validate_prints_how_exactly_each_thing_agrees(capsys):
@@ -174,7 +191,9 @@ def test_validate_prints_how_exactly_each_thing_agrees(capsys):
 @pytest.mark.quality
 def test_validate_exits_1_when_memory_differs(capsys):
     found = output(capsys, "validate", FSDP2, "--against", "fat", code=1)
-    assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == ["peak memory, steady"]
+    assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == [
+        "peak memory, steady"
+    ]
 
 
 @pytest.mark.quality
@@ -186,24 +205,32 @@ def test_a_run_that_breaks_a_law_is_refused(capsys, command):
 
 def test_validate_says_that_it_replaced_the_cluster(capsys):
     scenario = str(ROOT / "scenarios/published/llama-3-8b-8-h100.toml")
-    assert "dgx-h100 replaced" in output(capsys, "validate", scenario, "--against", "echo")["replaced"]
+    assert (
+        "dgx-h100 replaced" in output(capsys, "validate", scenario, "--against", "echo")["replaced"]
+    )
 
 
 def test_saved_runs_compare(capsys, tmp_path):
     assert main(["run", FSDP2, "--save", str(tmp_path / "a.json")]) == 0
     assert main(["run", FSDP2, "--backend", "echo", "--save", str(tmp_path / "b.json")]) == 0
     capsys.readouterr()
-    assert output(capsys, "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))["ok"] is True
+    assert (
+        output(capsys, "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))["ok"] is True
+    )
     assert saved.load(tmp_path / "b.json").provenance["sees"] == "memory numerics"
 
 
 def test_one_scenario_that_is_given_twice_is_run_once_and_still_among_runs(capsys):
-    assert [run["scenario"] for run in output(capsys, "run", FSDP2, FSDP2)["runs"]] == ["fsdp2-mlp-4"]
+    assert [run["scenario"] for run in output(capsys, "run", FSDP2, FSDP2)["runs"]] == [
+        "fsdp2-mlp-4"
+    ]
 
 
 def test_several_runs_are_saved_into_a_folder(tmp_path):
     assert main(["run", FSDP2, ZERO3, "--save", str(tmp_path / "runs")]) == 0
-    assert sorted(file.name for file in (tmp_path / "runs").iterdir()) == ["fsdp2-mlp-4.json", "zero3-mlp-4.json"]
+    assert sorted(file.name for file in (tmp_path / "runs").iterdir()) == [
+        "fsdp2-mlp-4.json", "zero3-mlp-4.json"
+    ]
 
 
 def test_a_trace_is_written(tmp_path):
@@ -226,7 +253,9 @@ def test_list_scenarios_describes_those_below_the_folder(capsys, monkeypatch):
 
 def test_list_schema_is_the_json_schema(capsys):
     assert main(["list", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((ROOT / "scenarios/schema.json").read_text())
+    assert json.loads(capsys.readouterr().out) == json.loads(
+        (ROOT / "scenarios/schema.json").read_text()
+    )
 
 
 def test_listed_models_say_at_which_sequence_length_their_parameters_count(capsys):
@@ -235,8 +264,12 @@ def test_listed_models_say_at_which_sequence_length_their_parameters_count(capsy
     listed = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines()[1:])
     counted = "at a sequence length of 2,048, whose positions are learned; "
     for name in presets():
-        here, there = (load_preset(name, sequence_length=length).num_parameters for length in (2048, 64))
-        assert listed[name].startswith(f"{here:,} parameters {counted}" if here != there else f"{here:,} parameters; ")
+        here, there = (
+            load_preset(name, sequence_length=length).num_parameters for length in (2048, 64)
+        )
+        assert listed[name].startswith(
+            f"{here:,} parameters {counted}" if here != there else f"{here:,} parameters; "
+        )
 
 
 def test_a_predicted_time_is_printed_with_its_band(capsys):
@@ -261,14 +294,18 @@ def test_show_prints_the_mesh_and_the_memory(capsys):
         (["rnu", FSDP2], 2, "did you mean run?"),
         (["list", "models", "clusters"], 2, "unrecognized arguments: clusters; one at a time"),
         (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
-        (["run", FSDP2, "--qq"], 2, "\nzsim: command line: expected arguments as in --help, found unrecognized arguments: --qq\n"),
-        (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; it is an option of run\n"),
-        (["run", FSDP2, "--timeout", "nan"], 2, "\nzsim: run: expected arguments as in --help, found argument --timeout: expected seconds"),
+        (["run", FSDP2, "--qq"], 2, "\nzsim: command line: expected arguments as in --help, "
+                                    "found unrecognized arguments: --qq\n"),
+        (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; "
+                                                      "it is an option of run\n"),
+        (["run", FSDP2, "--timeout", "nan"], 2, "\nzsim: run: expected arguments as in --help, "
+                                                "found argument --timeout: expected seconds"),
         (["run"], 2, "SCENARIO"),
         (["run", "none.toml"], 2, "none.toml: no such file"),
         (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
         (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
-        (["validate", FSDP2, "--against", "sim"], 2, "expected a backend that runs for real, found sim"),
+        (["validate", FSDP2, "--against", "sim"], 2, "expected a backend that runs for real, "
+                                                     "found sim"),
         (["run", FSDP2, "--ranks", "0,9"], 2, "expected ranks 0 to 3 of fsdp2-mlp-4, found 9"),
         (["run", FSDP2, "--ranks", "a"], 2, "expected ranks as 0,7"),
         (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
@@ -302,7 +339,8 @@ def test_help_takes_less_than_200_ms_of_the_processor():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that sees time, as sim does, found echo"),
+        (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that sees "
+                                                     "time, as sim does, found echo"),
         (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
     ],
 )
@@ -321,16 +359,20 @@ def test_arguments_that_cannot_be_read_are_one_object_too(arguments, capsys):
 
 
 EFFICIENT = (
-    'model = { preset = "gpt-tiny", attention = "efficient" }\nbatch = { micro_batch = 1, sequence_length = 8 }\n'
+    'model = { preset = "gpt-tiny", attention = "efficient" }\nbatch = { micro_batch = 1, '
+    'sequence_length = 8 }\n'
     'cluster = { preset = "%s", ranks = 2 }\nstrategy = { name = "fsdp2" }\n'
 )
 
 
-def test_an_attention_without_a_kernel_is_refused_with_its_file_before_anything_runs(tmp_path, capsys):
+def test_an_attention_without_a_kernel_is_refused_with_its_file_before_anything_runs(
+    tmp_path, capsys
+):
     file = tmp_path / "odd.toml"
     file.write_text(EFFICIENT % "cpu-gloo")
     assert main(["run", str(file)]) == 2
-    assert capsys.readouterr().err.startswith(f"zsim: {file}: model.attention: memory-efficient attention has no kernel on a CPU")
+    assert capsys.readouterr().err.startswith(f"zsim: {file}: model.attention: memory-efficient "
+                                              f"attention has no kernel on a CPU")
 
 
 def test_of_several_scenarios_one_that_cannot_run_stops_no_other(tmp_path, capsys):
@@ -349,7 +391,8 @@ def test_paths_that_cannot_be_are_words_and_no_tracebacks(tmp_path, capsys):
     assert main(["run", "a" * 300]) == 2
     assert "cannot be looked up: File name too long" in capsys.readouterr().err
     file = tmp_path / "nul.toml"
-    file.write_text('model = { traced = "a\\u0000b" }\nbatch = { micro_batch = 1 }\ncluster = { preset = "cpu-gloo", ranks = 2 }\n'
+    file.write_text('model = { traced = "a\\u0000b" }\nbatch = { micro_batch = 1 }\ncluster = { '
+                    'preset = "cpu-gloo", ranks = 2 }\n'
                     'strategy = { name = "fsdp2" }\n')
     assert main(["run", str(file)]) == 2
     assert "expected a traced model, found a path that cannot be one" in capsys.readouterr().err
@@ -361,8 +404,12 @@ def test_paths_that_cannot_be_are_words_and_no_tracebacks(tmp_path, capsys):
 
 def test_a_full_output_is_words_and_no_traceback():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "zsim", "run", FSDP2, "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "zsim: standard output: No space left on device")
+        done = subprocess.run(
+            [sys.executable, "-m", "zsim", "run", FSDP2, "--json"], stdout=full,
+            stderr=subprocess.PIPE, text=True,
+        )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "zsim: standard output: No "
+                                                                  "space left on device")
 
 
 def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsys):
@@ -373,7 +420,8 @@ def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsy
 
 
 @pytest.mark.parametrize(
-    ("backend", "found"), [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")]
+    ("backend", "found"),
+    [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")],
 )
 def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, found, capsys):
     assert main(["run", FSDP2, "--backend", backend]) == 1
@@ -385,24 +433,32 @@ def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, found,
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["run", FSDP2, "--backend", "broken", "--save", str(tmp_path / "file" / "run.json")]) == 2
+    assert (
+        main(["run", FSDP2, "--backend", "broken", "--save", str(tmp_path / "file" / "run.json")])
+        == 2
+    )
     assert "expected a file that can be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "scenarios").rglob("*.toml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "scenarios").rglob("*.toml")), ids=lambda file: file.stem
+)
 def test_every_scenario_of_the_project_keeps_what_it_expects(file, capsys):
     assert main(["run", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["ok"] for one in found["expectations"]] == [True] * max(1, len(found["expectations"])), found[
-        "expectations"
-    ]
+    assert [one["ok"] for one in found["expectations"]] == [True] * max(
+        1, len(found["expectations"])
+    ), found["expectations"]
 
 
 def test_scenarios_of_one_name_cannot_share_a_folder_of_results(tmp_path, capsys):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.toml").write_text(Path(FSDP2).read_text())
-    assert main(["run", str(tmp_path / "a"), str(tmp_path / "b"), "--save", str(tmp_path / "out")]) == 2
+    assert (
+        main(["run", str(tmp_path / "a"), str(tmp_path / "b"), "--save", str(tmp_path / "out")])
+        == 2
+    )
     assert "found several called x" in capsys.readouterr().err
 
 
@@ -424,11 +480,21 @@ def test_a_scenario_is_not_written_over(tmp_path, capsys, command, option):
 @pytest.mark.parametrize("option", ["--save", "--trace"])
 def test_what_a_scenario_names_is_not_written_over(tmp_path, capsys, option):
     config = tmp_path / "config.json"
-    sizes = {"vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_inner": None}
-    config.write_text(json.dumps({"model_type": "gpt2", "activation_function": "gelu", "architectures": ["GPT2LMHeadModel"], **sizes}))
+    sizes = {
+        "vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_inner": None
+    }
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "gpt2", "activation_function": "gelu",
+                "architectures": ["GPT2LMHeadModel"], **sizes,
+            }
+        )
+    )
     path = tmp_path / "mine.toml"
     path.write_text(
-        'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 4 }\n'
+        'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 4 '
+        '}\n'
         'cluster = { preset = "cpu-gloo", ranks = 2 }\nstrategy = { name = "fsdp2" }\n'
     )
     assert main(["run", str(path), option, str(tmp_path / "run.json")]) == 0

@@ -13,7 +13,9 @@ PROBE = "import sys; print(*[name for name in ('torch', 'numpy', 'zreal') if nam
 
 def loaded(code: str) -> list[str]:
     """Which of torch, numpy and zreal a fresh interpreter has loaded after `code`."""
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{PROBE}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{PROBE}"], capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()[-1].split()
 
 
@@ -21,7 +23,8 @@ def loaded(code: str) -> list[str]:
     "code",
     [
         "import zsim",
-        "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, zsim.cli.report",
+        "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, "
+        "zsim.cli.report",
         "from zsim.cli.main import main; main(['--help'])",
         "from zsim.cli.main import main; main(['list', 'backends'])",
         "from zsim.cli.main import main; main(['list', 'models'])",
@@ -34,12 +37,19 @@ def test_torch_is_not_loaded_by(code):
 @pytest.mark.quality
 def test_the_probe_sees_what_is_loaded():
     """The meta-test: the same probe names a module called torch when there is one."""
-    assert loaded("import sys, types; sys.modules['torch'] = types.ModuleType('torch')") == ["torch"]
-    assert loaded("import sys, types; sys.modules['numpy'] = types.ModuleType('numpy')") == ["numpy"]
+    assert loaded("import sys, types; sys.modules['torch'] = types.ModuleType('torch')") == [
+        "torch"
+    ]
+    assert loaded("import sys, types; sys.modules['numpy'] = types.ModuleType('numpy')") == [
+        "numpy"
+    ]
 
 
 def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
-    probe = "print(*[name for name in ('pydantic', 'rich', 'simpy', 'networkx') if name in sys.modules])"
+    probe = (
+        "print(*[name for name in ('pydantic', 'rich', 'simpy', 'networkx') if name in "
+        "sys.modules])"
+    )
     code = f"from zsim.cli.main import main; main(['--help']); import sys; {probe}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
@@ -48,20 +58,36 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
-        ("ModuleNotFoundError(\"No module named 'sympy'\")", "ModuleNotFoundError: No module named 'sympy'"),
+        (
+            "ModuleNotFoundError(\"No module named 'sympy'\")",
+            "ModuleNotFoundError: No module named 'sympy'",
+        ),
         ("ImportError('no c10\\nand more')", "ImportError: no c10"),
-        ("OSError('libcudart.so.12: cannot open shared object file')", "OSError: libcudart.so.12: cannot open shared object file"),
+        (
+            "OSError('libcudart.so.12: cannot open shared object file')",
+            "OSError: libcudart.so.12: cannot open shared object file",
+        ),
     ],
 )
-@pytest.mark.parametrize("command", [["run", "--backend", "fake"], ["run", "--backend", "nccl"], ["validate", "--against", "gloo"]])
-def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(tmp_path, command, raised, told):
+@pytest.mark.parametrize(
+    "command",
+    [["run", "--backend", "fake"], ["run", "--backend", "nccl"], ["validate", "--against", "gloo"]],
+)
+def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(
+    tmp_path, command, raised, told
+):
     broken = tmp_path / "torch.py"
     broken.write_text(f"raise {raised}\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     arguments = [command[0], "scenarios/parity/fsdp2-mlp-2.toml", *command[1:]]
-    done = subprocess.run([sys.executable, "-m", "zsim", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "zsim", *arguments], cwd=ROOT, env=environment, capture_output=True,
+        text=True,
+    )
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1] == (
-        f"zsim: backend {command[-1]}: expected a torch that can be imported, found one at {broken} that cannot: {told}; "
-        "install it anew, pip install --force-reinstall 'zsim[real]', or take what shadows it off the path"
+        f"zsim: backend {command[-1]}: expected a torch that can be imported, found one at "
+        f"{broken} that cannot: {told}; "
+        "install it anew, pip install --force-reinstall 'zsim[real]', or take what shadows it "
+        "off the path"
     )

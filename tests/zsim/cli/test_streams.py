@@ -22,27 +22,31 @@ all_gathers = 99
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """`command` in bash with `zsim` as this Python's; the exit code is that of zsim, not of who reads from it."""
-    zsim = f'zsim() {{ "{sys.executable}" -m zsim "$@"; }}; set -o pipefail; cd "{folder}"; {command}'
+    """`command` in bash with `zsim` as this Python's; the exit code is that of zsim, not of who
+    reads from it."""
+    zsim = (
+        f'zsim() {{ "{sys.executable}" -m zsim "$@"; }}; set -o pipefail; cd "{folder}"; {command}'
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(["bash", "-c", zsim], capture_output=True, text=True, timeout=60, env=environment, check=False)
+    return subprocess.run(
+        ["bash", "-c", zsim], capture_output=True, text=True, timeout=60, env=environment,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("zsim run fails.toml --json | true", 1),
-        ("zsim run nope.toml --json | true", 2),
-        ("zsim run nope.toml --json > /dev/full", 2),
-        ("zsim run nope.toml --json >&-", 2),
-        ("zsim run nope.toml 2> /dev/full", 2),
-        ("zsim list models >&-", 0),
-        ("zsim list models | head -1", 0),
-        ("zsim list models > /dev/full", 2),
+        ("zsim run fails.toml --json | true", 1), ("zsim run nope.toml --json | true", 2),
+        ("zsim run nope.toml --json > /dev/full", 2), ("zsim run nope.toml --json >&-", 2),
+        ("zsim run nope.toml 2> /dev/full", 2), ("zsim list models >&-", 0),
+        ("zsim list models | head -1", 0), ("zsim list models > /dev/full", 2),
         ("zsim list models 2>&-", 0),
     ],
 )
-def test_who_stops_reading_loses_text_and_not_the_exit_code(tmp_path: Path, command: str, code: int) -> None:
+def test_who_stops_reading_loses_text_and_not_the_exit_code(
+    tmp_path: Path, command: str, code: int
+) -> None:
     (tmp_path / "fails.toml").write_text(FAILS)
     done = shell(command, tmp_path)
     assert done.returncode == code
@@ -50,8 +54,12 @@ def test_who_stops_reading_loses_text_and_not_the_exit_code(tmp_path: Path, comm
     assert "Exception ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["zsim run traced.toml", "zsim compare pipe pipe", "zsim run pipe"])
-def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    "command", ["zsim run traced.toml", "zsim compare pipe pipe", "zsim run pipe"]
+)
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
+    tmp_path: Path, command: str
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "traced.toml").write_text(FAILS.replace('preset = "mlp-tiny"', 'traced = "pipe"'))
     done = shell(command, tmp_path)
@@ -59,7 +67,9 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path,
     assert "a pipe or a device" in done.stderr or "no such file" in done.stderr
 
 
-def test_no_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_memory_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from zsim.cli import commands, main
 
     def lacking(_: object) -> int:

@@ -1,4 +1,5 @@
-"""`zsim show --time` in words: ops that differ in their micro-batch alone are one line, and no time is lost by it."""
+"""`zsim show --time` in words: ops that differ in their micro-batch alone are one line, and no time
+is lost by it."""
 
 from __future__ import annotations
 
@@ -35,40 +36,61 @@ def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
     found = time_report.why(case, program)
     helps = time_report.hiding(case)
     lines = list(time_report.lines(found, helps, step=time_report.whole(case, program)))
-    exposed = [re.match(r"    (\w+ \S+) +([\d.]+ \w+) of ([\d.]+ \w+) +(.*)", line) for line in lines]
+    exposed = [
+        re.match(r"    (\w+ \S+) +([\d.]+ \w+) of ([\d.]+ \w+) +(.*)", line) for line in lines
+    ]
     rows = [row for row in exposed if row]
 
     times = Counter(name(one.op) for one in found.exposed)
     assert max(times.values()) >= 5, "the scenario repeats collectives"
     keys = [(row[1], re.sub(r";.*| in \d+ ops", "", row[4])) for row in rows]
     assert len(set(keys)) == len(keys), "no two lines say the same"
-    repeated = [row for row in rows if (said := re.search(r" in (\d+) ops$", row[4])) and int(said[1]) > 1]
+    repeated = [
+        row for row in rows if (said := re.search(r" in (\d+) ops$", row[4])) and int(said[1]) > 1
+    ]
     assert repeated
     for row in rows:
-        alike = [one for one in found.exposed if name(one.op) == row[1] and row[4].startswith(one.reason)]
+        alike = [
+            one for one in found.exposed if name(one.op) == row[1] and row[4].startswith(one.reason)
+        ]
         after = re.search(r" after (.*?)(?:;| in \d+ ops|$)", row[4])
         alike = [one for one in alike if one.waited_for == (after[1] if after else "")]
         assert format_time(sum(one.exposed_ns for one in alike)) == row[2]
         assert format_time(sum(one.duration_ns for one in alike)) == row[3]
-    waited = dict(said.groups() for line in lines if (said := re.match(r" +waiting for the host to issue (\w+) +(.*)", line)))
+    waited = dict(
+        said.groups()
+        for line in lines
+        if (said := re.match(r" +waiting for the host to issue (\w+) +(.*)", line))
+    )
     assert {link.op.kind in COLLECTIVES for link in found.critical_path if link.waited_ns} == {True}
-    assert waited == {"collectives": format_time(sum(link.waited_ns for link in found.critical_path))}
+    assert waited == {
+        "collectives": format_time(sum(link.waited_ns for link in found.critical_path))
+    }
     assert found.host_bound
 
 
 def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> None:
-    """The first all-gather begins when it is issued, and compute when that has ended: the path waits for the host, compute does not."""
-    text = TEXT.replace("gpt-tiny", "llama-3.2-1b").replace("sequence_length = 16, accumulation = 5", "sequence_length = 4096")
+    """The first all-gather begins when it is issued, and compute when that has ended: the path
+    waits for the host, compute does not."""
+    text = TEXT.replace("gpt-tiny", "llama-3.2-1b").replace("sequence_length = 16, accumulation "
+                                                            "= 5", "sequence_length = 4096")
     case = scenario.parse(text.encode(), where="report.toml")
     program = plan(case, device="cuda")
     found = time_report.why(case, program)
-    lines = list(time_report.lines(found, time_report.hiding(case), step=time_report.whole(case, program)))
+    lines = list(
+        time_report.lines(found, time_report.hiding(case), step=time_report.whole(case, program))
+    )
     first = found.critical_path[0]
 
-    assert (first.op.kind, first.waited_for, first.waited_ns > 0, found.host_bound_ns) == ("all_gather", "the host", True, 0)
+    assert (first.op.kind, first.waited_for, first.waited_ns > 0, found.host_bound_ns) == (
+        "all_gather", "the host", True, 0,
+    )
     assert lines[0].endswith("; compute is idle until the host issues it for 0 ns")
     (waited,) = (line.split() for line in lines if "waiting for" in line)
-    assert waited == ["waiting", "for", "the", "host", "to", "issue", "collectives", *format_time(first.waited_ns).split()]
+    assert waited == [
+        "waiting", "for", "the", "host", "to", "issue", "collectives",
+        *format_time(first.waited_ns).split(),
+    ]
 
 
 def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowly() -> None:
@@ -78,7 +100,9 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
     for text in (TEXT, offloaded):
         case = scenario.parse(text.encode(), where="report.toml")
         program = plan(case, device="cuda")
-        hosted = time_report.hosted_ns(program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed))
+        hosted = time_report.hosted_ns(
+            program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
+        )
         assert (hosted > 0) == (text is offloaded)
         found, step = time_report.why(case, program), time_report.whole(case, program)
         lines = time_report.lines(found, time_report.hiding(case), step=step, hosted_ns=hosted)
@@ -90,7 +114,8 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
 
 
 def test_ranks_of_one_node_share_its_memory_whatever_their_number() -> None:
-    """All states are stepped on the node's processors, by one rank or by eight; only a second node halves what is left of it."""
+    """All states are stepped on the node's processors, by one rank or by eight; only a second node
+    halves what is left of it."""
     text = """
 model.preset = "llama-3.2-1b"
 batch = { micro_batch = 1, sequence_length = 512 }
@@ -98,9 +123,15 @@ strategy = { name = "fsdp2", offload = true }
 """
     hosted = []
     for cluster in ("ranks = 1", "ranks = 2", "ranks = 8", "nodes = 2"):
-        case = scenario.parse(f'{text}cluster = {{ preset = "dgx-h100", {cluster} }}'.encode(), where="offload.toml")
+        case = scenario.parse(
+            f'{text}cluster = {{ preset = "dgx-h100", {cluster} }}'.encode(), where="offload.toml"
+        )
         program = plan(case, device="cuda")
-        hosted.append(time_report.hosted_ns(program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)))
+        hosted.append(
+            time_report.hosted_ns(
+                program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
+            )
+        )
     one, two, eight, nodes = hosted
     assert two == pytest.approx(one, rel=0.01)
     assert eight == pytest.approx(one, rel=0.01)
@@ -124,7 +155,9 @@ class LinksOfTheirOwn(Costs):
         return {}
 
 
-def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> tuple[dict[str, Any], list[str]]:
+def told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> tuple[dict[str, Any], list[str]]:
     """What `show --time` says of it, as JSON and as text."""
     (tmp_path / "told.toml").write_text(text, encoding="utf-8")
     command = ["show", str(tmp_path / "told.toml"), "--time"]
@@ -134,35 +167,55 @@ def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> tuple
     return found, capsys.readouterr().out.splitlines()
 
 
-def test_what_shared_links_cost_the_step_is_the_step_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_shared_links_cost_the_step_is_the_step_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     case = scenario.parse(HYBRID.encode(), where="told.toml")
     program = plan(case, device="cuda")
-    every = [costs(cluster=case.cluster, execution=case.executed) for costs in (Costs, LinksOfTheirOwn)]
+    every = [
+        costs(cluster=case.cluster, execution=case.executed) for costs in (Costs, LinksOfTheirOwn)
+    ]
     with_others, alone = (simulate_step(program, costs=costs).step_time_ns for costs in every)
     found, lines = told(tmp_path, capsys, HYBRID)
     assert found["sharing_ns"] == with_others - alone > 0.1 * alone
-    assert f"  {format_time(with_others - alone)} of the step because collectives share links" in lines
+    assert (
+        f"  {format_time(with_others - alone)} of the step because collectives share links" in lines
+    )
     reasons = found["exposed_by_reason_ns"]
-    assert abs(reasons["a shared link"] / found["sharing_ns"] - 1) < 0.1, "nearly all of it is exposed, most of it in queues"
+    assert abs(reasons["a shared link"] / found["sharing_ns"] - 1) < 0.1, (
+        "nearly all of it is exposed, most of it in queues"
+    )
     assert sum(reasons.values()) == sum(one["exposed_ns"] for one in found["exposed"])
 
 
-def test_one_communicator_shares_its_links_with_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, lines = told(tmp_path, capsys, HYBRID.replace('"hsdp", dp_shard = 16, dp_replicate = 2', '"fsdp2"'))
+def test_one_communicator_shares_its_links_with_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, lines = told(
+        tmp_path, capsys, HYBRID.replace('"hsdp", dp_shard = 16, dp_replicate = 2', '"fsdp2"')
+    )
     assert found["sharing_ns"] == 0
     assert found["interference_ns"] > 0
     assert not [line for line in lines if "share links" in line]
 
 
 @pytest.mark.parametrize("text", [TEXT, HYBRID])
-def test_the_step_has_the_band_that_a_run_of_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_the_step_has_the_band_that_a_run_of_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
     found, lines = told(tmp_path, capsys, text)
     assert main(["run", str(tmp_path / "told.toml"), "--json"]) == 0
     run = json.loads(capsys.readouterr().out)
     low, high = run["step_time_band_ns"]
     assert low < found["step_time_ns"] == run["step_time_ns"] < high
-    assert (found["step_time_band_ns"], found["calibration"]) == ([low, high], run["provenance"]["calibration"])
+    assert (found["step_time_band_ns"], found["calibration"]) == (
+        [low, high], run["provenance"]["calibration"],
+    )
     assert main(["run", str(tmp_path / "told.toml")]) == 0
-    (words,) = (line.split("step time")[1].strip() for line in capsys.readouterr().out.splitlines() if "step time " in line)
+    (words,) = (
+        line.split("step time")[1].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if "step time " in line
+    )
     assert f"{format_time(low)} to {format_time(high)}" in words
     assert [line for line in lines if line.startswith(f"step of {words} on rank ")]

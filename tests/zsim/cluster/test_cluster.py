@@ -72,23 +72,36 @@ def test_a_figure_shows_what_the_file_says() -> None:
 def test_a_dgx_h100_has_the_link_rates_that_nccl_reaches() -> None:
     cluster = load_cluster("dgx-h100", nodes=2)
     assert (cluster.num_ranks, cluster.devices_per_node, cluster.kind) == (16, 8, "cuda")
-    assert cluster.path(tuple(range(8))) == Path(alpha_ns=3400, bytes_per_s=360 * 10**9, num_ranks=8, num_nodes=1, fullest=8)
-    assert cluster.path(tuple(range(16))) == Path(alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2, fullest=8)
-    assert cluster.path((3, 11)) == Path(alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2, fullest=1)
+    assert cluster.path(tuple(range(8))) == Path(
+        alpha_ns=3400, bytes_per_s=360 * 10**9, num_ranks=8, num_nodes=1, fullest=8
+    )
+    assert cluster.path(tuple(range(16))) == Path(
+        alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2, fullest=8
+    )
+    assert cluster.path((3, 11)) == Path(
+        alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2, fullest=1
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "bus_bandwidth"),
-    [("dgx-a100", 192), ("p4d", 48), ("p4de", 48), ("dgx-h100", 360), ("p5", 360), ("a100-40-roce", 192), ("dgx-b200", 384)],
+    [
+        ("dgx-a100", 192), ("p4d", 48), ("p4de", 48), ("dgx-h100", 360), ("p5", 360),
+        ("a100-40-roce", 192), ("dgx-b200", 384),
+    ],
 )
-def test_a_ring_over_whole_nodes_is_as_wide_as_all_its_rails_or_the_fabric(name: str, bus_bandwidth: int) -> None:
+def test_a_ring_over_whole_nodes_is_as_wide_as_all_its_rails_or_the_fabric(
+    name: str, bus_bandwidth: int
+) -> None:
     cluster = load_cluster(name, nodes=4)
     assert cluster.path(tuple(range(32))).bytes_per_s == bus_bandwidth * 10**9
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "cpu-gloo"])
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 8), tuple(range(8)), tuple(range(16)), (2, 10, 18)])
-def test_the_latency_of_a_path_is_the_mean_over_the_hops_of_the_graph(name: str, ranks: tuple[int, ...]) -> None:
+def test_the_latency_of_a_path_is_the_mean_over_the_hops_of_the_graph(
+    name: str, ranks: tuple[int, ...]
+) -> None:
     cluster = load_cluster(name, nodes=3)
     graph = cluster.graph()
     without_fabric = graph.subgraph(node for node in graph if not node.endswith("switch"))
@@ -98,7 +111,9 @@ def test_the_latency_of_a_path_is_the_mean_over_the_hops_of_the_graph(name: str,
         if here == there:
             route = [f"{here}.gpu{source % 8}", f"{here}.switch", f"{here}.gpu{destination % 8}"]
         else:  # a ring enters the next node on the rail on which it left
-            route = networkx.shortest_path(without_fabric, f"{here}.gpu{source % 8}", f"{there}.gpu{source % 8}")
+            route = networkx.shortest_path(
+                without_fabric, f"{here}.gpu{source % 8}", f"{there}.gpu{source % 8}"
+            )
         latencies.append(networkx.path_weight(graph, route, "latency_ns"))
     assert cluster.path(ranks).alpha_ns == -(-sum(latencies) // len(ranks))
 
@@ -120,7 +135,9 @@ def test_the_graph_of_a_node_has_each_kind_of_part() -> None:
 
 def test_a_thousand_gpus_form_one_connected_graph() -> None:
     graph = load_cluster("dgx-h100", nodes=128).graph()
-    assert sum(kind == "gpu" for kind in networkx.get_node_attributes(graph, "kind").values()) == 1024
+    assert (
+        sum(kind == "gpu" for kind in networkx.get_node_attributes(graph, "kind").values()) == 1024
+    )
     assert networkx.is_connected(graph)
 
 
@@ -136,7 +153,9 @@ def test_a_part_of_a_node_can_be_used() -> None:
 
 
 def test_an_unknown_cluster_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ScenarioError, match=r'^cluster.preset: unknown cluster "dgx-h10", did you mean dgx-h100\?$'):
+    with pytest.raises(
+        ScenarioError, match=r'^cluster.preset: unknown cluster "dgx-h10", did you mean dgx-h100\?$'
+    ):
         load_cluster("dgx-h10")
     with pytest.raises(ScenarioError, match=r"`zsim list clusters` names them$"):
         load_cluster("%%%")
@@ -149,12 +168,16 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 
 def test_loading_a_cluster_does_not_import_networkx() -> None:
-    code = "import sys, zsim.cluster.cluster as h; h.load_cluster('dgx-h100'); sys.exit('networkx' in sys.modules)"
+    code = (
+        "import sys, zsim.cluster.cluster as h; h.load_cluster('dgx-h100'); sys.exit('networkx' "
+        "in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_ring_is_as_wide_as_the_node_with_the_fewest_of_its_members() -> None:
-    """Two ranks on the first node and one on the second: one NIC carries what the ring sends there."""
+    """Two ranks on the first node and one on the second: one NIC carries what the ring sends there.
+    """
     cluster = load_cluster("dgx-h100", nodes=2)
     one_nic = min(cluster.links.pcie.bandwidth, cluster.links.rail.bandwidth)
     assert cluster.path((6, 7, 8)).bytes_per_s == one_nic
@@ -163,50 +186,67 @@ def test_a_ring_is_as_wide_as_the_node_with_the_fewest_of_its_members() -> None:
 
 def test_each_gpu_of_a_p5_has_four_nics_of_its_own() -> None:
     cluster = load_cluster("p5", nodes=2)
-    assert [list(cluster.nics_of(rank)) for rank in (0, 7, 9)] == [[0, 1, 2, 3], [28, 29, 30, 31], [4, 5, 6, 7]]
+    assert [list(cluster.nics_of(rank)) for rank in (0, 7, 9)] == [
+        [0, 1, 2, 3], [28, 29, 30, 31], [4, 5, 6, 7]
+    ]
     assert cluster.path((3, 11)).bytes_per_s == 4 * 12 * 10**9
     assert networkx.is_connected(cluster.graph())
 
 
 def test_two_gpus_of_a_p4d_share_a_nic_and_so_do_the_rings_of_like_groups() -> None:
-    """HSDP's replicate axis: GPU 2 of each node; GPU 3's group uses the same NIC at the same time."""
+    """HSDP's replicate axis: GPU 2 of each node; GPU 3's group uses the same NIC at the same time.
+    """
     cluster = load_cluster("p4d", nodes=3)
     assert list(cluster.nics_of(2)) == list(cluster.nics_of(3)) == [1]
     assert cluster.path((2, 10, 18)).bytes_per_s == 6 * 10**9
 
 
 def test_a_gpu_whose_neighbour_sends_nothing_has_their_nic_for_itself() -> None:
-    """On p4d two GPUs share 12 GB/s: the ninth rank has no neighbour, of HSDP in threes the neighbour's group stays inside its node."""
-    widths = [load_cluster("p4d", nodes=2, ranks=ranks).path(tuple(range(ranks))).bytes_per_s for ranks in (9, 10, 11, 16)]
+    """On p4d two GPUs share 12 GB/s: the ninth rank has no neighbour, of HSDP in threes the
+    neighbour's group stays inside its node."""
+    widths = [
+        load_cluster("p4d", nodes=2, ranks=ranks).path(tuple(range(ranks))).bytes_per_s
+        for ranks in (9, 10, 11, 16)
+    ]
     assert widths == [12 * 10**9, 12 * 10**9, 24 * 10**9, 48 * 10**9]
     threes = load_cluster("p4d", nodes=2, ranks=12)
     assert threes.path((6, 7, 8)).bytes_per_s == 12 * 10**9
     assert threes.path((3, 9)).bytes_per_s == 6 * 10**9
 
 
-def by_counting(cluster: ClusterSpec, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Fraction]:
-    """Bytes/s of each group's ring, from who sends over which NIC when all of them run at once; groups inside a node send over none."""
+def by_counting(
+    cluster: ClusterSpec, groups: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], Fraction]:
+    """Bytes/s of each group's ring, from who sends over which NIC when all of them run at once;
+    groups inside a node send over none."""
     crossing = [group for group in groups if len({cluster.node_of(rank) for rank in group}) > 1]
-    senders = Counter((cluster.node_of(rank), nic) for group in crossing for rank in group for nic in cluster.nics_of(rank))
+    senders = Counter(
+        (cluster.node_of(rank), nic)
+        for group in crossing
+        for rank in group
+        for nic in cluster.nics_of(rank)
+    )
     one = min(cluster.links.rail.bandwidth, cluster.links.pcie.bandwidth)
     found = {}
     for group in crossing:
         nodes = Counter[int]()
         for rank in group:
             node = cluster.node_of(rank)
-            nodes[node] += sum((Fraction(one, senders[node, nic]) for nic in cluster.nics_of(rank)), Fraction(0))
+            nodes[node] += sum(
+                (Fraction(one, senders[node, nic]) for nic in cluster.nics_of(rank)), Fraction(0)
+            )
         fabric = [cluster.links.fabric.bandwidth] if len(nodes) < len(group) else []
         found[group] = min(*nodes.values(), *fabric)
     return found
 
 
 @given(
-    st.sampled_from(["p4d", "dgx-h100", "p5", "pcie-box"]),
-    st.integers(1, 8),
-    st.integers(1, 14),
+    st.sampled_from(["p4d", "dgx-h100", "p5", "pcie-box"]), st.integers(1, 8), st.integers(1, 14),
     st.sampled_from(["dp_replicate", "dp_shard", "world", "dp_shard:2", "dp_replicate:2"]),
 )
-@example("p4d", 9, 3, "dp_replicate:3")  # groups that begin alike in their nodes, and whose neighbours' groups do not
+@example(
+    "p4d", 9, 3, "dp_replicate:3"
+)  # groups that begin alike in their nodes, and whose neighbours' groups do not
 @example("pcie-box", 6, 5, "dp_replicate:2")
 @example("pcie-box", 11, 3, "dp_shard")  # the last node has one rank, which has its NIC alone
 @example("pcie-box", 6, 6, "dp_shard")
@@ -222,11 +262,14 @@ def test_a_ring_is_as_wide_as_its_part_of_the_nics_that_groups_of_its_axis_send_
         group: int(width) for group, width in expected.items()
     }
     like: dict[Layout, Path] = {}
-    assert all(like.setdefault(cluster.layout(group), path) == path for group, path in found.items())
+    assert all(
+        like.setdefault(cluster.layout(group), path) == path for group, path in found.items()
+    )
 
 
 def test_a_slow_rail_holds_up_every_channel_of_the_rings_that_use_it_and_no_other() -> None:
-    """12 of 24 GB/s on one of eight NICs: channels get equal parts, so the ring is as wide as eight slow ones."""
+    """12 of 24 GB/s on one of eight NICs: channels get equal parts, so the ring is as wide as eight
+    slow ones."""
     slow = SlowRail(node=1, nic=3, bandwidth=12 * 10**9)
     cluster = replace(load_cluster("dgx-a100", nodes=4), slow_rails=(slow,))
     assert cluster.path(tuple(range(32))).bytes_per_s == 96 * 10**9
@@ -251,7 +294,10 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
     plain, slow = slowed(""), slowed('{ node = 1, nic = 3, bandwidth = "50 Gbit/s" }')
     assert slow.cluster.slow_rails == (SlowRail(node=1, nic=3, bandwidth=6_250_000_000),)
     other = slowed('{ node = 2, nic = 0, bandwidth = "50 Gbit/s" }')
-    times = [SimBackend().run(one, options=RunOptions()).step_time_ns or 0 for one in (plain, slow, other)]
+    times = [
+        SimBackend().run(one, options=RunOptions()).step_time_ns or 0
+        for one in (plain, slow, other)
+    ]
     assert times[0] < times[1] == times[2]
     everyone = SimBackend().run(slow, options=RunOptions(all_ranks=True))
     assert everyone.step_time_ns == times[1]
@@ -260,17 +306,47 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
 @pytest.mark.parametrize(
     ("link", "found"),
     [
-        ('{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].node: expected 0 to 2, found 3"),
-        ('{ node = 0, nic = 4, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].nic: expected 0 to 3, found 4"),
-        ('{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }', "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
-        ('{ node = 0, nic = 0, bandwidth = "1 B/s" }', "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
-        ('{ node = 0, nic = 0, bandwidth = "1 bit/s" }', "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
-        ('{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }', "cluster.slow_links[1].bandwidth: expected a value"),
-        ('{ node = 0, nic = 0, bandwith = "1 Gbit/s" }', "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
-        ('{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }', "cluster.slow_links[0].node: expected greater than or equal to 0, found -1"),
-        ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3', "cluster.slow_links[1]: expected a table, { key = value }, found 3"),
+        (
+            '{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }',
+            "cluster.slow_links[0].node: expected 0 to 2, found 3",
+        ),
+        (
+            '{ node = 0, nic = 4, bandwidth = "1 Gbit/s" }',
+            "cluster.slow_links[0].nic: expected 0 to 3, found 4",
+        ),
+        (
+            '{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }',
+            "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to ",
+        ),
+        (
+            '{ node = 0, nic = 0, bandwidth = "1 B/s" }',
+            "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to ",
+        ),
+        (
+            '{ node = 0, nic = 0, bandwidth = "1 bit/s" }',
+            "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to ",
+        ),
+        (
+            '{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }',
+            "cluster.slow_links[1].bandwidth: expected a value",
+        ),
+        (
+            '{ node = 0, nic = 0, bandwith = "1 Gbit/s" }',
+            "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?",
+        ),
+        (
+            '{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }',
+            "cluster.slow_links[0].node: expected greater than or equal to 0, found -1",
+        ),
+        (
+            '{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3',
+            "cluster.slow_links[1]: expected a table, { key = value }, found 3",
+        ),
         ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
-        ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 Gbit/s" }', "each link once"),
+        (
+            '{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 '
+            'Gbit/s" }', "each link once",
+        ),
     ],
 )
 def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, found: str) -> None:
@@ -286,7 +362,9 @@ def test_narrower_links_of_all_nics_are_as_slow_links_all_over() -> None:
     found = scenario.parse(whole.encode(), where="narrow.toml")
     assert found.cluster.links.rail.bandwidth == 6_250_000_000
     assert not found.cluster.slow_rails
-    times = [SimBackend().run(one, options=RunOptions()).step_time_ns for one in (found, everywhere)]
+    times = [
+        SimBackend().run(one, options=RunOptions()).step_time_ns for one in (found, everywhere)
+    ]
     assert times[0] == times[1] != SimBackend().run(slowed(""), options=RunOptions()).step_time_ns
 
 

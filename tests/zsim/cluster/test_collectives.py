@@ -1,4 +1,5 @@
-"""Collectives: closed forms against explicit steps, bytes against what every rank must come to hold."""
+"""Collectives: closed forms against explicit steps, bytes against what every rank must come to
+hold."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_the_closed_form_equals_the_sum_of_its_steps_to_the_nanosecond(
         max(step_ns(send.nbytes, alpha_ns=alpha, bytes_per_s=rate) for send in step)
         for step in algorithms.steps(op, nbytes, group_size=size)
     )
-    assert algorithms.duration_ns(op, nbytes, group_size=size, alpha_ns=alpha, bytes_per_s=rate) == total
+    assert (
+        algorithms.duration_ns(op, nbytes, group_size=size, alpha_ns=alpha, bytes_per_s=rate)
+        == total
+    )
 
 
 @given(library=libraries, op=collectives, nbytes=messages, size=num_shards, data=st.data())
@@ -53,12 +57,17 @@ def test_the_bytes_of_each_rank_equal_what_its_steps_send(
     for step in algorithms.steps(op, nbytes, group_size=size, root=root):
         for send in step:
             sent[send.source] += send.nbytes
-    expected = [algorithms.bytes_sent(op, nbytes, group_size=size, rank=rank, root=root) for rank in range(size)]
+    expected = [
+        algorithms.bytes_sent(op, nbytes, group_size=size, rank=rank, root=root)
+        for rank in range(size)
+    ]
     assert sent == expected
 
 
 @given(op=collectives, nbytes=messages, size=num_shards)
-def test_on_a_ring_everybody_receives_what_the_collective_must_deliver(op: str, nbytes: int, size: int) -> None:
+def test_on_a_ring_everybody_receives_what_the_collective_must_deliver(
+    op: str, nbytes: int, size: int
+) -> None:
     received = [0] * size
     for step in ALGORITHMS["ring"].steps(op, nbytes, group_size=size):
         for send in step:
@@ -68,14 +77,18 @@ def test_on_a_ring_everybody_receives_what_the_collective_must_deliver(op: str, 
     needed = {
         "all_gather": [nbytes - own for own in chunks],
         "reduce_scatter": [nbytes - chunk for chunk in previous],
-        "all_reduce": [2 * nbytes - own - chunk for own, chunk in zip(chunks, previous, strict=True)],
+        "all_reduce": [
+            2 * nbytes - own - chunk for own, chunk in zip(chunks, previous, strict=True)
+        ],
         "broadcast": [0] + [nbytes] * (size - 1),
     }
     assert received == (needed[op] if size > 1 else [0])
 
 
 @given(nbytes=messages, size=num_shards, rank=st.integers(0, 16))
-def test_reduce_scatter_and_all_gather_together_send_what_all_reduce_sends(nbytes: int, size: int, rank: int) -> None:
+def test_reduce_scatter_and_all_gather_together_send_what_all_reduce_sends(
+    nbytes: int, size: int, rank: int
+) -> None:
     sent = {
         op: ALGORITHMS["ring"].bytes_sent(op, nbytes, group_size=size, rank=rank % size)
         for op in ("reduce_scatter", "all_gather", "all_reduce")
@@ -84,7 +97,9 @@ def test_reduce_scatter_and_all_gather_together_send_what_all_reduce_sends(nbyte
 
 
 @given(nbytes=messages, size=num_shards, rank=st.integers(0, 16))
-def test_a_reduce_scatter_on_gloo_sends_as_much_as_an_all_reduce(nbytes: int, size: int, rank: int) -> None:
+def test_a_reduce_scatter_on_gloo_sends_as_much_as_an_all_reduce(
+    nbytes: int, size: int, rank: int
+) -> None:
     sent = ALGORITHMS["gloo"].bytes_sent
     assert sent("reduce_scatter", nbytes, group_size=size, rank=rank % size) == sent(
         "all_reduce", nbytes, group_size=size, rank=rank % size
@@ -99,11 +114,21 @@ def test_one_rank_alone_sends_nothing_and_takes_no_time(library: str, op: str, n
     assert list(algorithms.steps(op, nbytes, group_size=1)) == []
 
 
-@given(op=collectives, nbytes=messages, size=num_shards, rate=st.integers(1, 10**12), more=st.integers(0, 10**12))
-def test_more_bandwidth_is_never_slower(op: str, nbytes: int, size: int, rate: int, more: int) -> None:
+@given(
+    op=collectives, nbytes=messages, size=num_shards, rate=st.integers(1, 10**12),
+    more=st.integers(0, 10**12),
+)
+def test_more_bandwidth_is_never_slower(
+    op: str, nbytes: int, size: int, rate: int, more: int
+) -> None:
     for algorithms in ALGORITHMS.values():
         slow = algorithms.duration_ns(op, nbytes, group_size=size, alpha_ns=10, bytes_per_s=rate)
-        assert algorithms.duration_ns(op, nbytes, group_size=size, alpha_ns=10, bytes_per_s=rate + more) <= slow
+        assert (
+            algorithms.duration_ns(
+                op, nbytes, group_size=size, alpha_ns=10, bytes_per_s=rate + more
+            )
+            <= slow
+        )
 
 
 def test_a_reduce_scatter_of_three_uneven_chunks_ends_with_each_rank_s_own() -> None:
@@ -121,14 +146,23 @@ def test_a_gloo_broadcast_to_five_ranks_doubles_who_has_the_message() -> None:
     ]
 
 
-@pytest.mark.parametrize(("size", "sent"), [(2, [1, 0]), (4, [2, 1, 0, 0]), (8, [3, 2, 1, 1, 0, 0, 0, 0])])
-def test_the_root_of_a_gloo_broadcast_sends_log2_n_messages_and_leaves_none(size: int, sent: list[int]) -> None:
-    found = [ALGORITHMS["gloo"].bytes_sent("broadcast", 100, group_size=size, rank=rank) for rank in range(size)]
+@pytest.mark.parametrize(
+    ("size", "sent"), [(2, [1, 0]), (4, [2, 1, 0, 0]), (8, [3, 2, 1, 1, 0, 0, 0, 0])]
+)
+def test_the_root_of_a_gloo_broadcast_sends_log2_n_messages_and_leaves_none(
+    size: int, sent: list[int]
+) -> None:
+    found = [
+        ALGORITHMS["gloo"].bytes_sent("broadcast", 100, group_size=size, rank=rank)
+        for rank in range(size)
+    ]
     assert found == [100 * count for count in sent]
 
 
 @given(library=libraries, op=collectives, nbytes=messages, size=num_shards)
-def test_the_number_of_steps_is_known_without_making_them(library: str, op: str, nbytes: int, size: int) -> None:
+def test_the_number_of_steps_is_known_without_making_them(
+    library: str, op: str, nbytes: int, size: int
+) -> None:
     num_steps = {"ring": ring.num_steps, "gloo": gloo.num_steps, "nccl": ring.num_steps}[library]
     steps = ALGORITHMS[library].steps(op, nbytes, group_size=size)
     assert num_steps(op, nbytes, group_size=size) == sum(1 for _ in steps)
@@ -145,7 +179,9 @@ def test_a_ring_broadcast_is_cut_into_slices() -> None:
 
 
 @given(nbytes=st.integers(0, 10**12), alpha=st.integers(0, 10**6), rate=st.integers(1, 10**12))
-def test_a_step_is_rounded_up_once_and_takes_at_least_a_nanosecond(nbytes: int, alpha: int, rate: int) -> None:
+def test_a_step_is_rounded_up_once_and_takes_at_least_a_nanosecond(
+    nbytes: int, alpha: int, rate: int
+) -> None:
     taken = step_ns(nbytes, alpha_ns=alpha, bytes_per_s=rate)
     assert taken >= 1
     assert (taken - alpha) * rate >= nbytes * 10**9 or taken == 1 == alpha + 1

@@ -1,12 +1,16 @@
-"""The law of faster links: they never make a step slower than by a part of what its collectives take of the device's memory.
+"""The law of faster links: they never make a step slower than by a part of what its collectives
+take of the device's memory.
 
-With interference switched off faster links make no step slower at all, where no collectives share links (`test_laws`). With it, a
-collective over faster links moves its bytes in less time, so kernels beside it lose as much to its bytes as they did, and less to its
-channels. But it lies beside other kernels: beside a product, which has bandwidth to spare, its bytes are for nothing, and beside a copy
-each of them is waited for. NCCL may also take another algorithm for it, as a ring in place of the switch, which moves more than twice as
-many bytes. Both are so on devices. Each byte is waited for once at most, so that what a step can lose by it is the time that all its bytes
-take of the memory. Of 1,680 random changes 12 made a step slower, by 18 % of that time at most and by 2.2 % of the step; the most that was
-found is 3.4 %, of a step in which copies of three streams run beside backward.
+With interference switched off faster links make no step slower at all, where no collectives share
+links (`test_laws`). With it, a collective over faster links moves its bytes in less time, so
+kernels beside it lose as much to its bytes as they did, and less to its channels. But it lies
+beside other kernels: beside a product, which has bandwidth to spare, its bytes are for nothing, and
+beside a copy each of them is waited for. NCCL may also take another algorithm for it, as a ring in
+place of the switch, which moves more than twice as many bytes. Both are so on devices. Each byte is
+waited for once at most, so that what a step can lose by it is the time that all its bytes take of
+the memory. Of 1,680 random changes 12 made a step slower, by 18 % of that time at most and by 2.2 %
+of the step; the most that was found is 3.4 %, of a step in which copies of three streams run beside
+backward.
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ STRATEGIES = (
 )
 
 
-def text(*, model: str, tokens: int, accumulation: int, cluster: str, nodes: int, strategy: str, dtype: str, again: str) -> str:
+def text(
+    *, model: str, tokens: int, accumulation: int, cluster: str, nodes: int, strategy: str,
+    dtype: str, again: str,
+) -> str:
     return f"""
 model = {{ preset = "{model}" }}
 batch = {{ micro_batch = 1, sequence_length = {tokens}, accumulation = {accumulation} }}
@@ -64,23 +71,35 @@ TEXTS = st.builds(
     again=st.sampled_from(["none", "full"]),
 )
 FROM_THE_SWITCH_TO_A_RING = text(
-    model="mpt-1b", tokens=1024, accumulation=1, cluster="dgx-h100", nodes=2, strategy=STRATEGIES[0], dtype="bf16", again="none"
+    model="mpt-1b", tokens=1024, accumulation=1, cluster="dgx-h100", nodes=2,
+    strategy=STRATEGIES[0], dtype="bf16", again="none",
 )
 COPIES_OF_THREE_STREAMS = text(
-    model="mpt-1b", tokens=512, accumulation=2, cluster="dgx-a100", nodes=1, strategy=STRATEGIES[5], dtype="bf16", again="none"
+    model="mpt-1b", tokens=512, accumulation=2, cluster="dgx-a100", nodes=1, strategy=STRATEGIES[5],
+    dtype="bf16", again="none",
 )
 
 
-def faster(cluster: ClusterSpec, kinds: tuple[str, ...], *, factor: float, latency: float = 1.0) -> ClusterSpec:
-    """`cluster` with `factor` times the bandwidth of links of `kinds`, and `latency` times theirs."""
+def faster(
+    cluster: ClusterSpec, kinds: tuple[str, ...], *, factor: float, latency: float = 1.0
+) -> ClusterSpec:
+    """`cluster` with `factor` times the bandwidth of links of `kinds`, and `latency` times theirs.
+    """
     before = {kind: getattr(cluster.links, kind) for kind in kinds}
-    sooner = ((kind, round(link.bandwidth * factor), round(link.latency * latency)) for kind, link in before.items())
-    after = {kind: replace(before[kind], bandwidth=bandwidth, latency=ns) for kind, bandwidth, ns in sooner}
+    sooner = (
+        (kind, round(link.bandwidth * factor), round(link.latency * latency))
+        for kind, link in before.items()
+    )
+    after = {
+        kind: replace(before[kind], bandwidth=bandwidth, latency=ns)
+        for kind, bandwidth, ns in sooner
+    }
     return replace(cluster, links=replace(cluster.links, **after))
 
 
 def in_memory_ns(program: Program, costs: Costs) -> float:
-    """How long the bytes of all collectives of a step take the device's memory, when nothing else does."""
+    """How long the bytes of all collectives of a step take the device's memory, when nothing else
+    does."""
     total = 0.0
     for op in program.of_rank(0).steady:
         if op.kind in COLLECTIVES:
@@ -105,15 +124,25 @@ def test_faster_links_never_make_a_step_slower_than_by_a_part_of_its_collectives
     case = scenario.parse(asked.encode(), where="links.toml")
     program = plan(case, device="cuda")
     slow = faster(case.cluster, KINDS, factor=at_first)
-    costs, sooner = (Costs(cluster, case.executed) for cluster in (slow, faster(slow, kinds, factor=factor, latency=latency)))
+    costs, sooner = (
+        Costs(cluster, case.executed)
+        for cluster in (slow, faster(slow, kinds, factor=factor, latency=latency))
+    )
     before, after = (simulate_step(program, costs=one).step_time_ns for one in (costs, sooner))
     assert after - before <= PART * in_memory_ns(program, sooner) + SETTLED * before
 
 
 def test_what_lies_beside_kernels_that_wait_for_its_bytes_costs_more_though_it_is_shorter() -> None:
-    """Why the law has a bound: NCCL leaves the switch for a ring, and each of its bytes that a copy waits for is one of more."""
+    """Why the law has a bound: NCCL leaves the switch for a ring, and each of its bytes that a copy
+    waits for is one of more."""
     case = scenario.parse(FROM_THE_SWITCH_TO_A_RING.encode(), where="links.toml")
     program = plan(case, device="cuda")
-    slow, fast = (Costs(each, case.executed) for each in (case.cluster, faster(case.cluster, KINDS, factor=2.0, latency=0.1)))
+    slow, fast = (
+        Costs(each, case.executed)
+        for each in (case.cluster, faster(case.cluster, KINDS, factor=2.0, latency=0.1))
+    )
     assert in_memory_ns(program, fast) > 2 * in_memory_ns(program, slow)
-    assert simulate_step(program, costs=fast).step_time_ns > simulate_step(program, costs=slow).step_time_ns
+    assert (
+        simulate_step(program, costs=fast).step_time_ns
+        > simulate_step(program, costs=slow).step_time_ns
+    )

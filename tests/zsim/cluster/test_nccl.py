@@ -1,4 +1,5 @@
-"""NCCL's durations: the curve by hand, physics that no curve may break, and what is not known said to be assumed."""
+"""NCCL's durations: the curve by hand, physics that no curve may break, and what is not known said
+to be assumed."""
 
 from __future__ import annotations
 
@@ -21,11 +22,18 @@ MIB, GIB = 2**20, 2**30
 
 def node(generation: Generation, num_ranks: int) -> Communicator:
     channels, rate = RINGS_IN_NODE[generation]
-    return Communicator(generation=generation, num_ranks=num_ranks, num_nodes=1, bus_gb_s=channels * rate)
+    return Communicator(
+        generation=generation, num_ranks=num_ranks, num_nodes=1, bus_gb_s=channels * rate
+    )
 
 
-def network(generation: Generation, num_ranks: int, num_nodes: int, bus_gb_s: float, fabric: Fabric = "ib") -> Communicator:
-    return Communicator(generation=generation, num_ranks=num_ranks, num_nodes=num_nodes, bus_gb_s=bus_gb_s, fabric=fabric)
+def network(
+    generation: Generation, num_ranks: int, num_nodes: int, bus_gb_s: float, fabric: Fabric = "ib"
+) -> Communicator:
+    return Communicator(
+        generation=generation, num_ranks=num_ranks, num_nodes=num_nodes, bus_gb_s=bus_gb_s,
+        fabric=fabric,
+    )
 
 
 H100 = Communicator(generation="hopper", num_ranks=8, num_nodes=1, bus_gb_s=360)
@@ -50,7 +58,8 @@ def communicators(draw: st.DrawFn) -> Communicator:
 
 
 def test_an_all_reduce_of_a_gigabyte_on_eight_h100_is_the_switch_s_curve_by_hand() -> None:
-    """30 µs, 2^30 B at 1.005 of 8 × 40 · 0.85 = 272 GB/s, and 70 µs half of which are there at 16 MiB."""
+    """30 µs, 2^30 B at 1.005 of 8 × 40 · 0.85 = 272 GB/s, and 70 µs half of which are there at 16
+    MiB."""
     found = estimate("all_reduce", GIB, H100)
     assert found.algorithm == "nvls"
     assert found.microseconds == pytest.approx(30 + GIB / (272e3 * 1.005) + 70 * 1024 / 1040)
@@ -58,8 +67,11 @@ def test_an_all_reduce_of_a_gigabyte_on_eight_h100_is_the_switch_s_curve_by_hand
 
 
 def test_a_ring_over_one_nic_each_between_two_nodes_has_the_network_s_floor_and_bandwidth() -> None:
-    """Two ranks, one per node: 4.5 · (6.6 + 5) µs, 2^26/2 B at 48 GB/s, and EFA's ring terms in units of 14 + 8.5 µs."""
-    pair = Communicator(generation="hopper", num_ranks=2, num_nodes=2, bus_gb_s=48, fabric="efa", nvls=False)
+    """Two ranks, one per node: 4.5 · (6.6 + 5) µs, 2^26/2 B at 48 GB/s, and EFA's ring terms in
+    units of 14 + 8.5 µs."""
+    pair = Communicator(
+        generation="hopper", num_ranks=2, num_nodes=2, bus_gb_s=48, fabric="efa", nvls=False
+    )
     added = 22.5 * (1.5 * 64 / 64.125 + 1.15 * 64 / 80)
     found = estimate("reduce_scatter", 64 * MIB, pair)
     ring = 4.5 * 11.6 + 32 * MIB / 48e3 + added
@@ -67,18 +79,27 @@ def test_a_ring_over_one_nic_each_between_two_nodes_has_the_network_s_floor_and_
     assert found.microseconds == pytest.approx(min(ring, pat))
 
 
-@given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(0, 2**35), more=st.integers(0, 2**35))
-def test_more_bytes_never_take_less_time(asked: Communicator, op: str, nbytes: int, more: int) -> None:
+@given(
+    asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(0, 2**35),
+    more=st.integers(0, 2**35),
+)
+def test_more_bytes_never_take_less_time(
+    asked: Communicator, op: str, nbytes: int, more: int
+) -> None:
     assert time_ns(op, nbytes, asked) <= time_ns(op, nbytes + more, asked)
 
 
 @given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(0, 2**35))
 def test_more_bandwidth_never_takes_more_time(asked: Communicator, op: str, nbytes: int) -> None:
-    assert time_ns(op, nbytes, replace(asked, bus_gb_s=2 * asked.bus_gb_s)) <= time_ns(op, nbytes, asked)
+    assert time_ns(op, nbytes, replace(asked, bus_gb_s=2 * asked.bus_gb_s)) <= time_ns(
+        op, nbytes, asked
+    )
 
 
 @given(asked=communicators(), nbytes=st.integers(0, 2**35))
-def test_an_all_reduce_takes_no_less_than_an_all_gather_unless_the_switch_reduces(asked: Communicator, nbytes: int) -> None:
+def test_an_all_reduce_takes_no_less_than_an_all_gather_unless_the_switch_reduces(
+    asked: Communicator, nbytes: int
+) -> None:
     ring = replace(asked, nvls=False)
     gathered = estimate("all_gather", nbytes, ring)
     if asked.num_nodes == 1 or nbytes > GIB:
@@ -86,7 +107,9 @@ def test_an_all_reduce_takes_no_less_than_an_all_gather_unless_the_switch_reduce
 
 
 @given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(0, 2**35))
-def test_the_band_holds_the_prediction_and_what_is_assumed_has_a_wider_one(asked: Communicator, op: str, nbytes: int) -> None:
+def test_the_band_holds_the_prediction_and_what_is_assumed_has_a_wider_one(
+    asked: Communicator, op: str, nbytes: int
+) -> None:
     found = estimate(op, nbytes, asked)
     assert 0 < found.low < found.microseconds < found.high
     if found.provenance == "assumed":
@@ -95,23 +118,34 @@ def test_the_band_holds_the_prediction_and_what_is_assumed_has_a_wider_one(asked
 
 
 @given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(8 * GIB, 64 * GIB))
-def test_large_messages_approach_the_bandwidth_of_the_links(asked: Communicator, op: str, nbytes: int) -> None:
-    """From 85 % (short rings of A100 use less) to 113 % (V100's links carry 22.4 where NCCL counts 20) of the bus bandwidth."""
+def test_large_messages_approach_the_bandwidth_of_the_links(
+    asked: Communicator, op: str, nbytes: int
+) -> None:
+    """From 85 % (short rings of A100 use less) to 113 % (V100's links carry 22.4 where NCCL counts
+    20) of the bus bandwidth."""
     ring = replace(asked, nvls=False)
-    factor = {"all_reduce": 2, "broadcast": 0}.get(op, 1) * (asked.num_ranks - 1) / asked.num_ranks or 1
+    factor = {"all_reduce": 2, "broadcast": 0}.get(op, 1) * (
+        asked.num_ranks - 1
+    ) / asked.num_ranks or 1
     wire = nbytes * factor / 1000 / asked.bus_gb_s
     assert 0.75 * wire < estimate(op, nbytes, ring).microseconds < 1.3 * wire + 40_000
 
 
 def test_a_generation_or_size_without_measurements_is_assumed_with_a_wider_band() -> None:
-    measured, other = estimate("all_gather", GIB, H100), estimate("all_gather", GIB, replace(H100, num_ranks=3))
+    measured, other = (
+        estimate("all_gather", GIB, H100), estimate("all_gather", GIB, replace(H100, num_ranks=3)),
+    )
     assert (measured.provenance, other.provenance) == ("calibrated", "assumed")
     assert other.high / other.microseconds > measured.high / measured.microseconds
     assert estimate("broadcast", GIB, H100).provenance == "assumed"
-    assert estimate("all_gather", GIB, replace(H100, generation="blackwell", bus_gb_s=720)).provenance == "assumed"
+    assert estimate(
+        "all_gather", GIB, replace(H100, generation="blackwell", bus_gb_s=720)
+    ).provenance == ("assumed")
 
 
-def test_latency_of_an_all_gather_is_linear_in_ranks_and_of_a_switch_s_all_reduce_it_is_not() -> None:
+def test_latency_of_an_all_gather_is_linear_in_ranks_and_of_a_switch_s_all_reduce_it_is_not() -> (
+    None
+):
     network = {"bus_gb_s": 360.0, "fabric": "ib", "generation": "hopper"}
     two, four, eight = (Communicator(num_ranks=8 * m, num_nodes=m, **network) for m in (2, 4, 8))
     times = [estimate("all_gather", 8, asked).microseconds for asked in (two, four, eight)]
@@ -127,7 +161,8 @@ def test_efa_stays_with_rings_where_infiniband_reduces_in_a_tree() -> None:
 
 
 def test_the_tree_of_two_nodes_is_no_wider_than_its_channels_carry_between_them() -> None:
-    """NCCL's tuner gives all-reduces of 2 x 8 H100 246.2 GB/s: 8 channels of 57.7; the switch alone would carry 476 / 1.875 = 253.9."""
+    """NCCL's tuner gives all-reduces of 2 x 8 H100 246.2 GB/s: 8 channels of 57.7; the switch alone
+    would carry 476 / 1.875 = 253.9."""
     two = Communicator(generation="hopper", num_ranks=16, num_nodes=2, bus_gb_s=360, fabric="ib")
     share = CURVES.crossing("ib", "all_reduce", "hopper")[0].share
     times = [estimate("all_reduce", size, two).microseconds for size in (64 * GIB, 128 * GIB)]
@@ -136,14 +171,19 @@ def test_the_tree_of_two_nodes_is_no_wider_than_its_channels_carry_between_them(
 
 def test_fabrics_order_as_published_floors_do() -> None:
     two = Communicator(generation="hopper", num_ranks=16, num_nodes=2, bus_gb_s=360)
-    floors = [estimate("all_reduce", 8, replace(two, fabric=fabric)).microseconds for fabric in ("ib", "efa", "tcp")]
+    floors = [
+        estimate("all_reduce", 8, replace(two, fabric=fabric)).microseconds
+        for fabric in ("ib", "efa", "tcp")
+    ]
     assert floors == sorted(floors)
     assert floors == pytest.approx([46, 53, 123], rel=0.05)
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CUDA)
-def test_every_preset_has_a_time_for_every_collective_inside_and_between_nodes(name: str, op: str) -> None:
+def test_every_preset_has_a_time_for_every_collective_inside_and_between_nodes(
+    name: str, op: str
+) -> None:
     cluster = load_cluster(name, nodes=2)
     inside, across = (
         ALGORITHMS["nccl"].placed_ns(op, 64 * MIB, cluster=cluster, path=cluster.path(ranks))
@@ -152,10 +192,16 @@ def test_every_preset_has_a_time_for_every_collective_inside_and_between_nodes(n
     assert 0 < inside <= across
 
 
-def test_what_a_large_domain_adds_to_middle_sizes_grows_in_proportion_from_a_fifth_of_that_of_72() -> None:
-    """280 µs of 560 are there at 32 MiB on 72 GPUs: on 40, which are half-way from 8, three fifths of them."""
+def test_what_a_large_domain_adds_to_middle_sizes_grows_in_proportion_from_a_fifth_of_that_of_72() -> (  # noqa: E501
+    None
+):
+    """280 µs of 560 are there at 32 MiB on 72 GPUs: on 40, which are half-way from 8, three fifths
+    of them."""
     whole, half = (
-        estimate("all_reduce", 32 * MIB, replace(node("blackwell", n), bus_gb_s=720, algorithm="nvls")).microseconds for n in (72, 40)
+        estimate(
+            "all_reduce", 32 * MIB, replace(node("blackwell", n), bus_gb_s=720, algorithm="nvls")
+        ).microseconds
+        for n in (72, 40)
     )
     assert whole - half == pytest.approx(0.4 * 280)
 
@@ -170,16 +216,24 @@ def test_a_group_s_communicator_is_as_wide_as_its_narrowest_shared_place() -> No
 
 def test_a_collective_on_a_cluster_has_a_band_as_wide_as_its_constants_are_uncertain() -> None:
     inside, across = (
-        estimated("all_gather", GIB, cluster=load_cluster("dgx-h100", nodes=2), ranks=tuple(range(n))) for n in (8, 16)
+        estimated(
+            "all_gather", GIB, cluster=load_cluster("dgx-h100", nodes=2), ranks=tuple(range(n))
+        )
+        for n in (8, 16)
     )
     assert (inside.provenance, across.provenance) == ("calibrated", "published")
     assert inside.high / inside.microseconds == pytest.approx(1.08)
     assert across.high / across.microseconds == pytest.approx(1.3)
 
 
-@pytest.mark.parametrize(("op", "share"), [("all_gather", 1.005), ("reduce_scatter", 1.005), ("all_reduce", 1.02)])
-def test_without_contention_the_ring_s_steps_and_the_curve_agree_on_large_messages(op: str, share: float) -> None:
-    """256 GiB: the steps' bandwidth is the graph's, the curve's that times a measured share; latency no longer counts."""
+@pytest.mark.parametrize(
+    ("op", "share"), [("all_gather", 1.005), ("reduce_scatter", 1.005), ("all_reduce", 1.02)]
+)
+def test_without_contention_the_ring_s_steps_and_the_curve_agree_on_large_messages(
+    op: str, share: float
+) -> None:
+    """256 GiB: the steps' bandwidth is the graph's, the curve's that times a measured share;
+    latency no longer counts."""
     cluster = replace(load_cluster("dgx-h100"))
     path = cluster.path(tuple(range(8)))
     steps = ALGORITHMS["ring"].placed_ns(op, 256 * GIB, cluster=cluster, path=path)
@@ -190,7 +244,9 @@ def test_without_contention_the_ring_s_steps_and_the_curve_agree_on_large_messag
 def test_every_curve_and_crossing_names_its_source() -> None:
     curves = [*NVLS.values(), *RINGS.values(), LARGE_DOMAIN, *CROSSINGS.values()]
     assert all(curve.source for curve in curves)
-    assert set(RINGS) == {(generation, op) for generation in GENERATIONS for op in OPS if op != "broadcast"}
+    assert set(RINGS) == {
+        (generation, op) for generation in GENERATIONS for op in OPS if op != "broadcast"
+    }
 
 
 def test_an_unknown_collective_is_an_error() -> None:
@@ -213,18 +269,29 @@ PUBLISHED: dict[str, tuple[str, int, Communicator, float, float]] = {
     "2 x 8 H100, TCPXO": ("all_reduce", 8 * GIB, network("hopper", 16, 2, 192, "tcp"), 339.0, 13.0),
     "2 p4d": ("all_reduce", GIB, network("ampere", 16, 2, 48, "efa"), 57.2, 17.0),
     "4 p4d": ("all_reduce", GIB, network("ampere", 32, 4, 48, "efa"), 29.6, 60.0),
-    "72 GB200, 512 MiB": ("all_reduce", GIB // 2, replace(node("blackwell", 72), bus_gb_s=720), 586.0, 53.0),
-    "32 x 8 H100, all-gather": ("all_gather", 2 * GIB, network("hopper", 256, 32, 360), 200.0, 53.0),
+    "72 GB200, 512 MiB": (
+        "all_reduce", GIB // 2, replace(node("blackwell", 72), bus_gb_s=720), 586.0, 53.0
+    ),
+    "32 x 8 H100, all-gather": (
+        "all_gather", 2 * GIB, network("hopper", 256, 32, 360), 200.0, 53.0
+    ),
 }
-"""Bus GB/s as published, and by how many per cent NCCL's tuner is off, rounded as it was stated. Of the last, an untuned site of which
-"~200" is known, the tuner is 50 % off and we are 53."""
+"""Bus GB/s as published, and by how many per cent NCCL's tuner is off, rounded as it was stated. Of
+the last, an untuned site of which "~200" is known, the tuner is 50 % off and we are 53."""
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_what_is_calibrated_is_no_further_off_than_the_tuner(case: str) -> None:
     op, nbytes, asked, published, stated = PUBLISHED[case]
     passes = 2 if op == "all_reduce" else 1
-    bus = passes * nbytes * (asked.num_ranks - 1) / asked.num_ranks / estimate(op, nbytes, asked).microseconds / 1000
+    bus = (
+        passes
+        * nbytes
+        * (asked.num_ranks - 1)
+        / asked.num_ranks
+        / estimate(op, nbytes, asked).microseconds
+        / 1000
+    )
     rounding = 0.5 if stated >= 10 else 0.0  # larger ones are stated in whole per cent
     assert 100 * abs(bus / published - 1) <= stated + rounding
 
@@ -232,11 +299,15 @@ def test_what_is_calibrated_is_no_further_off_than_the_tuner(case: str) -> None:
 @pytest.mark.parametrize("name", CUDA)
 @pytest.mark.parametrize("op", OPS)
 def test_a_rank_more_on_a_further_node_is_never_faster(name: str, op: str) -> None:
-    """The fullest node has as many ranks as before, and the network comes to it. Latency alone, and a size at which bandwidth counts."""
+    """The fullest node has as many ranks as before, and the network comes to it. Latency alone, and
+    a size at which bandwidth counts."""
     for full in (8, 16, 24, 32, 64):
         for nbytes in (1024, 46 * 1024, MIB, 64 * MIB):
             even, odd = (
-                estimated(op, nbytes, cluster=load_cluster(name, nodes=-(-ranks // 8), ranks=ranks), ranks=tuple(range(ranks))).microseconds
+                estimated(
+                    op, nbytes, cluster=load_cluster(name, nodes=-(-ranks // 8), ranks=ranks),
+                    ranks=tuple(range(ranks)),
+                ).microseconds
                 for ranks in (full, full + 1)
             )
             assert odd >= even, (full, nbytes)
@@ -251,7 +322,8 @@ def test_uneven_nodes_without_a_fullest_one_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("cluster", CUDA)
 def test_a_broadcast_to_more_ranks_of_a_node_is_never_faster(cluster: str) -> None:
-    """Every link of its line carries the whole message; short rings of A100 lose bandwidth in the rounds of an all-reduce alone."""
+    """Every link of its line carries the whole message; short rings of A100 lose bandwidth in the
+    rounds of an all-reduce alone."""
     machine = load_cluster(cluster)
     for nbytes in (MIB, 256 * MIB, 32 * GIB):
         times = [
@@ -269,11 +341,16 @@ def test_a_broadcast_to_more_ranks_of_a_node_is_never_faster(cluster: str) -> No
         ("all_reduce", "pat", "all_reduce of 8 ranks on 1 nodes of hopper", "ring, nvls"),
     ],
 )
-def test_an_algorithm_that_cannot_run_is_refused_with_those_that_can(op: str, algorithm: Algorithm, where: str, among: str) -> None:
+def test_an_algorithm_that_cannot_run_is_refused_with_those_that_can(
+    op: str, algorithm: Algorithm, where: str, among: str
+) -> None:
     group = node("ampere" if "ampere" in where else "hopper", 8)
     with pytest.raises(ZsimError) as refused:
         estimate(op, MIB, replace(group, algorithm=algorithm))
-    assert str(refused.value) == f"{where}: expected an algorithm among {among}, found {algorithm}; or None for NCCL's own choice"
+    assert str(refused.value) == (
+        f"{where}: expected an algorithm among {among}, found {algorithm}; or None for NCCL's own "
+        f"choice"
+    )
 
 
 def with_latency(cluster: ClusterSpec, **ns: int) -> ClusterSpec:
@@ -283,13 +360,19 @@ def with_latency(cluster: ClusterSpec, **ns: int) -> ClusterSpec:
 
 
 @pytest.mark.parametrize("name", CUDA)
-def test_every_cluster_has_the_hops_that_nccls_curves_are_of_and_shorter_ones_change_nothing(name: str) -> None:
+def test_every_cluster_has_the_hops_that_nccls_curves_are_of_and_shorter_ones_change_nothing(
+    name: str
+) -> None:
     cluster = load_cluster(name, nodes=2)
     found = communicator(cluster, cluster.path(tuple(range(cluster.num_ranks))))
     assert (found.longer_inside_us, found.longer_between_us) == (0, 0)
-    ranks, at_once = tuple(range(cluster.num_ranks)), with_latency(cluster, fabric=0, pcie=0, rail=0)
+    ranks, at_once = (
+        tuple(range(cluster.num_ranks)), with_latency(cluster, fabric=0, pcie=0, rail=0),
+    )
     for op in OPS:
-        assert estimated(op, MIB, cluster=at_once, ranks=ranks) == estimated(op, MIB, cluster=cluster, ranks=ranks)
+        assert estimated(op, MIB, cluster=at_once, ranks=ranks) == estimated(
+            op, MIB, cluster=cluster, ranks=ranks
+        )
 
 
 HOPS_OF: list[tuple[str, range, int, int]] = [
@@ -303,17 +386,27 @@ HOPS_OF: list[tuple[str, range, int, int]] = [
     ("all_reduce", range(0, 24, 8), 4, 0),
     ("all_reduce", range(0, 16, 8), 2, 0),
 ]
-"""On 4 nodes of H100, one after another, between and inside them: rings go round once, all-reduces down and up the two levels of a tree,
-inside a node through the switch."""
+"""On 4 nodes of H100, one after another, between and inside them: rings go round once, all-reduces
+down and up the two levels of a tree, inside a node through the switch."""
 
 
 @pytest.mark.parametrize(("op", "ranks", "between", "inside"), HOPS_OF)
-def test_longer_hops_than_nccls_own_add_to_each_that_a_message_makes(op: str, ranks: range, between: int, inside: int) -> None:
-    """Two rails more of 100 us are 200 us a hop between nodes, two edges of NVLink more of 10 us are 20 us inside of one."""
+def test_longer_hops_than_nccls_own_add_to_each_that_a_message_makes(
+    op: str, ranks: range, between: int, inside: int
+) -> None:
+    """Two rails more of 100 us are 200 us a hop between nodes, two edges of NVLink more of 10 us
+    are 20 us inside of one."""
     cluster = load_cluster("dgx-h100", nodes=4)
-    slow = with_latency(cluster, rail=cluster.links.rail.latency + 100_000, fabric=cluster.links.fabric.latency + 10_000)
-    usual, longer = (estimated(op, 64 * MIB, cluster=each, ranks=tuple(ranks)) for each in (cluster, slow))
+    slow = with_latency(
+        cluster, rail=cluster.links.rail.latency + 100_000,
+        fabric=cluster.links.fabric.latency + 10_000,
+    )
+    usual, longer = (
+        estimated(op, 64 * MIB, cluster=each, ranks=tuple(ranks)) for each in (cluster, slow)
+    )
     more = 200 * between + 20 * inside
     assert longer.microseconds - usual.microseconds == pytest.approx(more)
-    assert (usual.low - longer.low, longer.high - usual.high) == (pytest.approx(-0.5 * more), pytest.approx(1.5 * more))
+    assert (usual.low - longer.low, longer.high - usual.high) == (
+        pytest.approx(-0.5 * more), pytest.approx(1.5 * more),
+    )
     assert longer.provenance == "assumed"

@@ -1,4 +1,5 @@
-"""NCCL's tuner against its published model figures: latency and bandwidth by hand, bus bandwidths of known systems."""
+"""NCCL's tuner against its published model figures: latency and bandwidth by hand, bus bandwidths
+of known systems."""
 
 from __future__ import annotations
 
@@ -21,15 +22,19 @@ from zsim.cluster.collectives.nccl.tuner import (
 MIB, GIB = 2**20, 2**30
 HDR, NDR = Rails(count=8, line_gb_s=25), Rails(count=8, line_gb_s=50)
 SYSTEMS: dict[str, System] = {
-    "8 V100": system("volta", num_ranks=8),
-    "8 A100": system("ampere", num_ranks=8),
+    "8 V100": system("volta", num_ranks=8), "8 A100": system("ampere", num_ranks=8),
     "8 H100": system("hopper", num_ranks=8),
     "8 H100 without NVLS": system("hopper", num_ranks=8, nvls=False),
-    "8 B200": system("blackwell", num_ranks=8),
-    "72 B200": system("blackwell", num_ranks=72),
-    "2 x 4 A100, 4 HDR": system("ampere", num_ranks=8, num_nodes=2, rails=Rails(count=4, line_gb_s=25)),
-    "2 x 8 A100, 4 HDR": system("ampere", num_ranks=16, num_nodes=2, rails=Rails(count=4, line_gb_s=25), processor="amd"),
-    "3 x 8 A100, 4 HDR": system("ampere", num_ranks=24, num_nodes=3, rails=Rails(count=4, line_gb_s=25), processor="amd"),
+    "8 B200": system("blackwell", num_ranks=8), "72 B200": system("blackwell", num_ranks=72),
+    "2 x 4 A100, 4 HDR": system(
+        "ampere", num_ranks=8, num_nodes=2, rails=Rails(count=4, line_gb_s=25)
+    ),
+    "2 x 8 A100, 4 HDR": system(
+        "ampere", num_ranks=16, num_nodes=2, rails=Rails(count=4, line_gb_s=25), processor="amd"
+    ),
+    "3 x 8 A100, 4 HDR": system(
+        "ampere", num_ranks=24, num_nodes=3, rails=Rails(count=4, line_gb_s=25), processor="amd"
+    ),
     "2 x p4d": system("ampere", num_ranks=16, num_nodes=2, rails=Rails(count=4, line_gb_s=12.5)),
     "4 x p4d": system("ampere", num_ranks=32, num_nodes=4, rails=Rails(count=4, line_gb_s=12.5)),
     "2 x 8 A100": system("ampere", num_ranks=16, num_nodes=2, rails=HDR, processor="amd"),
@@ -72,22 +77,35 @@ LATENCY_AND_BANDWIDTH = [
 ]
 
 
-@pytest.mark.parametrize(("name", "op", "algorithm", "protocol", "latency", "rate"), LATENCY_AND_BANDWIDTH)
+@pytest.mark.parametrize(
+    ("name", "op", "algorithm", "protocol", "latency", "rate"), LATENCY_AND_BANDWIDTH
+)
 def test_latency_and_bandwidth_of_each_algorithm_are_those_of_the_tuner_within_one_percent(
     name: str, op: str, algorithm: str, protocol: str, latency: float, rate: float
 ) -> None:
-    found = {(each.algorithm, each.protocol): each for each in choices(op, GIB, SYSTEMS[name])}[algorithm, protocol]
+    found = {(each.algorithm, each.protocol): each for each in choices(op, GIB, SYSTEMS[name])}[
+        algorithm, protocol
+    ]
     assert found.latency_us == pytest.approx(latency, rel=0.01)
     assert found.gigabytes_per_s == pytest.approx(rate, rel=0.01)
 
 
-@pytest.mark.parametrize(("op", "algorithm"), [("all_reduce", "tree"), ("all_reduce", "nvls_tree"), ("all_gather", "pat")])
-def test_trees_are_as_deep_as_the_whole_logarithm_of_their_nodes(op: str, algorithm: Algorithm) -> None:
-    """Published rows are of 2, 4, 8 … nodes, of which the logarithm is whole anyway; of 6 and 7 nodes it is that of 4."""
+@pytest.mark.parametrize(
+    ("op", "algorithm"),
+    [("all_reduce", "tree"), ("all_reduce", "nvls_tree"), ("all_gather", "pat")],
+)
+def test_trees_are_as_deep_as_the_whole_logarithm_of_their_nodes(
+    op: str, algorithm: Algorithm
+) -> None:
+    """Published rows are of 2, 4, 8 … nodes, of which the logarithm is whole anyway; of 6 and 7
+    nodes it is that of 4."""
     per_node = 1 if algorithm == "pat" else 8
 
     def latency(nodes: int) -> float:
-        found = latency_us(op, algorithm, "Simple", system("hopper", num_ranks=per_node * nodes, num_nodes=nodes, rails=NDR))
+        found = latency_us(
+            op, algorithm, "Simple",
+            system("hopper", num_ranks=per_node * nodes, num_nodes=nodes, rails=NDR),
+        )
         return found - (2.8 * nodes if algorithm == "pat" else 0.0)
 
     assert latency(3) == pytest.approx(latency(2))
@@ -119,43 +137,59 @@ MODEL_BUS = [
     ("72 B200", "all_reduce", GIB, 908),
     ("72 B200", "all_reduce", 8 * GIB, 916),
 ]
-"""The model's column of the published check. Not here, since the description leaves them open: 93.5 of 2 x 4 A100 at "0.5 GB", which
-these formulas give at 0.25 GiB (94.9 at 0.5); 351 of 8 x 200G, which is a NIC counted at 22 GB/s, not the 24 of the same column."""
+"""The model's column of the published check. Not here, since the description leaves them open: 93.5
+of 2 x 4 A100 at "0.5 GB", which these formulas give at 0.25 GiB (94.9 at 0.5); 351 of 8 x 200G,
+which is a NIC counted at 22 GB/s, not the 24 of the same column."""
 
 
 @pytest.mark.parametrize(("name", "op", "nbytes", "bus"), MODEL_BUS)
-def test_the_bus_bandwidth_of_the_choice_is_the_model_s_within_one_percent(name: str, op: str, nbytes: int, bus: float) -> None:
+def test_the_bus_bandwidth_of_the_choice_is_the_model_s_within_one_percent(
+    name: str, op: str, nbytes: int, bus: float
+) -> None:
     asked = SYSTEMS[name]
     found = choose(op, nbytes, asked)
-    assert nbytes / found.time_us / 1000 * bus_factor(op, asked.num_ranks) == pytest.approx(bus, rel=0.01)
+    assert nbytes / found.time_us / 1000 * bus_factor(op, asked.num_ranks) == pytest.approx(
+        bus, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "times"),
     [
-        ("8 A100", (44, 93, 277, 1011, 3947)),
-        ("8 H100", (37, 72, 195, 685, 2642)),
-        ("8 B200", (24, 50, 114, 358, 1337)),
-        ("2 x 8 H100", (58, 98, 245, 769, 2866)),
+        ("8 A100", (44, 93, 277, 1011, 3947)), ("8 H100", (37, 72, 195, 685, 2642)),
+        ("8 B200", (24, 50, 114, 358, 1337)), ("2 x 8 H100", (58, 98, 245, 769, 2866)),
         ("8 x 8 H100", (162, 205, 373, 1031, 3233)),
     ],
 )
-def test_all_gathers_from_4_to_1024_mebibytes_take_what_the_table_says(name: str, times: tuple[int, ...]) -> None:
-    found = [choose("all_gather", size * MIB, SYSTEMS[name]).time_us for size in (4, 16, 64, 256, 1024)]
+def test_all_gathers_from_4_to_1024_mebibytes_take_what_the_table_says(
+    name: str, times: tuple[int, ...]
+) -> None:
+    found = [
+        choose("all_gather", size * MIB, SYSTEMS[name]).time_us for size in (4, 16, 64, 256, 1024)
+    ]
     assert found == pytest.approx(times, abs=0.55)
 
 
-def test_a_channel_between_h100_nodes_is_45_and_not_48_since_eight_of_48_do_not_fit_nvlink() -> None:
+def test_a_channel_between_h100_nodes_is_45_and_not_48_since_eight_of_48_do_not_fit_nvlink() -> (
+    None
+):
     assert between_nodes("hopper", NDR) == Graph(channels=8, intra=45, inter=45)
     assert between_nodes("blackwell", NDR) == Graph(channels=8, intra=48, inter=48)
     assert between_nodes("ampere", HDR) == Graph(channels=8, intra=24, inter=24)
-    assert between_nodes("ampere", Rails(count=4, line_gb_s=12.5)) == Graph(channels=4, intra=12, inter=12)
+    assert between_nodes("ampere", Rails(count=4, line_gb_s=12.5)) == Graph(
+        channels=4, intra=12, inter=12
+    )
 
 
 @pytest.mark.parametrize(("line", "count"), [(10, 8), (10, 1), (36, 8), (40, 4)])
-def test_a_ring_that_fits_nvlink_has_what_its_nic_counts_for_whatever_speeds_the_search_tries(line: float, count: int) -> None:
-    """Four percent off the line (topo.h): 8 of 9.6 GB/s are a fifth of NVLink, so no even part of it is looked for."""
-    assert between_nodes("hopper", Rails(count=count, line_gb_s=line)) == Graph(channels=count, intra=0.96 * line, inter=0.96 * line)
+def test_a_ring_that_fits_nvlink_has_what_its_nic_counts_for_whatever_speeds_the_search_tries(
+    line: float, count: int
+) -> None:
+    """Four percent off the line (topo.h): 8 of 9.6 GB/s are a fifth of NVLink, so no even part of
+    it is looked for."""
+    assert between_nodes("hopper", Rails(count=count, line_gb_s=line)) == Graph(
+        channels=count, intra=0.96 * line, inter=0.96 * line
+    )
 
 
 def test_all_gather_and_reduce_scatter_never_run_on_trees_or_in_the_switch() -> None:
@@ -172,11 +206,15 @@ def test_with_one_gpu_per_node_pat_is_offered_and_wins_where_latency_counts() ->
 
 
 def test_small_messages_take_LL_middle_ones_LL128_and_large_ones_Simple() -> None:
-    protocols = [choose("all_gather", size, SYSTEMS["8 H100"]).protocol for size in (2**16, 8 * MIB, GIB)]
+    protocols = [
+        choose("all_gather", size, SYSTEMS["8 H100"]).protocol for size in (2**16, 8 * MIB, GIB)
+    ]
     assert protocols == ["LL", "LL128", "Simple"]
 
 
-def test_all_reduce_picks_nvls_in_a_hopper_node_a_tree_for_small_messages_between_nodes_and_a_ring_on_a100() -> None:
+def test_all_reduce_picks_nvls_in_a_hopper_node_a_tree_for_small_messages_between_nodes_and_a_ring_on_a100() -> (  # noqa: E501
+    None
+):
     assert choose("all_reduce", GIB, SYSTEMS["8 H100"]).algorithm == "nvls"
     assert choose("all_reduce", 2**10, SYSTEMS["8 x 8 H100"]).algorithm == "tree"
     assert choose("all_reduce", GIB, SYSTEMS["8 x 8 H100"]).algorithm == "nvls_tree"

@@ -1,4 +1,5 @@
-"""A cross-entropy of single calls, and gradients that are added in float32: bytes counted by hand, and what the host issues."""
+"""A cross-entropy of single calls, and gradients that are added in float32: bytes counted by hand,
+and what the host issues."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ cluster = {{ preset = "dgx-h100" }}
 strategy = {{ name = "ddp", sync = "last" }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 execution = {{ {execution} }}
-"""
+"""  # noqa: E501
     return parse(text.encode(), where="loss.toml")
 
 
@@ -38,15 +39,29 @@ def seconds_of_bytes(nbytes: float) -> float:
 
 
 def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_six() -> None:
-    """cast and cast back apart: forward max 1, subtract 2, exp 2, sum 1, divide 2; backward multiply 2."""
+    """cast and cast back apart: forward max 1, subtract 2, exp 2, sum 1, divide 2; backward
+    multiply 2."""
     case = scenario('loss = "composite"')
-    kernels = [k for op in plan(case, device="cuda").ranks[0].steady if op.micro_batch == 0 for k in op.kernels]
-    logits = [k for k in kernels if k.operator in ("log_softmax", "nll_loss") and k.nbytes > TOKENS * 100]
+    kernels = [
+        k
+        for op in plan(case, device="cuda").ranks[0].steady
+        if op.micro_batch == 0
+        for k in op.kernels
+    ]
+    logits = [
+        k for k in kernels if k.operator in ("log_softmax", "nll_loss") and k.nbytes > TOKENS * 100
+    ]
     tensor = TOKENS * VOCABULARY * 4
     assert sum(k.nbytes for k in logits) == 6 * tensor
-    times = sum(kernel_time.kernel_ns(k, H100, COMPOSITE) - (1 + kernel_time.more_kernels(k, COMPOSITE)) * H100.kernel for k in logits)
+    times = sum(
+        kernel_time.kernel_ns(k, H100, COMPOSITE)
+        - (1 + kernel_time.more_kernels(k, COMPOSITE)) * H100.kernel
+        for k in logits
+    )
     assert times == pytest.approx(seconds_of_bytes(10 * tensor) * 1e9, abs=3)
-    assert sum(kernel_time.more_kernels(k, COMPOSITE) for k in logits) == 6, "eight calls, of which two stand in the Program"
+    assert sum(kernel_time.more_kernels(k, COMPOSITE) for k in logits) == 6, (
+        "eight calls, of which two stand in the Program"
+    )
 
 
 def test_the_host_issues_each_call_of_it() -> None:
@@ -62,13 +77,19 @@ def test_torch_compile_fuses_it_and_other_kernels_are_as_they_were() -> None:
     compiled = Execution(compile=True)
     for operator in ("log_softmax", "nll_loss"):
         loss = Kernel(operator, 0, 2**30, "float32")
-        assert kernel_time.kernel_ns(loss, H100, replace(COMPOSITE, compile=True)) == kernel_time.kernel_ns(loss, H100, compiled)
+        assert kernel_time.kernel_ns(
+            loss, H100, replace(COMPOSITE, compile=True)
+        ) == kernel_time.kernel_ns(loss, H100, compiled)
     gelu = Kernel("gelu", 0, 2**30, "bfloat16")
     assert kernel_time.kernel_ns(gelu, H100, COMPOSITE) == kernel_time.kernel_ns(gelu, H100, EAGER)
 
 
-@pytest.mark.parametrize(("dtype", "nbytes", "moved"), [("bfloat16", 6, 10), ("float16", 6, 10), ("float32", 12, 12)])
-def test_a_gradient_added_in_float32_reads_itself_and_the_sum_which_it_writes(dtype: str, nbytes: int, moved: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "nbytes", "moved"), [("bfloat16", 6, 10), ("float16", 6, 10), ("float32", 12, 12)]
+)
+def test_a_gradient_added_in_float32_reads_itself_and_the_sum_which_it_writes(
+    dtype: str, nbytes: int, moved: int
+) -> None:
     numel = 10**8
     kernel = Kernel(ACCUMULATE, numel, numel * nbytes, dtype)
     took = kernel_time.kernel_ns(kernel, H100, Execution(accumulation="fp32")) - H100.kernel
@@ -77,7 +98,10 @@ def test_a_gradient_added_in_float32_reads_itself_and_the_sum_which_it_writes(dt
 
 def test_the_program_and_its_memory_do_not_change() -> None:
     how = scenario('loss = "composite", accumulation = "fp32"')
-    assert plan(how, device="cuda").ranks[0].steady == plan(scenario(""), device="cuda").ranks[0].steady
+    assert (
+        plan(how, device="cuda").ranks[0].steady
+        == plan(scenario(""), device="cuda").ranks[0].steady
+    )
 
 
 def attended(execution: str) -> tuple[Scenario, dict[str, int], int]:
@@ -89,18 +113,23 @@ cluster = {{ preset = "dgx-a100" }}
 strategy = {{ name = "ddp" }}
 precision = {{ parameters = "fp16", reduce = "fp16" }}
 execution = {{ {execution} }}
-"""
+"""  # noqa: E501
     case = parse(text.encode(), where="softmax.toml")
     costs, found, issued = Costs(case.cluster, case.executed), dict[str, int](), 0
     for op in plan(case, device="cuda").ranks[0].steady:
-        issued += 0 if op.kind in COLLECTIVES else costs.issue_ns(op) // case.cluster.overheads.issue_kernel
+        issued += (
+            0
+            if op.kind in COLLECTIVES
+            else costs.issue_ns(op) // case.cluster.overheads.issue_kernel
+        )
         for kernel in op.kernels:
             found[kernel.operator] = found.get(kernel.operator, 0) + costs.kernel_ns(kernel)
     return case, found, issued
 
 
 def test_a_fused_softmax_scales_and_masks_in_its_own_kernel() -> None:
-    """Scale and mask, each forward and backward, are two launches and their time less; nothing else changes."""
+    """Scale and mask, each forward and backward, are two launches and their time less; nothing else
+    changes."""
     _, eager, issued = attended("")
     _, fused, fewer = attended('softmax = "fused"')
     assert issued - fewer == 4
@@ -114,10 +143,16 @@ def test_products_alone_are_as_much_faster_as_the_best_published_ones_are() -> N
     assert issued == same
     for operator in ("linear", "scores", "weighted_values"):
         assert alone[operator] < training[operator]
-    assert alone | {name: training[name] for name in ("linear", "scores", "weighted_values")} == training
+    assert (
+        alone | {name: training[name] for name in ("linear", "scores", "weighted_values")}
+        == training
+    )
     large = Kernel("linear", 2 * 4096**3, 0, "float16", shape=(1, 4096, 4096, 4096))
     start = case.cluster.device.kernel
-    times = [kernel_time.kernel_ns(large, case.cluster.device, Execution(products=how)) - start for how in ("training", "alone")]
+    times = [
+        kernel_time.kernel_ns(large, case.cluster.device, Execution(products=how)) - start
+        for how in ("training", "alone")
+    ]
     assert times[1] / times[0] == pytest.approx(80.3 / 86.9, rel=1e-3)
 
 
@@ -129,6 +164,8 @@ cluster = { preset = "dgx-a100" }
 strategy = { name = "ddp" }
 execution = { softmax = "fused" }
 """
-    with pytest.raises(ScenarioError, match=r"execution\.softmax: expected eager, for only explicit attention"):
+    with pytest.raises(
+        ScenarioError, match=r"execution\.softmax: expected eager, for only explicit attention"
+    ):
         parse(text.encode(), where="softmax.toml")
     parse(text.replace("sdpa", "explicit").encode(), where="softmax.toml")

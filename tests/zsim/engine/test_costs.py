@@ -1,4 +1,5 @@
-"""Costs: the device by its own model, collectives through the cluster's links, answers that no earlier question changes."""
+"""Costs: the device by its own model, collectives through the cluster's links, answers that no
+earlier question changes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from zsim.scenario import scenario
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 
 
-def test_kernels_take_what_the_device_says_and_on_several_nodes_the_slowest_rank_takes_longer() -> None:
+def test_kernels_take_what_the_device_says_and_on_several_nodes_the_slowest_rank_takes_longer() -> (
+    None
+):
     kernel = Kernel("linear", 2 * 4096**3, 0, "bfloat16", shape=(1, 4096, 4096, 4096))
     alone = Costs(load_cluster("dgx-h100")).kernel_ns(kernel)
     assert alone == kernel_time.kernel_ns(kernel, load_device("h100-80"))
@@ -35,13 +38,21 @@ def test_an_op_takes_the_sum_of_its_kernels_and_nothing_takes_no_time() -> None:
     assert H100.compute_ns(()) == 0
 
 
-@pytest.mark.parametrize(("accumulation", "moves", "adds"), [("eager", True, True), ("fp32", False, True), ("fused", False, False)])
-def test_gradients_that_lie_in_the_buffer_that_is_reduced_are_not_moved(accumulation: str, moves: bool, adds: bool) -> None:
+@pytest.mark.parametrize(
+    ("accumulation", "moves", "adds"),
+    [("eager", True, True), ("fp32", False, True), ("fused", False, False)],
+)
+def test_gradients_that_lie_in_the_buffer_that_is_reduced_are_not_moved(
+    accumulation: str, moves: bool, adds: bool
+) -> None:
     costs = Costs(H100.cluster, Execution(accumulation=accumulation))  # type: ignore[arg-type]
     for operator, runs in ((MOVE_GRADIENT, moves), (ACCUMULATE, adds)):
         kernel = Kernel(operator, 0, 10**9, "bfloat16")
         assert (costs.kernel_ns(kernel) > 0) == runs
-        assert (costs.issue_ns(Op(index=0, kind="copy", unit="a", stream="compute", kernels=(kernel,))) > 0) == runs
+        assert (
+            costs.issue_ns(Op(index=0, kind="copy", unit="a", stream="compute", kernels=(kernel,)))
+            > 0
+        ) == runs
 
 
 def test_on_a_cpu_even_an_empty_kernel_takes_a_nanosecond() -> None:
@@ -49,12 +60,19 @@ def test_on_a_cpu_even_an_empty_kernel_takes_a_nanosecond() -> None:
 
 
 def test_an_all_gather_in_a_node_takes_nccl_s_curve_and_what_torch_adds() -> None:
-    """Not the ring's steps alone, 676 µs: 18 + 649.2 at 1.005 of 360 GB/s + 50 · 256/264 µs, and 8.5 µs of torch."""
+    """Not the ring's steps alone, 676 µs: 18 + 649.2 at 1.005 of 360 GB/s + 50 · 256/264 µs, and
+    8.5 µs of torch."""
     microseconds = 18 + 2**28 * 7 / 8 / (360e3 * 1.005) + 50 * 256 / 264 + 8.5
-    assert H100.collective_ns("all_gather", 2**28, tuple(range(8))) == ceil(microseconds * 1000) == 724_187
+    assert (
+        H100.collective_ns("all_gather", 2**28, tuple(range(8)))
+        == ceil(microseconds * 1000)
+        == 724_187
+    )
 
 
-def test_a_cluster_whose_library_is_the_ring_takes_its_steps_and_the_start_of_a_collective() -> None:
+def test_a_cluster_whose_library_is_the_ring_takes_its_steps_and_the_start_of_a_collective() -> (
+    None
+):
     costs = Costs(replace(H100.cluster, collectives="ring"))
     chunk_ns = -(-(2**28) // 8 * 10**9 // (360 * 10**9))
     assert costs.collective_ns("all_gather", 2**28, tuple(range(8))) == 8500 + 7 * (3400 + chunk_ns)
@@ -62,7 +80,8 @@ def test_a_cluster_whose_library_is_the_ring_takes_its_steps_and_the_start_of_a_
 
 def test_nccl_is_asked_only_where_the_preset_describes_it() -> None:
     costs = Costs(replace(H100.cluster, nccl=None))
-    with pytest.raises(ScenarioError, match='^cluster dgx-h100: expected a table "nccl", found none'):
+    with pytest.raises(ScenarioError, match='^cluster dgx-h100: expected a table "nccl", found '
+                                            'none'):
         costs.collective_ns("all_gather", 2**28, (0, 1))
 
 
@@ -76,17 +95,23 @@ def test_groups_of_the_same_size_in_other_places_are_told_apart() -> None:
     across = costs.collective_ns("all_reduce", 2**20, (0, 8, 16, 24))
     assert inside < across
     assert (inside, across) == tuple(
-        Costs(costs.cluster).collective_ns("all_reduce", 2**20, ranks) for ranks in ((0, 1, 2, 3), (0, 8, 16, 24))
+        Costs(costs.cluster).collective_ns("all_reduce", 2**20, ranks)
+        for ranks in ((0, 1, 2, 3), (0, 8, 16, 24))
     )
 
 
 @given(
     st.lists(
-        st.tuples(collectives, st.integers(0, 2**24), st.sampled_from([(0, 1), (0, 8), tuple(range(16)), (1, 9, 17)])),
+        st.tuples(
+            collectives, st.integers(0, 2**24),
+            st.sampled_from([(0, 1), (0, 8), tuple(range(16)), (1, 9, 17)]),
+        ),
         max_size=12,
     )
 )
-def test_what_was_asked_before_changes_no_answer(questions: list[tuple[str, int, tuple[int, ...]]]) -> None:
+def test_what_was_asked_before_changes_no_answer(
+    questions: list[tuple[str, int, tuple[int, ...]]]
+) -> None:
     costs = Costs(H100.cluster)
     twice = [costs.collective_ns(*question) for question in questions + questions]
     assert twice == [Costs(H100.cluster).collective_ns(*question) for question in questions] * 2
@@ -94,7 +119,8 @@ def test_what_was_asked_before_changes_no_answer(questions: list[tuple[str, int,
 
 @pytest.mark.parametrize("ranks", [(0, 1, 7, 8), (0, 2, 9, 15), (0, 1, 2, 9), (0, 2, 8, 6)])
 def test_ranks_that_are_not_evenly_spaced_are_laid_as_they_are(ranks: tuple[int, ...]) -> None:
-    """As soon as they leave a node they are as slow as ranks that lie alike, and not as the even group that begins as they do."""
+    """As soon as they leave a node they are as slow as ranks that lie alike, and not as the even
+    group that begins as they do."""
     costs = Costs(load_cluster("dgx-h100", nodes=2))
     even = tuple(range(0, 4 * (ranks[1] - ranks[0]), ranks[1] - ranks[0]))
     inside = costs.collective_ns("all_reduce", 2**28, even)
@@ -104,15 +130,23 @@ def test_ranks_that_are_not_evenly_spaced_are_laid_as_they_are(ranks: tuple[int,
 
 def test_a_rank_less_on_one_node_than_on_the_other_has_fewer_links() -> None:
     costs = Costs(load_cluster("dgx-h100", nodes=2))
-    assert costs.collective_ns("all_gather", 2**28, (4, 5, 6, 7, 8)) == costs.collective_ns("all_gather", 2**28, (0, 1, 2, 3, 8))
-    uneven, even = (costs.collective_ns("all_gather", 2**28, ranks) for ranks in ((0, 1, 2, 8), (6, 7, 8, 9)))
+    assert costs.collective_ns("all_gather", 2**28, (4, 5, 6, 7, 8)) == costs.collective_ns(
+        "all_gather", 2**28, (0, 1, 2, 3, 8)
+    )
+    uneven, even = (
+        costs.collective_ns("all_gather", 2**28, ranks) for ranks in ((0, 1, 2, 8), (6, 7, 8, 9))
+    )
     assert uneven > even
 
 
 def test_kernels_that_are_gone_do_not_answer_for_new_ones() -> None:
     costs = Costs(H100.cluster)
-    found = [costs.compute_ns((Kernel("gelu", 0, size, "float32"),)) for size in range(0, 10**8, 10**6)]
-    assert found == [costs.kernel_ns(Kernel("gelu", 0, size, "float32")) for size in range(0, 10**8, 10**6)]
+    found = [
+        costs.compute_ns((Kernel("gelu", 0, size, "float32"),)) for size in range(0, 10**8, 10**6)
+    ]
+    assert found == [
+        costs.kernel_ns(Kernel("gelu", 0, size, "float32")) for size in range(0, 10**8, 10**6)
+    ]
 
 
 def test_gloo_pays_twice_for_a_reduce_scatter() -> None:
@@ -121,7 +155,9 @@ def test_gloo_pays_twice_for_a_reduce_scatter() -> None:
     assert H100.bytes_sent("reduce_scatter", 4000, group_size=4) == 3000
 
 
-def test_gloo_takes_somewhat_longer_than_an_all_reduce_for_a_reduce_scatter_since_it_copies_its_slice() -> None:
+def test_gloo_takes_somewhat_longer_than_an_all_reduce_for_a_reduce_scatter_since_it_copies_its_slice() -> (  # noqa: E501
+    None
+):
     costs = Costs(load_cluster("cpu-gloo", ranks=4))
     start, ranks = costs.cluster.overheads.collective, (0, 1, 2, 3)
     reduced = costs.collective_ns("all_reduce", 4000, ranks) - start
@@ -146,7 +182,8 @@ def test_gloo_takes_somewhat_longer_than_an_all_reduce_for_a_reduce_scatter_sinc
 def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
     op: str, megabytes: int, num_ranks: int, milliseconds: float
 ) -> None:
-    """One rank per host; all-gather has the widest scatter, 113 to 155 % of an all-reduce's rate."""
+    """One rank per host; all-gather has the widest scatter, 113 to 155 % of an all-reduce's rate.
+    """
     costs = Costs(load_cluster("cpu-gloo", nodes=num_ranks, ranks=num_ranks))
     found = costs.collective_ns(op, megabytes * 2**20, tuple(range(num_ranks)))
     assert found == pytest.approx(milliseconds * 10**6, rel=0.2)
@@ -155,9 +192,18 @@ def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
 @pytest.mark.parametrize(
     ("op", "expected"),
     [
-        (Op(index=0, kind="all_gather", unit="u", stream="all_gather", group="dp_shard", nbytes=8), 35_000),
         (
-            Op(index=0, kind="forward", unit="u", stream="compute", kernels=(Kernel("gelu", 0, 8, "float32"),) * 3),
+            Op(
+                index=0, kind="all_gather", unit="u", stream="all_gather", group="dp_shard",
+                nbytes=8,
+            ),
+            35_000,
+        ),
+        (
+            Op(
+                index=0, kind="forward", unit="u", stream="compute",
+                kernels=(Kernel("gelu", 0, 8, "float32"),) * 3,
+            ),
             18_000,
         ),
         (Op(index=0, kind="free", unit="u", stream="host"), 0),
@@ -170,14 +216,14 @@ def test_the_host_pays_per_collective_and_per_kernel(op: Op, expected: int) -> N
 @pytest.mark.parametrize(
     ("strategy", "kind", "expected"),
     [
-        ("fsdp2", "all_gather", 185_000),
-        ("fsdp1", "reduce_scatter", 185_000),
-        ("fsdp2", "all_reduce", 35_000),
-        ("zero3", "all_gather", 35_000),
+        ("fsdp2", "all_gather", 185_000), ("fsdp1", "reduce_scatter", 185_000),
+        ("fsdp2", "all_reduce", 35_000), ("zero3", "all_gather", 35_000),
         ("ddp", "all_reduce", 35_000),
     ],
 )
-def test_hooks_of_fsdp_take_the_host_longer_to_issue_what_they_gather_and_reduce(strategy: str, kind: OpKind, expected: int) -> None:
+def test_hooks_of_fsdp_take_the_host_longer_to_issue_what_they_gather_and_reduce(
+    strategy: str, kind: OpKind, expected: int
+) -> None:
     axes = ", dp_replicate = 1, dp_shard = 8" if strategy == "fsdp1" else ""
     text = f"""
 model = {{ preset = "gpt-tiny" }}

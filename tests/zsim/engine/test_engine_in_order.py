@@ -1,4 +1,5 @@
-"""The engine against a second one that looks at ops in their order and at all ranks at once: no streams, no events, no queue."""
+"""The engine against a second one that looks at ops in their order and at all ranks at once: no
+streams, no events, no queue."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from zsim.ir.program import Program, RankProgram
 
 @dataclass(frozen=True)
 class Costs:
-    """Kernels and collectives take as many nanoseconds as they have bytes; links are never shared."""
+    """Kernels and collectives take as many nanoseconds as they have bytes; links are never shared.
+    """
 
     launch_queue: int = 0
 
@@ -37,9 +39,14 @@ class Costs:
 
 
 def an_op(kind: str, index: int, rng: Random) -> Op:
-    """Of a kind that all ranks share, with waits and kernels of its own; some wait for many ops at once."""
+    """Of a kind that all ranks share, with waits and kernels of its own; some wait for many ops at
+    once."""
     waits = tuple(sorted(rng.sample(range(index), min(index, rng.choice([0, 0, 1, 2, 3, 9, 12])))))
-    number = rng.choice([1, 1, 2]) if kind in ("compute", "all_gather_copy_in") else rng.choice([0, 0, 0, 1])
+    number = (
+        rng.choice([1, 1, 2])
+        if kind in ("compute", "all_gather_copy_in")
+        else rng.choice([0, 0, 0, 1])
+    )
     kernels = tuple(Kernel("copy", 0, rng.randint(1, 400), "float32") for _ in range(number))
     if kind in ("compute", "all_gather_copy_in"):
         return Op(index=index, kind="forward", unit="u", stream=kind, waits=waits, kernels=kernels)
@@ -48,7 +55,8 @@ def an_op(kind: str, index: int, rng: Random) -> Op:
 
 
 def a_program(rng: Random) -> Program:
-    """Ranks of one or several kinds that issue the same collectives and whatever else lies between them."""
+    """Ranks of one or several kinds that issue the same collectives and whatever else lies between
+    them."""
     mesh = Mesh(dp_replicate=rng.choice([1, 2, 3]), dp_shard=rng.choice([2, 3]))
     axes = ["dp_shard", "world", *(["dp_replicate"] if mesh.dp_replicate > 1 else [])]
     collectives = ("all_gather", "reduce_scatter", "all_reduce")
@@ -56,7 +64,14 @@ def a_program(rng: Random) -> Program:
     for _ in range(rng.randint(3, 40)):
         drawn = rng.random()
         other = rng.choice(["compute", "compute", "all_gather_copy_in"]) if drawn < 0.45 else "host"
-        shared.append((rng.choice(collectives), rng.choice(collectives), rng.choice(axes), rng.randint(1, 300)) if drawn > 0.6 else other)
+        shared.append(
+            (
+                rng.choice(collectives), rng.choice(collectives), rng.choice(axes),
+                rng.randint(1, 300),
+            )
+            if drawn > 0.6
+            else other
+        )
     kinds = []
     for _ in range(rng.randint(1, mesh.world_size)):
         ops = []
@@ -66,16 +81,24 @@ def a_program(rng: Random) -> Program:
                 continue
             kind, stream, group, nbytes = one
             waits = tuple(sorted(rng.sample(range(index), min(index, rng.choice([0, 1, 9])))))
-            ops.append(Op(index=index, kind=kind, unit="u", stream=stream, waits=waits, group=group, nbytes=nbytes))
+            ops.append(
+                Op(
+                    index=index, kind=kind, unit="u", stream=stream, waits=waits, group=group,
+                    nbytes=nbytes,
+                )
+            )
         kinds.append(RankProgram(construction=(), first=(), steady=tuple(ops)))
     drawn_kinds = [rng.randrange(len(kinds)) for _ in range(mesh.world_size)]
     used = sorted(set(drawn_kinds))
-    return Program(mesh=mesh, ranks=tuple(kinds[kind] for kind in used), assignment=tuple(map(used.index, drawn_kinds)))
+    return Program(
+        mesh=mesh, ranks=tuple(kinds[kind] for kind in used),
+        assignment=tuple(map(used.index, drawn_kinds)),
+    )
 
 
 def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list[int]]]:
-    """When each op of each rank ends, and when its host has issued it. Every rank has as many ops, and a collective stands at the
-    same place on all."""
+    """When each op of each rank ends, and when its host has issued it. Every rank has as many ops,
+    and a collective stands at the same place on all."""
     ranks = range(program.mesh.world_size)
     ops = [program.of_rank(rank).steady for rank in ranks]
     rooms = [awaited(ops[rank], launch_queue=costs.launch_queue) for rank in ranks]
@@ -88,14 +111,21 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
         ready = []
         for rank in ranks:
             op, room = ops[rank][place], rooms[rank][place]
-            hosts[rank] = max(hosts[rank], gates[rank], ends[rank][room] if room != NONE else 0) + costs.issue_ns(op)
+            hosts[rank] = max(
+                hosts[rank], gates[rank], ends[rank][room] if room != NONE else 0
+            ) + costs.issue_ns(op)
             issued[rank].append(hosts[rank])
             before = 0 if op.stream == "host" else streams[rank][op.stream]
             ready.append(max([hosts[rank], before, *(ends[rank][wait] for wait in op.waits)]))
         for rank in ranks:
             op = ops[rank][place]
             members = program.mesh.group(op.group, rank) if op.group else ()
-            began = max([ready[rank], queues.get((op.group, members), 0), *(ready[member] for member in members)])
+            began = max(
+                [
+                    ready[rank], queues.get((op.group, members), 0),
+                    *(ready[member] for member in members),
+                ]
+            )
             ends[rank].append(began + (op.nbytes if op.group else costs.compute_ns(op.kernels)))
         for rank in ranks:
             op, end = ops[rank][place], ends[rank][place]
@@ -108,21 +138,33 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
 
 
 @settings(max_examples=150)
-@given(rng=st.randoms(use_true_random=False), launch_queue=st.sampled_from([0, 0, 1, 3, 8, SYNCHRONOUS]))
-def test_every_op_of_every_rank_ends_when_a_walk_in_order_says(rng: Random, launch_queue: int) -> None:
+@given(
+    rng=st.randoms(use_true_random=False),
+    launch_queue=st.sampled_from([0, 0, 1, 3, 8, SYNCHRONOUS]),
+)
+def test_every_op_of_every_rank_ends_when_a_walk_in_order_says(
+    rng: Random, launch_queue: int
+) -> None:
     program, costs = a_program(rng), Costs(launch_queue)
     wanted = in_order(program, costs)
     whole, folded = simulate(program, costs=costs, all_ranks=True), simulate(program, costs=costs)
     everyone = range(program.mesh.world_size)
     for timeline, ranks in ((whole, everyone), (folded, folded.stand_ins or everyone)):
         found = [timeline.ranks[rank] for rank in ranks]
-        assert ([list(times.ends) for times in found], [list(times.issued) for times in found]) == wanted
+        assert (
+            [list(times.ends) for times in found], [list(times.issued) for times in found]
+        ) == wanted
 
 
 def test_a_launch_awaits_the_op_that_leaves_room_for_it() -> None:
-    """A queue of four: ops of two kernels each. The third makes six, so at least four are launched after the first and with the third."""
+    """A queue of four: ops of two kernels each. The third makes six, so at least four are launched
+    after the first and with the third."""
     ops = [
-        Op(index=index, kind="forward", unit="u", stream="compute", kernels=(Kernel("copy", 0, 1, "float32"),) * 2) for index in range(5)
+        Op(
+            index=index, kind="forward", unit="u", stream="compute",
+            kernels=(Kernel("copy", 0, 1, "float32"),) * 2,
+        )
+        for index in range(5)
     ]
     assert awaited(ops, launch_queue=4) == [NONE, NONE, 0, 1, 2]
     assert awaited(ops, launch_queue=5) == [NONE, NONE, NONE, 0, 1]

@@ -1,4 +1,5 @@
-"""Bands: shares of a step and their widths by hand, published steps within them, and the more is assumed the wider they are."""
+"""Bands: shares of a step and their widths by hand, published steps within them, and the more is
+assumed the wider they are."""
 
 from __future__ import annotations
 
@@ -39,9 +40,17 @@ EVERY = {"mpt_llm_foundry.csv": 5, "vtrain_megatron_ds_a100.csv": 15}
 
 
 def parts(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> Parts:
-    text = (TEXT + more).replace("CLUSTER", cluster).replace("NODES", str(nodes)).replace("RANKS", str(ranks))
+    text = (
+        (TEXT + more)
+        .replace("CLUSTER", cluster)
+        .replace("NODES", str(nodes))
+        .replace("RANKS", str(ranks))
+    )
     asked = scenario.parse(text.encode(), where="x.toml")
-    costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device=asked.cluster.kind)
+    costs, program = (
+        Costs(cluster=asked.cluster, execution=asked.executed),
+        plan(asked, device=asked.cluster.kind),
+    )
     return error_bands.parts(program, simulate_step(program, costs=costs), costs=costs)
 
 
@@ -61,11 +70,15 @@ def made_of(
 ) -> Parts:
     """Parts of (share, width) each."""
     shares = [Part(share=share, width=wide) for share, wide in (compute, network, host)]
-    return Parts(compute=shares[0], network=shares[1], host=shares[2], hidden=hidden, spare=spare, issuing=issuing)
+    return Parts(
+        compute=shares[0], network=shares[1], host=shares[2], hidden=hidden, spare=spare,
+        issuing=issuing,
+    )
 
 
 def test_parts_of_a_step_add_up_by_their_squares() -> None:
-    """Downwards 0.6·0.1 of compute, 0.3·0.2 of network, 0.1·0.5 of the host; upwards rates are that much lower, collectives longer."""
+    """Downwards 0.6·0.1 of compute, 0.3·0.2 of network, 0.1·0.5 of the host; upwards rates are that
+    much lower, collectives longer."""
     found = made_of((0.6, 0.1), (0.3, 0.2), (0.1, 0.5))
     upper = hypot(0.06 / 0.9, 0.06, 0.05 / 0.5)
     assert found.factors == (pytest.approx(1 - 0.0097**0.5), pytest.approx(1 + upper))
@@ -79,7 +92,9 @@ def test_shares_are_of_the_whole_step_and_everything_is_somewhere() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-h200", "pcie-box", "grand-teton-h100"])
-def test_hardware_that_nobody_has_measured_has_a_wider_band_than_calibrated_hardware(cluster: str) -> None:
+def test_hardware_that_nobody_has_measured_has_a_wider_band_than_calibrated_hardware(
+    cluster: str
+) -> None:
     known = parts("dgx-h100")
     assert parts(cluster).compute.width > 1.5 * known.compute.width
     assert width(parts(cluster)) > 1.2 * width(known)
@@ -89,48 +104,71 @@ def test_eight_bits_and_compiled_kernels_are_less_certain_and_a_network_wider_th
     plain = parts("dgx-h100")
     compiled = parts("dgx-h100", more="execution = { compile = true }")
     assert width(compiled) > width(plain)
-    assert compiled.compute.width - plain.compute.width == pytest.approx(0.05, abs=0.01)  # fewer kernels of other widths besides
-    assert parts("dgx-h100", more="execution = { float8 = true }").compute.width > plain.compute.width
+    # fewer kernels of other widths besides
+    assert compiled.compute.width - plain.compute.width == pytest.approx(0.05, abs=0.01)
+    assert (
+        parts("dgx-h100", more="execution = { float8 = true }").compute.width > plain.compute.width
+    )
     assert parts("p4d", nodes=4, ranks=32).network.width > parts("dgx-h100").network.width
 
 
 def test_collectives_that_are_hidden_only_just_widen_the_upper_side() -> None:
-    """All of the step is under compute; at the upper end 1.3 times as much communication sticks out by 0.3, or finds spare compute."""
-    assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=1.0).factors == (1.0, pytest.approx(1.3))
+    """All of the step is under compute; at the upper end 1.3 times as much communication sticks out
+    by 0.3, or finds spare compute."""
+    assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=1.0).factors == (
+        1.0, pytest.approx(1.3),
+    )
     assert made_of((1.0, 0.0), (0.0, 0.3), (0.0, 0.5), hidden=0.7, spare=0.3).factors == (1.0, 1.0)
 
 
 def test_a_host_that_is_hidden_only_just_widens_the_upper_side() -> None:
-    """It issues for 0.8 of the step and nobody waits for it; half as fast it takes 1.6. With 0.4 it is hidden all the same."""
-    assert made_of((1.0, 0.0), (0.0, 0.0), (0.0, 0.5), issuing=0.8).factors == (1.0, pytest.approx(1.6))
+    """It issues for 0.8 of the step and nobody waits for it; half as fast it takes 1.6. With 0.4 it
+    is hidden all the same."""
+    assert made_of((1.0, 0.0), (0.0, 0.0), (0.0, 0.5), issuing=0.8).factors == (
+        1.0, pytest.approx(1.6),
+    )
     assert made_of((1.0, 0.0), (0.0, 0.0), (0.0, 0.5), issuing=0.4).factors == (1.0, 1.0)
-    assert made_of((0.8, 0.0), (0.0, 0.0), (0.2, 0.5), issuing=0.9).factors == (pytest.approx(0.9), pytest.approx(1.8))
+    assert made_of((0.8, 0.0), (0.0, 0.0), (0.2, 0.5), issuing=0.9).factors == (
+        pytest.approx(0.9), pytest.approx(1.8),
+    )
 
 
 def test_a_step_that_is_all_network_is_as_uncertain_as_that_and_not_twice() -> None:
-    """0.2 of compute under 1.0 of communication, of which 0.8 are exposed: 0.3 of 1.0 more or less."""
-    assert made_of((0.2, 0.0), (0.8, 0.3), (0.0, 0.5), hidden=0.2).factors == (pytest.approx(0.7), pytest.approx(1.3))
+    """0.2 of compute under 1.0 of communication, of which 0.8 are exposed: 0.3 of 1.0 more or less.
+    """
+    assert made_of((0.2, 0.0), (0.8, 0.3), (0.0, 0.5), hidden=0.2).factors == (
+        pytest.approx(0.7), pytest.approx(1.3),
+    )
 
 
-def test_on_a_network_that_others_use_all_communication_may_be_longer_or_shorter_by_as_much_as_theirs_was() -> None:
-    """0.4 of communication under compute and 0.1 exposed: three times as long 0.2 and 0.8 more, less the 0.3 that can still hide some."""
+def test_on_a_network_that_others_use_all_communication_may_be_longer_or_shorter_by_as_much_as_theirs_was() -> (  # noqa: E501
+    None
+):
+    """0.4 of communication under compute and 0.1 exposed: three times as long 0.2 and 0.8 more,
+    less the 0.3 that can still hide some."""
     found = made_of((0.9, 0.0), (0.1, 0.1), (0.0, 0.5), hidden=0.4, spare=0.3)
-    assert found.on_shared_network(0.5, 3.0) == (pytest.approx(0.9), pytest.approx(1 + 0.2 + 0.8 - 0.3))
+    assert found.on_shared_network(0.5, 3.0) == (
+        pytest.approx(0.9), pytest.approx(1 + 0.2 + 0.8 - 0.3),
+    )
     assert found.on_shared_network(1.0, 1.0) == found.factors
 
 
 def test_what_is_exposed_at_the_ends_grows_as_it_is() -> None:
-    """0.1 of 0.5 is exposed though compute has room for all: a first gather, 0.3 of which is 0.03; at best it is gone."""
+    """0.1 of 0.5 is exposed though compute has room for all: a first gather, 0.3 of which is 0.03;
+    at best it is gone."""
     found = made_of((0.9, 0.0), (0.1, 0.3), (0.0, 0.5), hidden=0.4, spare=0.5)
     assert found.factors == (pytest.approx(0.9), pytest.approx(1.03))
 
 
 def test_a_band_is_never_nearer_than_whole_steps_were_to_their_calibration() -> None:
-    """0.05 of the step are kernels; steps that were calibrated on were off by 0.4 all the same, up to 1 / 0.6 of the prediction."""
+    """0.05 of the step are kernels; steps that were calibrated on were off by 0.4 all the same, up
+    to 1 / 0.6 of the prediction."""
     small = made_of((0.05, 0.4), (0.0, 0.0), (0.0, 0.0))
     assert small.factors == (pytest.approx(0.98), pytest.approx(1 + 0.02 / 0.6))
     assert replace(small, least=0.4).factors == (pytest.approx(0.6), pytest.approx(1 / 0.6))
-    assert replace(small, least=0.4).on_shared_network(1.0, 1.0) == replace(small, least=0.4).factors
+    assert (
+        replace(small, least=0.4).on_shared_network(1.0, 1.0) == replace(small, least=0.4).factors
+    )
     assert replace(small, least=0.01).factors == small.factors
 
 
@@ -170,7 +208,9 @@ strategy = {{ {strategy} }}
 precision = {{ parameters = "bf16" }}
 """
     asked = scenario.parse(text.encode(), where="x.toml")
-    costs, program = Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda")
+    costs, program = (
+        Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda"),
+    )
     timeline = simulate(program, costs=costs)
     found = error_bands.parts(program, timeline, costs=costs)
     wide, now = found.network.width, timeline.step_time_ns
@@ -205,7 +245,8 @@ def test_nine_of_ten_published_steps_lie_in_their_band() -> None:
 
 
 def test_a_link_whose_bandwidth_is_assumed_widens_what_goes_over_it() -> None:
-    """An H800's NVLink is a part of an H100's: nobody has measured it, whatever the curves of collectives are off."""
+    """An H800's NVLink is a part of an H100's: nobody has measured it, whatever the curves of
+    collectives are off."""
     assert parts("hgx-h800").network.width > 0.3
     assert parts("hgx-h800").network.width > 1.3 * parts("dgx-h100").network.width
     assert parts("hgx-h800").compute.width == pytest.approx(parts("dgx-h100").compute.width)
@@ -218,7 +259,10 @@ GELU = (Kernel("gelu", 0, 10**9, "bfloat16"),)
 def known(cluster: ClusterSpec, **provenance: Provenance) -> ClusterSpec:
     """`cluster` whose constants of these names come from elsewhere."""
     return replace(
-        cluster, device=replace(cluster.device, figures=tuple(_from(one, provenance) for one in cluster.device.figures))
+        cluster,
+        device=replace(
+            cluster.device, figures=tuple(_from(one, provenance) for one in cluster.device.figures)
+        ),
     )
 
 
@@ -227,48 +271,74 @@ def _from(one: Figure, provenance: dict[str, Provenance]) -> Figure:
     return replace(one, provenance=provenance[name], width=None) if name in provenance else one
 
 
-def forward(index: int, kernels: tuple[Kernel, ...], *, kind: OpKind = "forward", stream: str = "compute") -> Op:
+def forward(
+    index: int, kernels: tuple[Kernel, ...], *, kind: OpKind = "forward", stream: str = "compute"
+) -> Op:
     return Op(index=index, kind=kind, unit="a", stream=stream, kernels=kernels)
 
 
 def of_ops(cluster: ClusterSpec, *ops: Op, execution: Execution = EAGER) -> Parts:
     costs = Costs(cluster=cluster, execution=execution)
     steady = (RankProgram(construction=(), first=(), steady=ops),)
-    program = Program(mesh=Mesh(dp_shard=cluster.num_ranks), ranks=steady, assignment=(0,) * cluster.num_ranks)
+    program = Program(
+        mesh=Mesh(dp_shard=cluster.num_ranks), ranks=steady, assignment=(0,) * cluster.num_ranks
+    )
     return error_bands.parts(program, simulate(program, costs=costs), costs=costs)
 
 
 @pytest.mark.parametrize(
     ("provenance", "wide"),
-    [("measured", 0.05), ("calibrated", 0.08), ("published", 0.15), ("source code", 0.2), ("vendor sheet", 0.3), ("assumed", 0.3)],
+    [
+        ("measured", 0.05), ("calibrated", 0.08), ("published", 0.15), ("source code", 0.2),
+        ("vendor sheet", 0.3), ("assumed", 0.3),
+    ],
 )
-def test_a_kernel_is_as_uncertain_as_where_its_constant_comes_from(provenance: Provenance, wide: float) -> None:
-    cluster = known(load_cluster("dgx-h100"), matmul_efficiency=provenance, float8_efficiency=provenance)
+def test_a_kernel_is_as_uncertain_as_where_its_constant_comes_from(
+    provenance: Provenance, wide: float
+) -> None:
+    cluster = known(
+        load_cluster("dgx-h100"), matmul_efficiency=provenance, float8_efficiency=provenance
+    )
     assert of_ops(cluster, forward(0, LINEAR)).compute.width == pytest.approx(wide)
-    assert of_ops(cluster, forward(0, LINEAR), execution=Execution(float8=True)).compute.width == pytest.approx(wide + 0.05)
-    assert of_ops(cluster, forward(0, LINEAR), execution=Execution(compile=True)).compute.width == pytest.approx(wide + 0.05)
+    assert of_ops(
+        cluster, forward(0, LINEAR), execution=Execution(float8=True)
+    ).compute.width == pytest.approx(wide + 0.05)
+    assert of_ops(
+        cluster, forward(0, LINEAR), execution=Execution(compile=True)
+    ).compute.width == pytest.approx(wide + 0.05)
 
 
 def test_a_cpus_constant_that_is_assumed_is_further_off_and_one_that_is_calibrated_is_not() -> None:
     core = load_cluster("cpu-gloo", ranks=2)
     kernels = (replace(LINEAR[0], dtype="float32"),)
-    for provenance, wide in (("assumed", 0.4), ("source code", 0.4), ("published", 0.15), ("calibrated", 0.08)):
-        assert of_ops(known(core, matmul_efficiency=provenance), forward(0, kernels)).compute.width == pytest.approx(wide)
+    for provenance, wide in (
+        ("assumed", 0.4), ("source code", 0.4), ("published", 0.15), ("calibrated", 0.08)
+    ):
+        assert of_ops(
+            known(core, matmul_efficiency=provenance), forward(0, kernels)
+        ).compute.width == pytest.approx(wide)
 
 
 def test_each_time_that_kernels_run_counts() -> None:
     """Nine alike of an assumed constant, and one of a measured one."""
-    cluster = known(load_cluster("dgx-h100"), matmul_efficiency="assumed", elementwise_efficiency="measured")
+    cluster = known(
+        load_cluster("dgx-h100"), matmul_efficiency="assumed", elementwise_efficiency="measured"
+    )
     costs = Costs(cluster=cluster)
     products, chain = 9 * costs.compute_ns(LINEAR), costs.compute_ns(GELU)
     found = of_ops(cluster, *(forward(index, LINEAR) for index in range(9)), forward(9, GELU))
-    assert found.compute.width == pytest.approx((0.3 * products + 0.05 * chain) / (products + chain))
+    assert found.compute.width == pytest.approx(
+        (0.3 * products + 0.05 * chain) / (products + chain)
+    )
 
 
 def test_kernels_of_another_stream_are_none_that_compute_is_busy_with() -> None:
     cluster = load_cluster("dgx-h100")
     alone = of_ops(cluster, forward(0, LINEAR))
-    beside = of_ops(cluster, forward(0, LINEAR), forward(1, (Kernel("copy", 0, 10**12, "bfloat16"),), kind="copy", stream="all_gather"))
+    beside = of_ops(
+        cluster, forward(0, LINEAR),
+        forward(1, (Kernel("copy", 0, 10**12, "bfloat16"),), kind="copy", stream="all_gather"),
+    )
     assert alone.compute.share == pytest.approx(1, abs=0.05)
     assert beside.compute.share < 0.1 * alone.compute.share
 
@@ -278,10 +348,16 @@ def test_each_time_that_a_collective_runs_counts() -> None:
     cluster = load_cluster("dgx-h100")
     large, small = 256 * 2**20, 1024
     sizes = [large] * 30 + [small]
-    gathers = [Op(index=i, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=n) for i, n in enumerate(sizes)]
+    gathers = [
+        Op(index=i, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=n)
+        for i, n in enumerate(sizes)
+    ]
     ranks, costs = tuple(range(8)), Costs(cluster=cluster)
     times = [costs.collective_ns("all_gather", nbytes, ranks) for nbytes in (large, small)]
-    widths = [error_bands.collective_width("all_gather", nbytes, cluster, ranks) for nbytes in (large, small)]
+    widths = [
+        error_bands.collective_width("all_gather", nbytes, cluster, ranks)
+        for nbytes in (large, small)
+    ]
     assert widths[0] < widths[1]
     wanted = (30 * times[0] * widths[0] + times[1] * widths[1]) / (30 * times[0] + times[1])
     assert of_ops(cluster, *gathers).network.width == pytest.approx(wanted)
@@ -293,13 +369,19 @@ def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_the
     unknown = replace(
         cluster,
         figures=tuple(
-            replace(one, provenance="assumed" if one.key == "links.fabric.bandwidth" else "published")
+            replace(
+                one, provenance="assumed" if one.key == "links.fabric.bandwidth" else "published"
+            )
             if one.key in ("links.fabric.bandwidth", "links.rail.bandwidth")
             else one
             for one in cluster.figures
         ),
     )
-    widths = [error_bands.collective_width("all_gather", 2**28, each, ranks) for each in (cluster, unknown) for ranks in (inside, between)]
+    widths = [
+        error_bands.collective_width("all_gather", 2**28, each, ranks)
+        for each in (cluster, unknown)
+        for ranks in (inside, between)
+    ]
     assert widths[2] == pytest.approx(hypot(widths[0], 0.3))
     assert widths[3] == widths[1]
 

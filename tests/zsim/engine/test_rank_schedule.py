@@ -1,4 +1,5 @@
-"""The course of a rank program: whichever collective ends first, every op is found once, after all that it needs."""
+"""The course of a rank program: whichever collective ends first, every op is found once, after all
+that it needs."""
 
 import gc
 import random
@@ -29,7 +30,8 @@ def planned(name):
 
 
 def walked(course, choose):
-    """The moments of a course as a rank finds them, when of the collectives at which it stands the one that `choose` says ends."""
+    """The moments of a course as a rank finds them, when of the collectives at which it stands the
+    one that `choose` says ends."""
     stretch, found, begun = course.start(), [], []
     while True:
         found += stretch.steps
@@ -72,7 +74,10 @@ def test_what_an_op_comes_after_implies_all_that_it_waits_for(name):
     for op in ops:
         others = course.steps[op.index][2]
         assert set(others) <= {*op.waits, *range(op.index)}
-        assert all(wait in others or any(order.before(wait, other) for other in others) for wait in op.waits)
+        assert all(
+            wait in others or any(order.before(wait, other) for other in others)
+            for wait in op.waits
+        )
 
 
 def test_a_simulation_leaves_nothing_behind_for_the_collector_to_find():

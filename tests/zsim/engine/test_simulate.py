@@ -24,7 +24,10 @@ GPU = [
     "overlap/zero3-llama-3-8b-8-lookahead-0",
     "overlap/zero3-llama-3-8b-8-lookahead-1",
 ]
-CPU = ["parity/fsdp2-uneven-4", "parity/hsdp-gpt-2x2", "parity/zero-redundancy-mlp-2", "parity/fsdp2-mlp-4-reshard-to-2"]
+CPU = [
+    "parity/fsdp2-uneven-4", "parity/hsdp-gpt-2x2", "parity/zero-redundancy-mlp-2",
+    "parity/fsdp2-mlp-4-reshard-to-2",
+]
 
 
 def planned(name: str) -> tuple[Program, Costs]:
@@ -33,23 +36,34 @@ def planned(name: str) -> tuple[Program, Costs]:
 
 
 def with_queue(costs: Costs, launch_queue: int) -> Costs:
-    return replace(costs, cluster=replace(costs.cluster, device=replace(costs.cluster.device, launch_queue=launch_queue)))
+    return replace(
+        costs,
+        cluster=replace(
+            costs.cluster, device=replace(costs.cluster.device, launch_queue=launch_queue)
+        ),
+    )
 
 
 def longest(program: Program, costs: Costs) -> int:
-    """The makespan as a longest path: op durations and issue times as nodes, every queue and wait as an edge."""
+    """The makespan as a longest path: op durations and issue times as nodes, every queue and wait
+    as an edge."""
 
     def node_ns(node: Node, op: Op) -> int:
         if node[0] == "issue":
             return costs.issue_ns(op)
-        return costs.collective_ns(op.kind, op.nbytes, node[2]) if node[0] == "meet" else costs.compute_ns(op.kernels)
+        return (
+            costs.collective_ns(op.kind, op.nbytes, node[2])
+            if node[0] == "meet"
+            else costs.compute_ns(op.kernels)
+        )
 
     return longest_path(graph(program, launch_queue=costs.launch_queue), node_ns)[0]
 
 
 @pytest.mark.parametrize("name", GPU + CPU)
 def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
-    """Of collectives whose links are their own: the graph's durations do not depend on what else runs."""
+    """Of collectives whose links are their own: the graph's durations do not depend on what else
+    runs."""
     program, costs = planned(name)
     alone = simulate(program, costs=costs, contention=False).step_time_ns
     assert alone == longest(program, costs) <= simulate(program, costs=costs).step_time_ns
@@ -64,7 +78,8 @@ def test_so_it_is_when_the_host_waits_for_room_in_its_launch_queue(name, launch_
 
 
 def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
-    """Where an op has fewer kernels than the queue has room for, at no moment are more launched than that and not over."""
+    """Where an op has fewer kernels than the queue has room for, at no moment are more launched
+    than that and not over."""
     program, costs = planned("published/llama-3-8b-8-h100")
     ops = [op for op in program.ranks[0].steady if op.stream == "compute" and op.kernels]
     room = 2 * max(len(op.kernels) for op in ops)
@@ -72,16 +87,24 @@ def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
     for queue, timeline in steps.items():
         times = timeline.ranks[0]
         ahead = max(
-            sum(len(op.kernels) for op in ops[: place + 1] if times.ends[op.index] > times.issued[last.index] - costs.issue_ns(last))
+            sum(
+                len(op.kernels)
+                for op in ops[: place + 1]
+                if times.ends[op.index] > times.issued[last.index] - costs.issue_ns(last)
+            )
             for place, last in enumerate(ops)
         )
         assert (ahead < room + max(len(op.kernels) for op in ops)) is (queue == room)
 
 
 def test_a_slow_host_gains_nothing_from_a_shorter_queue():
-    """Steps grow longer, never shorter, as the queue gets shorter; a queue that holds the whole step changes nothing."""
+    """Steps grow longer, never shorter, as the queue gets shorter; a queue that holds the whole
+    step changes nothing."""
     program, costs = planned("published/llama-3-8b-8-h100")
-    steps = [simulate(program, costs=with_queue(costs, queue)).step_time_ns for queue in (1, 50, 1024, 10**6, 0)]
+    steps = [
+        simulate(program, costs=with_queue(costs, queue)).step_time_ns
+        for queue in (1, 50, 1024, 10**6, 0)
+    ]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] == steps[-2] < steps[0]
 
@@ -97,11 +120,15 @@ def test_folded_ranks_take_the_time_of_all_ranks(name):
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "p4d"])
 @pytest.mark.parametrize(
-    ("nodes", "replicate", "shard"), [(3, 8, 3), (3, 3, 8), (2, 4, 4), (3, 2, 12), (2, 5, 3), (5, 3, 13), (3, 2, 9), (4, 5, 6)]
+    ("nodes", "replicate", "shard"),
+    [(3, 8, 3), (3, 3, 8), (2, 4, 4), (3, 2, 12), (2, 5, 3), (5, 3, 13), (3, 2, 9), (4, 5, 6)],
 )
-def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_and_others_do_not(preset, nodes, replicate, shard):
+def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_and_others_do_not(
+    preset, nodes, replicate, shard
+):
     text = (
-        'model = { preset = "llama-3-8b", num_layers = 4 }\nbatch = { micro_batch = 1, sequence_length = 512 }\n'
+        'model = { preset = "llama-3-8b", num_layers = 4 }\nbatch = { micro_batch = 1, '
+        'sequence_length = 512 }\n'
         f'cluster = {{ preset = "{preset}", nodes = {nodes}, ranks = {replicate * shard} }}\n'
         f'strategy = {{ name = "hsdp", dp_replicate = {replicate}, dp_shard = {shard} }}\n'
         'precision = { parameters = "bf16", reduce = "fp32" }\n'
@@ -119,7 +146,10 @@ def test_no_stream_and_no_communicator_does_two_things_at_once(name):
     program, costs = planned(name)
     for rank, times in simulate(program, costs=costs).ranks.items():
         ops = program.of_rank(rank).steady
-        queues = {**{f"stream {op.stream}": [] for op in ops}, **{f"group {op.group}": [] for op in ops if op.group}}
+        queues = {
+            **{f"stream {op.stream}": [] for op in ops},
+            **{f"group {op.group}": [] for op in ops if op.group},
+        }
         for op in ops:
             queues[f"stream {op.stream}"].append(op.index)
             if op.group:
@@ -127,7 +157,9 @@ def test_no_stream_and_no_communicator_does_two_things_at_once(name):
 
         for name, queue in queues.items():
             if name != "stream host":
-                assert all(times.ends[a] <= times.starts[b] for a, b in zip(queue, queue[1:], strict=False))
+                assert all(
+                    times.ends[a] <= times.starts[b] for a, b in zip(queue, queue[1:], strict=False)
+                )
 
 
 @pytest.mark.parametrize("name", GPU)
@@ -144,7 +176,9 @@ def test_more_bandwidth_is_never_slower_for_a_fixed_order(name):
     links, cluster = costs.cluster.links, costs.cluster
     wider = replace(links.fabric, bandwidth=links.fabric.bandwidth * 2)
     faster = Costs(cluster=replace(cluster, links=replace(links, fabric=wider)))
-    assert simulate(program, costs=faster).step_time_ns <= simulate(program, costs=costs).step_time_ns
+    assert (
+        simulate(program, costs=faster).step_time_ns <= simulate(program, costs=costs).step_time_ns
+    )
 
 
 def test_lookahead_of_one_hides_what_can_be_hidden_and_of_two_nothing_more():
@@ -156,7 +190,9 @@ def test_lookahead_of_one_hides_what_can_be_hidden_and_of_two_nothing_more():
 
 
 def collective(index: int, group: str, unit: str = "a") -> Op:
-    return Op(index=index, kind="all_reduce", unit=unit, stream="all_reduce", group=group, nbytes=64)
+    return Op(
+        index=index, kind="all_reduce", unit=unit, stream="all_reduce", group=group, nbytes=64
+    )
 
 
 @pytest.mark.quality
@@ -167,7 +203,7 @@ def test_ranks_that_issue_collectives_in_different_orders_are_named():
     swapped = (collective(0, "dp_replicate"), collective(1, "world"))
     kinds = tuple(RankProgram(construction=(), first=(), steady=ops) for ops in (swapped, ordered))
     program = Program(mesh=mesh, ranks=kinds, assignment=(0, 1, 1, 1))
-    words = r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*rank 1 at op 0 \(all_reduce a over world"
+    words = r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*rank 1 at op 0 \(all_reduce a over world"  # noqa: E501
     with pytest.raises(DeadlockError, match=words):
         simulate(program, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
 
@@ -179,7 +215,8 @@ def test_ten_runs_are_equal():
 
 
 def test_a_host_that_waits_issues_what_follows_late_and_the_graph_agrees():
-    """The host waits for the first kernel; what it issues afterwards begins only then, though on another stream."""
+    """The host waits for the first kernel; what it issues afterwards begins only then, though on
+    another stream."""
     work = (Kernel("linear", 10**12, 10**6, "bfloat16"),)
     ops = (
         Op(index=0, kind="forward", unit="a", stream="compute", kernels=work),
@@ -188,7 +225,9 @@ def test_a_host_that_waits_issues_what_follows_late_and_the_graph_agrees():
         Op(index=3, kind="copy", unit="a", stream="all_reduce", kernels=work),
     )
     mesh = Mesh()
-    program = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,))
+    program = Program(
+        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,)
+    )
     costs = Costs(cluster=load_cluster("dgx-h100", ranks=1))
 
     found = simulate(program, costs=costs)

@@ -1,4 +1,5 @@
-"""FSDP on a CPU does one thing after another: gloo's collectives block the thread that calls them, on which kernels run as well."""
+"""FSDP on a CPU does one thing after another: gloo's collectives block the thread that calls them,
+on which kernels run as well."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_a_step_on_a_cpu_takes_all_its_ops_and_calls_together() -> None:
     for op in ops:
         collective = overheads.issue_collective + overheads.issue_hook  # fsdp2 has no others
         host += collective if op.kind in COLLECTIVES else overheads.issue_kernel * len(op.kernels)
-    others = sum(span.end_ns - span.start_ns for span in run.ranks[0].spans if span.kind not in COLLECTIVES)
+    others = sum(
+        span.end_ns - span.start_ns for span in run.ranks[0].spans if span.kind not in COLLECTIVES
+    )
     assert figures.step_time_ns == figures.communication_ns + others + host
 
 
@@ -62,18 +65,26 @@ def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
     case = parsed('name = "fsdp2"')
     found = time_report.why(case, plan(case, device="cpu"))
     assert not found.host_bound
-    assert sum(one.exposed_ns for one in found.exposed) == sum(one.duration_ns for one in found.exposed)
+    assert sum(one.exposed_ns for one in found.exposed) == sum(
+        one.duration_ns for one in found.exposed
+    )
 
 
 HYBRID = ", dp_replicate = 2, dp_shard = 2"
 
 
-@pytest.mark.parametrize("strategy", ['name = "fsdp2"', f'name = "hsdp"{HYBRID}', f'name = "fsdp1"{HYBRID}'])
-def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(strategy: str) -> None:
+@pytest.mark.parametrize(
+    "strategy", ['name = "fsdp2"', f'name = "hsdp"{HYBRID}', f'name = "fsdp1"{HYBRID}']
+)
+def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(
+    strategy: str
+) -> None:
     case = parsed(strategy)
     program = plan(case, device="cpu")
     found = time_report.why(case, program)
     run = SimBackend().run(case, options=RunOptions())
     took = {index for index, span in enumerate(run.ranks[0].spans) if span.end_ns > span.start_ns}
     assert took <= {link.op.index for link in found.critical_path}
-    assert any(link.then.endswith("waits for the host, which awaited it") for link in found.critical_path)
+    assert any(
+        link.then.endswith("waits for the host, which awaited it") for link in found.critical_path
+    )

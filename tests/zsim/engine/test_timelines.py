@@ -1,6 +1,8 @@
-"""Golden timelines, worked out by hand in nanoseconds: FSDP1's prefetching and its limiter, FSDP2's rules, DDP's buckets.
+"""Golden timelines, worked out by hand in nanoseconds: FSDP1's prefetching and its limiter, FSDP2's
+rules, DDP's buckets.
 
-Blocks are equal, the root takes no time, the host none but where a test says so, and nothing contends but for streams and queues.
+Blocks are equal, the root takes no time, the host none but where a test says so, and nothing
+contends but for streams and queues.
 """
 
 from __future__ import annotations
@@ -20,15 +22,22 @@ SLOW = {"all_gather": 40, "reduce_scatter": 60}
 
 def starts(found: list[tuple[str, int, int]], kind: str) -> list[tuple[str, int]]:
     """Block and start of each op of one kind."""
-    return [(name.removeprefix(f"{kind} "), start) for name, start, _ in found if name.startswith(f"{kind} ")]
+    return [
+        (name.removeprefix(f"{kind} "), start)
+        for name, start, _ in found
+        if name.startswith(f"{kind} ")
+    ]
 
 
 def of_fsdp1(
-    toy: Toy, *, blocks: int = 3, forward: int = 20, backward: int = 40, options: fsdp1.Options | None = None
+    toy: Toy, *, blocks: int = 3, forward: int = 20, backward: int = 40,
+    options: fsdp1.Options | None = None,
 ) -> list[tuple[str, int, int]]:
     """The timeline of fsdp1 on two ranks."""
     case = training(blocks, forward=forward, backward=backward)
-    return timeline(fsdp1.plan(case, mesh=over(dp_shard=2), options=options or fsdp1.Options()), toy)
+    return timeline(
+        fsdp1.plan(case, mesh=over(dp_shard=2), options=options or fsdp1.Options()), toy
+    )
 
 
 def concatenating(op: Op) -> int:
@@ -36,8 +45,11 @@ def concatenating(op: Op) -> int:
     return 70 if op.kind == "copy" and op.stream == "compute" and op.unit != "root" else 0
 
 
-def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_the_reduction_before_it() -> None:
-    """Block 1's gather is issued before block 2 runs; block 0's after block 2's reduce-scatter, for which it queues (125 to 135)."""
+def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_the_reduction_before_it() -> (  # noqa: E501
+    None
+):
+    """Block 1's gather is issued before block 2 runs; block 0's after block 2's reduce-scatter, for
+    which it queues (125 to 135)."""
     assert of_fsdp1(Toy(collectives=FAST)) == [
         ("all_gather 0", 0, 10),
         ("forward 0", 10, 30),
@@ -57,7 +69,9 @@ def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_the_red
     ]
 
 
-def test_fsdp1_without_prefetch_gathers_each_block_behind_the_reduction_of_the_one_after_it() -> None:
+def test_fsdp1_without_prefetch_gathers_each_block_behind_the_reduction_of_the_one_after_it() -> (
+    None
+):
     found = of_fsdp1(Toy(collectives=FAST), options=fsdp1.Options(backward_prefetch="none"))
 
     assert found[7:] == [
@@ -113,13 +127,22 @@ def test_fsdp1_prefetching_after_backward_comes_late_on_a_busy_host_and_ahead_of
 
 
 def test_fsdp1_gathers_a_block_only_when_the_one_two_before_it_has_been_freed() -> None:
-    """Block 2 still meets frees of the step before; block 3 waits for block 0's forward, which ends at 110."""
+    """Block 2 still meets frees of the step before; block 3 waits for block 0's forward, which ends
+    at 110."""
     limited = of_fsdp1(Toy(collectives=FAST), blocks=4, forward=100)
-    free = of_fsdp1(Toy(collectives=FAST), blocks=4, forward=100, options=fsdp1.Options(limit_all_gathers=False))
+    free = of_fsdp1(
+        Toy(collectives=FAST), blocks=4, forward=100, options=fsdp1.Options(limit_all_gathers=False)
+    )
 
-    assert starts(limited, "all_gather") == [("0", 0), ("1", 10), ("2", 20), ("3", 110), ("3", 310), ("2", 320), ("1", 465), ("0", 505)]
-    assert starts(free, "all_gather") == [("0", 0), ("1", 10), ("2", 20), ("3", 30), ("3", 40), ("2", 50), ("1", 465), ("0", 505)]
-    assert [row for row in limited if "all_gather" not in row[0]] == [row for row in free if "all_gather" not in row[0]]
+    assert starts(limited, "all_gather") == [
+        ("0", 0), ("1", 10), ("2", 20), ("3", 110), ("3", 310), ("2", 320), ("1", 465), ("0", 505)
+    ]
+    assert starts(free, "all_gather") == [
+        ("0", 0), ("1", 10), ("2", 20), ("3", 30), ("3", 40), ("2", 50), ("1", 465), ("0", 505)
+    ]
+    assert [row for row in limited if "all_gather" not in row[0]] == [
+        row for row in free if "all_gather" not in row[0]
+    ]
 
 
 def launching(op: Op) -> int:
@@ -128,7 +151,8 @@ def launching(op: Op) -> int:
 
 
 def test_fsdp1_prefetching_in_forward_gathers_before_the_launch_and_reduces_a_block_later() -> None:
-    """Block 1's gather no longer waits for the launch of block 0; block 2 reduces after block 1's backward (190), not its own (150)."""
+    """Block 1's gather no longer waits for the launch of block 0; block 2 reduces after block 1's
+    backward (190), not its own (150)."""
     toy = Toy(collectives=FAST, issue=launching)
     plain = of_fsdp1(toy, options=fsdp1.Options(limit_all_gathers=False))
     ahead = of_fsdp1(toy, options=fsdp1.Options(limit_all_gathers=False, forward_prefetch=True))
@@ -156,10 +180,14 @@ def test_fsdp1_prefetching_in_forward_gathers_before_the_launch_and_reduces_a_bl
 
 
 def test_fsdp2_forward_gathers_two_ahead_behind_copies_and_exposes_the_first() -> None:
-    """F1 to F3: a shard is copied in (2) and an output copied out (4) on the compute stream; a gather follows the one before it and
-    the copy-out before the last: block 2's after block 0's (16), block 3's after block 1's (70)."""
+    """F1 to F3: a shard is copied in (2) and an output copied out (4) on the compute stream; a
+    gather follows the one before it and the copy-out before the last: block 2's after block 0's
+    (16), block 3's after block 1's (70)."""
     case = training(4, forward=50, backward=60)
-    found = timeline(fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()), Toy(collectives=FAST, copies=4))
+    found = timeline(
+        fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()),
+        Toy(collectives=FAST, copies=4),
+    )
 
     assert found[:15] == [
         ("copy 0", 0, 2),
@@ -181,10 +209,14 @@ def test_fsdp2_forward_gathers_two_ahead_behind_copies_and_exposes_the_first() -
 
 
 def test_fsdp2_backward_gathers_one_ahead_in_turn_with_reductions_and_exposes_the_last() -> None:
-    """B1 to B3 where the network is slow: block 1 is copied in after block 2's copy-out (172); gathers and reductions take turns;
-    block 1's gradients wait for block 2's reduce-scatter (274); the last one ends 90 after the last backward."""
+    """B1 to B3 where the network is slow: block 1 is copied in after block 2's copy-out (172);
+    gathers and reductions take turns; block 1's gradients wait for block 2's reduce-scatter (274);
+    the last one ends 90 after the last backward."""
     case = training(3, forward=20, backward=30)
-    found = timeline(fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()), Toy(collectives=SLOW, copies=4))
+    found = timeline(
+        fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()),
+        Toy(collectives=SLOW, copies=4),
+    )
 
     assert found[12:] == [
         ("copy 2", 126, 128),
@@ -209,17 +241,23 @@ def test_fsdp2_backward_gathers_one_ahead_in_turn_with_reductions_and_exposes_th
 
 
 def test_fsdp2_gathers_the_first_block_of_a_later_micro_batch_when_all_compute_is_over() -> None:
-    """F2: block 0's second gather begins where the compute stream has waited for the last reduce-scatter, which ends at 245."""
+    """F2: block 0's second gather begins where the compute stream has waited for the last
+    reduce-scatter, which ends at 245."""
     case = training(2, forward=50, backward=60, accumulation=2)
-    found = timeline(fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()), Toy(collectives=FAST))
+    found = timeline(
+        fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()), Toy(collectives=FAST)
+    )
     forwards = [start for name, start, _ in found if name == "forward 0"]
 
-    assert starts(found, "all_gather") == [("0", 0), ("1", 10), ("1", 60), ("0", 110), ("0", 245), ("1", 255), ("1", 305), ("0", 355)]
+    assert starts(found, "all_gather") == [
+        ("0", 0), ("1", 10), ("1", 60), ("0", 110), ("0", 245), ("1", 255), ("1", 305), ("0", 355)
+    ]
     assert forwards == [10, 255]
 
 
 def test_ddp_reduces_a_bucket_while_the_next_fills_and_exposes_the_last() -> None:
-    """Two blocks to a bucket: 8 to copy their gradients in, 20 on the wire, and 8 to copy each back, the first beside the second."""
+    """Two blocks to a bucket: 8 to copy their gradients in, 20 on the wire, and 8 to copy each
+    back, the first beside the second."""
     case = training(4, forward=20, backward=30)
     program = ddp.plan(case, mesh=over(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.0638))
 
@@ -242,8 +280,12 @@ def test_ddp_reduces_a_bucket_while_the_next_fills_and_exposes_the_last() -> Non
 
 
 def test_ddp_casts_a_bucket_back_beside_the_all_reduce_of_the_next() -> None:
-    """Two blocks to a bucket: 4 to copy their gradients in and 6 to cast them, 20 on the wire, 6 to cast each back and 4 to copy it."""
-    case = replace(training(4, forward=5, backward=5), precision=Precision(parameters="bfloat16", reduce="float32"))
+    """Two blocks to a bucket: 4 to copy their gradients in and 6 to cast them, 20 on the wire, 6 to
+    cast each back and 4 to copy it."""
+    case = replace(
+        training(4, forward=5, backward=5),
+        precision=Precision(parameters="bfloat16", reduce="float32"),
+    )
     program = ddp.plan(case, mesh=over(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.0319))
     found = timeline(program, Toy(collectives=FAST, copies=4))
 

@@ -80,7 +80,19 @@ def test_only_a_result_of_its_own_kind_is_replaced(tmp_path, kind):
 def test_results_that_are_there_are_replaced_by_new_ones(tmp_path, capsys):
     names = {"--save": "run.json", "--trace": "trace.json.gz"}
     for _ in range(2):
-        assert main(["run", FSDP2, *(word for option, name in names.items() for word in (option, str(tmp_path / name)))]) == 0
+        assert (
+            main(
+                [
+                    "run", FSDP2,
+                    *(
+                        word
+                        for option, name in names.items()
+                        for word in (option, str(tmp_path / name))
+                    ),
+                ]
+            )
+            == 0
+        )
         assert main(["show", FSDP2, "--snapshot", str(tmp_path / "memory.pickle")]) == 0
     assert main(["run", FSDP2, "--trace", str(tmp_path / "run.json")]) == 2
     assert "--trace: expected a new file, or a trace to replace" in capsys.readouterr().err

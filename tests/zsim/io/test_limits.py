@@ -16,13 +16,17 @@ def refused(text: str) -> str:
 
 def test_a_deep_dotted_key_of_40_kilobytes_is_refused_at_once():
     began = time.perf_counter()
-    assert refused("a." * 20_000 + "a = 1") == "x.toml: line 1: expected keys of at most 8 parts, found a longer one"
+    assert refused("a." * 20_000 + "a = 1") == (
+        "x.toml: line 1: expected keys of at most 8 parts, found a longer one"
+    )
     assert time.perf_counter() - began < 0.1
 
 
 def test_a_key_of_as_many_parts_as_there_may_be_is_read_and_one_more_is_not():
     assert limits.scan("a.b.c.d.e.f.g.h = 1") == ""
-    assert limits.scan("a.b.c.d.e.f.g.h.i = 1") == "line 1: expected keys of at most 8 parts, found a longer one"
+    assert limits.scan("a.b.c.d.e.f.g.h.i = 1") == (
+        "line 1: expected keys of at most 8 parts, found a longer one"
+    )
 
 
 def test_as_many_brackets_as_there_may_be_are_read():
@@ -40,7 +44,9 @@ def test_a_deep_key_behind_a_quote_is_found():
 
 @pytest.mark.parametrize("quotes", ['"', "'", '"""', "'''"])
 def test_a_string_without_end_is_refused_by_its_line(quotes):
-    assert refused(f"a = 1\nb = {quotes}abc") == "x.toml: line 2: not TOML: a string begins here and does not end"
+    assert refused(f"a = 1\nb = {quotes}abc") == (
+        "x.toml: line 2: not TOML: a string begins here and does not end"
+    )
 
 
 class Counted(str):

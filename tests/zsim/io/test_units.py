@@ -42,14 +42,18 @@ def test_sizes_are_exact_integers(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("400 Gbit/s", 50 * 10**9), ("200 Gbit/s", 25 * 10**9), ("25 GB/s", 25 * 10**9), ("3.35 TB/s", 3_350_000_000_000)],
+    [
+        ("400 Gbit/s", 50 * 10**9), ("200 Gbit/s", 25 * 10**9), ("25 GB/s", 25 * 10**9),
+        ("3.35 TB/s", 3_350_000_000_000),
+    ],
 )
 def test_rates_are_bytes_per_second(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize(
-    ("text", "ns"), [("5 us", 5000), ("5 µs", 5000), ("1 ns", 1), ("2.5 ms", 2_500_000), ("3 s", 3 * 10**9)]
+    ("text", "ns"),
+    [("5 us", 5000), ("5 µs", 5000), ("1 ns", 1), ("2.5 ms", 2_500_000), ("3 s", 3 * 10**9)],
 )
 def test_times_are_nanoseconds(text: str, ns: int) -> None:
     assert parse_time(text) == ns
@@ -59,7 +63,9 @@ def test_flop_rates_are_operations_per_second() -> None:
     assert parse_flop_rate("19.5 TFLOP/s") == 19_500_000_000_000
 
 
-@pytest.mark.parametrize(("text", "share"), [("10 %", 0.1), ("0.1", 0.1), ("100%", 1.0), ("67.5 %", 0.675)])
+@pytest.mark.parametrize(
+    ("text", "share"), [("10 %", 0.1), ("0.1", 0.1), ("100%", 1.0), ("67.5 %", 0.675)]
+)
 def test_shares_are_fractions_of_one(text: str, share: float) -> None:
     assert parse_fraction(text) == share
 
@@ -81,7 +87,10 @@ def test_a_bare_rate_could_be_bits_or_bytes() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "GiB", "80", "-1 GiB", "nan GiB", "inf B", "1e9 B", "80 gib", "80 GiB GiB", "80 GB/s", "٣ GiB", "9" * 99),
+        *(
+            "", "GiB", "80", "-1 GiB", "nan GiB", "inf B", "1e9 B", "80 gib", "80 GiB GiB",
+            "80 GB/s", "٣ GiB", "9" * 99,
+        ),
         *("1,5 GiB", "1,,,5___0 B", "12,34 B", "1_ B", "1_,000 B"),
     ],
 )

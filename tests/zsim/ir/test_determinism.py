@@ -17,9 +17,14 @@ def test_runs_under_different_hash_seeds_save_one_run_and_one_trace(tmp_path: Pa
     for seed in range(4):
         for name in SCENARIOS:
             saved, trace = tmp_path / f"{seed}.json", tmp_path / f"{seed}.trace.json"
-            command = [sys.executable, "-m", "zsim", "run", name, "--save", str(saved), "--trace", str(trace), "--json"]
+            command = [
+                sys.executable, "-m", "zsim", "run", name, "--save", str(saved), "--trace",
+                str(trace), "--json",
+            ]
             environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, check=False
+            )
             assert done.returncode == 0, done.stderr.decode()
             results.add((name, done.stdout, saved.read_bytes(), trace.read_bytes()))
 

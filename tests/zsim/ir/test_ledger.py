@@ -22,12 +22,15 @@ def op(index: int, *memory: MemoryEvent, unit: str = "a") -> Op:
     return Op(index=index, kind="forward", unit=unit, stream="compute", memory=memory)
 
 
-def program(*steady: Op, construction: tuple[Op, ...] = (), first: tuple[Op, ...] = ()) -> RankProgram:
+def program(
+    *steady: Op, construction: tuple[Op, ...] = (), first: tuple[Op, ...] = ()
+) -> RankProgram:
     return RankProgram(construction=construction, first=first, steady=steady)
 
 
 def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
-    """Start, peak, end and the split at the first highest moment of each phase, from a plain dict of live buffers."""
+    """Start, peak, end and the split at the first highest moment of each phase, from a plain dict
+    of live buffers."""
     live: dict[str, Alloc] = {}
     found = {}
 
@@ -35,7 +38,9 @@ def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
         return sum(alloc.nbytes for alloc in live.values())
 
     def split() -> dict[str, int]:
-        return {kind: sum(a.nbytes for a in live.values() if a.kind == kind) for kind in MEMORY_KINDS}
+        return {
+            kind: sum(a.nbytes for a in live.values() if a.kind == kind) for kind in MEMORY_KINDS
+        }
 
     for phase in PHASES:
         start = total()
@@ -73,7 +78,13 @@ def test_the_replay_is_the_naive_one_on_random_events(data):
             kind = data.draw(st.sampled_from(MEMORY_KINDS))
             event = Alloc(f"b{place}", kind, data.draw(st.integers(0, 9)))
             live.append(f"b{place}")
-        ops = phases[data.draw(st.sampled_from(PHASES[:1] if place < 8 else PHASES[1:2] if place < 16 else PHASES[2:]))]
+        ops = phases[
+            data.draw(
+                st.sampled_from(
+                    PHASES[:1] if place < 8 else PHASES[1:2] if place < 16 else PHASES[2:]
+                )
+            )
+        ]
         ops.append(op(len(ops), event))
     rank = RankProgram(**{phase: tuple(ops) for phase, ops in phases.items()})
     seen = {
@@ -93,7 +104,9 @@ def test_a_record_says_where_the_peak_is_of_what_and_what_was_live_after_each_op
     steady = replay(rank)["steady"]
     assert (steady.start_bytes, steady.peak_bytes, steady.end_bytes) == (100, 109, 100)
     assert steady.peak_at == "forward three"
-    assert {k: v for k, v in steady.by_kind.items() if v} == {"parameters": 100, "activations": 4, "gradients": 5}
+    assert {k: v for k, v in steady.by_kind.items() if v} == {
+        "parameters": 100, "activations": 4, "gradients": 5
+    }
     assert steady.timeline == (("forward one", 104), ("forward two", 104), ("forward three", 100))
 
 
@@ -121,7 +134,8 @@ def test_a_phase_that_only_frees_peaks_at_its_start():
             (Alloc("x", "inputs", 1), Alloc("x", "inputs", 1)),
             "expected a buffer that is not live, found x: it is allocated again",
         ),
-        ((Alloc("x", "inputs", 1), Free("x"), Free("x")), "expected a live buffer, found x: it is freed"),
+        ((Alloc("x", "inputs", 1), Free("x"), Free("x")), "expected a live buffer, found x: it "
+                                                          "is freed"),
     ],
 )
 def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, words):
@@ -136,8 +150,11 @@ def test_the_sums_of_a_ledger_follow_its_buffers():
 
 
 def anew(rank):
-    """The same program with ops and events of its own in each phase, so that every one of them is followed."""
-    return replace(rank, steady=tuple(replace(op, memory=tuple(map(replace, op.memory))) for op in rank.steady))
+    """The same program with ops and events of its own in each phase, so that every one of them is
+    followed."""
+    return replace(
+        rank, steady=tuple(replace(op, memory=tuple(map(replace, op.memory))) for op in rank.steady)
+    )
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "hsdp"])
@@ -157,14 +174,19 @@ def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
         first_parts=(Part("forward", 0, 0),),
         steady_parts=(Part("forward", 0, 0), Part("backward", 1, 0)),
     )
-    assert [(part.name, part.peak_bytes) for part in replay(rank)["steady"].parts] == [("forward", 3), ("backward", 5)]
+    assert [(part.name, part.peak_bytes) for part in replay(rank)["steady"].parts] == [
+        ("forward", 3), ("backward", 5)
+    ]
     assert replay(rank) == replay(anew(rank))
 
 
 @pytest.mark.parametrize(
     ("tail", "words"),
     [
-        ((Alloc("x", "activations", 2),), r"steady op 0 \(forward a\): .* found x: it is allocated again"),
+        (
+            (Alloc("x", "activations", 2),),
+            r"steady op 0 \(forward a\): .* found x: it is allocated again",
+        ),
         ((Free("y"),), r"steady op 0 \(forward a\): .* found y: it is freed"),
         ((Alloc("z", "optimizer_states", 5),), ""),
     ],

@@ -1,4 +1,5 @@
-"""Groups of the mesh: each kind of group tiles the ranks, and ranks share what their group's name says."""
+"""Groups of the mesh: each kind of group tiles the ranks, and ranks share what their group's name
+says."""
 
 import pytest
 from hypothesis import given
@@ -35,14 +36,18 @@ def test_ranks_of_an_axis_share_all_other_coordinates(mesh):
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)), ("dp_replicate", (2, 6))],
+    [
+        ("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)),
+        ("dp_replicate", (2, 6)),
+    ],
 )
 def test_rank_6_of_a_mesh_of_2_by_4_is_in(name, wanted):
     assert Mesh(dp_replicate=2, dp_shard=4).group(name, 6) == wanted
 
 
 @pytest.mark.parametrize(
-    "name", ["", "tp", "dp_shard:", "dp_shard:3", "dp_shard:0", "dp_shard:-2", "dp_shard:x", "shape"]
+    "name",
+    ["", "tp", "dp_shard:", "dp_shard:3", "dp_shard:0", "dp_shard:-2", "dp_shard:x", "shape"],
 )
 def test_a_name_that_is_no_group_is_a_key_error(name):
     with pytest.raises(KeyError):
@@ -68,4 +73,6 @@ def test_a_rank_is_in_its_group_at_its_place_and_groups_tile_the_world(replicate
     for name in ("world", "dp_replicate", "dp_shard", *parts):
         for rank in range(mesh.world_size):
             assert mesh.group(name, rank)[mesh.place(name, rank)] == rank
-        assert sorted(rank for group in mesh.groups(name) for rank in group) == list(range(mesh.world_size))
+        assert sorted(rank for group in mesh.groups(name) for rank in group) == list(
+            range(mesh.world_size)
+        )

@@ -1,4 +1,5 @@
-"""The text form: golden Programs of every strategy at 3 units × 2 ranks, and back again to the last field.
+"""The text form: golden Programs of every strategy at 3 units × 2 ranks, and back again to the last
+field.
 
 To write the golden files anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/ir/test_program_text.py
 """
@@ -60,7 +61,9 @@ def test_a_program_parses_back_to_the_last_field(name: str, device: str) -> None
     assert parse(str(program)) == program
 
 
-@pytest.mark.parametrize("line", ["", "x", "    1  fly  blocks.0  compute", "    1  forward  a  compute | nonsense"])
+@pytest.mark.parametrize(
+    "line", ["", "x", "    1  fly  blocks.0  compute", "    1  forward  a  compute | nonsense"]
+)
 def test_a_damaged_line_is_named(line: str) -> None:
     with pytest.raises(ProgramError, match="line 7: expected"):
         parse_op(line, number=7)
@@ -68,4 +71,7 @@ def test_a_damaged_line_is_named(line: str) -> None:
 
 def test_fused_sgd_under_fully_shard_is_refused_as_torch_refuses_it() -> None:
     with pytest.raises(ScenarioError, match="no fused SGD for sharded parameters"):
-        plan(scenario(CASES["fsdp2"], optimizer='name = "sgd", implementation = "fused"'), device="cpu")
+        plan(
+            scenario(CASES["fsdp2"], optimizer='name = "sgd", implementation = "fused"'),
+            device="cpu",
+        )

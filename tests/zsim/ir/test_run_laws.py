@@ -1,4 +1,5 @@
-"""Every Program and Run obeys the laws on random scenarios, and each law finds the defect that it is there for."""
+"""Every Program and Run obeys the laws on random scenarios, and each law finds the defect that it
+is there for."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ STRATEGIES = {
     "fsdp2_resharded": 'name = "fsdp2", reshard_after_forward = true',
     "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 2',
     "fsdp1": 'name = "fsdp1", dp_shard = 4',
-    "fsdp1_hybrid": 'name = "fsdp1", dp_replicate = 2, dp_shard = 2, sharding = "grad_op", forward_prefetch = true',
+    "fsdp1_hybrid": 'name = "fsdp1", dp_replicate = 2, dp_shard = 2, sharding = "grad_op", '
+                    'forward_prefetch = true',
     "zero_redundancy": 'name = "zero_redundancy"',
 }
 
@@ -49,7 +51,7 @@ batch = {{ micro_batch = 1, sequence_length = 4, accumulation = {accumulation} }
 cluster = {{ preset = "dgx-h100", ranks = {ranks} }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
-"""
+"""  # noqa: E501
     return parse_scenario(text.encode(), where="laws.toml")
 
 
@@ -59,8 +61,9 @@ batch = { micro_batch = 2, sequence_length = 4, accumulation = 2, forwards = 2 }
 cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 1, sync = "last" }
 precision = { parameters = "bf16", reduce = "fp32" }
-"""
-"""A unit packs gradients anew while those of its first reduction in the same backward are still on their way over replicas."""
+"""  # noqa: E501
+"""A unit packs gradients anew while those of its first reduction in the same backward are still on
+their way over replicas."""
 
 KEEPS_PARTS = """
 model = { family = "mlp", sizes = { dims = [1, 1], hidden = 1, num_classes = 3 } }
@@ -71,7 +74,8 @@ cluster = { preset = "cpu-gloo", ranks = 4 }
 strategy = { name = "fsdp2", dp_shard = 4, reshard_after_forward = 2 }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
-"""A frozen first block, whose backward never runs, keeps what forward resharded to two ranks until the next step, as in torch."""
+"""A frozen first block, whose backward never runs, keeps what forward resharded to two ranks until
+the next step, as in torch."""
 
 
 def planned(strategy: str, **more: int) -> Program:
@@ -97,7 +101,9 @@ def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
 @WHOLE
 @given(scenarios())
 def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
-    folded, whole = (SimBackend().run(found, options=RunOptions(all_ranks=every)) for every in (False, True))
+    folded, whole = (
+        SimBackend().run(found, options=RunOptions(all_ranks=every)) for every in (False, True)
+    )
 
     assert run_laws.run_breaches(folded) == run_laws.run_breaches(whole) == ()
     assert folded.step_time_ns == whole.step_time_ns
@@ -106,14 +112,21 @@ def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
         alike = [shown[other] for other, like in enumerate(folded.stand_ins) if like == rank.rank]
         assert len(alike) == rank.stands_for
         assert max(one.bytes_sent for one in alike) == rank.bytes_sent
-        assert all(replace(rank, rank=one.rank, stands_for=1, bytes_sent=one.bytes_sent) == one for one in alike)
+        assert all(
+            replace(rank, rank=one.rank, stands_for=1, bytes_sent=one.bytes_sent) == one
+            for one in alike
+        )
 
 
 def node_costs(costs: Costs):
     def node_ns(node: Node, op: Op) -> int:
         if node[0] == "issue":
             return costs.issue_ns(op)
-        return costs.collective_ns(op.kind, op.nbytes, node[2]) if node[0] == "meet" else costs.compute_ns(op.kernels)
+        return (
+            costs.collective_ns(op.kind, op.nbytes, node[2])
+            if node[0] == "meet"
+            else costs.compute_ns(op.kernels)
+        )
 
     return node_ns
 
@@ -137,7 +150,10 @@ def test_more_bandwidth_is_never_slower_for_a_fixed_order(found):
     program, cluster = plan(found, device=found.cluster.kind), found.cluster
     kinds = ("fabric", "pcie", "host", "rail")
     links = {kind: getattr(cluster.links, kind) for kind in kinds}
-    wider = replace(cluster.links, **{k: replace(link, bandwidth=link.bandwidth * 2) for k, link in links.items()})
+    wider = replace(
+        cluster.links,
+        **{k: replace(link, bandwidth=link.bandwidth * 2) for k, link in links.items()},
+    )
     slow, fast = Costs(cluster=cluster), Costs(cluster=replace(cluster, links=wider))
 
     assert simulate(program, costs=fast).step_time_ns <= simulate(program, costs=slow).step_time_ns
@@ -154,15 +170,26 @@ def test_waits_that_change_nothing_change_nothing(found):
 
 def without_unused_waits(rank: RankProgram) -> RankProgram:
     unused = set(unused_waits(rank))
-    ops = (replace(op, waits=tuple(w for w in op.waits if (op.index, w) not in unused)) for op in rank.steady)
+    ops = (
+        replace(op, waits=tuple(w for w in op.waits if (op.index, w) not in unused))
+        for op in rank.steady
+    )
     return replace(rank, steady=tuple(ops))
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if "fsdp1" not in name])  # which refuses one rank
+@pytest.mark.parametrize(
+    "name", [name for name in STRATEGIES if "fsdp1" not in name]
+)  # which refuses one rank
 def test_one_rank_communicates_nothing(name):
-    strategy = STRATEGIES[name].replace("dp_replicate = 2, dp_shard = 2", "dp_replicate = 1, dp_shard = 1")
+    strategy = STRATEGIES[name].replace(
+        "dp_replicate = 2, dp_shard = 2", "dp_replicate = 1, dp_shard = 1"
+    )
     program = planned(strategy, ranks=1)
-    ops = [op for phase in ("construction", "first", "steady") for op in program.of_rank(0).phase(phase)]
+    ops = [
+        op
+        for phase in ("construction", "first", "steady")
+        for op in program.of_rank(0).phase(phase)
+    ]
     assert [op for op in ops if op.kind in COLLECTIVES] == []
 
 
@@ -188,12 +215,14 @@ def found_by_laws(program: Program) -> tuple[str, ...]:
 
 
 def paces_only(op: Op, strategy: str) -> bool:
-    """Waits that hold back without guarding data: they bound memory in use; golden Programs and the longest path hold them.
+    """Waits that hold back without guarding data: they bound memory in use; golden Programs and the
+    longest path hold them.
 
-    fsdp2's compute stream waits for reductions before a free; zero3's next gather waits
-    for the last compute even where an earlier one freed its memory; fsdp1's limiter blocks the host, and its gather streams wait
-    for the compute stream when the forward of a later micro-batch begins, in which no parameter has changed. That ZeRO-1 adds
-    only to gradients whose reduction has ended is held by test_strategies.
+    fsdp2's compute stream waits for reductions before a free; zero3's next gather waits for the
+    last compute even where an earlier one freed its memory; fsdp1's limiter blocks the host, and
+    its gather streams wait for the compute stream when the forward of a later micro-batch begins,
+    in which no parameter has changed. That ZeRO-1 adds only to gradients whose reduction has ended
+    is held by test_strategies.
     """
     gathers_ahead = op.kind == "all_gather" and "zero3" in strategy
     adds = op.kind == "backward" and "zero1" in strategy
@@ -216,18 +245,30 @@ def test_a_dropped_wait_breaks_a_law(name):
     program, seeded = planned(STRATEGIES[name], accumulation=2), list(dropped_waits(name))
     assert seeded
     for op, wait in seeded:
-        weaker = with_op(program, replace(op, waits=tuple(other for other in op.waits if other != wait)))
-        assert found_by_laws(weaker), f"op {op.index} ({op.kind} {op.unit}) without its wait for {wait}"
+        weaker = with_op(
+            program, replace(op, waits=tuple(other for other in op.waits if other != wait))
+        )
+        assert found_by_laws(weaker), (
+            f"op {op.index} ({op.kind} {op.unit}) without its wait for {wait}"
+        )
 
 
 @pytest.mark.quality
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_missing_free_breaks_a_law_or_makes_the_program_invalid(name):
     program = planned(STRATEGIES[name], accumulation=2)
-    frees = [(op, event) for op in program.ranks[0].steady for event in op.memory if isinstance(event, Free)]
+    frees = [
+        (op, event)
+        for op in program.ranks[0].steady
+        for event in op.memory
+        if isinstance(event, Free)
+    ]
     assert frees
-    for op, event in frees[:: len(frees) // 40 + 1]:  # a law asked of 40 of them says as much as of 400
-        leaking = with_op(program, replace(op, memory=tuple(other for other in op.memory if other is not event)))
+    # a law asked of 40 of them says as much as of 400
+    for op, event in frees[:: len(frees) // 40 + 1]:
+        leaking = with_op(
+            program, replace(op, memory=tuple(other for other in op.memory if other is not event))
+        )
         try:
             assert "a steady step returns what it takes" in found_by_laws(validate(leaking)), event
         except ProgramError as error:
@@ -246,11 +287,14 @@ def test_two_swapped_collectives_on_one_rank_make_the_program_invalid(name):
         for b in ops
         if a.kind == b.kind in COLLECTIVES and a.nbytes > b.nbytes and a.index < b.index
     )
-    ops[first.index], ops[second.index] = replace(second, index=first.index), replace(first, index=second.index)
+    ops[first.index], ops[second.index] = (
+        replace(second, index=first.index), replace(first, index=second.index),
+    )
     swapped = with_steady(program, tuple(replace(op, waits=()) for op in ops))
 
     with pytest.raises(
-        ProgramError, match=rf"steady, group {first.group}.*expected the same collectives in the same order"
+        ProgramError,
+        match=rf"steady, group {first.group}.*expected the same collectives in the same order",
     ):
         validate(swapped)
     found = scenario(STRATEGIES[name], ranks=3)
@@ -287,12 +331,14 @@ def test_compute_on_a_sharded_group_breaks_a_law():
     free = next(op for op in ops if op.kind == "free" and op.unit == "blocks.1")
     compute = next(op for op in ops if "blocks.1" in op.reads)
     early = with_op(
-        with_op(program, replace(free, memory=())), replace(compute, memory=(*free.memory, *compute.memory))
+        with_op(program, replace(free, memory=())),
+        replace(compute, memory=(*free.memory, *compute.memory)),
     )
     assert found_by_laws(early) == ()  # freed by the op itself: the op still finds it
     earlier = next(op for op in reversed(ops[: compute.index]) if op.stream == "compute")
     too_early = with_op(
-        with_op(program, replace(free, memory=())), replace(earlier, memory=(*earlier.memory, *free.memory))
+        with_op(program, replace(free, memory=())),
+        replace(earlier, memory=(*earlier.memory, *free.memory)),
     )
     assert "compute finds its parameters gathered" in found_by_laws(too_early)
 
@@ -301,7 +347,11 @@ def test_compute_on_a_sharded_group_breaks_a_law():
 def test_a_reshard_that_never_comes_breaks_a_law():
     program = planned(STRATEGIES["zero3"])
     free = [op for op in program.ranks[0].steady if op.kind == "free" and op.unit == "blocks.0"][-1]
-    unfreed = next(op for op in program.ranks[0].steady if Free("blocks.0:unsharded") in op.memory and op.index > 20)
+    unfreed = next(
+        op
+        for op in program.ranks[0].steady
+        if Free("blocks.0:unsharded") in op.memory and op.index > 20
+    )
     assert free.index >= unfreed.index
     kept = with_op(program, replace(unfreed, memory=()))
     assert "every unshard is resharded" in found_by_laws(kept)
@@ -321,14 +371,21 @@ def broken_runs() -> dict[str, Run]:
     def with_phase(**more: object) -> Run:
         return with_rank(replace(rank, phases={**rank.phases, "steady": replace(steady, **more)}))
 
-    early = [i for i, span in enumerate(rank.spans) if span.stream == "compute" and span.start_ns][1]
+    early = [i for i, span in enumerate(rank.spans) if span.stream == "compute" and span.start_ns][
+        1
+    ]
     spans = list(rank.spans)
     spans[early] = replace(spans[early], start_ns=0)
     low = replace(steady.memory, peak_bytes=steady.memory.start_bytes - 1, by_kind={})
     unlike = replace(steady.memory, by_kind={"parameters": steady.memory.peak_bytes - 1})
-    parts = [replace(part, peak_bytes=part.peak_bytes + steady.memory.peak_bytes) for part in steady.memory.parts]
+    parts = [
+        replace(part, peak_bytes=part.peak_bytes + steady.memory.peak_bytes)
+        for part in steady.memory.parts
+    ]
     beyond = replace(steady.memory, parts=tuple(parts))
-    told = Numerics(losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=0.0, steps=2)
+    told = Numerics(
+        losses=(1.0,), largest_relative_difference=0.0, largest_gradient_difference=0.0, steps=2
+    )
     lone = replace(steady.collectives[0], group_size=5)
     return {
         "one thing at a time": with_rank(replace(rank, spans=tuple(spans))),
@@ -347,7 +404,9 @@ def broken_runs() -> dict[str, Run]:
 @pytest.mark.quality
 @pytest.mark.parametrize("name", broken_runs())
 def test_a_broken_run_breaks_its_law(name):
-    assert name.strip() in {breach.split(":")[0] for breach in run_laws.run_breaches(broken_runs()[name])}
+    assert name.strip() in {
+        breach.split(":")[0] for breach in run_laws.run_breaches(broken_runs()[name])
+    }
 
 
 def test_every_law_of_runs_has_a_run_that_breaks_it():
@@ -369,12 +428,27 @@ def op(**more: object) -> Op:
         ((op(waits=(0,)),), r"expected waits for earlier ops, found waits for \(0,\)"),
         ((op(waits=(-1,)),), "expected waits for earlier ops"),
         ((op(group="dp_shard"),), "expected no group, as it is no collective, found dp_shard"),
-        ((op(kind="all_gather", group="dp_replicate", nbytes=4),), "expected a group of more than one rank"),
-        ((op(kind="all_gather", group="dp_shard:3", nbytes=4),), "expected a group of more than one rank"),
-        ((op(kind="all_gather", nbytes=4),), "expected a group of more than one rank on .*, found none"),
+        (
+            (op(kind="all_gather", group="dp_replicate", nbytes=4),),
+            "expected a group of more than one rank",
+        ),
+        (
+            (op(kind="all_gather", group="dp_shard:3", nbytes=4),),
+            "expected a group of more than one rank",
+        ),
+        (
+            (op(kind="all_gather", nbytes=4),),
+            "expected a group of more than one rank on .*, found none",
+        ),
         ((op(kind="all_gather", group="dp_shard"),), "expected bytes to communicate, found 0"),
-        ((op(memory=(Free("x"),)),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
-        ((op(memory=(Alloc("x", "inputs", 1), Alloc("x", "inputs", 1))),), "expected a buffer that is not live"),
+        (
+            (op(memory=(Free("x"),)),),
+            r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed",
+        ),
+        (
+            (op(memory=(Alloc("x", "inputs", 1), Alloc("x", "inputs", 1))),),
+            "expected a buffer that is not live",
+        ),
     ],
 )
 def test_a_malformed_program_is_refused_with_its_op(ops, words):
@@ -392,14 +466,19 @@ def test_an_assignment_that_leaves_a_rank_or_a_program_out_is_refused():
 
 
 def test_a_cycle_of_collectives_is_named_in_the_graph():
-    """Ranks 0 and 3 reduce over their shards first, ranks 1 and 2 over their replicas: everybody waits for somebody."""
+    """Ranks 0 and 3 reduce over their shards first, ranks 1 and 2 over their replicas: everybody
+    waits for somebody."""
 
     def reduce(index: int, group: str) -> Op:
-        return op(index=index, kind="all_reduce", unit=group, stream="all_reduce", group=group, nbytes=8)
+        return op(
+            index=index, kind="all_reduce", unit=group, stream="all_reduce", group=group, nbytes=8
+        )
 
     orders = (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"))
     kinds = tuple(
-        RankProgram(construction=(), first=(), steady=tuple(reduce(*pair) for pair in enumerate(order)))
+        RankProgram(
+            construction=(), first=(), steady=tuple(reduce(*pair) for pair in enumerate(order))
+        )
         for order in orders
     )
     crossed = Program(mesh=Mesh(dp_replicate=2, dp_shard=2), ranks=kinds, assignment=(0, 1, 1, 0))

@@ -1,4 +1,5 @@
-"""Shard math by its laws: every element held once, padding never read, any change of shards reversible."""
+"""Shard math by its laws: every element held once, padding never read, any change of shards
+reversible."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from zsim.strategies.flat_buffer.groups import regroup
 
 
 def gathered(local: list[list[int | None]], layout: FlatLayout) -> list[int | None]:
-    """What an all-gather of the padded shards delivers, cut to the elements that are not padding."""
+    """What an all-gather of the padded shards delivers, cut to the elements that are not padding.
+    """
     return [element for row in local for element in row][: layout.numel]
 
 
@@ -57,7 +59,9 @@ def test_shards_follow_the_rule_of_torch_chunk(n: int, count: int) -> None:
 
 
 def test_with_fewer_elements_than_ranks_the_last_shards_are_empty() -> None:
-    assert shards(3, 5) == (Interval(0, 1), Interval(1, 2), Interval(2, 3), Interval(3, 3), Interval(3, 3))
+    assert shards(3, 5) == (
+        Interval(0, 1), Interval(1, 2), Interval(2, 3), Interval(3, 3), Interval(3, 3),
+    )
 
 
 def test_five_elements_on_four_ranks_leave_the_last_rank_empty() -> None:
@@ -94,7 +98,9 @@ def test_the_pieces_of_a_flat_layout_hold_each_parameter_once(sizes: list[int], 
 
 
 @given(sizes=st.lists(numels, max_size=6), count=num_shards)
-def test_a_piece_lies_in_its_rank_s_shard_where_the_flat_buffer_has_it(sizes: list[int], count: int) -> None:
+def test_a_piece_lies_in_its_rank_s_shard_where_the_flat_buffer_has_it(
+    sizes: list[int], count: int
+) -> None:
     layout = FlatLayout(numels=tuple(sizes), num_shards=count)
     local = split(list(range(layout.numel)), layout)
     for rank in range(count):
@@ -109,7 +115,9 @@ def test_padding_is_never_read_back(sizes: list[int], count: int) -> None:
     layout = FlatLayout(numels=tuple(sizes), num_shards=count)
     assert gathered(split(list(range(layout.numel)), layout), layout) == list(range(layout.numel))
     assert all(
-        piece.offset + piece.interval.numel <= layout.local(r).numel for r in range(count) for piece in layout.pieces(r)
+        piece.offset + piece.interval.numel <= layout.local(r).numel
+        for r in range(count)
+        for piece in layout.pieces(r)
     )
 
 
@@ -143,7 +151,9 @@ def test_resharding_there_and_back_changes_nothing(n: int, old: int, new: int) -
 
 @given(n=numels, count=num_shards)
 def test_resharding_to_the_same_number_moves_nothing_between_ranks(n: int, count: int) -> None:
-    assert all(transfer.source == transfer.destination for transfer in reshard(n, old=count, new=count))
+    assert all(
+        transfer.source == transfer.destination for transfer in reshard(n, old=count, new=count)
+    )
 
 
 def test_four_shards_become_two_by_pairs() -> None:
@@ -155,8 +165,13 @@ def test_four_shards_become_two_by_pairs() -> None:
     )
 
 
-@given(units=param_groups(), cap=st.one_of(st.sampled_from(["unit", "parameter"]), st.integers(1, 10_000)))
-def test_regrouping_keeps_every_parameter_once_and_in_order(units: tuple[ParamGroup, ...], cap: str | int) -> None:
+@given(
+    units=param_groups(),
+    cap=st.one_of(st.sampled_from(["unit", "parameter"]), st.integers(1, 10_000)),
+)
+def test_regrouping_keeps_every_parameter_once_and_in_order(
+    units: tuple[ParamGroup, ...], cap: str | int
+) -> None:
     groups = regroup(units, granularity=cap, element_nbytes=4)  # type: ignore[arg-type]
     before = [parameter for unit in units for parameter in unit.parameters]
     assert [parameter for group in groups for parameter in group.parameters] == before
@@ -165,31 +180,37 @@ def test_regrouping_keeps_every_parameter_once_and_in_order(units: tuple[ParamGr
 
 def test_a_bucket_closes_once_it_has_reached_its_cap() -> None:
     parameters = tuple(Parameter(fqn=f"p{index}", shape=(10,)) for index in range(5))
-    units = (ParamGroup(fqn="a", parameters=parameters[:2]), ParamGroup(fqn="b", parameters=parameters[2:]))
+    units = (
+        ParamGroup(fqn="a", parameters=parameters[:2]),
+        ParamGroup(fqn="b", parameters=parameters[2:]),
+    )
     assert regroup(units, granularity=100, element_nbytes=4) == (
         ParamGroup(fqn="p0", parameters=parameters[:3]),
         ParamGroup(fqn="p3", parameters=parameters[3:]),
     )
     assert regroup(units, granularity="unit") == units
-    assert [group.fqn for group in regroup(units, granularity="parameter")] == ["p0", "p1", "p2", "p3", "p4"]
+    assert [group.fqn for group in regroup(units, granularity="parameter")] == [
+        "p0", "p1", "p2", "p3", "p4"
+    ]
 
 
 @pytest.mark.parametrize(
     ("sizes", "ranks", "owners"),
     [
-        ((), 2, ()),
-        ((4, 4, 4, 4), 2, (0, 1, 0, 1)),
-        ((1, 10, 2, 9), 2, (0, 0, 1, 1)),
-        ((5,), 3, (0,)),
-        ((0, 0, 3), 2, (1, 1, 0)),
+        ((), 2, ()), ((4, 4, 4, 4), 2, (0, 1, 0, 1)), ((1, 10, 2, 9), 2, (0, 0, 1, 1)),
+        ((5,), 3, (0,)), ((0, 0, 3), 2, (1, 1, 0)),
     ],
 )
-def test_greedy_owners_take_the_largest_first(sizes: tuple[int, ...], ranks: int, owners: tuple[int, ...]) -> None:
+def test_greedy_owners_take_the_largest_first(
+    sizes: tuple[int, ...], ranks: int, owners: tuple[int, ...]
+) -> None:
     assert greedy_owners(sizes, num_ranks=ranks) == owners
 
 
 @given(sizes=st.lists(numels, max_size=20), ranks=num_shards)
-def test_greedy_ownership_is_uneven_by_at_most_the_largest_parameter(sizes: list[int], ranks: int) -> None:
+def test_greedy_ownership_is_uneven_by_at_most_the_largest_parameter(
+    sizes: list[int], ranks: int
+) -> None:
     totals = [0] * ranks
     for size, owner in zip(sizes, greedy_owners(sizes, num_ranks=ranks), strict=True):
         totals[owner] += size

@@ -1,4 +1,5 @@
-"""The waterfall, the advice and the least that fits where parts are frozen, unused or offloaded, or a module is used again."""
+"""The waterfall, the advice and the least that fits where parts are frozen, unused or offloaded, or
+a module is used again."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
 
-GPT = 'family = "gpt", sizes = { num_layers = 4, hidden_size = 16, num_heads = 4, vocabulary = 29, tied = false }'
+GPT = (
+    'family = "gpt", sizes = { num_layers = 4, hidden_size = 16, num_heads = 4, vocabulary = 29, '
+    'tied = false }'
+)
 STRATEGY = (
     'name = "ddp"',
     'name = "ddp", find_unused_parameters = true',
@@ -47,7 +51,8 @@ FEATURES: dict[str, dict[str, str]] = {
     "wrapped apart": {"wrapping": '{ every = 2, ends = "apart" }'},
     "whole": {"wrapping": '{ every = "all" }'},
     "autocast": {"precision": '{ parameters = "fp32", autocast = "bf16" }'},
-    "save_every": {"activation_checkpointing": '{ mode = "selective", save = ["linear"], save_every = 2 }'},
+    "save_every": {"activation_checkpointing": '{ mode = "selective", save = ["linear"], '
+                                               'save_every = 2 }'},
     "every second": {"activation_checkpointing": '{ mode = "full", every = 2 }'},
     "clip": {"optimizer": '{ name = "adamw", clip_norm = 1.0 }'},
     "uses": {"model": ', uses = { times = 2, order = "stack" }'},
@@ -57,7 +62,11 @@ FEATURES: dict[str, dict[str, str]] = {
 
 def text(strategy: str, feature: str) -> str:
     of = FEATURES[feature]
-    more = (f"{key} = {of[key]}\n" for key in ("frozen", "wrapping", "activation_checkpointing", "optimizer") if key in of)
+    more = (
+        f"{key} = {of[key]}\n"
+        for key in ("frozen", "wrapping", "activation_checkpointing", "optimizer")
+        if key in of
+    )
     return f"""
 model = {{ {GPT}{of.get("model", "")} }}
 batch = {{ micro_batch = 2, sequence_length = 8{of.get("batch", "")} }}
@@ -72,19 +81,25 @@ def scenario(strategy: str, feature: str) -> Scenario:
 
 
 def cases(*, whole: bool) -> Iterator[tuple[str, str]]:
-    """Every strategy with every feature, or each feature with two strategies, where a scenario may have both."""
+    """Every strategy with every feature, or each feature with two strategies, where a scenario may
+    have both."""
     for (i, strategy), (j, feature) in itertools.product(enumerate(STRATEGY), enumerate(FEATURES)):
         if not whole and (2 * i + j) % len(STRATEGY) > 1:
             continue
         try:
             scenario(strategy, feature)
         except ScenarioError as refused:
-            assert feature.startswith("unused") or (feature == "clip" and "offload" in strategy), refused
+            assert feature.startswith("unused") or (feature == "clip" and "offload" in strategy), (
+                refused
+            )
             continue
         yield strategy, feature
 
 
-PARTS = ("model", "batch", "mesh", "strategy", "options", "sync", "optimizer", "checkpointing", "wrapping", "expandable_segments")
+PARTS = (
+    "model", "batch", "mesh", "strategy", "options", "sync", "optimizer", "checkpointing",
+    "wrapping", "expandable_segments",
+)
 
 
 def toml(value: Any) -> str:
@@ -97,11 +112,17 @@ def as_file(before: Scenario, after: Scenario) -> str:
     """The file of `before` with what `after` changes."""
     table = tomllib.loads(before.text)
     axes = {axis: after.mesh.size(axis) for axis in STRATEGIES[after.strategy].axes}
-    options = {name: getattr(after.options, name) for name in type(after.options).__dataclass_fields__}
+    options = {
+        name: getattr(after.options, name) for name in type(after.options).__dataclass_fields__
+    }
     options = {name: value for name, value in options.items() if value is not None}
     table["strategy"] = {"name": after.strategy, "sync": after.sync, **axes, **options}
-    table["batch"] |= {"micro_batch": after.batch.micro_batch, "accumulation": after.batch.accumulation}
-    table["optimizer"] = table.get("optimizer", {"name": "adamw"}) | {"implementation": after.optimizer.implementation}
+    table["batch"] |= {
+        "micro_batch": after.batch.micro_batch, "accumulation": after.batch.accumulation
+    }
+    table["optimizer"] = table.get("optimizer", {"name": "adamw"}) | {
+        "implementation": after.optimizer.implementation
+    }
     table["wrapping"] = {"every": after.wrapping.every, "ends": after.wrapping.ends}
     table["allocator"] = {"expandable_segments": after.expandable_segments}
     if after.checkpointing != before.checkpointing:
@@ -117,9 +138,14 @@ def test_whatever_is_advised_or_tried_can_be_written_and_is_not_refused(whole: b
         for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
             written = parse(as_file(case, other).encode(), where="parts.toml")
             for part in PARTS:
-                assert getattr(written, part) == getattr(other, part), (strategy, feature, name, part)
+                assert getattr(written, part) == getattr(other, part), (
+                    strategy, feature, name, part
+                )
             seen.add(name)
-    assert {"strategy zero1", "wrapping.every = 1: one param group per block", "fsdp2, reshard_after_forward = false"} <= seen
+    assert {
+        "strategy zero1", "wrapping.every = 1: one param group per block",
+        "fsdp2, reshard_after_forward = false",
+    } <= seen
 
 
 @pytest.mark.parametrize("feature", ["frozen", "save_every", "every second", "clip", "forwards"])
@@ -129,19 +155,29 @@ def test_what_is_advised_and_tried_of_fsdp1_can_be_written_and_is_not_refused(fe
     seen = []
     for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
         written = parse(as_file(case, other).encode(), where="parts.toml")
-        assert [getattr(written, part) for part in PARTS] == [getattr(other, part) for part in PARTS], name
+        assert [getattr(written, part) for part in PARTS] == [
+            getattr(other, part) for part in PARTS
+        ], name
         seen += [name] if other.strategy == "fsdp1" else []
-    assert {"dp_shard = 8: shard over all ranks", 'fsdp1, shard groups of 2, sharding = "full"'} <= set(seen)
+    assert {
+        "dp_shard = 8: shard over all ranks", 'fsdp1, shard groups of 2, sharding = "full"'
+    } <= set(seen)
 
 
 def test_what_would_be_refused_is_not_advised() -> None:
     case = scenario('name = "fsdp2", sync = "last"', "unused")
     assert "half the micro-batch, twice the accumulation" in {name for name, _ in changes(case)}
-    assert "half the micro-batch, twice the accumulation" not in {effect.change for effect in advice(case)}
+    assert "half the micro-batch, twice the accumulation" not in {
+        effect.change for effect in advice(case)
+    }
 
 
 def test_a_step_up_keeps_the_options_that_both_strategies_have() -> None:
-    (other,) = (other for name, other in changes(scenario('name = "zero2", granularity = "parameter"', "clip")) if "zero3" in name)
+    (other,) = (
+        other
+        for name, other in changes(scenario('name = "zero2", granularity = "parameter"', "clip"))
+        if "zero3" in name
+    )
     assert other.options.granularity == "parameter"
     case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 4, offload = true', "frozen")
     (other,) = (other for name, other in changes(case) if "fsdp2" in name)
@@ -149,30 +185,37 @@ def test_a_step_up_keeps_the_options_that_both_strategies_have() -> None:
 
 
 def test_every_second_block_may_become_every_block() -> None:
-    (other,) = (o for name, o in changes(scenario('name = "zero3"', "every second")) if "checkpointing" in name)
+    (other,) = (
+        o
+        for name, o in changes(scenario('name = "zero3"', "every second"))
+        if "checkpointing" in name
+    )
     assert other.checkpointing.every == 1
 
 
 @pytest.mark.parametrize(
     ("strategy", "feature", "expected"),
     [
-        ('name = "ddp"', "frozen", "2Ψ + 14Ψt"),
-        ('name = "zero1"', "frozen", "2Ψ + 2Ψt + 12Ψt/8"),
-        ('name = "zero2"', "frozen", "2Ψ + 14Ψt/8"),
-        ('name = "zero3"', "frozen", "2Ψ/8 + 14Ψt/8"),
-        ('name = "fsdp2"', "unused", "4Ψ/8 + 12Ψt/8"),
-        ('name = "fsdp2"', "autocast", "16Ψ/8"),
+        ('name = "ddp"', "frozen", "2Ψ + 14Ψt"), ('name = "zero1"', "frozen", "2Ψ + 2Ψt + 12Ψt/8"),
+        ('name = "zero2"', "frozen", "2Ψ + 14Ψt/8"), ('name = "zero3"', "frozen", "2Ψ/8 + 14Ψt/8"),
+        ('name = "fsdp2"', "unused", "4Ψ/8 + 12Ψt/8"), ('name = "fsdp2"', "autocast", "16Ψ/8"),
         ('name = "ddp"', "clip", "16Ψ"),
     ],
 )
-def test_frozen_and_unused_parameters_count_as_parameters_alone(strategy: str, feature: str, expected: str) -> None:
+def test_frozen_and_unused_parameters_count_as_parameters_alone(
+    strategy: str, feature: str, expected: str
+) -> None:
     case = scenario(strategy, feature)
     assert formula_text(case) == expected
     trained, whole = num_trained(case), case.model.num_parameters
     shards = 8 if "/8" in expected else 1
     assert (trained < whole) is ("Ψt" in expected)
-    sizes = (part.replace("Ψt", f"*{trained}").replace("Ψ", f"*{whole}").replace("/", "//") for part in expected.split(" + "))
-    assert abs(formula_bytes(case) - sum(eval(size) for size in sizes)) <= 16 * shards  # what is cut is rounded up
+    sizes = (
+        part.replace("Ψt", f"*{trained}").replace("Ψ", f"*{whole}").replace("/", "//")
+        for part in expected.split(" + ")
+    )
+    # what is cut is rounded up
+    assert abs(formula_bytes(case) - sum(eval(size) for size in sizes)) <= 16 * shards
 
 
 def held_between_steps(case: Scenario) -> int:
@@ -189,7 +232,9 @@ def held_between_steps(case: Scenario) -> int:
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize("feature", ["frozen", "unused and frozen"])
-def test_the_formula_is_what_is_held_between_steps_but_for_gradients_and_padding(strategy: str, feature: str) -> None:
+def test_the_formula_is_what_is_held_between_steps_but_for_gradients_and_padding(
+    strategy: str, feature: str
+) -> None:
     case = scenario(f'name = "{strategy}"', feature)
     gradient = state_bytes(case).gradient * num_trained(case)
     gradient = -(-gradient // 8) if strategy in ("zero2", "zero3", "fsdp2") else gradient
@@ -197,15 +242,27 @@ def test_the_formula_is_what_is_held_between_steps_but_for_gradients_and_padding
     assert 0 <= held_between_steps(case) + gradient - formula_bytes(case) <= padding
 
 
-def test_what_is_less_than_a_segment_is_not_called_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_less_than_a_segment_is_not_called_elsewhere(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     effect = Effect(
-        change="x", saved_bytes=0, saved_allocated_bytes=512, added_ns=0, step_time_ns=10, step_time_band_ns=(9, 12), needed_bytes=1,
-        verdict="FITS", peak_at="backward root"
+        change="x", saved_bytes=0, saved_allocated_bytes=512, added_ns=0, step_time_ns=10,
+        step_time_band_ns=(9, 12), needed_bytes=1, verdict="FITS", peak_at="backward root",
     )
-    print_advice([effect, replace(effect, saved_allocated_bytes=-512), replace(effect, saved_allocated_bytes=0)])
+    print_advice(
+        [
+            effect, replace(effect, saved_allocated_bytes=-512),
+            replace(effect, saved_allocated_bytes=0),
+        ]
+    )
     written = capsys.readouterr()
-    words = [line.partition("changes nothing: ")[2].partition(",")[0] for line in (written.out + written.err).splitlines()[1:]]
-    assert words == ["512 B less in as many segments", "512 B more in as many segments", "the peak is elsewhere"]
+    words = [
+        line.partition("changes nothing: ")[2].partition(",")[0]
+        for line in (written.out + written.err).splitlines()[1:]
+    ]
+    assert words == [
+        "512 B less in as many segments", "512 B more in as many segments", "the peak is elsewhere"
+    ]
 
 
 def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() -> None:
@@ -222,7 +279,9 @@ def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() ->
     )
     tried = {other.strategy for _, other in ways(replace(case, model=model))}
     assert tried == {"ddp", "zero1", "zero2", "zero3"}
-    assert "fsdp2" in {other.strategy for _, other in ways(replace(case, model=replace(model, casts_input=True)))}
+    assert "fsdp2" in {
+        other.strategy for _, other in ways(replace(case, model=replace(model, casts_input=True)))
+    }
 
 
 def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another_memory() -> None:
@@ -232,7 +291,9 @@ def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another
 
     offloaded = 'name = "fsdp2", offload = true'
     assert reason(scenario(offloaded, "frozen")) == "in host memory instead (CPUOffloadPolicy)"
-    one_memory = text(offloaded, "frozen").replace('preset = "dgx-h100"', 'preset = "cpu-gloo", ranks = 8')
+    one_memory = text(offloaded, "frozen").replace(
+        'preset = "dgx-h100"', 'preset = "cpu-gloo", ranks = 8'
+    )
     assert reason(parse(one_memory.encode(), where="parts.toml")).startswith("padding")
 
 
@@ -241,7 +302,10 @@ def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another
     [
         ('name = "ddp", find_unused_parameters = true', "unused"),
         ('name = "fsdp2", offload = true', "frozen"),
-        pytest.param('name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"', "forwards", marks=pytest.mark.slow),
+        pytest.param(
+            'name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"', "forwards",
+            marks=pytest.mark.slow,
+        ),
         pytest.param('name = "zero2"', "uses", marks=pytest.mark.slow),
     ],
 )
@@ -253,11 +317,15 @@ def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> No
     for stage in stages:
         assert not stage.total or stage.nbytes == total
         total += 0 if stage.total else stage.nbytes
-    assert all(effect.needed_bytes + effect.saved_bytes == found.needed.nbytes for effect in advice(case))
+    assert all(
+        effect.needed_bytes + effect.saved_bytes == found.needed.nbytes for effect in advice(case)
+    )
     assert fit(case).recommended is not None
 
 
-def test_a_scenario_of_parts_is_shown_and_fitted_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scenario_of_parts_is_shown_and_fitted_from_the_command_line(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "parts.toml"
     path.write_text(text('name = "fsdp2"', "frozen"))
     assert main(["show", str(path), "--memory"]) == 0

@@ -1,4 +1,5 @@
-"""Whose needs the answer is about: of all ranks the one that may need most, with its place in its node and its own Program."""
+"""Whose needs the answer is about: of all ranks the one that may need most, with its place in its
+node and its own Program."""
 
 from __future__ import annotations
 
@@ -31,18 +32,28 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 
 
 def most_needed(program: Program, case: Scenario, rank: int) -> int:
-    """The most that `rank` may need: what the allocator reserves for its Program, and what lies outside at its place."""
+    """The most that `rank` may need: what the allocator reserves for its Program, and what lies
+    outside at its place."""
     one = program.of_rank(rank)
-    records = reserved.replay(one, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True)
-    return max(records[phase].peak_reserved_bytes for phase in STEPS) + total(outside(program, case.cluster, rank=rank)).high
+    records = reserved.replay(
+        one, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True
+    )
+    return (
+        max(records[phase].peak_reserved_bytes for phase in STEPS)
+        + total(outside(program, case.cluster, rank=rank)).high
+    )
 
 
 @pytest.mark.parametrize(
     ("strategy", "nodes"),
-    [('name = "ddp"', 1), ('name = "ddp"', 3), ('name = "fsdp2"', 1), ('name = "zero2"', 2), ('name = "zero_redundancy"', 1)],
+    [
+        ('name = "ddp"', 1), ('name = "ddp"', 3), ('name = "fsdp2"', 1), ('name = "zero2"', 2),
+        ('name = "zero_redundancy"', 1),
+    ],
 )
 def test_no_rank_may_need_more_than_the_one_that_is_told_of(strategy: str, nodes: int) -> None:
-    """On A100 a rank inside the chain of its node has more of NCCL's buffers than its first and its last."""
+    """On A100 a rank inside the chain of its node has more of NCCL's buffers than its first and its
+    last."""
     case = scenario(strategy, nodes=nodes)
     program = plan.plan(case, device="cuda")
     found = answer(program, case.cluster)
@@ -56,7 +67,9 @@ def test_what_just_fits_the_first_rank_does_not_surely_fit_its_neighbours() -> N
     program = plan.plan(case, device="cuda")
     found = answer(program, case.cluster)
     assert found.rank == 1
-    assert replace(found, capacity=replace(found.capacity, low=most_needed(program, case, 0))).verdict == "TIGHT"
+    assert replace(
+        found, capacity=replace(found.capacity, low=most_needed(program, case, 0))
+    ).verdict == ("TIGHT")
 
 
 def _rank(*sizes: int, streams: tuple[str, ...] = ("compute",)) -> RankProgram:
@@ -84,11 +97,21 @@ def test_what_the_allocator_keeps_counts_as_well_as_what_lives() -> None:
 
 @pytest.mark.parametrize("cluster", ["cpu-gloo", "dgx-h100"])
 def test_of_ranks_that_need_as_much_the_first_is_told_of(cluster: str) -> None:
-    program = Program(mesh=Mesh(dp_replicate=3), ranks=(_rank(MIB), _rank(5 * MIB), _rank(5 * MIB)), assignment=(0, 1, 2))
+    program = Program(
+        mesh=Mesh(dp_replicate=3), ranks=(_rank(MIB), _rank(5 * MIB), _rank(5 * MIB)),
+        assignment=(0, 1, 2),
+    )
     assert answer(program, load_cluster(cluster, ranks=3)).rank == 1
 
 
 def test_what_lives_at_the_peak_is_told_largest_first() -> None:
     sizes = {"a": 10, "b": 300, "c": 20, "d": 200}
-    held = _holdings(tuple((Alloc(name, "activations", size), unit) for (name, size), unit in zip(sizes.items(), "pqrs", strict=True)))
-    assert [(one.unit, one.nbytes) for one in held] == [("q", 300), ("s", 200), ("r", 20), ("p", 10)]
+    held = _holdings(
+        tuple(
+            (Alloc(name, "activations", size), unit)
+            for (name, size), unit in zip(sizes.items(), "pqrs", strict=True)
+        )
+    )
+    assert [(one.unit, one.nbytes) for one in held] == [
+        ("q", 300), ("s", 200), ("r", 20), ("p", 10)
+    ]

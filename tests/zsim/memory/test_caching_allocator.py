@@ -1,4 +1,5 @@
-"""The caching allocator against rules worked out by hand, against a naive one that scans all blocks, and its laws."""
+"""The caching allocator against rules worked out by hand, against a naive one that scans all
+blocks, and its laws."""
 
 from __future__ import annotations
 
@@ -20,16 +21,25 @@ from zsim.memory.caching_allocator import (
 KIB, MIB = 2**10, 2**20
 SIZES = st.one_of(
     st.integers(1, 4096),
-    st.sampled_from([512, SMALL_SIZE, SMALL_SIZE + 1, 10 * MIB - 512, 10 * MIB, 19 * MIB, 19 * MIB - 512, 20 * MIB]),
+    st.sampled_from(
+        [
+            512, SMALL_SIZE, SMALL_SIZE + 1, 10 * MIB - 512, 10 * MIB, 19 * MIB, 19 * MIB - 512,
+            20 * MIB,
+        ]
+    ),
     st.integers(1, 40 * MIB),
 )
-STEPS = st.lists(st.tuples(SIZES, st.sampled_from(["compute", "all_gather"]), st.integers(0, 10**6)), max_size=60)
+STEPS = st.lists(
+    st.tuples(SIZES, st.sampled_from(["compute", "all_gather"]), st.integers(0, 10**6)), max_size=60
+)
 """(bytes, stream, choice): an even choice allocates, an odd one frees one of the live blocks."""
 
 
 def pieces(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
     """(size, whether it lives) of the blocks of each segment."""
-    return [[(block.size, block.requested > 0) for block in segment] for segment in allocator.segments()]
+    return [
+        [(block.size, block.requested > 0) for block in segment] for segment in allocator.segments()
+    ]
 
 
 def state(allocator: CachingAllocator) -> tuple[int, int, int]:
@@ -50,21 +60,20 @@ def run(allocator: CachingAllocator, steps: list[tuple[int, str, int]]):
 @pytest.mark.parametrize(
     ("nbytes", "rounded", "segment"),
     [
-        (1, 512, 2 * MIB),
-        (512, 512, 2 * MIB),
-        (513, 1024, 2 * MIB),
-        (MIB, MIB, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB),
-        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
-        (10 * MIB - 1, 10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (1, 512, 2 * MIB), (512, 512, 2 * MIB), (513, 1024, 2 * MIB), (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB), (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB - 1, 10 * MIB, 10 * MIB), (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
         (30 * MIB, 30 * MIB, 30 * MIB),
     ],
 )
-def test_a_size_is_rounded_to_512_bytes_and_its_segment_is_2_mib_20_mib_or_its_own(nbytes, rounded, segment):
+def test_a_size_is_rounded_to_512_bytes_and_its_segment_is_2_mib_20_mib_or_its_own(
+    nbytes, rounded, segment
+):
     allocator = CachingAllocator()
     allocator.allocate(nbytes, stream="compute")
-    assert (round_size(nbytes), segment_size(rounded), allocator.reserved) == (rounded, segment, segment)
+    assert (round_size(nbytes), segment_size(rounded), allocator.reserved) == (
+        rounded, segment, segment,
+    )
 
 
 def test_a_small_block_is_split_off_when_512_bytes_remain():
@@ -139,17 +148,21 @@ def test_an_expandable_segment_grows_by_pages_and_blocks_reach_across_them():
     assert allocator.reserved == 42 * MIB
 
 
-def test_an_expandable_segment_is_mapped_only_as_far_as_the_free_block_before_its_space_does_not_reach():
+def test_an_expandable_segment_is_mapped_only_as_far_as_the_free_block_before_its_space_does_not_reach():  # noqa: E501
     allocator = CachingAllocator(expandable_segments=True, capacity=40 * MIB)
     allocator.allocate(12 * MIB, stream="compute")
-    allocator.allocate(24 * MIB, stream="compute")  # 8 MiB of the first page are free, so that one more page does
+    allocator.allocate(
+        24 * MIB, stream="compute"
+    )  # 8 MiB of the first page are free, so that one more page does
     assert pieces(allocator) == [[(12 * MIB, True), (24 * MIB, True), (4 * MIB, False)]]
     assert allocator.reserved == 40 * MIB
 
 
 def test_what_releasing_gives_back_is_told_piece_by_piece():
     allocator = CachingAllocator()
-    small, large = allocator.allocate(1, stream="compute"), allocator.allocate(30 * MIB, stream="all_gather")
+    small, large = (
+        allocator.allocate(1, stream="compute"), allocator.allocate(30 * MIB, stream="all_gather"),
+    )
     allocator.allocate(2 * MIB, stream="compute")
     allocator.free(small)
     allocator.free(large)
@@ -171,30 +184,41 @@ def test_the_end_of_an_expandable_segment_is_used_after_a_larger_hole():
     assert pieces(allocator) == [[(9 * MIB, True), (3 * MIB, True), (8 * MIB, False)]]
     allocator.free(hole)
     assert allocator.allocate(6 * MIB, stream="compute").address == hole.address
-    assert pieces(allocator) == [[(6 * MIB, True), (3 * MIB, False), (3 * MIB, True), (8 * MIB, False)]]
+    assert pieces(allocator) == [
+        [(6 * MIB, True), (3 * MIB, False), (3 * MIB, True), (8 * MIB, False)]
+    ]
 
 
 def test_releasing_gives_back_whole_free_segments_and_keeps_those_in_use():
     allocator = CachingAllocator()
-    whole, part = allocator.allocate(30 * MIB, stream="compute"), allocator.allocate(4 * MIB, stream="compute")
+    whole, part = (
+        allocator.allocate(30 * MIB, stream="compute"),
+        allocator.allocate(4 * MIB, stream="compute"),
+    )
     allocator.free(whole)
     allocator.release()
-    assert (pieces(allocator), allocator.reserved) == ([[(4 * MIB, True), (16 * MIB, False)]], 20 * MIB)
+    assert (pieces(allocator), allocator.reserved) == (
+        [[(4 * MIB, True), (16 * MIB, False)]], 20 * MIB,
+    )
     allocator.free(part)
     allocator.release()
     assert (pieces(allocator), state(allocator)) == ([], (0, 0, 0))
 
 
-def test_releasing_unmaps_the_whole_free_pages_of_an_expandable_segment_and_the_hole_is_mapped_again_first():
+def test_releasing_unmaps_the_whole_free_pages_of_an_expandable_segment_and_the_hole_is_mapped_again_first():  # noqa: E501
     allocator = CachingAllocator(expandable_segments=True)
-    low, middle, high = (allocator.allocate(nbytes * MIB, stream="compute") for nbytes in (10, 50, 20))
+    low, middle, high = (
+        allocator.allocate(nbytes * MIB, stream="compute") for nbytes in (10, 50, 20)
+    )
     allocator.free(middle)
     allocator.release()
     assert pieces(allocator) == [[(10 * MIB, True), (10 * MIB, False)], [(20 * MIB, True)]]
     again = allocator.allocate(15 * MIB, stream="compute")
     assert again.address == low.address + 10 * MIB
     assert high.address == low.address + 60 * MIB
-    assert pieces(allocator) == [[(10 * MIB, True), (15 * MIB, True), (15 * MIB, False)], [(20 * MIB, True)]]
+    assert pieces(allocator) == [
+        [(10 * MIB, True), (15 * MIB, True), (15 * MIB, False)], [(20 * MIB, True)]
+    ]
     assert allocator.reserved == 60 * MIB
 
 
@@ -203,12 +227,14 @@ def test_a_full_device_has_the_cache_released_before_it_is_called_full():
     allocator.free(allocator.allocate(20 * MIB, stream="compute"))
     allocator.allocate(30 * MIB, stream="all_gather")
     assert (allocator.num_releases, allocator.reserved) == (1, 30 * MIB)
-    with pytest.raises(DeviceFullError, match="expected 20,971,520 B within 41,943,040 B, found 31,457,280 B reserved"):
+    with pytest.raises(DeviceFullError, match="expected 20,971,520 B within 41,943,040 B, found "
+                                              "31,457,280 B reserved"):
         allocator.allocate(20 * MIB, stream="compute")
 
 
 class Naive:
-    """The rules without any index: segments as lists of [address, size, requested], scanned from end to end."""
+    """The rules without any index: segments as lists of [address, size, requested], scanned from
+    end to end."""
 
     def __init__(self) -> None:
         self.segments: list[tuple[tuple[str, bool], list[list[int]]]] = []
@@ -224,7 +250,13 @@ class Naive:
             if name == pool and not piece[2] and piece[1] >= size
         ]
         if not fits:
-            space = 2 * MIB if size <= MIB else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            space = (
+                2 * MIB
+                if size <= MIB
+                else 20 * MIB
+                if size < 10 * MIB
+                else -(-size // (2 * MIB)) * 2 * MIB
+            )
             self.segments.append((pool, [[self.top, space, 0]]))
             fits = [(space, self.top, self.segments[-1][1])]
             self.top += space
@@ -266,7 +298,8 @@ def test_every_block_lies_where_the_naive_allocator_puts_it(steps):
 
 
 def check(allocator: CachingAllocator, live: list[Block]) -> None:
-    """Blocks tile their segments without overlap, no two free ones are neighbours, and all sums agree."""
+    """Blocks tile their segments without overlap, no two free ones are neighbours, and all sums
+    agree."""
     segments = sorted(allocator.segments(), key=lambda segment: segment[0].address)
     end = 0
     for segment in segments:
@@ -288,7 +321,9 @@ def check(allocator: CachingAllocator, live: list[Block]) -> None:
 
 
 @given(STEPS, st.booleans())
-def test_blocks_tile_their_segments_and_free_ones_have_no_free_neighbour_after_every_step(steps, expandable):
+def test_blocks_tile_their_segments_and_free_ones_have_no_free_neighbour_after_every_step(
+    steps, expandable
+):
     allocator, reserved = CachingAllocator(expandable_segments=expandable), 0
     for live in run(allocator, steps):
         check(allocator, live)
@@ -306,7 +341,9 @@ def test_the_same_holds_when_the_cache_is_released_now_and_then(steps, expandabl
 
 
 @given(STEPS, st.booleans())
-def test_when_everything_is_freed_each_segment_is_one_free_block_and_a_release_leaves_nothing(steps, expandable):
+def test_when_everything_is_freed_each_segment_is_one_free_block_and_a_release_leaves_nothing(
+    steps, expandable
+):
     allocator = CachingAllocator(expandable_segments=expandable)
     live = ([], *run(allocator, steps))[-1]
     for block in live:
@@ -318,18 +355,26 @@ def test_when_everything_is_freed_each_segment_is_one_free_block_and_a_release_l
 
 
 @given(st.lists(SIZES, max_size=40))
-def test_expandable_segments_reserve_the_live_bytes_rounded_up_to_a_page_when_nothing_is_freed(sizes):
+def test_expandable_segments_reserve_the_live_bytes_rounded_up_to_a_page_when_nothing_is_freed(
+    sizes
+):
     allocator = CachingAllocator(expandable_segments=True)
     for nbytes in sizes:
         allocator.allocate(nbytes, stream="compute")
     rounded = [round_size(nbytes) for nbytes in sizes]
-    small, large = (sum(size for size in rounded if (size <= SMALL_SIZE) is kind) for kind in (True, False))
-    expected = -(-small // SMALL_SEGMENT) * SMALL_SEGMENT + -(-large // LARGE_SEGMENT) * LARGE_SEGMENT
+    small, large = (
+        sum(size for size in rounded if (size <= SMALL_SIZE) is kind) for kind in (True, False)
+    )
+    expected = (
+        -(-small // SMALL_SEGMENT) * SMALL_SEGMENT + -(-large // LARGE_SEGMENT) * LARGE_SEGMENT
+    )
     assert state(allocator) == (expected, sum(rounded), sum(sizes))
 
 
 @given(STEPS, st.booleans(), st.integers(1, 80))
-def test_a_capacity_is_never_exceeded_and_nothing_is_refused_before_a_release(steps, expandable, mebibytes):
+def test_a_capacity_is_never_exceeded_and_nothing_is_refused_before_a_release(
+    steps, expandable, mebibytes
+):
     allocator = CachingAllocator(expandable_segments=expandable, capacity=mebibytes * MIB)
     try:
         for live in run(allocator, steps):

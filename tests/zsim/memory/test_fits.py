@@ -1,4 +1,5 @@
-"""Does it fit, and why: verdicts, waterfalls that add up, advice that is computed, and the least stage that fits."""
+"""Does it fit, and why: verdicts, waterfalls that add up, advice that is computed, and the least
+stage that fits."""
 
 from __future__ import annotations
 
@@ -60,7 +61,10 @@ precision = {{ parameters = "{precision}", reduce = "fp32" }}
 
 def of(case: Scenario) -> Answer:
     program = plan.plan(case, device=case.cluster.kind)
-    return answer(program, case.cluster, expandable_segments=case.expandable_segments, besides=belongings(case))
+    return answer(
+        program, case.cluster, expandable_segments=case.expandable_segments,
+        besides=belongings(case),
+    )
 
 
 # -- the answer
@@ -69,11 +73,19 @@ def of(case: Scenario) -> Answer:
 @WHOLE
 @given(scenarios())
 def test_every_answer_adds_up(found: Scenario) -> None:
-    """What lives at the peak is the peak, kind by kind; the waterfall's steps sum to its totals; bands hold what they band."""
+    """What lives at the peak is the peak, kind by kind; the waterfall's steps sum to its totals;
+    bands hold what they band."""
     one = of(found)
-    assert sum(holding.nbytes for holding in one.holdings) == sum(one.by_kind.values()) == one.allocated_bytes
+    assert (
+        sum(holding.nbytes for holding in one.holdings)
+        == sum(one.by_kind.values())
+        == one.allocated_bytes
+    )
     assert one.allocated_bytes <= one.reserved_bytes
-    assert one.allocated_bytes + one.workspace_bytes + one.rounding_bytes + one.cached_bytes == one.reserved_bytes
+    assert (
+        one.allocated_bytes + one.workspace_bytes + one.rounding_bytes + one.cached_bytes
+        == one.reserved_bytes
+    )
     assert one.needed.low <= one.needed.nbytes <= one.needed.high
     assert one.capacity.low <= one.capacity.nbytes <= one.capacity.high
     so_far = 0
@@ -87,16 +99,23 @@ def test_every_answer_adds_up(found: Scenario) -> None:
 
 @WHOLE
 @given(scenarios())
-def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_was_made(found: Scenario) -> None:
+def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_was_made(
+    found: Scenario
+) -> None:
     program = plan.plan(found, device=found.cluster.kind)
     one = answer(program, found.cluster)
     rank = program.of_rank(one.rank)
     record = replay(rank)[one.phase]
     last = max((op.index for op in rank.phase(one.phase) if op.kind == "optimizer"), default=0)
     if not any(op.memory for op in rank.phase(one.phase)[last + 1 :] if op.kind != "free"):
-        assert max(nbytes for _, nbytes in ridges(rank, one.phase)) == max(record.peak_bytes, record.start_bytes)
+        assert max(nbytes for _, nbytes in ridges(rank, one.phase)) == max(
+            record.peak_bytes, record.start_bytes
+        )
     assert {alloc.buffer for alloc, _ in live_at_peak(rank, one.phase)} <= {
-        event.buffer for phase in (rank.construction, rank.first, rank.second, rank.steady) for op in phase for event in op.memory
+        event.buffer
+        for phase in (rank.construction, rank.first, rank.second, rank.steady)
+        for op in phase
+        for event in op.memory
     }
 
 
@@ -104,20 +123,35 @@ def test_a_cpu_host_has_no_allocator_and_only_the_batch_outside() -> None:
     one = of(scenario(cluster="cpu-gloo", more=""))
     assert [item.name for item in one.outside] == ["inputs"]
     batch = one.outside[0].nbytes
-    assert one.reserved_bytes == one.allocated_bytes == one.needed.low - batch == one.needed.high - 2 * batch
+    assert (
+        one.reserved_bytes
+        == one.allocated_bytes
+        == one.needed.low - batch
+        == one.needed.high - 2 * batch
+    )
 
 
 @pytest.mark.parametrize(
     ("needed", "verdict"),
-    [((10, 5, 20), "FITS"), ((10, 5, 96), "TIGHT"), ((120, 101, 130), "TIGHT"), ((120, 106, 130), "OOM"), ((94, 90, 95), "FITS")],
+    [
+        ((10, 5, 20), "FITS"), ((10, 5, 96), "TIGHT"), ((120, 101, 130), "TIGHT"),
+        ((120, 106, 130), "OOM"), ((94, 90, 95), "FITS"),
+    ],
 )
-def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(needed: tuple[int, int, int], verdict: str) -> None:
+def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(
+    needed: tuple[int, int, int], verdict: str
+) -> None:
     nbytes, low, high = needed
-    one = replace(of(scenario()), needed=Band(nbytes=nbytes, low=low, high=high), capacity=Band(nbytes=100, low=95, high=105))
+    one = replace(
+        of(scenario()), needed=Band(nbytes=nbytes, low=low, high=high),
+        capacity=Band(nbytes=100, low=95, high=105),
+    )
     assert (one.verdict, one.margin_bytes) == (verdict, 100 - nbytes)
 
 
-def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_most_is_all_that_is_reserved() -> None:
+def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_most_is_all_that_is_reserved() -> (  # noqa: E501
+    None
+):
     """The allocator gives back what is cached before it says that the device is full."""
     one = of(scenario())
     beyond = total(one.outside)
@@ -131,11 +165,19 @@ def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_m
 
 def test_construction_is_that_of_the_rank_that_needs_most() -> None:
     def rank(built: int, peak: int) -> RankProgram:
-        made = Op(index=0, kind="alloc", unit="root", stream="host", memory=(Alloc("p", "parameters", built),))
-        ran = Op(index=0, kind="forward", unit="root", stream="compute", memory=(Alloc("x", "activations", peak), Free("x")))
+        made = Op(
+            index=0, kind="alloc", unit="root", stream="host",
+            memory=(Alloc("p", "parameters", built),),
+        )
+        ran = Op(
+            index=0, kind="forward", unit="root", stream="compute",
+            memory=(Alloc("x", "activations", peak), Free("x")),
+        )
         return RankProgram(construction=(made,), first=(ran,), steady=(ran,))
 
-    program = Program(mesh=Mesh(dp_replicate=3), ranks=(rank(900, 10), rank(300, 5000)), assignment=(0, 1, 1))
+    program = Program(
+        mesh=Mesh(dp_replicate=3), ranks=(rank(900, 10), rank(300, 5000)), assignment=(0, 1, 1)
+    )
     one = answer(program, load_cluster("cpu-gloo", ranks=3))
     assert (one.rank, one.construction_bytes, one.allocated_bytes) == (1, 300, 5300)
 
@@ -153,8 +195,11 @@ precision = { parameters = "bf16", reduce = "fp32" }
 
 @pytest.mark.parametrize(("layers", "on_device"), [(26, False), (12, True)])
 @pytest.mark.parametrize("expandable", [False, True])
-def test_the_snapshot_shows_what_the_verdict_assumes(layers: int, on_device: bool, expandable: bool, tmp_path: Path) -> None:
-    """Played from its beginning, its steps reserve and allocate what `--memory` says; it never holds more than the device has."""
+def test_the_snapshot_shows_what_the_verdict_assumes(
+    layers: int, on_device: bool, expandable: bool, tmp_path: Path
+) -> None:
+    """Played from its beginning, its steps reserve and allocate what `--memory` says; it never
+    holds more than the device has."""
     (tmp_path / "huge.toml").write_text(HUGE.replace("26", str(layers)))
     file = tmp_path / "huge.pickle"
     more = ["--expandable-segments"] if expandable else []
@@ -164,26 +209,44 @@ def test_the_snapshot_shows_what_the_verdict_assumes(layers: int, on_device: boo
     reserved = allocated = built = 0
     peaks = {"reserved": 0, "allocated": 0}
     for event in pickle.loads(file.read_bytes())["device_traces"][0]:
-        sign = {"alloc": 1, "segment_alloc": 1, "segment_map": 1, "free_completed": -1, "segment_free": -1, "segment_unmap": -1}
+        sign = {
+            "alloc": 1, "segment_alloc": 1, "segment_map": 1, "free_completed": -1,
+            "segment_free": -1, "segment_unmap": -1,
+        }
         change = sign.get(event["action"], 0) * event["size"]
         reserved += change if event["action"].startswith("segment") else 0
         allocated += 0 if event["action"].startswith("segment") else change
         if any(frame["filename"] == "construction" for frame in event["frames"]):
             built = max(built, allocated)
         else:
-            peaks = {"reserved": max(peaks["reserved"], reserved), "allocated": max(peaks["allocated"], allocated)}
+            peaks = {
+                "reserved": max(peaks["reserved"], reserved),
+                "allocated": max(peaks["allocated"], allocated),
+            }
         assert reserved <= one.capacity.nbytes
     assert peaks["reserved"] == one.reserved_bytes
     assert peaks["allocated"] == one.reserved_bytes - one.cached_bytes - one.rounding_bytes
     assert (built == one.construction_bytes) is on_device
 
 
-def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for layers, words in ((26, "built elsewhere, on the meta device"), (12, "torch.cuda.empty_cache() once the model is built")):
+def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for layers, words in (
+        (26, "built elsewhere, on the meta device"),
+        (12, "torch.cuda.empty_cache() once the model is built"),
+    ):
         (tmp_path / "huge.toml").write_text(HUGE.replace("26", str(layers)))
         assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("= reserved"))
-        assert f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}{words}" in line
+        (line,) = (
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if line.strip().startswith("= reserved")
+        )
+        assert (
+            f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}{words}"
+            in line
+        )
 
 
 def test_the_peak_may_be_that_of_the_first_step() -> None:
@@ -205,20 +268,28 @@ def test_workspaces_of_cublas_are_a_step_of_the_waterfall_by_themselves() -> Non
     case = scenario()
     stages = {stage.name: stage.nbytes for stage in waterfall(case, of(case))}
     assert stages["cuBLAS workspaces"] == 64 * 2**20
-    lives = allocator.replay(plan.plan(case, device="cuda").ranks[0], workspace_bytes=32 * 2**20, empty_cache=True)
+    lives = allocator.replay(
+        plan.plan(case, device="cuda").ranks[0], workspace_bytes=32 * 2**20, empty_cache=True
+    )
     most = max(lives[phase].peak_active_bytes for phase in answers.STEPS)
     assert stages["allocated"] + stages["cuBLAS workspaces"] + stages["rounding"] == most
 
 
-def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "huge.toml").write_text(HUGE)
     assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    title = next(place for place, line in enumerate(lines) if "the highest from each 4 computations to the next" in line)
+    title = next(place for place, line in enumerate(lines) if "the highest from each 4 "
+                                                              "computations to the next" in line)
     points = lines[title + 1 : lines.index("what lives at the peak")]
     one = of(load(tmp_path / "huge.toml"))
     assert len(points) <= 48
-    assert max(int(line.split(" B ")[0].split()[-1].replace(",", "")) for line in points) == one.allocated_bytes
+    assert (
+        max(int(line.split(" B ")[0].split()[-1].replace(",", "")) for line in points)
+        == one.allocated_bytes
+    )
 
 
 # -- the formula
@@ -227,33 +298,40 @@ def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(tmp_pat
 @pytest.mark.parametrize(
     ("strategy", "precision", "text", "nbytes_per_parameter"),
     [
-        ('name = "ddp"', "bf16", "16Ψ", 16.0),
-        ('name = "ddp"', "fp32", "16Ψ", 16.0),
+        ('name = "ddp"', "bf16", "16Ψ", 16.0), ('name = "ddp"', "fp32", "16Ψ", 16.0),
         ('name = "zero1"', "bf16", "4Ψ + 12Ψ/8", 5.5),
-        ('name = "zero2"', "bf16", "2Ψ + 14Ψ/8", 3.75),
-        ('name = "zero3"', "bf16", "16Ψ/8", 2.0),
+        ('name = "zero2"', "bf16", "2Ψ + 14Ψ/8", 3.75), ('name = "zero3"', "bf16", "16Ψ/8", 2.0),
         ('name = "fsdp2"', "bf16", "16Ψ/8", 2.0),
         ('name = "hsdp", dp_replicate = 2, dp_shard = 4', "bf16", "16Ψ/4", 4.0),
         ('name = "zero_redundancy"', "bf16", "4Ψ + 4Ψ/8", 4.5),
     ],
 )
-def test_the_formula_is_the_literatures(strategy: str, precision: str, text: str, nbytes_per_parameter: float) -> None:
+def test_the_formula_is_the_literatures(
+    strategy: str, precision: str, text: str, nbytes_per_parameter: float
+) -> None:
     """Rajbhandari et al., arXiv 1910.02054, table 1: 16Ψ; 4Ψ + 12Ψ/N; 2Ψ + 14Ψ/N; 16Ψ/N."""
     case = scenario(strategy, precision=precision)
     assert formula_text(case) == text
-    assert formula_bytes(case) == pytest.approx(nbytes_per_parameter * case.model.num_parameters, rel=1e-6)
+    assert formula_bytes(case) == pytest.approx(
+        nbytes_per_parameter * case.model.num_parameters, rel=1e-6
+    )
 
 
 def test_the_states_of_a_steady_step_are_the_formulas_but_for_counters_and_padding() -> None:
     case = scenario('name = "zero1"')
     held = replay(plan.plan(case, device="cuda").ranks[0])["steady"].held
-    expected = formulas.model_state_bytes(case.model.num_parameters, stage="zero1", num_ranks=8, state=formulas.MIXED_ADAM)
+    expected = formulas.model_state_bytes(
+        case.model.num_parameters, stage="zero1", num_ranks=8, state=formulas.MIXED_ADAM
+    )
     assert 0 <= sum(held.values()) - expected < 10_000
 
 
 def test_zero2_can_peak_above_zero1_and_zero3() -> None:
-    """With everything in one bucket its whole gradient, the cast of it and its shard live at once (Megatron-LM#6314)."""
-    one, two, three = (of(scenario(f'name = "zero{z}", granularity = "1 GiB"', micro=1)) for z in (1, 2, 3))
+    """With everything in one bucket its whole gradient, the cast of it and its shard live at once
+    (Megatron-LM#6314)."""
+    one, two, three = (
+        of(scenario(f'name = "zero{z}", granularity = "1 GiB"', micro=1)) for z in (1, 2, 3)
+    )
     assert two.allocated_bytes > max(one.allocated_bytes, three.allocated_bytes)
     assert two.peak_at.startswith("reduce_scatter")
 
@@ -268,7 +346,9 @@ def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
     for effect in advice(case):
         after = of(by_name[effect.change])
         assert effect.saved_bytes == before.needed.nbytes - after.needed.nbytes
-        assert (effect.needed_bytes, effect.verdict, effect.peak_at) == (after.needed.nbytes, after.verdict, after.peak_at)
+        assert (effect.needed_bytes, effect.verdict, effect.peak_at) == (
+            after.needed.nbytes, after.verdict, after.peak_at,
+        )
 
 
 def test_what_would_help_is_told_from_what_saves_most_to_what_takes_more() -> None:
@@ -277,9 +357,13 @@ def test_what_would_help_is_told_from_what_saves_most_to_what_takes_more() -> No
     assert saved[0] > 0 > saved[-1] or len(set(saved)) > 2
 
 
-def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
-    (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change == "reshard_after_forward = true")
+    (effect,) = (
+        effect for effect in advice(load(LLAMA)) if effect.change == "reshard_after_forward = true"
+    )
     assert effect.saved_bytes == 0
     assert effect.peak_at == "backward root"
     assert main(["show", LLAMA, "--memory"]) == 0
@@ -290,11 +374,17 @@ def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None
     case = scenario('name = "fsdp2"', cluster="cpu-gloo", ranks=8, micro=8)
     (fused,) = (effect for effect in advice(case) if effect.change == "fused optimizer")
     assert (fused.saved_bytes, list(fused.saved_by_part)) == (0, ["optimizer"])
-    assert re.fullmatch(r"changes nothing: the peak is elsewhere, it saves [\d.]+ MiB in optimizer", finding(fused))
+    assert re.fullmatch(
+        r"changes nothing: the peak is elsewhere, it saves [\d.]+ MiB in optimizer", finding(fused)
+    )
 
 
 def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
-    (effect,) = (effect for effect in advice(load(LLAMA)) if effect.change.startswith("activation checkpointing"))
+    (effect,) = (
+        effect
+        for effect in advice(load(LLAMA))
+        if effect.change.startswith("activation checkpointing")
+    )
     assert effect.saved_bytes > 30 * 2**30  # 38 GiB of activations, and what is cached besides
     assert effect.added_ns > 0
 
@@ -316,7 +406,8 @@ OFFLOAD = "offload = true: states and the optimizer's step go to the host"
     ],
 )
 def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str]) -> None:
-    common = {"activation checkpointing of every block", "half the micro-batch, twice the accumulation"}
+    common = {"activation checkpointing of every block", "half the micro-batch, twice the "
+                                                         "accumulation"}
     on_device = {"fused optimizer", "allocator.expandable_segments = true"}
     assert {name for name, _ in changes(scenario(strategy))} == expected | common | on_device
     odd = scenario(strategy, micro=1, more='activation_checkpointing = { mode = "full" }')
@@ -328,7 +419,8 @@ def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str
 
 def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
     text = (SCENARIOS / "published/llama-3-8b-8-h100.toml").read_text()
-    five_large_layers = text.replace('preset = "llama-3-8b"', 'preset = "llama-3-405b", num_layers = 5')
+    five_large_layers = text.replace('preset = "llama-3-8b"', 'preset = "llama-3-405b", '
+                                                              'num_layers = 5')
     small, large = fit(scenario()), fit(parse(five_large_layers.encode(), where="large.toml"))
     assert small.recommended is not None
     assert small.recommended.answer.verdict == "FITS"
@@ -341,8 +433,13 @@ def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
 def candidate(name: str, verdict: str, time: int) -> Candidate:
     case = scenario()
     nbytes = {"FITS": 10, "TIGHT": 100, "OOM": 200}[verdict]
-    one = replace(of(case), needed=Band(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1), capacity=Band(nbytes=100, low=100, high=100))
-    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time))
+    one = replace(
+        of(case), needed=Band(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1),
+        capacity=Band(nbytes=100, low=100, high=100),
+    )
+    return Candidate(
+        name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time)
+    )
 
 
 def test_the_fastest_that_fits_is_taken_unless_one_that_shards_less_is_as_fast() -> None:
@@ -357,17 +454,23 @@ def test_what_is_tight_is_taken_only_when_nothing_fits_and_what_does_not_fit_nev
     assert recommend((out, tight))[0] is tight
     fits = candidate("fits", "FITS", 9)
     assert recommend((out, tight, fits))[0] is fits
-    assert recommend((out, tight, fits))[1].endswith("; out would need 200 B")  # what is tight is not called too large
+    assert recommend((out, tight, fits))[1].endswith(
+        "; out would need 200 B"
+    )  # what is tight is not called too large
     nothing, reason = recommend((out,))
     assert nothing is None
     assert reason.startswith("nothing fits: even out needs 200 B of 100 B")
 
 
-def test_fit_prints_every_candidate_and_its_exit_code_says_whether_something_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_prints_every_candidate_and_its_exit_code_says_whether_something_fits(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", str(SCENARIOS / "published/llama-3-8b-8-h100.toml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["recommended"] in [one["name"] for one in found["candidates"]]
-    assert {"ddp", "zero1", "zero2", "fsdp2", "zero3"} <= {one["strategy"] for one in found["candidates"]}
+    assert {"ddp", "zero1", "zero2", "fsdp2", "zero3"} <= {
+        one["strategy"] for one in found["candidates"]
+    }
     assert {one["activation_checkpointing"] for one in found["candidates"]} == {"none", "full"}
 
 
@@ -376,9 +479,13 @@ def test_show_memory_as_json_holds_the_whole_answer(capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     one = of(load(LLAMA))
     assert found["verdict"] == one.verdict
-    assert found["peak"] == {"phase": one.phase, "op": one.peak_at, "allocated_bytes": one.allocated_bytes}
+    assert found["peak"] == {
+        "phase": one.phase, "op": one.peak_at, "allocated_bytes": one.allocated_bytes
+    }
     assert found["waterfall"][-1]["nbytes"] == one.needed.nbytes == found["needed_bytes"]["nbytes"]
-    assert {effect["change"] for effect in found["what_would_help"]} == {name for name, _ in changes(load(LLAMA))}
+    assert {effect["change"] for effect in found["what_would_help"]} == {
+        name for name, _ in changes(load(LLAMA))
+    }
 
 
 def test_show_writes_a_snapshot(tmp_path: Path) -> None:
@@ -401,14 +508,19 @@ precision = { parameters = "bf16", reduce = "fp32" }
 """
 
 
-def test_a_ridge_ends_with_its_part_and_what_comes_before_a_computation_of_a_part_counts_to_that() -> None:
-    """What is copied and reduced behind the last backward is not the optimizer's, whose part has a peak of its own."""
+def test_a_ridge_ends_with_its_part_and_what_comes_before_a_computation_of_a_part_counts_to_that() -> (  # noqa: E501
+    None
+):
+    """What is copied and reduced behind the last backward is not the optimizer's, whose part has a
+    peak of its own."""
     text = SCENARIO_OF_FSDP2
     program = plan.plan(parse(text.encode(), where="ridge.toml"), device="cuda").of_rank(0)
     record = replay(program)["steady"]
     (optimizer,) = (part for part in record.parts if part.name == "optimizer")
     found = ridges(program, "steady")
-    assert [nbytes for words, nbytes in found if words == "optimizer root"] == [optimizer.peak_bytes]
+    assert [nbytes for words, nbytes in found if words == "optimizer root"] == [
+        optimizer.peak_bytes
+    ]
     backward = max(part.peak_bytes for part in record.parts if part.name == "backward")
     assert max(nbytes for words, nbytes in found if words.startswith("backward")) == backward
 
@@ -416,7 +528,10 @@ def test_a_ridge_ends_with_its_part_and_what_comes_before_a_computation_of_a_par
 def test_a_recommendation_that_is_not_the_fastest_says_which_is_and_why_that_is_not_taken() -> None:
     found = fit(parse(SCENARIO_OF_FSDP2.encode(), where="fit.toml"))
     assert found.recommended is not None
-    fastest = min((one for one in found.candidates if one.answer.verdict == "FITS"), key=lambda one: one.step_time_ns)
+    fastest = min(
+        (one for one in found.candidates if one.answer.verdict == "FITS"),
+        key=lambda one: one.step_time_ns,
+    )
     if fastest is found.recommended:
         assert "the fastest, with " in found.reason
     else:

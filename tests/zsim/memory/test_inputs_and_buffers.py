@@ -1,4 +1,5 @@
-"""What lies on a device and no strategy knows of: the batch and the module's buffers, by hand and in the verdict."""
+"""What lies on a device and no strategy knows of: the batch and the module's buffers, by hand and
+in the verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from zsim.scenario.scenario import Scenario, parse
 TRACE = PUBLISHED / "torchtitan-micro-batch-2.json"
 
 
-def scenario(model: str, *, batch: str = "micro_batch = 3", strategy: str = 'name = "ddp"', precision: str = "fp32") -> Scenario:
+def scenario(
+    model: str, *, batch: str = "micro_batch = 3", strategy: str = 'name = "ddp"',
+    precision: str = "fp32",
+) -> Scenario:
     text = f"""
 model = {{ {model} }}
 batch = {{ {batch} }}
@@ -32,17 +36,26 @@ def figures(case: Scenario) -> dict[str, tuple[int, int]]:
     return {item.name: (item.nbytes, item.high) for item in belongings(case)}
 
 
-TRACED, AT, FSDP2 = f'traced = "{TRACE.name}"', "micro_batch = 2, sequence_length = 8192", 'name = "fsdp2"'
+TRACED, AT, FSDP2 = (
+    f'traced = "{TRACE.name}"', "micro_batch = 2, sequence_length = 8192", 'name = "fsdp2"',
+)
 MLP = 'family = "mlp", sizes = { dims = [5, 7], hidden = 4, num_classes = 2 }'
 
 
 @pytest.mark.parametrize(
     ("case", "nbytes"),
     [
-        (scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10"), 3 * 10 * 16),
-        (scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10, forwards = 2"), 2 * 3 * 10 * 16),
-        (scenario(MLP), 3 * (5 * 4 + 8)),
-        (scenario(MLP, precision="bf16"), 3 * (5 * 2 + 8)),
+        (
+            scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10"),
+            3 * 10 * 16,
+        ),
+        (
+            scenario(
+                'preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10, forwards = 2"
+            ),
+            2 * 3 * 10 * 16,
+        ),
+        (scenario(MLP), 3 * (5 * 4 + 8)), (scenario(MLP, precision="bf16"), 3 * (5 * 2 + 8)),
         (scenario(MLP, precision="bf16", strategy='name = "fsdp2"'), 3 * (5 * 4 + 8)),
     ],
 )
@@ -61,11 +74,19 @@ def test_a_trace_says_what_its_inputs_and_buffers_take() -> None:
 
 
 def test_transformers_models_hold_their_rotary_frequencies(tmp_path: Path) -> None:
-    sizes = '"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2'
+    sizes = (
+        '"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, '
+        '"num_attention_heads": 2'
+    )
     (tmp_path / "config.json").write_text(f'{{"model_type": "llama", {sizes}}}')
-    text = 'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 8 }\ncluster = { preset = "dgx-h100" }\n'
+    text = (
+        'model = { huggingface = "config.json" }\nbatch = { micro_batch = 1, sequence_length = 8 '
+        '}\ncluster = { preset = "dgx-h100" }\n'
+    )
     case = parse(f'{text}strategy = {{ name = "ddp" }}\n'.encode(), where="x.toml", folder=tmp_path)
-    assert figures(case) == {"inputs": (128, 256), "buffers": (64, 64)}  # inv_freq and the original of it, 8 float32 each
+    assert figures(case) == {
+        "inputs": (128, 256), "buffers": (64, 64)
+    }  # inv_freq and the original of it, 8 float32 each
 
 
 def test_a_module_with_large_buffers_does_not_fit_and_the_waterfall_says_why() -> None:

@@ -1,4 +1,5 @@
-"""What lies outside torch's reserved bytes: NCCL's buffers by hand and as others have measured them, and what is summed."""
+"""What lies outside torch's reserved bytes: NCCL's buffers by hand and as others have measured
+them, and what is summed."""
 
 from __future__ import annotations
 
@@ -10,11 +11,30 @@ from hypothesis import given
 from tests.support.random_scenarios import WHOLE, scenarios
 from tests.support.small_programs import small_training
 from zsim.cluster.cluster import clusters, load_cluster
-from zsim.cluster.collectives.nccl.buffers import LL, LL128, NETWORK, READS, SIMPLE, WRITES, Ring, Wire, layout
+from zsim.cluster.collectives.nccl.buffers import (
+    LL,
+    LL128,
+    NETWORK,
+    READS,
+    SIMPLE,
+    WRITES,
+    Ring,
+    Wire,
+    layout,
+)
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.memory.non_torch import GPUS, Outside, communicators, cublas_workspace, gpu, outside, room, total
+from zsim.memory.non_torch import (
+    GPUS,
+    Outside,
+    communicators,
+    cublas_workspace,
+    gpu,
+    outside,
+    room,
+    total,
+)
 from zsim.scenario.plan import plan
 from zsim.strategies import ddp, fsdp2, hsdp
 
@@ -24,7 +44,9 @@ CUDA = [name for name in clusters() if load_cluster(name).kind == "cuda"]
 
 def in_a_node(cluster: str, members: int, rank: int = 0, *, reads: bool = False) -> Ring:
     figures = gpu(load_cluster(cluster).device)
-    return layout(load_cluster(cluster), tuple(range(members)), rank, channels=figures.channels, reads=reads)
+    return layout(
+        load_cluster(cluster), tuple(range(members)), rank, channels=figures.channels, reads=reads
+    )
 
 
 def fsdp(ranks: int) -> Program:
@@ -41,9 +63,10 @@ def test_shared_buffers_are_rounded_to_2_mib_and_are_the_two_sizes_that_nccl_log
     assert Wire(receive=10 * MIB, send=10 * MIB) == NETWORK
 
 
-def test_two_a100_hold_the_published_544_mib_and_the_first_of_four_688_with_the_eager_buffers_of_older_nccl():
-    """NVIDIA nccl issue 964. Ring and trees leave 256 MiB both times: that NCCL connected everything at once, and 32
-    channels of 16 chunks of 512 KiB for send and receive, which its source makes then, are as much."""
+def test_two_a100_hold_the_published_544_mib_and_the_first_of_four_688_with_the_eager_buffers_of_older_nccl():  # noqa: E501
+    """NVIDIA nccl issue 964. Ring and trees leave 256 MiB both times: that NCCL connected
+    everything at once, and 32 channels of 16 chunks of 512 KiB for send and receive, which its
+    source makes then, are as much."""
     eager = 32 * 16 * 512 * KIB
     two, four = (in_a_node("dgx-a100", members, reads=True) for members in (2, 4))
     assert two.ring_bytes() + two.chain_bytes() + eager == 544 * MIB
@@ -61,7 +84,7 @@ def test_a_chain_runs_back_from_its_last_rank_to_its_first():
     assert chain == [24 * 10 * MIB, 24 * 12 * MIB, 24 * 2 * MIB]
 
 
-def test_between_nodes_there_are_two_channels_per_nic_and_each_rank_has_its_share_of_the_crossings():
+def test_between_nodes_there_are_two_channels_per_nic_and_each_rank_has_its_share_of_the_crossings():  # noqa: E501
     cluster = load_cluster("dgx-h100", nodes=4)
     ring = layout(cluster, tuple(range(32)), 9, channels=24, reads=False)
     assert (ring.channels, ring.members, ring.place, ring.nodes, ring.crossing) == (16, 8, 1, 4, 2)
@@ -72,7 +95,9 @@ def test_between_nodes_there_are_two_channels_per_nic_and_each_rank_has_its_shar
 def test_replicas_of_one_shard_on_each_node_have_two_channels_through_the_network():
     cluster = load_cluster("dgx-h100", nodes=2)
     ring = layout(cluster, (3, 11), 11, channels=24, reads=False)
-    assert (ring.channels, ring.crossing, ring.ring_bytes(), ring.tree_bytes()) == (2, 2, 40 * MIB, 0)
+    assert (ring.channels, ring.crossing, ring.ring_bytes(), ring.tree_bytes()) == (
+        2, 2, 40 * MIB, 0,
+    )
     assert (ring.chain_bytes(), ring.nvls_bytes(16)) == (0, 0)
 
 
@@ -88,19 +113,30 @@ def test_a_communicator_is_made_for_each_group_that_a_rank_talks_in_and_only_wit
 
 def test_what_a_rank_of_fsdp2_holds_on_h100_is_named_figure_by_figure():
     items = outside(fsdp(8), load_cluster("dgx-h100"))
-    assert [(item.name, item.nbytes, item.low, item.high, item.inside_reserved) for item in items] == [
+    assert [
+        (item.name, item.nbytes, item.low, item.high, item.inside_reserved) for item in items
+    ] == [
         ("CUDA context", 550 * MIB, 300 * MIB, 1024 * MIB, False),
         ("cuBLAS workspaces", 64 * MIB, 32 * MIB, 66 * MIB, True),
         ("NCCL ring, dp_shard", 288 * MIB, 144 * MIB, 576 * MIB, False),
     ]
-    assert (total(items).low, total(items).nbytes, total(items).high) == (444 * MIB, 838 * MIB, 1600 * MIB)
+    assert (total(items).low, total(items).nbytes, total(items).high) == (
+        444 * MIB, 838 * MIB, 1600 * MIB,
+    )
 
 
 def test_network_buffers_may_be_there_only_where_a_communicator_spans_nodes():
-    """NVIDIA nccl issue 2363: they belong to connections through the network, of which a communicator in a node has none."""
+    """NVIDIA nccl issue 2363: they belong to connections through the network, of which a
+    communicator in a node has none."""
     cluster = load_cluster("dgx-h100", nodes=2)
-    program = hsdp.plan(small_training(), mesh=Mesh(dp_replicate=2, dp_shard=8), options=hsdp.Options())
-    found = [(item.name, item.nbytes, item.low, item.high) for item in outside(program, cluster) if "network" in item.name]
+    program = hsdp.plan(
+        small_training(), mesh=Mesh(dp_replicate=2, dp_shard=8), options=hsdp.Options()
+    )
+    found = [
+        (item.name, item.nbytes, item.low, item.high)
+        for item in outside(program, cluster)
+        if "network" in item.name
+    ]
     assert found == [("NCCL shared network buffers, dp_replicate", 0, 0, 512 * MIB)]
 
 
@@ -108,7 +144,9 @@ def test_all_reduce_brings_nvls_on_hopper_and_trees_on_ampere():
     names = {}
     for cluster in ("dgx-a100", "dgx-h100"):
         program = ddp.plan(small_training(), mesh=Mesh(dp_replicate=8), options=ddp.Options())
-        names[cluster] = {item.name: item.nbytes for item in outside(program, load_cluster(cluster), rank=1)}
+        names[cluster] = {
+            item.name: item.nbytes for item in outside(program, load_cluster(cluster), rank=1)
+        }
     assert names["dgx-a100"]["NCCL trees, dp_replicate"] == 24 * 12 * MIB
     assert names["dgx-h100"]["NCCL NVLS, dp_replicate"] == 256 * MIB
     assert "NCCL trees, dp_replicate" not in names["dgx-h100"]
@@ -116,11 +154,15 @@ def test_all_reduce_brings_nvls_on_hopper_and_trees_on_ampere():
 
 
 def test_only_ampere_with_a_fabric_faster_than_pcie_reads_its_peers_memory():
-    """NCCL p2p.cc: reads are for compute capability 8.0 over NVLink; whose buffers a chain takes depends on it."""
+    """NCCL p2p.cc: reads are for compute capability 8.0 over NVLink; whose buffers a chain takes
+    depends on it."""
     cluster = load_cluster("dgx-a100")
     slow = replace(cluster, links=replace(cluster.links, fabric=cluster.links.pcie))
     program = ddp.plan(small_training(), mesh=Mesh(dp_replicate=8), options=ddp.Options())
-    found = [{item.name: item.nbytes for item in outside(program, each)}["NCCL trees, dp_replicate"] for each in (cluster, slow)]
+    found = [
+        {item.name: item.nbytes for item in outside(program, each)}["NCCL trees, dp_replicate"]
+        for each in (cluster, slow)
+    ]
     assert found == [in_a_node("dgx-a100", 8, reads=reads).chain_bytes() for reads in (True, False)]
     assert found[0] != found[1]
 
@@ -134,15 +176,25 @@ def test_what_torch_does_not_reserve_on_two_a100_is_within_the_band():
 
 @pytest.mark.parametrize(
     ("cluster", "nbytes"),
-    [("dgx-a100", 8_519_680), ("dgx-h100", 32 * MIB), ("dgx-b200", 32 * MIB), ("pcie-box", 8_519_680)],
+    [
+        ("dgx-a100", 8_519_680), ("dgx-h100", 32 * MIB), ("dgx-b200", 32 * MIB),
+        ("pcie-box", 8_519_680),
+    ],
 )
-def test_a_workspace_of_cublas_is_32_mib_on_hopper_and_blackwell_and_8_mib_and_128_kib_else(cluster, nbytes):
+def test_a_workspace_of_cublas_is_32_mib_on_hopper_and_blackwell_and_8_mib_and_128_kib_else(
+    cluster, nbytes
+):
     assert cublas_workspace(load_cluster(cluster).device) == nbytes
 
 
-def test_the_room_for_the_allocator_is_what_cuda_reports_less_the_rest_and_its_band_the_worst_of_both():
+def test_the_room_for_the_allocator_is_what_cuda_reports_less_the_rest_and_its_band_the_worst_of_both():  # noqa: E501
     cluster = load_cluster("dgx-h100")
-    items = (Outside(name="x", nbytes=2 * GIB, low=GIB, high=3 * GIB, provenance="assumed", source="this test"),)
+    items = (
+        Outside(
+            name="x", nbytes=2 * GIB, low=GIB, high=3 * GIB, provenance="assumed",
+            source="this test",
+        ),
+    )
     left = room(cluster.device, items)
     assert (left.low, left.nbytes, left.high) == (
         round(79.09 * GIB) - 3 * GIB,
@@ -156,7 +208,9 @@ def test_a_cpu_holds_nothing_besides():
 
 
 @pytest.mark.parametrize("cluster", CUDA)
-def test_every_gpu_of_the_presets_has_its_figures_with_sources_and_none_is_called_confirmed(cluster):
+def test_every_gpu_of_the_presets_has_its_figures_with_sources_and_none_is_called_confirmed(
+    cluster
+):
     spec = load_cluster(cluster)
     figures = gpu(spec.device)
     assert figures.capacity.low <= figures.capacity.nbytes <= figures.capacity.high
@@ -173,7 +227,8 @@ def test_no_gpu_is_listed_that_no_preset_has():
 def test_a_gpu_without_figures_is_refused_and_said_how_to_add():
     device = load_cluster("cpu-gloo").device
     with pytest.raises(
-        ZsimError, match=r'device "CPU core": expected one of A100 SXM 40 GB, .* add it to zsim.memory.non_torch.GPUS'
+        ZsimError,
+        match=r'device "CPU core": expected one of A100 SXM 40 GB, .* add it to zsim.memory.non_torch.GPUS',  # noqa: E501
     ):
         gpu(device)
 

@@ -1,4 +1,5 @@
-"""A device that is fuller than what a step reserves: TIGHT is what runs by giving back what is cached, OOM what fails in spite of it."""
+"""A device that is fuller than what a step reserves: TIGHT is what runs by giving back what is
+cached, OOM what fails in spite of it."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def scenario(text: str) -> Scenario:
 def replayed(case: Scenario, found: Answer, capacity: int) -> dict[str, AllocatorRecord]:
     one = plan.plan(case, device="cuda").of_rank(found.rank)
     workspace = cublas_workspace(case.cluster.device)
-    return dict(reserved.replay(one, capacity=capacity, workspace_bytes=workspace, empty_cache=True))
+    return dict(
+        reserved.replay(one, capacity=capacity, workspace_bytes=workspace, empty_cache=True)
+    )
 
 
 def rooms(found: Answer) -> tuple[int, int]:
@@ -68,14 +71,24 @@ def test_what_fits_once_cached_memory_is_given_back_is_tight_and_says_how_often(
     records = replayed(case, found, rooms(found)[0])
     assert found.margin_bytes < 0
     assert (found.verdict, found.releases_per_step) == ("TIGHT", records["steady"].num_releases)
-    assert found.pressure == Pressure(expected=Releases(first=records["first"].num_releases, steady=records["steady"].num_releases))
+    assert found.pressure == Pressure(
+        expected=Releases(
+            first=records["first"].num_releases, steady=records["steady"].num_releases
+        )
+    )
     words = verdict_words(found)
     assert "short" not in words
     times = found.releases_per_step
-    assert f"to keep all that it caches; runs, giving cached memory back {times} times a steady step, which stalls the device" in words
+    assert (
+        f"to keep all that it caches; runs, giving cached memory back {times} times a steady "
+        f"step, which stalls the device"
+        in words
+    )
 
 
-def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_where_what_lives_would_fit() -> None:
+def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_where_what_lives_would_fit() -> (  # noqa: E501
+    None
+):
     case = scenario(LLAMA_1B)
     found = needs(case)
     assert found.needed.low < found.capacity.low
@@ -84,15 +97,23 @@ def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_wh
             replayed(case, found, room)
     assert (found.verdict, found.releases_per_step) == ("OOM", None)
     assert found.pressure is not None
-    assert f"short: full at {found.pressure.full_at} although all cached memory is given back, even with" in verdict_words(found)
+    assert (
+        f"short: full at {found.pressure.full_at} although all cached memory is given back, even "
+        f"with"
+        in verdict_words(found)
+    )
     assert found.pressure.full_at == "first op 18 (backward root)"
 
 
 def test_where_all_that_is_cached_is_expected_to_have_room_nothing_is_asked() -> None:
     roomy = needs(scenario(LLAMA_1B.replace("micro_batch = 4", "micro_batch = 1")))
-    assert (roomy.verdict, roomy.pressure, roomy.releases_per_step, roomy.running) == ("FITS", None, 0, "")
+    assert (roomy.verdict, roomy.pressure, roomy.releases_per_step, roomy.running) == (
+        "FITS", None, 0, "",
+    )
     hopeless = needs(moved(scenario(LLAMA_8B), "ddp"))
-    assert (hopeless.verdict, hopeless.pressure, hopeless.releases_per_step, hopeless.running) == ("OOM", None, None, "")
+    assert (hopeless.verdict, hopeless.pressure, hopeless.releases_per_step, hopeless.running) == (
+        "OOM", None, None, "",
+    )
 
 
 def _program() -> RankProgram:
@@ -101,7 +122,10 @@ def _program() -> RankProgram:
     def op(index: int, stream: str, *memory: Alloc | Free) -> Op:
         return Op(index=index, kind="copy", unit="root", stream=stream, memory=memory)  # type: ignore[arg-type]
 
-    made = op(0, "compute", Alloc("p", "parameters", 20 * MIB), Alloc("twice", "temporaries", 100 * MIB), Free("twice"))
+    made = op(
+        0, "compute", Alloc("p", "parameters", 20 * MIB), Alloc("twice", "temporaries", 100 * MIB),
+        Free("twice"),
+    )
     step = (
         op(0, "compute", Alloc("x", "activations", 60 * MIB), Free("x")),
         op(1, "all_gather", Alloc("y", "communication", 40 * MIB), Free("y")),
@@ -113,38 +137,60 @@ def _program() -> RankProgram:
     ("room", "most", "expected"),
     [
         (120, 120, Pressure(expected=Releases(first=0, steady=0))),
-        (100, 120, Pressure(expected=Releases(first=1, steady=2))),  # the model is built elsewhere: 120 MiB are not there
-        (70, 100, Pressure(expected=None, best=Releases(first=1, steady=2), full_at="first op 0 (copy root)")),
+        # the model is built elsewhere: 120 MiB are not there
+        (100, 120, Pressure(expected=Releases(first=1, steady=2))),
+        (
+            70, 100,
+            Pressure(
+                expected=None, best=Releases(first=1, steady=2), full_at="first op 0 (copy root)"
+            ),
+        ),
         (70, 75, Pressure(expected=None, full_at="first op 0 (copy root)")),
     ],
 )
 def test_it_runs_as_expected_or_at_best_or_never(room: int, most: int, expected: Pressure) -> None:
-    found = pressure(_program(), room=room * MIB, most=most * MIB, workspace_bytes=0, expandable_segments=False)
+    found = pressure(
+        _program(), room=room * MIB, most=most * MIB, workspace_bytes=0, expandable_segments=False
+    )
     assert found == expected
 
 
-def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_not_expected_to_run() -> None:
+def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_not_expected_to_run() -> (  # noqa: E501
+    None
+):
     """What lives alone is between the room that is expected and the most there may be."""
     cluster = load_cluster("dgx-h100", ranks=1)
     context = total(outside(_alone(MIB), cluster))
     there = gpu(cluster.device).capacity
     found = answer(_alone(there.nbytes - context.low - 100 * MIB), cluster)
     assert (found.verdict, found.releases_per_step) == ("TIGHT", None)
-    assert found.pressure == Pressure(expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)")
+    assert found.pressure == Pressure(
+        expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)"
+    )
     assert found.running == "not expected to run"
-    assert verdict_words(found).endswith("is given back; with the least outside torch's bytes it runs")
+    assert verdict_words(found).endswith("is given back; with the least outside torch's bytes it "
+                                         "runs")
     assert answer(_alone(there.high - context.low - 100 * MIB), cluster).verdict == "TIGHT"
     assert answer(_alone(there.high - context.low + MIB), cluster).verdict == "OOM"
 
 
 def _alone(nbytes: int) -> Program:
     """Of one rank, which holds `nbytes` for a moment of each step."""
-    op = Op(index=0, kind="copy", unit="root", stream="compute", memory=(Alloc("x", "activations", nbytes), Free("x")))
-    return Program(mesh=Mesh(), ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),), assignment=(0,))
+    op = Op(
+        index=0, kind="copy", unit="root", stream="compute",
+        memory=(Alloc("x", "activations", nbytes), Free("x")),
+    )
+    return Program(
+        mesh=Mesh(), ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),),
+        assignment=(0,),
+    )
 
 
 def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
-    said = [Releases(first=first, steady=steady).words for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0), (0, 0))]
+    said = [
+        Releases(first=first, steady=steady).words
+        for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0), (0, 0))
+    ]
     assert [words.removeprefix("giving cached memory back ") for words in said] == [
         "once a steady step",
         "twice a steady step",
@@ -157,68 +203,114 @@ def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
 def tight(name: str, pressed: Pressure | None, time: int) -> Candidate:
     needed = Band(nbytes=90 if pressed is None else 110, low=80, high=120)
     case = scenario(LLAMA_1B)
-    one = replace(needs(case), needed=needed, capacity=Band(nbytes=100, low=100, high=100), pressure=pressed)
+    one = replace(
+        needs(case), needed=needed, capacity=Band(nbytes=100, low=100, high=100), pressure=pressed
+    )
     assert one.verdict == "TIGHT"
-    return Candidate(name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time))
+    return Candidate(
+        name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time)
+    )
 
 
 def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> None:
-    least = tight("least", Pressure(expected=None, best=Releases(first=0, steady=1), full_at="x"), 1)
+    least = tight(
+        "least", Pressure(expected=None, best=Releases(first=0, steady=1), full_at="x"), 1
+    )
     stalls = tight("stalls", Pressure(expected=Releases(first=1, steady=3)), 2)
     keeps = tight("keeps", None, 3)
     assert recommend((least, stalls, keeps))[0] is keeps
-    assert (keeps.answer.running, stalls.answer.running) == ("", "giving cached memory back 3 times a steady step")
+    assert (keeps.answer.running, stalls.answer.running) == ("", "giving cached memory back 3 "
+                                                                 "times a steady step")
     assert recommend((least, stalls, keeps))[1].startswith("1 of 3 may just fit; ")
     chosen, reason = recommend((least, stalls))
     assert chosen is stalls
-    assert reason.startswith("1 of 2 run only by giving back what they cache; the fastest, with 2 ns a step and what it waits for")
+    assert reason.startswith("1 of 2 run only by giving back what they cache; the fastest, with "
+                             "2 ns a step and what it waits for")
     assert "giving cached memory back 3 times a steady step" in reason
-    assert recommend((least,))[1].startswith("1 of 1 may run with the least outside torch's bytes; ")
-    at_best = "short: full at x although all cached memory is given back; with the least outside torch's bytes it runs, giving"
+    assert recommend((least,))[1].startswith("1 of 1 may run with the least outside torch's "
+                                             "bytes; ")
+    at_best = (
+        "short: full at x although all cached memory is given back; with the least outside "
+        "torch's bytes it runs, giving"
+    )
     assert at_best in verdict_words(least.answer)
 
 
-def test_fit_and_show_say_what_is_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_and_show_say_what_is_given_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "pressure.toml"
     file.write_text(LLAMA_8B)
     found = needs(scenario(LLAMA_8B))
     assert main(["fit", str(file)]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["fsdp2", "TIGHT"])
+    (line,) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.split()[:2] == ["fsdp2", "TIGHT"]
+    )
     assert f"giving cached memory back {found.releases_per_step} times a steady step" in line
     assert main(["fit", str(file), "--json"]) == 0
-    (one,) = (one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2")
+    (one,) = (
+        one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2"
+    )
     assert one["releases_per_step"] == found.releases_per_step
     assert main(["show", str(file), "--memory", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["releases_per_step"] == shown["pressure"]["expected"]["steady"] == found.releases_per_step
+    assert (
+        shown["releases_per_step"]
+        == shown["pressure"]["expected"]["steady"]
+        == found.releases_per_step
+    )
 
 
-def test_what_is_not_expected_but_possible_is_said_with_how_much_it_may_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """NCCL's shared network buffers: no step of the waterfall, as none are expected, yet in the band where nodes talk, and there alone."""
+def test_what_is_not_expected_but_possible_is_said_with_how_much_it_may_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NCCL's shared network buffers: no step of the waterfall, as none are expected, yet in the
+    band where nodes talk, and there alone."""
     for nodes, said in ((1, False), (2, True)):
         file = tmp_path / "nodes.toml"
         file.write_text(LLAMA_1B.replace("nodes = 1", f"nodes = {nodes}"))
         assert main(["show", str(file), "--memory"]) == 0
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if "not confirmed on a GPU yet" in line)
-        assert ("NCCL shared network buffers, dp_shard (none expected, up to 512.00 MiB)" in line) is said
+        (line,) = (
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if "not confirmed on a GPU yet" in line
+        )
+        assert (
+            "NCCL shared network buffers, dp_shard (none expected, up to 512.00 MiB)" in line
+        ) is said
         assert ("shared network" in line) is said
 
 
-def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(capsys: pytest.CaptureFixture[str]) -> None:
-    (effect,) = (one for one in advice(moved(scenario(LLAMA_8B), "zero2")) if one.change == "activation checkpointing of every block")
+def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    (effect,) = (
+        one
+        for one in advice(moved(scenario(LLAMA_8B), "zero2"))
+        if one.change == "activation checkpointing of every block"
+    )
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)
     print_advice([effect])
-    assert "then TIGHT, giving cached memory back twice a steady step, peak in" in capsys.readouterr().out
+    assert (
+        "then TIGHT, giving cached memory back twice a steady step, peak in"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_proposal_of_what_to_change_says_what_it_has_to_give_back() -> None:
     changes = hiding(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2"))).changes
     (links,) = (change for change in changes if change.words == "links 4 times as fast")
-    assert (links.memory, links.released) == ("TIGHT", "giving cached memory back once a steady step")
+    assert (links.memory, links.released) == ("TIGHT", "giving cached memory back once a steady "
+                                                       "step")
 
 
 def test_a_proposal_that_hides_says_what_it_has_to_give_back_for_that() -> None:
-    change = Change(words="x", ns_per_token=1.0, exposed=0.0, memory="TIGHT", needed_bytes=110 * MIB, capacity_bytes=100 * MIB)
+    change = Change(
+        words="x", ns_per_token=1.0, exposed=0.0, memory="TIGHT", needed_bytes=110 * MIB,
+        capacity_bytes=100 * MIB,
+    )
     assert change.memory_words.startswith("may not fit: needs 110")
     released = replace(change, released=Releases(first=0, steady=2).words).memory_words
     assert released.startswith("runs only giving cached memory back twice a steady step: needs 110")

@@ -1,4 +1,5 @@
-"""Published peaks of reserved memory, row by row, and what each error is made of. No constant was fitted to them."""
+"""Published peaks of reserved memory, row by row, and what each error is made of. No constant was
+fitted to them."""
 
 from __future__ import annotations
 
@@ -21,28 +22,32 @@ def test_the_error_table_of_the_readme_is_what_the_simulator_says_today() -> Non
 
 @pytest.mark.parametrize("row", ["t1", "t4"])
 def test_torchtitan_in_eager_mode_is_within_four_percent(row: str) -> None:
-    """Whether those runs had expandable segments is not published: with them 3 to 4 % less is reserved than measured, without
-    them up to 1 % more. The band was drawn when the predictions were known; nothing was changed to meet it."""
+    """Whether those runs had expandable segments is not published: with them 3 to 4 % less is
+    reserved than measured, without them up to 1 % more. The band was drawn when the predictions
+    were known; nothing was changed to meet it."""
     assert -4 <= errors(ROWS[row])[0] <= errors(ROWS[row])[1] <= 1
 
 
 @pytest.mark.parametrize("row", ["t2", "t3", "t5", "t6"])
 def test_torchtitan_compiled_takes_less_than_the_eager_run_that_is_simulated(row: str) -> None:
-    """torch.compile and float8 are not modelled: this only holds the eager prediction to stay above, by at most a tenth. Why
-    compiling saves 5 GiB is not explained: by count a fused loss alone would take 15.7 GiB from the eager peak."""
+    """torch.compile and float8 are not modelled: this only holds the eager prediction to stay
+    above, by at most a tenth. Why compiling saves 5 GiB is not explained: by count a fused loss
+    alone would take 15.7 GiB from the eager peak."""
     assert 0 <= errors(ROWS[row])[0] <= errors(ROWS[row])[1] <= 10
 
 
 @pytest.mark.parametrize("row", ["n2", "n3", "n5"])
 def test_nanotron_with_one_sequence_is_within_two_percent(row: str) -> None:
-    """20 bytes a parameter, and activations. It rests on reading the published GB as 1024³ bytes, as nanotron's log does, and on
-    its float32 gradients: without either of the two the error would be 7 % larger, without both about as small."""
+    """20 bytes a parameter, and activations. It rests on reading the published GB as 1024³ bytes,
+    as nanotron's log does, and on its float32 gradients: without either of the two the error would
+    be 7 % larger, without both about as small."""
     assert -2 <= errors(ROWS[row])[0] <= errors(ROWS[row])[1] <= 0.5
 
 
 @pytest.mark.parametrize("row", ["n1", "n4"])
 def test_nanotron_with_two_sequences_lacks_two_gibibytes(row: str) -> None:
-    """Residue, unexplained: as much as one bf16 copy of the logits, which one sequence would not need."""
+    """Residue, unexplained: as much as one bf16 copy of the logits, which one sequence would not
+    need."""
     assert -6 <= errors(ROWS[row])[0] <= errors(ROWS[row])[1] <= -3
     lacking = ROWS[row].peak * GIB - answers(ROWS[row])[0].reserved_bytes - besides(ROWS[row])
     assert lacking / GIB == pytest.approx(2.0, abs=0.1)
@@ -58,22 +63,34 @@ def test_memory_of_replicas_does_not_depend_on_how_many_they_are(few: str, many:
 
 
 def test_every_block_of_torchtitan_keeps_seven_tensors_and_a_random_state() -> None:
-    """q, v, gate and down, which are every second product; attention's output and float32 statistics; and its own output, which
-    the next block keeps as its input. Of the last one's output the head keeps a float32 copy instead. On CUDA attention keeps its random
-    state besides, two tensors of 16 and 8 B."""
+    """q, v, gate and down, which are every second product; attention's output and float32
+    statistics; and its own output, which the next block keeps as its input. Of the last one's
+    output the head keeps a float32 copy instead. On CUDA attention keeps its random state besides,
+    two tensors of 16 and 8 B."""
     kept = (WIDTH, WIDTH // 4, WIDE, WIDTH, WIDTH, WIDTH)
     all_seven = TOKENS * (2 * sum(kept) + 4 * 32) + 16 + 8
     found = answers(ROWS["t1"])[0]
     blocks = {holding.unit: holding for holding in found.holdings if holding.kind == "activations"}
-    held = [(blocks[f"layers.{place}"].count, blocks[f"layers.{place}"].nbytes) for place in range(LAYERS)]
+    held = [
+        (blocks[f"layers.{place}"].count, blocks[f"layers.{place}"].nbytes)
+        for place in range(LAYERS)
+    ]
     assert held == [(9, all_seven)] * (LAYERS - 1) + [(8, all_seven - 2 * TOKENS * WIDTH)]
 
 
-def test_the_peak_of_torchtitan_is_the_backward_of_its_loss_with_three_float32_tensors_of_the_vocabulary() -> None:
+def test_the_peak_of_torchtitan_is_the_backward_of_its_loss_with_three_float32_tensors_of_the_vocabulary() -> (  # noqa: E501
+    None
+):
     program = plan(ROWS["t1"].traced(), device="cuda")
-    large = [alloc.nbytes for alloc, _ in live_at_peak(program.ranks[0], "steady") if alloc.nbytes > 2 * GIB]
+    large = [
+        alloc.nbytes
+        for alloc, _ in live_at_peak(program.ranks[0], "steady")
+        if alloc.nbytes > 2 * GIB
+    ]
     assert large == [4 * TOKENS * VOCABULARY] * 3
-    assert (answers(ROWS["t1"])[0].peak_at, answers(ROWS["t1"])[0].phase) == ("backward root", "steady")
+    assert (answers(ROWS["t1"])[0].peak_at, answers(ROWS["t1"])[0].phase) == (
+        "backward root", "steady",
+    )
 
 
 def test_what_sharding_over_128_instead_of_8_saves_is_exactly_the_states() -> None:
@@ -84,8 +101,9 @@ def test_what_sharding_over_128_instead_of_8_saves_is_exactly_the_states() -> No
 
 
 def test_the_preset_is_near_torchtitan_for_two_wrong_reasons_that_cancel() -> None:
-    """A scenario can only say "keep all products": 38,912 B a token and block too much, 19 GiB. And its loss is in bf16:
-    three tensors of the vocabulary of 2 B instead of 4 B an element, 11.7 GiB too little."""
+    """A scenario can only say "keep all products": 38,912 B a token and block too much, 19 GiB. And
+    its loss is in bf16: three tensors of the vocabulary of 2 B instead of 4 B an element, 11.7 GiB
+    too little."""
     alone, traced = answers(ROWS["t1"], is_traced=False)[0], answers(ROWS["t1"])[0]
     too_much = LAYERS * TOKENS * 2 * (WIDTH // 4 + WIDTH + WIDE)
     too_little = 3 * 2 * TOKENS * VOCABULARY
@@ -98,4 +116,6 @@ def test_nanotron_holds_float32_gradients_besides() -> None:
     """4 B a parameter always, instead of our 2 B between micro-batches and none between steps."""
     numel = ROWS["n1"].scenario().model.num_parameters
     assert numel == 1_342_244_864
-    assert {name: besides(ROWS[name]) for name in ("t1", "n1", "n5")} == {"t1": 0, "n1": 2 * numel, "n5": 4 * numel}
+    assert {name: besides(ROWS[name]) for name in ("t1", "n1", "n5")} == {
+        "t1": 0, "n1": 2 * numel, "n5": 4 * numel
+    }

@@ -1,4 +1,5 @@
-"""The ranks that stand for all others hold outside torch's reserved bytes whatever any rank with their Program holds."""
+"""The ranks that stand for all others hold outside torch's reserved bytes whatever any rank with
+their Program holds."""
 
 from __future__ import annotations
 
@@ -32,25 +33,41 @@ def program(mesh: Mesh) -> Program:
     [
         *(Mesh(dp_replicate=size) for size in (1, 2, 3, 8, 24)),
         *(Mesh(dp_shard=size) for size in (2, 8, 40)),
-        *(Mesh(dp_replicate=other, dp_shard=size) for size, other in ((2, 4), (4, 10), (6, 12), (3, 16), (12, 6), (5, 16), (16, 5))),
+        *(
+            Mesh(dp_replicate=other, dp_shard=size)
+            for size, other in ((2, 4), (4, 10), (6, 12), (3, 16), (12, 6), (5, 16), (16, 5))
+        ),
     ],
 )
 def test_what_any_rank_holds_is_held_by_one_that_stands_for_it(cluster: str, mesh: Mesh) -> None:
     nodes, rest = divmod(mesh.world_size, load_cluster(cluster).devices_per_node)
-    spec = load_cluster(cluster, ranks=mesh.world_size) if rest else load_cluster(cluster, nodes=nodes)
+    spec = (
+        load_cluster(cluster, ranks=mesh.world_size) if rest else load_cluster(cluster, nodes=nodes)
+    )
     one = program(mesh)
     for kind, ranks in enumerate(stand_ins(one, spec)):
-        everyone = {total(outside(one, spec, rank=rank)) for rank, its in enumerate(one.assignment) if its == kind}
+        everyone = {
+            total(outside(one, spec, rank=rank))
+            for rank, its in enumerate(one.assignment)
+            if its == kind
+        }
         assert {one.assignment[rank] for rank in ranks} == {kind}
         assert {total(outside(one, spec, rank=rank)) for rank in ranks} == everyone
         assert ranks[0] == one.assignment.index(kind)
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 12, 20])
-def test_groups_of_neighbours_that_lie_across_nodes_are_not_taken_for_those_that_do_not(size: int) -> None:
-    op = Op(index=0, kind="all_reduce", unit="root", stream="all_reduce", group="dp_shard", nbytes=4)
+def test_groups_of_neighbours_that_lie_across_nodes_are_not_taken_for_those_that_do_not(
+    size: int
+) -> None:
+    op = Op(
+        index=0, kind="all_reduce", unit="root", stream="all_reduce", group="dp_shard", nbytes=4
+    )
     mesh = Mesh(dp_replicate=16, dp_shard=size)
-    one = Program(mesh=mesh, ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),), assignment=(0,) * mesh.world_size)
+    one = Program(
+        mesh=mesh, ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),),
+        assignment=(0,) * mesh.world_size,
+    )
     spec = load_cluster("dgx-a100", nodes=2 * size)
     (ranks,) = stand_ins(one, spec)
     everyone = {total(outside(one, spec, rank=rank)) for rank in range(mesh.world_size)}
@@ -60,7 +77,10 @@ def test_groups_of_neighbours_that_lie_across_nodes_are_not_taken_for_those_that
 
 def test_ranks_that_are_assigned_another_program_in_the_middle_stand_for_themselves() -> None:
     one = program(Mesh(dp_replicate=64))
-    odd = replace(one, ranks=(one.ranks[0], one.ranks[0]), assignment=tuple(int(rank == 27) for rank in range(64)))
+    odd = replace(
+        one, ranks=(one.ranks[0], one.ranks[0]),
+        assignment=tuple(int(rank == 27) for rank in range(64)),
+    )
     assert stand_ins(odd, load_cluster("dgx-a100", nodes=8)) == (tuple(range(8)), (27,))
 
 
@@ -69,7 +89,9 @@ def test_on_a_cpu_all_ranks_with_one_program_are_alike() -> None:
 
 
 def test_of_100_000_ranks_the_few_that_differ_are_found_at_once() -> None:
-    one, spec = program(Mesh(dp_replicate=12_500, dp_shard=8)), load_cluster("dgx-a100", nodes=12_500)
+    one, spec = (
+        program(Mesh(dp_replicate=12_500, dp_shard=8)), load_cluster("dgx-a100", nodes=12_500),
+    )
     began = time.process_time()
     found = stand_ins(one, spec)
     assert time.process_time() - began < 1

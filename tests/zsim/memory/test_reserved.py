@@ -1,4 +1,5 @@
-"""Programs in the caching allocator: which pool, which peak, what cuBLAS takes, and laws on the Programs of all strategies."""
+"""Programs in the caching allocator: which pool, which peak, what cuBLAS takes, and laws on the
+Programs of all strategies."""
 
 from __future__ import annotations
 
@@ -21,12 +22,17 @@ from zsim.scenario.plan import plan
 MIB = 2**20
 
 
-def op(index: int, *events: MemoryEvent, stream: Stream = "compute", kind: OpKind = "forward", flops: int = 0) -> Op:
+def op(
+    index: int, *events: MemoryEvent, stream: Stream = "compute", kind: OpKind = "forward",
+    flops: int = 0,
+) -> Op:
     kernels = (Kernel("linear", flops, 0, "float32"),) if flops else ()
     return Op(index=index, kind=kind, unit="a", stream=stream, memory=events, kernels=kernels)
 
 
-def program(*steady: Op, construction: tuple[Op, ...] = (), first: tuple[Op, ...] = ()) -> RankProgram:
+def program(
+    *steady: Op, construction: tuple[Op, ...] = (), first: tuple[Op, ...] = ()
+) -> RankProgram:
     return RankProgram(construction=construction, first=first, steady=steady)
 
 
@@ -68,14 +74,16 @@ def test_a_record_says_what_is_reserved_what_lives_what_rounding_costs_and_what_
     )
 
 
-def test_a_buffer_lives_in_the_pool_of_the_stream_of_the_op_that_makes_it_and_the_hosts_in_that_of_compute():
+def test_a_buffer_lives_in_the_pool_of_the_stream_of_the_op_that_makes_it_and_the_hosts_in_that_of_compute():  # noqa: E501
     rank = program(
         op(0, activations("x", 3 * MIB), stream="all_gather_copy_in"),
         op(1, activations("y", 3 * MIB), stream="host"),
         op(2, Free("x"), Free("y")),
         op(3, activations("z", 6 * MIB), activations("w", 6 * MIB)),
     )
-    assert replay(rank)["steady"].reserved_by_pool == {"all_gather_copy_in large": 20 * MIB, "compute large": 20 * MIB}
+    assert replay(rank)["steady"].reserved_by_pool == {
+        "all_gather_copy_in large": 20 * MIB, "compute large": 20 * MIB
+    }
 
 
 def test_the_next_step_reuses_what_the_first_reserved():
@@ -90,10 +98,12 @@ def test_the_next_step_reuses_what_the_first_reserved():
 
 def test_a_buffer_of_no_bytes_takes_no_memory():
     rank = program(op(0, activations("x", 0)), op(1, Free("x")))
-    assert (replay(rank)["steady"].peak_reserved_bytes, replay(rank)["steady"].num_segments) == (0, 0)
+    assert (replay(rank)["steady"].peak_reserved_bytes, replay(rank)["steady"].num_segments) == (
+        0, 0,
+    )
 
 
-def test_cublas_takes_a_workspace_at_the_first_products_of_the_forward_and_of_the_backward_and_keeps_both():
+def test_cublas_takes_a_workspace_at_the_first_products_of_the_forward_and_of_the_backward_and_keeps_both():  # noqa: E501
     step = (
         op(0, flops=0),
         op(1, flops=9),
@@ -104,55 +114,82 @@ def test_cublas_takes_a_workspace_at_the_first_products_of_the_forward_and_of_th
     )
     records = replay(program(*step, first=step), workspace_bytes=32 * MIB)
     assert [
-        (records[phase].peak_active_bytes, records[phase].peak_reserved_bytes) for phase in ("first", "steady")
+        (records[phase].peak_active_bytes, records[phase].peak_reserved_bytes)
+        for phase in ("first", "steady")
     ] == [(64 * MIB, 64 * MIB)] * 2
 
 
-def test_what_is_recomputed_runs_in_autograds_thread_whose_workspace_it_takes_when_it_is_the_first_there():
-    records = replay(program(op(0, flops=9), op(1, kind="recompute", flops=9)), workspace_bytes=32 * MIB)
-    assert (records["steady"].peak_active_bytes, records["steady"].workspace_bytes) == (64 * MIB, 64 * MIB)
+def test_what_is_recomputed_runs_in_autograds_thread_whose_workspace_it_takes_when_it_is_the_first_there():  # noqa: E501
+    records = replay(
+        program(op(0, flops=9), op(1, kind="recompute", flops=9)), workspace_bytes=32 * MIB
+    )
+    assert (records["steady"].peak_active_bytes, records["steady"].workspace_bytes) == (
+        64 * MIB, 64 * MIB,
+    )
 
 
 def test_workspaces_are_counted_when_active_bytes_are_at_their_peak():
-    rank = program(op(0, activations("x", 80 * MIB), flops=9), op(1, Free("x")), op(2, kind="backward", flops=9))
+    rank = program(
+        op(0, activations("x", 80 * MIB), flops=9), op(1, Free("x")),
+        op(2, kind="backward", flops=9),
+    )
     assert replay(rank, workspace_bytes=32 * MIB)["steady"].workspace_bytes == 32 * MIB
 
 
 def test_fragmentation_is_what_lies_idle_when_most_lives_and_not_when_most_is_reserved():
     rank = program(
-        op(0, activations("x", 30 * MIB)), op(1, Free("x")), op(2, activations("y", 10 * MIB), stream="all_gather"), op(3, Free("y"))
+        op(0, activations("x", 30 * MIB)), op(1, Free("x")),
+        op(2, activations("y", 10 * MIB), stream="all_gather"), op(3, Free("y")),
     )
     steady = replay(rank)["steady"]
-    assert (steady.peak_active_bytes, steady.peak_reserved_bytes, steady.fragmentation_bytes) == (30 * MIB, 40 * MIB, 0)
+    assert (steady.peak_active_bytes, steady.peak_reserved_bytes, steady.fragmentation_bytes) == (
+        30 * MIB, 40 * MIB, 0,
+    )
 
 
 def test_a_model_that_is_built_elsewhere_leaves_on_the_device_what_outlives_construction():
     made = (
-        op(0, Alloc("whole", "parameters", 400), Alloc("p", "parameters", 100), stream="host", kind="alloc"),
+        op(
+            0, Alloc("whole", "parameters", 400), Alloc("p", "parameters", 100), stream="host",
+            kind="alloc",
+        ),
         op(1, Free("whole"), Alloc("whole", "parameters", 50)),
         op(2, Alloc("moment", "temporaries", 7), Free("moment")),
     )
     rank = program(op(0, Free("p")), construction=made)
     found = built_elsewhere(rank)
-    assert [made.memory for made in found.construction] == [(Alloc("p", "parameters", 100),), (Alloc("whole", "parameters", 50),), ()]
+    assert [made.memory for made in found.construction] == [
+        (Alloc("p", "parameters", 100),), (Alloc("whole", "parameters", 50),), ()
+    ]
     assert (found.first, found.steady) == (rank.first, rank.steady)
 
 
 def test_an_emptied_cache_does_not_carry_what_construction_needed_into_the_steps():
-    construction = (op(0, Alloc("whole", "parameters", 40 * MIB), stream="host", kind="alloc"), op(1, Free("whole")))
+    construction = (
+        op(0, Alloc("whole", "parameters", 40 * MIB), stream="host", kind="alloc"),
+        op(1, Free("whole")),
+    )
     rank = program(op(0, activations("x", 30 * MIB)), construction=construction)
     kept, emptied = replay(rank), replay(rank, empty_cache=True)
     assert kept["steady"].end_reserved_bytes == 40 * MIB
-    assert (emptied["construction"].end_reserved_bytes, emptied["steady"].end_reserved_bytes) == (40 * MIB, 30 * MIB)
+    assert (emptied["construction"].end_reserved_bytes, emptied["steady"].end_reserved_bytes) == (
+        40 * MIB, 30 * MIB,
+    )
 
 
 def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_refused():
     rank = program(
-        op(0, activations("x", 30 * MIB)), op(1, Free("x")), op(2, activations("y", 32 * MIB), stream="all_gather")
+        op(0, activations("x", 30 * MIB)), op(1, Free("x")),
+        op(2, activations("y", 32 * MIB), stream="all_gather"),
     )
     steady = replay(rank, capacity=40 * MIB)["steady"]
-    assert (steady.num_releases, steady.peak_reserved_bytes, steady.end_reserved_bytes) == (1, 32 * MIB, 32 * MIB)
-    with pytest.raises(DeviceFullError, match=r"steady op 2 \(forward a\): expected 33,554,432 B within 31,457,280 B"):
+    assert (steady.num_releases, steady.peak_reserved_bytes, steady.end_reserved_bytes) == (
+        1, 32 * MIB, 32 * MIB,
+    )
+    with pytest.raises(
+        DeviceFullError,
+        match=r"steady op 2 \(forward a\): expected 33,554,432 B within 31,457,280 B",
+    ):
         replay(rank, capacity=30 * MIB)
 
 
@@ -173,16 +210,28 @@ def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, words):
 
 @WHOLE
 @given(scenarios(), st.booleans())
-def test_on_every_program_reserved_covers_active_and_active_covers_allocated_and_a_replay_repeats(found, expandable):
+def test_on_every_program_reserved_covers_active_and_active_covers_allocated_and_a_replay_repeats(
+    found, expandable
+):
     for rank in plan(found, device="cuda").ranks:
-        records, ledger = replay(rank, expandable_segments=expandable), memory.replay(rank, timeline=False)
+        records, ledger = (
+            replay(rank, expandable_segments=expandable), memory.replay(rank, timeline=False),
+        )
         start = 0
         for phase, record in records.items():
             assert record.start_reserved_bytes == start
-            assert record.peak_reserved_bytes >= record.peak_active_bytes >= ledger[phase].peak_bytes
-            assert record.peak_reserved_bytes >= record.end_reserved_bytes >= ledger[phase].end_bytes
+            assert (
+                record.peak_reserved_bytes >= record.peak_active_bytes >= ledger[phase].peak_bytes
+            )
+            assert (
+                record.peak_reserved_bytes >= record.end_reserved_bytes >= ledger[phase].end_bytes
+            )
             assert record.peak_active_bytes - record.rounding_bytes <= ledger[phase].peak_bytes
-            assert 0 <= record.fragmentation_bytes <= record.peak_reserved_bytes - record.peak_active_bytes
+            assert (
+                0
+                <= record.fragmentation_bytes
+                <= record.peak_reserved_bytes - record.peak_active_bytes
+            )
             assert sum(record.reserved_by_pool.values()) == record.end_reserved_bytes
             start = record.end_reserved_bytes
         assert replay(rank, expandable_segments=expandable) == records
@@ -201,7 +250,9 @@ def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_lar
 
 def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_neither():
     """As where DDP lets one bucket go and makes several."""
-    whole, halves = 64 << 20, [Alloc(f"half.{number}", "communication", 32 << 20) for number in range(2)]
+    whole, halves = (
+        64 << 20, [Alloc(f"half.{number}", "communication", 32 << 20) for number in range(2)],
+    )
     once = (op(0, Free("whole"), *halves),)
     found = program(op(0), construction=(op(0, activations("whole", whole)),))
     rebuilt = replace(found, second=once)
@@ -209,7 +260,11 @@ def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_
     records = memory.replay(rebuilt)
     assert (records["first"].peak_bytes, records["steady"].start_bytes) == (whole, whole)
     assert records["steady"].timeline == (("forward a", whole),)
-    assert [event["frames"] for event in snapshot(rebuilt)["device_traces"][0] if "second" in str(event["frames"])]
+    assert [
+        event["frames"]
+        for event in snapshot(rebuilt)["device_traces"][0]
+        if "second" in str(event["frames"])
+    ]
     with pytest.raises(ProgramError, match=r"second op 0 .*gone"):
         memory.replay(replace(found, second=(op(0, Free("gone")),)))
     with pytest.raises(ProgramError, match=r"second op 0 .*gone"):

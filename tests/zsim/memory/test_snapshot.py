@@ -1,4 +1,5 @@
-"""The snapshot file: its format, its bytes against the ledger, and what the visualiser in the browser needs of it."""
+"""The snapshot file: its format, its bytes against the ledger, and what the visualiser in the
+browser needs of it."""
 
 from __future__ import annotations
 
@@ -21,9 +22,18 @@ from zsim.scenario.plan import plan
 MIB = 2**20
 BASE = 0x5000_0000_0000
 OPCODES_OF_THE_VISUALISER = {
-    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
-    *("BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND"),
-    *("APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MEMOIZE", "BINGET", "LONG_BINGET"),
+    *(
+        "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1",
+        "BININT2", "LONG1",
+    ),
+    *(
+        "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_DICT", "SETITEM", "SETITEMS",
+        "EMPTY_LIST", "APPEND",
+    ),
+    *(
+        "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MEMOIZE", "BINGET",
+        "LONG_BINGET",
+    ),
 }
 """What `unpickle` in torch/utils/viz/MemoryViz.js reads of pickles of protocol 4."""
 
@@ -31,21 +41,26 @@ OPCODES_OF_THE_VISUALISER = {
 def rank() -> RankProgram:
     """A parameter, then an activation of another stream that is freed."""
     return RankProgram(
-        construction=(Op(index=0, kind="alloc", unit="root", stream="host", memory=(Alloc("p", "parameters", 100),)),),
+        construction=(
+            Op(
+                index=0, kind="alloc", unit="root", stream="host",
+                memory=(Alloc("p", "parameters", 100),),
+            ),
+        ),
         first=(),
         steady=(
             Op(
-                index=0,
-                kind="forward",
-                unit="root",
-                stream="all_gather",
+                index=0, kind="forward", unit="root", stream="all_gather",
                 memory=(Alloc("x", "activations", 3 * MIB), Free("x")),
             ),
         ),
     )
 
 
-def entry(action: str, addr: int, size: int, stream: int, time_us: int, frames: list[dict[str, object]], category: str):
+def entry(
+    action: str, addr: int, size: int, stream: int, time_us: int, frames: list[dict[str, object]],
+    category: str,
+):
     return {
         "action": action,
         "addr": addr,
@@ -62,8 +77,14 @@ def entry(action: str, addr: int, size: int, stream: int, time_us: int, frames: 
 def test_a_snapshot_has_every_segment_block_and_event_with_buffer_op_and_kind_as_its_stack():
     made = {"name": "alloc root", "filename": "construction", "line": 0}
     ran = {"name": "forward root", "filename": "steady", "line": 0}
-    p = [{"name": "p", "filename": "buffer", "line": 0}, made, {"name": "parameters", "filename": "kind", "line": 0}]
-    x = [{"name": "x", "filename": "buffer", "line": 0}, ran, {"name": "activations", "filename": "kind", "line": 0}]
+    p = [
+        {"name": "p", "filename": "buffer", "line": 0}, made,
+        {"name": "parameters", "filename": "kind", "line": 0},
+    ]
+    x = [
+        {"name": "x", "filename": "buffer", "line": 0}, ran,
+        {"name": "activations", "filename": "kind", "line": 0},
+    ]
     upper = BASE + 2 * MIB
     found = snapshot(rank())
     assert found["device_traces"] == [
@@ -78,36 +99,33 @@ def test_a_snapshot_has_every_segment_block_and_event_with_buffer_op_and_kind_as
         ]
     ]
     assert found["segments"][0] == {
-        "device": 0,
-        "address": BASE,
-        "total_size": 2 * MIB,
-        "allocated_size": 512,
-        "active_size": 512,
-        "requested_size": 100,
-        "stream": 0,
-        "segment_type": "small",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": [],
+        "device": 0, "address": BASE, "total_size": 2 * MIB, "allocated_size": 512,
+        "active_size": 512, "requested_size": 100, "stream": 0, "segment_type": "small",
+        "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
         "blocks": [
-            {"address": BASE, "size": 512, "requested_size": 100, "state": "active_allocated", "frames": p},
             {
-                "address": BASE + 512,
-                "size": 2 * MIB - 512,
-                "requested_size": 0,
-                "state": "inactive",
-                "frames": [],
+                "address": BASE, "size": 512, "requested_size": 100, "state": "active_allocated",
+                "frames": p,
+            },
+            {
+                "address": BASE + 512, "size": 2 * MIB - 512, "requested_size": 0,
+                "state": "inactive", "frames": [],
             },
         ],
     }
-    assert [(s["address"], s["total_size"], s["segment_type"], s["stream"]) for s in found["segments"][1:]] == [
-        (upper, 20 * MIB, "large", 2)
-    ]
+    assert [
+        (s["address"], s["total_size"], s["segment_type"], s["stream"])
+        for s in found["segments"][1:]
+    ] == [(upper, 20 * MIB, "large", 2)]
 
 
 def test_pages_of_expandable_segments_are_mapped_in_the_trace():
-    actions = [event["action"] for event in snapshot(rank(), expandable_segments=True)["device_traces"][0]]
-    assert actions[1:] == ["segment_map", "alloc", "segment_map", "alloc", "free_requested", "free_completed"]
+    actions = [
+        event["action"] for event in snapshot(rank(), expandable_segments=True)["device_traces"][0]
+    ]
+    assert actions[1:] == [
+        "segment_map", "alloc", "segment_map", "alloc", "free_requested", "free_completed"
+    ]
 
 
 def test_a_trace_that_begins_with_the_steady_step_ends_at_the_same_segments():
@@ -124,9 +142,16 @@ def test_a_trace_that_begins_with_the_steady_step_ends_at_the_same_segments():
 
 
 def test_the_workspaces_of_cublas_are_in_the_trace():
-    op = Op(index=0, kind="forward", unit="root", stream="compute", kernels=(Kernel("linear", 1, 1, "float32"),))
-    (trace,) = snapshot(RankProgram(construction=(), first=(op,), steady=()), workspace_bytes=32 * MIB)["device_traces"]
-    assert [(event["action"], event["size"], event["frames"][0]["name"]) for event in trace[1:]] == [
+    op = Op(
+        index=0, kind="forward", unit="root", stream="compute",
+        kernels=(Kernel("linear", 1, 1, "float32"),),
+    )
+    (trace,) = snapshot(
+        RankProgram(construction=(), first=(op,), steady=()), workspace_bytes=32 * MIB
+    )["device_traces"]
+    assert [
+        (event["action"], event["size"], event["frames"][0]["name"]) for event in trace[1:]
+    ] == [
         ("segment_alloc", 32 * MIB, "forward root"),
         ("alloc", 32 * MIB, "cuBLAS workspace, main thread"),
     ]
@@ -148,11 +173,16 @@ def test_a_program_that_frees_what_does_not_live_is_refused():
         snapshot(RankProgram(construction=(), first=(), steady=(op,)))
 
 
-@pytest.mark.parametrize(("expandable", "action"), [(False, "segment_free"), (True, "segment_unmap")])
+@pytest.mark.parametrize(
+    ("expandable", "action"), [(False, "segment_free"), (True, "segment_unmap")]
+)
 def test_emptying_the_cache_after_construction_is_in_the_trace(expandable, action):
     whole = (Alloc("whole", "parameters", 40 * MIB), Free("whole"), Alloc("p", "parameters", 100))
     built = Op(index=0, kind="alloc", unit="root", stream="host", memory=whole)
-    made = snapshot(RankProgram(construction=(built,), first=(), steady=()), expandable_segments=expandable, empty_cache=True)
+    made = snapshot(
+        RankProgram(construction=(built,), first=(), steady=()), expandable_segments=expandable,
+        empty_cache=True,
+    )
     frame = {"name": "torch.cuda.empty_cache", "filename": "construction", "line": 0}
     assert made["device_traces"][0][-1] == entry(action, BASE, 40 * MIB, 0, 7, [frame], "unknown")
     assert [segment["total_size"] for segment in made["segments"]] == [2 * MIB]
@@ -160,7 +190,7 @@ def test_emptying_the_cache_after_construction_is_in_the_trace(expandable, actio
 
 @WHOLE
 @given(scenarios(), st.booleans(), st.booleans())
-def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_ends_at_an_empty_device(
+def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_ends_at_an_empty_device(  # noqa: E501
     found, expandable, emptied
 ):
     program = plan(found, device="cuda").ranks[0]
@@ -168,7 +198,9 @@ def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_
     (trace,) = made["device_traces"]
     assert {event["category"] for event in trace} <= {*MEMORY_KINDS, "unknown"}
     assert sum(segment["total_size"] for segment in made["segments"]) == (
-        replay(program, expandable_segments=expandable, empty_cache=emptied)["steady"].end_reserved_bytes
+        replay(program, expandable_segments=expandable, empty_cache=emptied)[
+            "steady"
+        ].end_reserved_bytes
     )
     live = {
         block["address"]: block["requested_size"]
@@ -188,7 +220,9 @@ def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_
         reserved -= event["size"] if event["action"] in ("segment_free", "segment_unmap") else 0
         peak = max(peak, total)
     ledger = memory.replay(program, timeline=False)
-    assert (total, peak) == (ledger["steady"].end_bytes, max(ledger[phase].peak_bytes for phase in PHASES))
+    assert (total, peak) == (
+        ledger["steady"].end_bytes, max(ledger[phase].peak_bytes for phase in PHASES),
+    )
     assert reserved == sum(segment["total_size"] for segment in made["segments"])
     for event in reversed(trace):
         if event["action"] == "alloc":

@@ -16,12 +16,12 @@ BLOCK = load_preset("llama-tiny", sequence_length=8).modules[1].operators
     ("every", "kept"),
     [
         (1, ["q", "k", "v", "mixed", "a", "gate", "up", "m"]),
-        (2, ["q", "v", "mixed", "gate", "m"]),
-        (3, ["q", "mixed", "a", "m"]),
-        (100, ["q", "mixed"]),
+        (2, ["q", "v", "mixed", "gate", "m"]), (3, ["q", "mixed", "a", "m"]), (100, ["q", "mixed"]),
     ],
 )
-def test_of_a_blocks_linears_the_first_of_each_few_is_kept_and_attention_is_not_counted(every: int, kept: list[str]) -> None:
+def test_of_a_blocks_linears_the_first_of_each_few_is_kept_and_attention_is_not_counted(
+    every: int, kept: list[str]
+) -> None:
     asked = Checkpointing(mode="selective", save=("linear", "attention"), save_every=every)
     assert [operator.output for operator in asked.kept(BLOCK)] == kept
 

@@ -1,4 +1,5 @@
-"""A Hugging Face config.json as a model: published parameter counts, and messages for what cannot be used."""
+"""A Hugging Face config.json as a model: published parameter counts, and messages for what cannot
+be used."""
 
 from __future__ import annotations
 
@@ -61,21 +62,20 @@ QWEN2: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [
-        (GPT2, 124_439_808),
-        (LLAMA, 8_030_261_248),
-        (MISTRAL, 7_241_732_096),
-        (QWEN2, 494_032_768),
-    ],
+    [(GPT2, 124_439_808), (LLAMA, 8_030_261_248), (MISTRAL, 7_241_732_096), (QWEN2, 494_032_768)],
 )
-def test_a_hugging_face_config_has_the_published_number_of_parameters(config: dict[str, Any], expected: int) -> None:
+def test_a_hugging_face_config_has_the_published_number_of_parameters(
+    config: dict[str, Any], expected: int
+) -> None:
     spec = huggingface.from_config(config, sequence_length=128)
     assert (spec.name, spec.num_parameters) == (config["model_type"], expected)
 
 
 def test_keys_and_values_as_many_as_heads_when_a_config_does_not_say() -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
-    shapes = {parameter.fqn: parameter.shape for parameter in huggingface.from_config(config).parameters}
+    shapes = {
+        parameter.fqn: parameter.shape for parameter in huggingface.from_config(config).parameters
+    }
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == (4096, 4096)
 
 
@@ -94,32 +94,77 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
     [
         ({}, "model_type: missing; expected one of gpt2, llama, mistral, qwen2"),
         ({"model_type": []}, "model_type: expected one of gpt2, llama, mistral, qwen2, found []"),
-        (LLAMA | {"model_type": "bert"}, 'model_type: expected one of gpt2, llama, mistral, qwen2, found "bert"'),
-        (GPT2 | {"n_layer": 10**9}, "n_layer: expected a whole number from 1 to 4,096, found 1000000000"),
+        (
+            LLAMA | {"model_type": "bert"},
+            'model_type: expected one of gpt2, llama, mistral, qwen2, found "bert"',
+        ),
+        (
+            GPT2 | {"n_layer": 10**9},
+            "n_layer: expected a whole number from 1 to 4,096, found 1000000000",
+        ),
         (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found 1.5"),
-        (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found true"),
-        (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found null"),
-        (GPT2 | {"add_cross_attention": True}, "add_cross_attention: expected false, as anything else is not modelled, found true"),
-        (LLAMA | {"hidden_size": -1}, "hidden_size: expected a whole number from 1 to 10,000,000, found -1"),
+        (
+            GPT2 | {"n_embd": True},
+            "n_embd: expected a whole number from 1 to 10,000,000, found true",
+        ),
+        (
+            GPT2 | {"n_head": None},
+            "n_head: expected a whole number from 1 to 10,000,000, found null",
+        ),
+        (
+            GPT2 | {"add_cross_attention": True},
+            "add_cross_attention: expected false, as anything else is not modelled, found true",
+        ),
+        (
+            LLAMA | {"hidden_size": -1},
+            "hidden_size: expected a whole number from 1 to 10,000,000, found -1",
+        ),
         (LLAMA | {"hidden_act": "gelu"}, 'hidden_act: expected one of silu, swish, found "gelu"'),
-        (GPT2 | {"activation_function": "relu"}, 'activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found "relu"'),
+        (
+            GPT2 | {"activation_function": "relu"},
+            'activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found "relu"',
+        ),
         (GPT2 | {"attn_pdrop": 2}, "attn_pdrop: expected a number from 0 to 1, found 2"),
         (GPT2 | {"resid_pdrop": True}, "resid_pdrop: expected a number from 0 to 1, found true"),
-        (LLAMA | {"attention_dropout": 0.1}, "attention_dropout: expected 0, as in all published models of this kind, found 0.1"),
+        (
+            LLAMA | {"attention_dropout": 0.1},
+            "attention_dropout: expected 0, as in all published models of this kind, found 0.1",
+        ),
         (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found 1"),
-        (LLAMA | {"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, found "no"'),
-        (MISTRAL | {"sliding_window": 64}, "sliding_window: expected more than the sequence length, 128, found 64"),
-        (MISTRAL | {"sliding_window": 128}, "sliding_window: expected more than the sequence length, 128, found 128"),
-        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window: expected false, as anything else is not modelled, found true"),
+        (
+            LLAMA | {"tie_word_embeddings": "no"},
+            'tie_word_embeddings: expected true or false, found "no"',
+        ),
+        (
+            MISTRAL | {"sliding_window": 64},
+            "sliding_window: expected more than the sequence length, 128, found 64",
+        ),
+        (
+            MISTRAL | {"sliding_window": 128},
+            "sliding_window: expected more than the sequence length, 128, found 128",
+        ),
+        (
+            QWEN2 | {"use_sliding_window": True},
+            "use_sliding_window: expected false, as anything else is not modelled, found true",
+        ),
         (
             QWEN2 | {"layer_types": ["sliding_attention"]},
-            'layer_types: expected "full_attention" alone, as anything else is not modelled, found ["sliding_attention"]',
+            'layer_types: expected "full_attention" alone, as anything else is not modelled, '
+            'found ["sliding_attention"]',
         ),
-        (LLAMA | {"rope_scaling": {"type": "dynamic"}}, 'rope_scaling: expected one of default, linear, llama3, yarn, found "dynamic"'),
-        (GPT2 | {"output_attentions": True}, "output_attentions: expected false, as anything else is not modelled, found true"),
+        (
+            LLAMA | {"rope_scaling": {"type": "dynamic"}},
+            'rope_scaling: expected one of default, linear, llama3, yarn, found "dynamic"',
+        ),
+        (
+            GPT2 | {"output_attentions": True},
+            "output_attentions: expected false, as anything else is not modelled, found true",
+        ),
     ],
 )
-def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[str, Any], complaint: str) -> None:
+def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(
+    config: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ScenarioError) as caught:
         huggingface.from_config(config, where="c.json", sequence_length=128)
     assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
@@ -129,33 +174,61 @@ def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(config: dict[
     ("config", "complaint"),
     [
         (GPT2 | {"n_head": 5}, "n_head: expected a divisor of n_embd, 768, found 5"),
-        (LLAMA | {"num_attention_heads": 5, "head_dim": 64}, "num_attention_heads: expected a divisor of hidden_size, 4096, found 5"),
-        (LLAMA | {"num_attention_heads": 5, "hidden_size": 32}, "num_attention_heads: expected a divisor of hidden_size, 32, found 5"),
-        (LLAMA | {"num_key_value_heads": 5}, "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 5"),
-        (MISTRAL | {"num_attention_heads": 64, "hidden_size": 32}, "num_attention_heads: expected at most hidden_size, 32, found 64"),
-        (LLAMA | {"num_key_value_heads": 64}, "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 64"),
-        (LLAMA | {"head_dim": 7}, "head_dim: expected an even number, for rotary positions, found 7"),
+        (
+            LLAMA | {"num_attention_heads": 5, "head_dim": 64},
+            "num_attention_heads: expected a divisor of hidden_size, 4096, found 5",
+        ),
+        (
+            LLAMA | {"num_attention_heads": 5, "hidden_size": 32},
+            "num_attention_heads: expected a divisor of hidden_size, 32, found 5",
+        ),
+        (
+            LLAMA | {"num_key_value_heads": 5},
+            "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 5",
+        ),
+        (
+            MISTRAL | {"num_attention_heads": 64, "hidden_size": 32},
+            "num_attention_heads: expected at most hidden_size, 32, found 64",
+        ),
+        (
+            LLAMA | {"num_key_value_heads": 64},
+            "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 64",
+        ),
+        (
+            LLAMA | {"head_dim": 7},
+            "head_dim: expected an even number, for rotary positions, found 7",
+        ),
         (
             LLAMA | {"num_attention_heads": 32, "hidden_size": 96},
-            "num_attention_heads: expected heads of an even size, as a part of hidden_size, 96, for rotary positions, found 32",
+            "num_attention_heads: expected heads of an even size, as a part of hidden_size, 96, "
+            "for rotary positions, found 32",
         ),
     ],
 )
-def test_heads_of_a_config_that_do_not_fit_are_refused_with_its_file_and_keys(config: dict[str, Any], complaint: str) -> None:
+def test_heads_of_a_config_that_do_not_fit_are_refused_with_its_file_and_keys(
+    config: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ScenarioError) as caught:
         huggingface.from_config(config, where="c.json")
     assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
 
 
 @pytest.mark.parametrize("config", [MISTRAL, QWEN2])
-def test_heads_of_kinds_that_leave_a_rest_of_the_width_over_have_the_size_of_what_divides(config: dict[str, Any]) -> None:
-    spec = huggingface.from_config(config | {"num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 32})
+def test_heads_of_kinds_that_leave_a_rest_of_the_width_over_have_the_size_of_what_divides(
+    config: dict[str, Any]
+) -> None:
+    spec = huggingface.from_config(
+        config | {"num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 32}
+    )
     shapes = {parameter.fqn: parameter.shape for parameter in spec.parameters}
-    assert [shapes[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qko"] == [(30, 32), (6, 32), (32, 30)]
+    assert [shapes[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qko"] == [
+        (30, 32), (6, 32), (32, 30)
+    ]
 
 
 def test_a_bad_config_has_all_its_problems_listed_in_one_go(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": -1, "hidden_size": "x", "num_hidden_layers": 1e9}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": -1, '
+                                          '"hidden_size": "x", "num_hidden_layers": 1e9}')
     text = TEXT.replace("MORE", "seed = true")
     with pytest.raises(ScenarioError) as caught:
         scenario.parse(text.encode(), where="h.toml", folder=tmp_path)
@@ -164,7 +237,8 @@ def test_a_bad_config_has_all_its_problems_listed_in_one_go(tmp_path: Path) -> N
         "h.toml: seed: expected a whole number, found true",
         f"h.toml: model.huggingface: config.json: vocab_size: {most}, found -1",
         f'h.toml: model.huggingface: config.json: hidden_size: {most}, found "x"',
-        "h.toml: model.huggingface: config.json: num_hidden_layers: expected a whole number from 1 to 4,096, found 1000000000.0",
+        "h.toml: model.huggingface: config.json: num_hidden_layers: expected a whole number from "
+        "1 to 4,096, found 1000000000.0",
         f"h.toml: model.huggingface: config.json: num_attention_heads: missing; {most}",
         f"h.toml: model.huggingface: config.json: intermediate_size: missing; {most}",
     }
@@ -173,29 +247,44 @@ def test_a_bad_config_has_all_its_problems_listed_in_one_go(tmp_path: Path) -> N
 @given(
     key=st.sampled_from(sorted(LLAMA)),
     value=st.recursive(
-        st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+        st.none()
+        | st.booleans()
+        | st.integers(-(10**30), 10**30)
+        | st.floats()
+        | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+        ),
         max_leaves=4,
     ),
 )
-def test_a_damaged_config_gives_a_model_or_a_message_never_another_error(key: str, value: object) -> None:
+def test_a_damaged_config_gives_a_model_or_a_message_never_another_error(
+    key: str, value: object
+) -> None:
     with suppress(ScenarioError):
-        assert huggingface.from_config(LLAMA | {"num_hidden_layers": 2, key: value}).num_parameters > 0
+        assert (
+            huggingface.from_config(LLAMA | {"num_hidden_layers": 2, key: value}).num_parameters > 0
+        )
 
 
 def test_a_config_file_is_read_relative_to_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    assert huggingface.load("config.json", folder=tmp_path, sequence_length=64).num_parameters == 124_439_808
+    assert (
+        huggingface.load("config.json", folder=tmp_path, sequence_length=64).num_parameters
+        == 124_439_808
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "[" * 100_000, '{"n_layer": 1' + "0" * 5000 + "}", " " * 1_100_000, "\xff"]
+    "text",
+    ["", "{", "[]", "[" * 100_000, '{"n_layer": 1' + "0" * 5000 + "}", " " * 1_100_000, "\xff"],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ScenarioError) as caught:
         huggingface.load("config.json", folder=tmp_path, sequence_length=64)
-    assert caught.value.problems == ("model.huggingface: config.json: expected a config.json: one JSON object of at most 1 MiB",)
+    assert caught.value.problems == ("model.huggingface: config.json: expected a config.json: "
+                                     "one JSON object of at most 1 MiB",)
 
 
 @pytest.mark.parametrize("path", ["none.json", ".", "a\0b"])
@@ -207,9 +296,14 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
 def test_biases_of_a_llama_are_where_its_config_says() -> None:
     """q, k, v and o with attention_bias; gate, up and down with mlp_bias."""
     plain = huggingface.from_config(LLAMA, where="c.json", sequence_length=8)
-    biased = huggingface.from_config(LLAMA | {"attention_bias": True, "mlp_bias": True}, where="c.json", sequence_length=8)
+    biased = huggingface.from_config(
+        LLAMA | {"attention_bias": True, "mlp_bias": True}, where="c.json", sequence_length=8
+    )
     added = {p.fqn for p in biased.parameters} - {p.fqn for p in plain.parameters}
-    names = (*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))
+    names = (
+        *(f"self_attn.{part}_proj" for part in "qkvo"),
+        *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+    )
     blocks = [unit.fqn for unit in plain.units if unit.fqn.startswith("model.layers.")]
     assert added == {f"{block}.{name}.bias" for block in blocks for name in names}
 
@@ -217,14 +311,15 @@ def test_biases_of_a_llama_are_where_its_config_says() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("rms_norm_eps", "x", "a number above 0"),
-        ("rope_theta", True, "a number above 0"),
+        ("rms_norm_eps", "x", "a number above 0"), ("rope_theta", True, "a number above 0"),
         ("initializer_range", -1.0, "a number above 0"),
         ("torch_dtype", "x", "one of float32, bfloat16, float16"),
         ("dtype", 16, "one of float32, bfloat16, float16"),
     ],
 )
-def test_what_transformers_could_not_use_is_refused_before_a_real_run(key: str, value: object, expected: str) -> None:
+def test_what_transformers_could_not_use_is_refused_before_a_real_run(
+    key: str, value: object, expected: str
+) -> None:
     with pytest.raises(ScenarioError, match=f"config.json: {key}: expected {expected}, found"):
         huggingface.from_config(LLAMA | {key: value})
 
@@ -232,27 +327,47 @@ def test_what_transformers_could_not_use_is_refused_before_a_real_run(key: str, 
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ('precision = { autocast = "bf16" }', "precision.autocast: expected none with model.huggingface, found bf16"),
-        ('wrapping = { ends = "apart" }', "wrapping.ends: expected root with model.huggingface, found apart"),
+        (
+            'precision = { autocast = "bf16" }',
+            "precision.autocast: expected none with model.huggingface, found bf16",
+        ),
+        (
+            'wrapping = { ends = "apart" }',
+            "wrapping.ends: expected root with model.huggingface, found apart",
+        ),
         (
             'activation_checkpointing = { mode = "selective", recompute = ["linear"] }',
-            "activation_checkpointing.recompute: expected nothing with model.huggingface, found linear",
+            "activation_checkpointing.recompute: expected nothing with model.huggingface, found "
+            "linear",
         ),
     ],
 )
-def test_what_modules_of_transformers_are_not_lowered_for_is_refused(tmp_path: Path, more: str, complaint: str) -> None:
+def test_what_modules_of_transformers_are_not_lowered_for_is_refused(
+    tmp_path: Path, more: str, complaint: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ScenarioError) as caught:
         scenario.parse(TEXT.replace("MORE", more).encode(), where="h.toml", folder=tmp_path)
-    assert f"h.toml: {complaint}; a family with the same sizes has it, model.family" in caught.value.problems
+    assert (
+        f"h.toml: {complaint}; a family with the same sizes has it, model.family"
+        in caught.value.problems
+    )
 
 
 @pytest.mark.parametrize(
-    ("table", "key"), [("uses = 2", "model.uses"), ('unused = ["model.layers.3"]', "model.unused"), ("", "batch.sequence_length")]
+    ("table", "key"),
+    [
+        ("uses = 2", "model.uses"), ('unused = ["model.layers.3"]', "model.unused"),
+        ("", "batch.sequence_length"),
+    ],
 )
-def test_so_are_other_runs_of_its_blocks_and_a_single_token(tmp_path: Path, table: str, key: str) -> None:
+def test_so_are_other_runs_of_its_blocks_and_a_single_token(
+    tmp_path: Path, table: str, key: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    text = TEXT.replace("MORE", "").replace("config.json\"", f'config.json", {table}' if table else 'config.json"')
+    text = TEXT.replace("MORE", "").replace(
+        'config.json"', f'config.json", {table}' if table else 'config.json"'
+    )
     text = text if table else text.replace("sequence_length = 16", "sequence_length = 1")
     with pytest.raises(ScenarioError, match=f"h.toml: {key}: expected"):
         scenario.parse(text.encode(), where="h.toml", folder=tmp_path)
@@ -266,18 +381,28 @@ def test_so_are_other_runs_of_its_blocks_and_a_single_token(tmp_path: Path, tabl
         (GPT2 | {"architectures": ["LlamaForCausalLM"]}, "architectures"),
         (MISTRAL | {"architectures": "MistralForCausalLM"}, "architectures"),
         (MISTRAL | {"num_local_experts": 8}, "num_local_experts"),
-        (QWEN2 | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+        (
+            QWEN2 | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantization_config",
+        ),
     ],
 )
-def test_what_is_not_the_causal_language_model_that_is_simulated_is_refused_by_name(config: dict[str, Any], key: str) -> None:
+def test_what_is_not_the_causal_language_model_that_is_simulated_is_refused_by_name(
+    config: dict[str, Any], key: str
+) -> None:
     with pytest.raises(ScenarioError, match=f"config.json: {key}: expected "):
         huggingface.from_config(config, sequence_length=4)
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA, MISTRAL, QWEN2])
-def test_the_causal_language_model_of_each_kind_is_taken_by_its_name(config: dict[str, Any]) -> None:
+def test_the_causal_language_model_of_each_kind_is_taken_by_its_name(
+    config: dict[str, Any]
+) -> None:
     named = {"architectures": [huggingface.CAUSAL[config["model_type"]]], "num_local_experts": None}
-    assert huggingface.from_config(config | named, sequence_length=4).units == huggingface.from_config(config, sequence_length=4).units
+    assert (
+        huggingface.from_config(config | named, sequence_length=4).units
+        == huggingface.from_config(config, sequence_length=4).units
+    )
 
 
 def test_a_config_needs_the_flops_of_the_preset_of_its_sizes(tmp_path: Path) -> None:
@@ -290,5 +415,8 @@ cluster = { preset = "dgx-h100" }
 strategy = { name = "fsdp2" }
 """
     models = ('huggingface = "config.json"', 'preset = "gpt-2-124m"')
-    found = [scenario.parse(text.replace("MODEL", model).encode(), where="g.toml", folder=tmp_path) for model in models]
+    found = [
+        scenario.parse(text.replace("MODEL", model).encode(), where="g.toml", folder=tmp_path)
+        for model in models
+    ]
     assert metrics.model_flops(found[0]) == metrics.model_flops(found[1]) > 0

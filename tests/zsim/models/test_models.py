@@ -1,4 +1,5 @@
-"""Families and presets: parameter counts as published, names as torch has them, errors that can be mended."""
+"""Families and presets: parameter counts as published, names as torch has them, errors that can be
+mended."""
 
 from __future__ import annotations
 
@@ -46,11 +47,16 @@ def test_a_preset_has_exactly_the_published_number_of_parameters(name: str) -> N
 @pytest.mark.parametrize("name", MPT)
 def test_an_mpt_preset_has_the_parameters_of_its_closed_form(name: str) -> None:
     layers, d = MPT[name]
-    assert load_preset(name).num_parameters == layers * (12 * d * d + 13 * d) + 2 * d + 50368 * d + 2048 * d
+    assert (
+        load_preset(name).num_parameters
+        == layers * (12 * d * d + 13 * d) + 2 * d + 50368 * d + 2048 * d
+    )
 
 
 def test_a_loss_in_float32_reads_a_wide_copy_of_the_logits() -> None:
-    sizes = gpt.GptSizes(num_layers=1, hidden_size=8, num_heads=2, vocabulary=11, loss_dtype="float32")
+    sizes = gpt.GptSizes(
+        num_layers=1, hidden_size=8, num_heads=2, vocabulary=11, loss_dtype="float32"
+    )
     operators = gpt.build(sizes, name="gpt", sequence_length=8).modules[-1].operators
     assert [(op.kind, op.inputs, op.output, op.dtype) for op in operators[1:]] == [
         ("linear", ("n",), "logits", ""),
@@ -77,7 +83,13 @@ def test_units_own_each_parameter_once_with_the_root_first(name: str) -> None:
     assert len(fqns) == len(set(fqns))
     assert [unit.fqn for unit in spec.units] == [ROOT, *blocks]
     assert blocks == [f"blocks.{i}" for i in range(len(blocks))]
-    used = {fqn for module in spec.modules for op in module.operators for fqn in (op.weight, op.bias) if fqn}
+    used = {
+        fqn
+        for module in spec.modules
+        for op in module.operators
+        for fqn in (op.weight, op.bias)
+        if fqn
+    }
     assert used == set(fqns)
 
 
@@ -104,18 +116,27 @@ def test_a_gpt_block_owns_its_parameters_in_torch_order_and_the_root_the_tied_em
         ("mlp.proj.weight", (8, 32)),
         ("mlp.proj.bias", (8,)),
     ]
-    root = (("wte.weight", (11, 8)), ("wpe.weight", (5, 8)), ("ln_f.weight", (8,)), ("ln_f.bias", (8,)))
+    root = (
+        ("wte.weight", (11, 8)), ("wpe.weight", (5, 8)), ("ln_f.weight", (8,)), ("ln_f.bias", (8,)),
+    )
     assert spec.units == (
-        ParamGroup(fqn=ROOT, parameters=tuple(Parameter(fqn=fqn, shape=shape) for fqn, shape in root)),
         ParamGroup(
-            fqn="blocks.0", parameters=tuple(Parameter(fqn=f"blocks.0.{fqn}", shape=shape) for fqn, shape in expected)
+            fqn=ROOT, parameters=tuple(Parameter(fqn=fqn, shape=shape) for fqn, shape in root)
+        ),
+        ParamGroup(
+            fqn="blocks.0",
+            parameters=tuple(
+                Parameter(fqn=f"blocks.0.{fqn}", shape=shape) for fqn, shape in expected
+            ),
         ),
     )
 
 
 def test_a_tied_llama_head_names_the_embedding_and_saves_its_parameters() -> None:
     def spec(tied: bool) -> ModelSpec:
-        sizes = llama.LlamaSizes(num_layers=1, hidden_size=8, num_heads=2, feed_forward=12, vocabulary=11, tied=tied)
+        sizes = llama.LlamaSizes(
+            num_layers=1, hidden_size=8, num_heads=2, feed_forward=12, vocabulary=11, tied=tied
+        )
         return llama.build(sizes, name="l", sequence_length=4)
 
     assert spec(False).num_parameters - spec(True).num_parameters == 8 * 11
@@ -123,10 +144,16 @@ def test_a_tied_llama_head_names_the_embedding_and_saves_its_parameters() -> Non
 
 
 @given(
-    dims=st.lists(st.integers(1, 200), min_size=2, max_size=6), hidden=st.integers(1, 300), classes=st.integers(1, 50)
+    dims=st.lists(st.integers(1, 200), min_size=2, max_size=6), hidden=st.integers(1, 300),
+    classes=st.integers(1, 50),
 )
-def test_an_mlp_of_uneven_widths_has_the_parameters_of_its_linears(dims: list[int], hidden: int, classes: int) -> None:
-    spec = mlp.build(mlp.MlpSizes(dims=tuple(dims), hidden=hidden, num_classes=classes), name="m", sequence_length=1)
+def test_an_mlp_of_uneven_widths_has_the_parameters_of_its_linears(
+    dims: list[int], hidden: int, classes: int
+) -> None:
+    spec = mlp.build(
+        mlp.MlpSizes(dims=tuple(dims), hidden=hidden, num_classes=classes), name="m",
+        sequence_length=1,
+    )
     blocks = [(a * hidden + hidden) + (hidden * b + b) for a, b in pairwise(dims)]
     assert [unit.numel for unit in spec.units] == [dims[-1] * classes + classes, *blocks]
 
@@ -154,15 +181,21 @@ def test_a_llama_has_the_parameters_of_its_closed_form(
     heads, head_dim = groups * shared, 2 * half
     d = heads * head_dim
     sizes = llama.LlamaSizes(
-        num_layers=layers, hidden_size=d, num_heads=heads, num_kv_heads=shared, feed_forward=wide, vocabulary=7
+        num_layers=layers, hidden_size=d, num_heads=heads, num_kv_heads=shared, feed_forward=wide,
+        vocabulary=7,
     )
     block = 2 * d * d + 2 * d * shared * head_dim + 3 * d * wide + 2 * d
-    assert llama.build(sizes, name="l", sequence_length=3).num_parameters == layers * block + 2 * 7 * d + d
+    assert (
+        llama.build(sizes, name="l", sequence_length=3).num_parameters
+        == layers * block + 2 * 7 * d + d
+    )
 
 
 def test_learned_positions_left_open_follow_the_sequence_length() -> None:
     spec = load_preset("gpt-tiny", sequence_length=48)
-    assert next(parameter for parameter in spec.parameters if parameter.fqn == "wpe.weight").shape == (48, 64)
+    assert next(
+        parameter for parameter in spec.parameters if parameter.fqn == "wpe.weight"
+    ).shape == (48, 64)
 
 
 def test_a_preset_can_be_cut_to_fewer_layers_and_given_another_attention() -> None:
@@ -175,31 +208,36 @@ def test_a_preset_can_be_cut_to_fewer_layers_and_given_another_attention() -> No
 @pytest.mark.parametrize("name", ["gpt-tiny", "mlp-tiny", "llama-tiny"])
 @pytest.mark.parametrize("layers", [0, 99])
 def test_a_preset_cannot_have_more_layers_than_it_has_or_none(name: str, layers: int) -> None:
-    with pytest.raises(ScenarioError, match=r"^model\.num_layers: expected 1 to \d, the layers of the preset, found"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"^model\.num_layers: expected 1 to \d, the layers of the preset, found",
+    ):
         load_preset(name, num_layers=layers)
 
 
 def test_an_unknown_preset_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(ScenarioError) as caught:
         load_preset("llama-3-8")
-    assert caught.value.problems == ('model.preset: unknown model "llama-3-8", did you mean llama-3-8b?',)
+    assert caught.value.problems == ('model.preset: unknown model "llama-3-8", did you mean '
+                                     'llama-3-8b?',)
 
 
 @pytest.mark.parametrize(
     ("name", "same"),
     [
-        ("llama-3.1-8b", "llama-3-8b"),
-        ("Llama 3.3 70B", "llama-3-70b"),
+        ("llama-3.1-8b", "llama-3-8b"), ("Llama 3.3 70B", "llama-3-70b"),
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
-        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
-        ("mosaicml/mpt-7b-instruct", "mpt-7b"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("mosaicml/mpt-7b-instruct", "mpt-7b"),
         ("MPT 30B", "mpt-30b"),
     ],
 )
-def test_a_model_that_a_preset_of_another_name_has_the_sizes_of_is_refused_with_that(name: str, same: str) -> None:
+def test_a_model_that_a_preset_of_another_name_has_the_sizes_of_is_refused_with_that(
+    name: str, same: str
+) -> None:
     with pytest.raises(ScenarioError) as caught:
         load_preset(name)
-    assert caught.value.problems == (f'model.preset: unknown model "{name}", did you mean {same}, which has its sizes?',)
+    assert caught.value.problems == (f'model.preset: unknown model "{name}", did you mean {same}, '
+                                     f'which has its sizes?',)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-9b", "mpt-8b"])
@@ -212,7 +250,8 @@ def test_a_model_of_sizes_that_no_preset_has_is_only_near_one(name: str) -> None
 def test_an_unknown_preset_like_no_other_is_answered_with_where_to_look() -> None:
     with pytest.raises(ScenarioError) as caught:
         load_preset("x" * 500)
-    assert caught.value.problems == (f'model.preset: unknown model "{"x" * 60}"; `zsim list models` names them',)
+    assert caught.value.problems == (f'model.preset: unknown model "{"x" * 60}"; `zsim list '
+                                     f'models` names them',)
 
 
 def test_every_family_file_is_in_the_table() -> None:
@@ -225,9 +264,14 @@ def test_every_family_file_is_in_the_table() -> None:
 def test_heads_that_do_not_divide_the_hidden_size_are_refused(heads: int) -> None:
     complaint = f"model: {heads} heads do not divide a hidden size of 64"
     with pytest.raises(ScenarioError) as caught:
-        gpt.build(gpt.GptSizes(num_layers=1, hidden_size=64, num_heads=heads, vocabulary=5), name="", sequence_length=1)
+        gpt.build(
+            gpt.GptSizes(num_layers=1, hidden_size=64, num_heads=heads, vocabulary=5), name="",
+            sequence_length=1,
+        )
     assert caught.value.problems == (complaint,)
-    sizes = llama.LlamaSizes(num_layers=1, hidden_size=64, num_heads=heads, feed_forward=5, vocabulary=5)
+    sizes = llama.LlamaSizes(
+        num_layers=1, hidden_size=64, num_heads=heads, feed_forward=5, vocabulary=5
+    )
     with pytest.raises(ScenarioError) as caught:
         llama.build(sizes, name="", sequence_length=1)
     assert caught.value.problems == (complaint,)

@@ -1,4 +1,5 @@
-"""Wrapping policies: every parameter in one unit, what is refused, what is warned of, and the Program that follows."""
+"""Wrapping policies: every parameter in one unit, what is refused, what is warned of, and the
+Program that follows."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ TRACED = PUBLISHED / "nanotron-micro-batch-1.json"
 
 def language_model(family: str, num_layers: int, *, tied: bool) -> ModelSpec:
     if family == "gpt":
-        sizes = gpt.GptSizes(num_layers=num_layers, hidden_size=8, num_heads=2, vocabulary=13, tied=tied)
+        sizes = gpt.GptSizes(
+            num_layers=num_layers, hidden_size=8, num_heads=2, vocabulary=13, tied=tied
+        )
         return gpt.build(sizes, name="g", sequence_length=4)
     wide = llama.LlamaSizes(
         num_layers=num_layers, hidden_size=8, num_heads=2, feed_forward=11, vocabulary=13, tied=tied
@@ -46,23 +49,33 @@ def language_model(family: str, num_layers: int, *, tied: bool) -> ModelSpec:
 def models(draw: st.DrawFn) -> ModelSpec:
     family, layers = draw(st.sampled_from(["mlp", "gpt", "llama"])), draw(st.integers(0, 9))
     if family == "mlp":
-        return mlp.build(mlp.MlpSizes(dims=(5,) * (layers + 1), hidden=7, num_classes=3), name="m", sequence_length=1)
+        return mlp.build(
+            mlp.MlpSizes(dims=(5,) * (layers + 1), hidden=7, num_classes=3), name="m",
+            sequence_length=1,
+        )
     return language_model(family, layers, tied=draw(st.booleans()))
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> Wrapping:
     return Wrapping(
-        every=draw(st.sampled_from([1, 2, 3, 4, 7, 9, "all"])), ends=draw(st.sampled_from(["root", "apart"]))
+        every=draw(st.sampled_from([1, 2, 3, 4, 7, 9, "all"])),
+        ends=draw(st.sampled_from(["root", "apart"])),
     )
 
 
 def parameters(model: ModelSpec) -> Iterator[Parameter]:
     """In the order of `named_parameters()` where the root's own come last."""
-    return (p for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT) for p in unit.parameters)
+    return (
+        p
+        for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT)
+        for p in unit.parameters
+    )
 
 
-def scenario(wrapping: str, *, model: str = 'preset = "gpt-tiny"', strategy: str = 'name = "fsdp2"') -> Scenario:
+def scenario(
+    wrapping: str, *, model: str = 'preset = "gpt-tiny"', strategy: str = 'name = "fsdp2"'
+) -> Scenario:
     text = f"""
 model = {{ {model} }}
 batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 8} }}
@@ -73,7 +86,10 @@ wrapping = {{ {wrapping} }}
     return parse(text.encode(), where="wrap.toml", folder=Path())
 
 
-UNTIED = 'family = "gpt", sizes = { num_layers = 5, hidden_size = 8, num_heads = 2, vocabulary = 13, tied = false }'
+UNTIED = (
+    'family = "gpt", sizes = { num_layers = 5, hidden_size = 8, num_heads = 2, vocabulary = 13, '
+    'tied = false }'
+)
 
 
 @given(models(), policies())
@@ -94,7 +110,8 @@ def test_every_parameter_is_in_exactly_one_unit_in_its_order_and_every_operator_
     assert len(set(names)) == len(names)
     assert set(found.wrapped_by.values()) <= {*names, ROOT}
     sizes = [
-        sum(by == name for m, by in found.wrapped_by.items() if m in {b.fqn for b in model.blocks}) for name in names
+        sum(by == name for m, by in found.wrapped_by.items() if m in {b.fqn for b in model.blocks})
+        for name in names
     ]
     limit = len(model.blocks) if asked.every == "all" else asked.every
     assert max(sizes, default=0) <= limit
@@ -102,28 +119,43 @@ def test_every_parameter_is_in_exactly_one_unit_in_its_order_and_every_operator_
 
 
 @given(models(), policies(), policies())
-def test_wrapping_again_forgets_how_a_model_was_wrapped(model: ModelSpec, one: Wrapping, other: Wrapping) -> None:
+def test_wrapping_again_forgets_how_a_model_was_wrapped(
+    model: ModelSpec, one: Wrapping, other: Wrapping
+) -> None:
     if one.ends == other.ends and not any((*problems(one, model), *problems(other, model))):
         assert wrapped(wrapped(model, one), other) == wrapped(model, other)
     assert wrapped(model, Wrapping()) == model
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_model_in_parts_does_the_same_work_and_is_lowered_as_if_each_module_were_traced(family: str) -> None:
+def test_a_model_in_parts_does_the_same_work_and_is_lowered_as_if_each_module_were_traced(
+    family: str
+) -> None:
     model, batch = language_model(family, 6, tied=False), Batch(micro_batch=2, sequence_length=4)
     apart = wrapped(model, Wrapping(every=4, ends="apart"))
-    whole, parts = (lower_model.lower(spec, batch=batch, dtype="float32") for spec in (model, apart))
+    whole, parts = (
+        lower_model.lower(spec, batch=batch, dtype="float32") for spec in (model, apart)
+    )
     assert parts == lower_module.lower_each(apart, batch=batch, dtype="float32")
-    assert [k for m in parts for k in m.forward.kernels] == [k for m in whole for k in m.forward.kernels]
-    assert [k for m in parts[::-1] for k in m.backward.kernels] == [k for m in whole[::-1] for k in m.backward.kernels]
+    assert [k for m in parts for k in m.forward.kernels] == [
+        k for m in whole for k in m.forward.kernels
+    ]
+    assert [k for m in parts[::-1] for k in m.backward.kernels] == [
+        k for m in whole[::-1] for k in m.backward.kernels
+    ]
 
 
-def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_modules_backward() -> None:
-    """Five blocks in twos, embedding and head apart; units are resharded after forward, and each prefetches the one before it."""
+def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_modules_backward() -> (  # noqa: E501
+    None
+):
+    """Five blocks in twos, embedding and head apart; units are resharded after forward, and each
+    prefetches the one before it."""
     ops = plan(scenario('every = 2, ends = "apart"', model=UNTIED), device="cpu").ranks[0].steady
     kinds = ("all_gather", "forward", "backward", "reduce_scatter")
     order = [f"{op.kind} {op.unit}" for op in ops if op.kind in kinds]
-    embed, head, pairs = "wte..wpe", "ln_f..lm_head", ["blocks.0..blocks.1", "blocks.2..blocks.3", "blocks.4"]
+    embed, head, pairs = (
+        "wte..wpe", "ln_f..lm_head", ["blocks.0..blocks.1", "blocks.2..blocks.3", "blocks.4"],
+    )
     blocks = [f"blocks.{i}" for i in range(5)]
     assert order == [
         *(f"all_gather {embed}", "forward wte", "forward wpe"),
@@ -134,8 +166,14 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
         *("backward root", f"all_gather {head}", f"all_gather {pairs[2]}"),
         *("backward lm_head", "backward ln_f", f"reduce_scatter {head}"),
         *(f"all_gather {pairs[1]}", "backward blocks.4", f"reduce_scatter {pairs[2]}"),
-        *(f"all_gather {pairs[0]}", "backward blocks.3", "backward blocks.2", f"reduce_scatter {pairs[1]}"),
-        *(f"all_gather {embed}", "backward blocks.1", "backward blocks.0", f"reduce_scatter {pairs[0]}"),
+        *(
+            f"all_gather {pairs[0]}", "backward blocks.3", "backward blocks.2",
+            f"reduce_scatter {pairs[1]}",
+        ),
+        *(
+            f"all_gather {embed}", "backward blocks.1", "backward blocks.0",
+            f"reduce_scatter {pairs[0]}",
+        ),
         *("backward wpe", "backward wte", f"reduce_scatter {embed}"),
     ]
     assert {op.unit for op in ops if op.kind == "free"} >= {embed, head, *pairs}
@@ -148,21 +186,27 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
         (
             'ends = "apart"',
             'preset = "gpt-tiny"',
-            "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe and ln_f..lm_head; of "
+            "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe "
+            "and ln_f..lm_head; of "
             "FSDP's units torch refuses it, and those of all strategies are alike: "
-            f'the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie the weight',
+            f'the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie '
+            f'the weight',
         ),
         (
             'every = "all", ends = "apart"',
             UNTIED,
-            'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing apart; use "root", or a number',
+            'wrapping.ends: with every = "all" the whole model is one group, which leaves '
+            'nothing apart; use "root", or a number',
         ),
-        ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", found 6'),
-        ("every = 0", UNTIED, 'wrapping.every: expected greater than or equal to 1 or "all", found 0'),
+        ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", '
+                              'found 6'),
+        ("every = 0", UNTIED, 'wrapping.every: expected greater than or equal to 1 or "all", '
+                              'found 0'),
         (
             "every = 2",
             f'traced = "{TRACED}"',
-            "wrapping: a traced model keeps the units it was traced with; trace it again with others, and leave this out",
+            "wrapping: a traced model keeps the units it was traced with; trace it again with "
+            "others, and leave this out",
         ),
         ("evry = 2", UNTIED, "wrapping.evry: unknown key, did you mean every?"),
     ],
@@ -192,17 +236,24 @@ def test_one_unit_for_the_whole_model_is_warned_of_with_its_figures(strategy: st
     sizes = {op.unit: op.nbytes for op in ops if op.kind == "all_gather"}
     fqns = [*(block.fqn for block in by_block.model.blocks), ROOT]
     neighbours = [sizes[fqn] + sizes[after] for fqn, after in pairwise(fqns)]
-    held = max(neighbours) if strategy == "zero3" else sizes[ROOT] + max(sizes[fqn] for fqn in fqns[:-1])
+    held = (
+        max(neighbours)
+        if strategy == "zero3"
+        else sizes[ROOT] + max(sizes[fqn] for fqn in fqns[:-1])
+    )
     assert text == (
-        f"the whole model is one param group: {whole:,} B of parameters are gathered before anything computes, and nothing hides "
-        f"that or the reduction of gradients; with one group per block, wrapping.every = 1, at most {held:,} B are gathered at a "
+        f"the whole model is one param group: {whole:,} B of parameters are gathered before "
+        f"anything computes, and nothing hides "
+        f"that or the reduction of gradients; with one group per block, wrapping.every = 1, at "
+        f"most {held:,} B are gathered at a "
         "time, and while other blocks compute"
     )
     assert cautions(by_block) == ()
 
 
 @pytest.mark.parametrize(
-    "strategy", ['name = "ddp"', 'name = "zero1"', 'name = "zero2"', 'name = "zero3", granularity = "1 KiB"']
+    "strategy",
+    ['name = "ddp"', 'name = "zero1"', 'name = "zero2"', 'name = "zero3", granularity = "1 KiB"'],
 )
 def test_nothing_is_warned_of_where_no_unit_is_gathered_whole(strategy: str) -> None:
     assert cautions(scenario('every = "all"', strategy=strategy)) == ()
@@ -221,7 +272,8 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
     whole = replace(case, model=replace(case.model, units=(root,)))
     assert cautions(case) == ()
     assert cautions(whole) == (
-        f"the whole model is one param group: {2 * root.numel:,} B of parameters are gathered before anything computes, and "
+        f"the whole model is one param group: {2 * root.numel:,} B of parameters are gathered "
+        f"before anything computes, and "
         "nothing hides that or the reduction of gradients; trace it again with units",
     )
 

@@ -1,4 +1,5 @@
-"""Traces against the Trace Event Format: what a viewer needs to find of every event, and what the arrows and counters say."""
+"""Traces against the Trace Event Format: what a viewer needs to find of every event, and what the
+arrows and counters say."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ REQUIRED = {
 
 
 def simulated(name: str, *, all_ranks: bool = True) -> Run:
-    return SimBackend().run(scenario.load(SCENARIOS / f"{name}.toml"), options=RunOptions(all_ranks=all_ranks))
+    return SimBackend().run(
+        scenario.load(SCENARIOS / f"{name}.toml"), options=RunOptions(all_ranks=all_ranks)
+    )
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -65,27 +68,38 @@ def ns(microseconds: float) -> int:
 def test_every_event_has_what_the_format_asks_for(run):
     for kind, events in by_kind(run).items():
         for event in events:
-            assert set(event) - ({"tid"} if event["name"] == "thread_name" else set()) == REQUIRED[kind]
+            assert (
+                set(event) - ({"tid"} if event["name"] == "thread_name" else set())
+                == REQUIRED[kind]
+            )
             assert all(isinstance(event[key], int) for key in ("pid", "tid", "id") if key in event)
             assert all(event[key] >= 0 for key in ("ts", "dur") if key in event)
 
 
 def test_every_process_and_thread_with_events_has_a_name(run):
     events = by_kind(run)
-    named = {(e["pid"], e.get("tid")) for e in events["M"] if e["name"] in ("process_name", "thread_name")}
+    named = {
+        (e["pid"], e.get("tid"))
+        for e in events["M"]
+        if e["name"] in ("process_name", "thread_name")
+    }
     used = {(e["pid"], e["tid"]) for e in events["X"]}
     assert named == used | {(rank.rank, None) for rank in run.ranks}
 
 
 def test_slices_are_the_spans_to_the_nanosecond(run):
     seen = [(e["pid"], e["name"], ns(e["ts"]), ns(e["dur"])) for e in by_kind(run)["X"]]
-    assert seen == [(r.rank, s.name, s.start_ns, s.end_ns - s.start_ns) for r in run.ranks for s in r.spans]
+    assert seen == [
+        (r.rank, s.name, s.start_ns, s.end_ns - s.start_ns) for r in run.ranks for s in r.spans
+    ]
 
 
 def test_slices_of_a_thread_do_not_overlap(run):
     threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in by_kind(run)["X"]:
-        threads[event["pid"], event["tid"]].append((ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])))
+        threads[event["pid"], event["tid"]].append(
+            (ns(event["ts"]), ns(event["ts"]) + ns(event["dur"]))
+        )
     for slices in threads.values():
         slices.sort()
         assert all(before[1] <= after[0] for before, after in zip(slices, slices[1:], strict=False))
@@ -109,12 +123,19 @@ def test_every_collective_has_an_arrow_to_every_other_rank_of_its_group_and_to_n
     wanted = 0
     for rank in run.ranks:
         wanted += sum(
-            span.kind in COLLECTIVES and run.mesh.group(span.group, rank.rank)[0] != rank.rank for span in rank.spans
+            span.kind in COLLECTIVES and run.mesh.group(span.group, rank.rank)[0] != rank.rank
+            for span in rank.spans
         )
     arrows = by_kind(run)
     assert len(arrows["s"]) == wanted
     for start, end in zip(arrows["s"], arrows["f"], strict=True):
-        spans = [s for r in run.ranks if r.rank == start["pid"] for s in r.spans if s.name == start["name"]]
+        spans = [
+            s
+            for r in run.ranks
+            if r.rank == start["pid"]
+            for s in r.spans
+            if s.name == start["name"]
+        ]
         group = next(span.group for span in spans)
         assert end["pid"] in run.mesh.group(group, start["pid"])
 
@@ -125,7 +146,10 @@ def test_counters_are_the_ledger_at_the_moments_of_issue(run):
         memory = rank.phases["steady"].memory
         counted = [(ns(e["ts"]), e["args"]["bytes"]) for e in counters if e["pid"] == rank.rank]
         issued = [span.issued_ns for span in rank.spans]
-        assert counted == [(0, memory.start_bytes), *zip(issued, (after for _, after in memory.timeline), strict=True)]
+        assert counted == [
+            (0, memory.start_bytes),
+            *zip(issued, (after for _, after in memory.timeline), strict=True),
+        ]
         assert issued == sorted(issued)
         assert all(span.issued_ns <= span.start_ns for span in rank.spans)
 
@@ -147,7 +171,11 @@ def test_a_written_trace_reads_back_compressed_or_not(tmp_path):
     chrome_trace.write(run, tmp_path / "t.json")
     chrome_trace.write(run, tmp_path / "deep" / "t.json.gz")
     plain = json.loads((tmp_path / "t.json").read_text())
-    assert plain == json.loads(gzip.decompress((tmp_path / "deep" / "t.json.gz").read_bytes())) == chrome_trace.trace(run)
+    assert (
+        plain
+        == json.loads(gzip.decompress((tmp_path / "deep" / "t.json.gz").read_bytes()))
+        == chrome_trace.trace(run)
+    )
     assert plain["otherData"]["scenario"] == "fsdp2-mlp-4"
 
 
@@ -159,7 +187,14 @@ def test_a_trace_that_cannot_be_written_says_where(tmp_path):
 def test_an_arrow_starts_at_the_rank_that_began_first():
     """As on a measured run, where ranks do not begin together; an arrow back in time is none."""
     run = simulated("parity/fsdp2-mlp-4")
-    late = replace(run.ranks[0], spans=tuple(replace(s, start_ns=s.start_ns + 1, end_ns=s.end_ns + 1) for s in run.ranks[0].spans))
+    late = replace(
+        run.ranks[0],
+        spans=tuple(
+            replace(s, start_ns=s.start_ns + 1, end_ns=s.end_ns + 1) for s in run.ranks[0].spans
+        ),
+    )
     events = by_kind(replace(run, ranks=(late, *run.ranks[1:])))
     assert {event["pid"] for event in events["s"]} == {1}
-    assert all(start["ts"] <= end["ts"] for start, end in zip(events["s"], events["f"], strict=True))
+    assert all(
+        start["ts"] <= end["ts"] for start, end in zip(events["s"], events["f"], strict=True)
+    )

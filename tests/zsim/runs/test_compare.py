@@ -1,4 +1,5 @@
-"""Two Runs are compared in order of rigour; what cannot be seen is unsupported, and nothing at all is a failure."""
+"""Two Runs are compared in order of rigour; what cannot be seen is unsupported, and nothing at all
+is a failure."""
 
 import json
 from dataclasses import replace
@@ -21,14 +22,23 @@ SCATTER = CollectiveRecord(op="reduce_scatter", nbytes=512, group="dp_shard", gr
 
 
 def phase(*collectives: CollectiveRecord, peak: int = 1000) -> PhaseRecord:
-    memory = MemoryRecord(start_bytes=10, peak_bytes=peak, end_bytes=10, peak_at="backward blocks.1")
+    memory = MemoryRecord(
+        start_bytes=10, peak_bytes=peak, end_bytes=10, peak_at="backward blocks.1"
+    )
     return PhaseRecord(collectives=collectives, memory=memory)
 
 
-def a_run(backend: str = "gloo", *, peak: int = 1000, order=(GATHER, SCATTER), numerics=None, **more) -> Run:
-    phases = {"construction": phase(peak=7), "first": phase(*order), "steady": phase(*order, peak=peak)}
+def a_run(
+    backend: str = "gloo", *, peak: int = 1000, order=(GATHER, SCATTER), numerics=None, **more
+) -> Run:
+    phases = {
+        "construction": phase(peak=7), "first": phase(*order), "steady": phase(*order, peak=peak)
+    }
     ranks = tuple(RankRun(rank=rank, phases=phases, numerics=numerics) for rank in range(2))
-    fields = {"scenario": "x", "backend": backend, "interpreter": "observer", "world_size": 2, "ranks": ranks}
+    fields = {
+        "scenario": "x", "backend": backend, "interpreter": "observer", "world_size": 2,
+        "ranks": ranks,
+    }
     fields |= more
     return Run(mesh=Mesh(dp_shard=fields["world_size"]), **fields)
 
@@ -70,7 +80,8 @@ def test_a_run_agrees_with_itself_in_every_check():
         "exact    1,000 B on rank 0, exact on all 2 observed (backward blocks.1)"
     )
     assert named(checks, "numerics").detail == (
-        "parameters after 2 steps: 3e-07 of their way apart from the reference, at most 0.001 allowed"
+        "parameters after 2 steps: 3e-07 of their way apart from the reference, at most 0.001 "
+        "allowed"
         "; gradients 0 of their size, at most 1e-05"
     )
     assert agrees(checks)
@@ -82,8 +93,10 @@ def test_two_swapped_collectives_are_shown_in_their_context():
     assert statuses(checks)["collective order"] == "failed"
     assert named(checks, "collective order").detail.splitlines() == [
         "rank 0, first phase, first difference at collective 0:",
-        ">    0 predicted reduce_scatter 512 B dp_shard(2)             measured all_gather 1,024 B dp_shard(2)",
-        "     1 predicted all_gather 1,024 B dp_shard(2)               measured reduce_scatter 512 B dp_shard(2)",
+        ">    0 predicted reduce_scatter 512 B dp_shard(2)             measured all_gather 1,024 "
+        "B dp_shard(2)",
+        "     1 predicted all_gather 1,024 B dp_shard(2)               measured reduce_scatter "
+        "512 B dp_shard(2)",
     ]
     assert not agrees(checks)
 
@@ -117,7 +130,9 @@ def test_no_observed_memory_is_a_failure():
     assert named(checks, "peak memory, steady").status == "failed"
 
 
-@pytest.mark.parametrize(("predicted", "status", "word"), [(1049, "ok", "within"), (1051, "failed", "beyond")])
+@pytest.mark.parametrize(
+    ("predicted", "status", "word"), [(1049, "ok", "within"), (1051, "failed", "beyond")]
+)
 def test_memory_that_is_not_exact_says_its_bound_and_its_difference(predicted, status, word):
     check = named(compare(a_run("sim", peak=predicted), a_run()), "peak memory, steady")
     assert check.status == status
@@ -133,9 +148,14 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
     blind = a_run(provenance={"sees": "numerics"})
     check = named(compare(a_run("sim"), blind), "peak memory, steady")
     assert (check.status, check.detail) == ("unsupported", "unsupported: gloo cannot see memory")
-    held = {name: replace(one, memory=replace(one.memory, held={"gradients": 5})) for name, one in blind.ranks[0].phases.items()}
+    held = {
+        name: replace(one, memory=replace(one.memory, held={"gradients": 5}))
+        for name, one in blind.ranks[0].phases.items()
+    }
     told = replace(blind, ranks=tuple(replace(rank, phases=held) for rank in blind.ranks))
-    assert named(compare(a_run("sim"), told), "memory by kind").detail == "unsupported: gloo cannot see memory"
+    assert named(compare(a_run("sim"), told), "memory by kind").detail == (
+        "unsupported: gloo cannot see memory"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,8 +165,14 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
         ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
         ({"largest_gradient_difference": 0.5}, "gradients 0.5 of their size"),
         ({"largest_gradient_difference": float("nan")}, "gradients nan of their size"),
-        ({"largest_relative_difference": 0.5, "furthest_parameter": "head.bias"}, "; head.bias on rank 0"),
-        ({"largest_gradient_difference": 0.5, "furthest_gradient": "head.weight"}, "; the gradient of head.weight on rank 0"),
+        (
+            {"largest_relative_difference": 0.5, "furthest_parameter": "head.bias"},
+            "; head.bias on rank 0",
+        ),
+        (
+            {"largest_gradient_difference": 0.5, "furthest_gradient": "head.weight"},
+            "; the gradient of head.weight on rank 0",
+        ),
         ({"losses": (1.0, float("nan"))}, "a loss is not finite"),
         ({"losses": (1.0, 0.6)}, "losses 0.2 apart"),
     ],
@@ -161,7 +187,9 @@ def test_numbers_that_differ_or_are_none_fail(change, said):
 @pytest.mark.parametrize("name", ["construction", "first", "steady"])
 def test_bytes_that_differ_in_one_phase_alone_fail_and_say_where(name):
     run = a_run("sim", order=(GATHER,))
-    phases = {phase: replace(one, collectives=(GATHER,)) for phase, one in run.ranks[0].phases.items()}
+    phases = {
+        phase: replace(one, collectives=(GATHER,)) for phase, one in run.ranks[0].phases.items()
+    }
     predicted = replace(run, ranks=tuple(replace(rank, phases=phases) for rank in run.ranks))
     other = {**phases, name: replace(phases[name], collectives=(replace(GATHER, nbytes=2048),))}
     measured = replace(a_run(), ranks=tuple(replace(rank, phases=other) for rank in run.ranks))
@@ -171,30 +199,38 @@ def test_bytes_that_differ_in_one_phase_alone_fail_and_say_where(name):
 
 
 def test_time_is_unsupported_where_constants_are_assumed():
-    assumed = a_run("sim", step_time_ns=100, provenance={"calibration": "assumed", "cluster": "cpu-gloo"})
+    assumed = a_run(
+        "sim", step_time_ns=100, provenance={"calibration": "assumed", "cluster": "cpu-gloo"}
+    )
     check = named(compare(assumed, a_run(step_time_ns=200)), "step time")
     assert (check.status, check.predicted, check.measured) == ("unsupported", 100, 200)
     assert check.detail == (
-        "unsupported: cpu-gloo is not calibrated here (its constants are assumed); predicted 100 ns, measured 200 ns"
+        "unsupported: cpu-gloo is not calibrated here (its constants are assumed); predicted 100 "
+        "ns, measured 200 ns"
     )
 
 
 @pytest.mark.parametrize(
-    ("step_time_ns", "status"), [(899, "failed"), (900, "ok"), (1050, "ok"), (1100, "ok"), (1101, "failed"), (1200, "failed")]
+    ("step_time_ns", "status"),
+    [(899, "failed"), (900, "ok"), (1050, "ok"), (1100, "ok"), (1101, "failed"), (1200, "failed")],
 )
 def test_time_is_judged_where_both_sides_are_calibrated(step_time_ns, status):
     checks = compare(a_run("sim", step_time_ns=step_time_ns), a_run(step_time_ns=1000))
     assert named(checks, "step time").status == status
 
 
-BANDED = {"calibration": "calibrated", "cluster": "mine", "device": "cuda", "device_name": "H100 SXM 80 GB", "band": "0.8000 1.5000"}
+BANDED = {
+    "calibration": "calibrated", "cluster": "mine", "device": "cuda",
+    "device_name": "H100 SXM 80 GB", "band": "0.8000 1.5000",
+}
 TIMED = {"sees": "memory", "timed": "median of 3 steps", "device": "NVIDIA H100 80GB HBM3"}
 
 BOTH = "predicted 1.000 us, measured 5.000 us"
 
 
 @pytest.mark.parametrize(
-    ("step_time_ns", "status"), [(799, "failed"), (800, "ok"), (1000, "ok"), (1500, "ok"), (1501, "failed"), (4000, "failed")]
+    ("step_time_ns", "status"),
+    [(799, "failed"), (800, "ok"), (1000, "ok"), (1500, "ok"), (1501, "failed"), (4000, "failed")],
 )
 def test_a_step_that_real_ranks_timed_is_held_to_the_band_of_the_prediction(step_time_ns, status):
     """Their backend sees no time of single operators, and has timed the step all the same."""
@@ -206,18 +242,28 @@ def test_a_step_that_real_ranks_timed_is_held_to_the_band_of_the_prediction(step
     assert agrees(checks) == (status == "ok")
 
 
-@pytest.mark.parametrize(("step_time_ns", "status"), [(899, "failed"), (1050, "ok"), (1400, "failed")])
-def test_a_run_whose_time_is_another_simulators_is_held_to_the_bound_and_to_no_band(step_time_ns, status):
-    """A band is how far off reality may be: what no rank has timed is compared as a figure, though it has one."""
+@pytest.mark.parametrize(
+    ("step_time_ns", "status"), [(899, "failed"), (1050, "ok"), (1400, "failed")]
+)
+def test_a_run_whose_time_is_another_simulators_is_held_to_the_bound_and_to_no_band(
+    step_time_ns, status
+):
+    """A band is how far off reality may be: what no rank has timed is compared as a figure, though
+    it has one."""
     predicted = a_run("sim", step_time_ns=step_time_ns, provenance=BANDED)
-    check = named(compare(predicted, a_run("sim", step_time_ns=1000, provenance=BANDED)), "step time")
+    check = named(
+        compare(predicted, a_run("sim", step_time_ns=1000, provenance=BANDED)), "step time"
+    )
     assert (check.status, "at most 10% allowed" in check.detail) == (status, True)
 
 
 def test_both_times_their_error_and_the_band_are_said():
     predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
     details = [
-        named(compare(predicted, a_run("nccl", step_time_ns=time, provenance=TIMED)), "step time").detail for time in (1250, 2000)
+        named(
+            compare(predicted, a_run("nccl", step_time_ns=time, provenance=TIMED)), "step time"
+        ).detail
+        for time in (1250, 2000)
     ]
     assert details == [
         "within the band: predicted 1.000 us (800 ns to 1.500 us), measured 1.250 us, -20.0%",
@@ -228,15 +274,28 @@ def test_both_times_their_error_and_the_band_are_said():
 @pytest.mark.parametrize(
     ("predicted", "measured", "reason"),
     [
-        (BANDED | {"calibration": "assumed"}, TIMED, f"mine is not calibrated here (its constants are assumed); {BOTH}"),
-        (BANDED, TIMED | {"device": "NVIDIA A100"}, f"measured on NVIDIA A100, and predicted for H100 SXM 80 GB; {BOTH}"),
-        (BANDED, TIMED | {"device": "cpu"}, f"measured on cpu, and predicted for H100 SXM 80 GB; {BOTH}"),
+        (
+            BANDED | {"calibration": "assumed"}, TIMED,
+            f"mine is not calibrated here (its constants are assumed); {BOTH}",
+        ),
+        (
+            BANDED, TIMED | {"device": "NVIDIA A100"},
+            f"measured on NVIDIA A100, and predicted for H100 SXM 80 GB; {BOTH}",
+        ),
+        (
+            BANDED, TIMED | {"device": "cpu"},
+            f"measured on cpu, and predicted for H100 SXM 80 GB; {BOTH}",
+        ),
         (BANDED, {"sees": "memory", "device": "cpu"}, "gloo cannot see time"),
         (BANDED | {"sees": "memory"}, TIMED, "gloo cannot see time"),
     ],
 )
-def test_time_is_not_judged_elsewhere_and_both_times_are_said_with_the_reason(predicted, measured, reason):
-    left = a_run("sim" if "sees" not in predicted else "gloo", step_time_ns=1000, provenance=predicted)
+def test_time_is_not_judged_elsewhere_and_both_times_are_said_with_the_reason(
+    predicted, measured, reason
+):
+    left = a_run(
+        "sim" if "sees" not in predicted else "gloo", step_time_ns=1000, provenance=predicted
+    )
     check = named(compare(left, a_run(step_time_ns=5000, provenance=measured)), "step time")
     assert check.status == "unsupported"
     assert check.detail == f"unsupported: {reason}"
@@ -246,19 +305,22 @@ def test_time_is_not_judged_elsewhere_and_both_times_are_said_with_the_reason(pr
 def test_a_band_that_means_nothing_is_none_and_the_tolerance_holds(band):
     """In a saved Run that somebody has edited."""
     predicted = a_run("sim", step_time_ns=1000, provenance=BANDED | {"band": band})
-    found = [named(compare(predicted, a_run(step_time_ns=time, provenance=TIMED)), "step time").status for time in (1050, 1300)]
+    found = [
+        named(compare(predicted, a_run(step_time_ns=time, provenance=TIMED)), "step time").status
+        for time in (1050, 1300)
+    ]
     assert found == ["ok", "failed"]
 
 
 def test_a_verdict_in_which_nothing_could_be_checked_is_no_agreement():
-    blind = tuple(Check(name=name, status="unsupported") for name in ("collective order", "step time"))
+    blind = tuple(
+        Check(name=name, status="unsupported") for name in ("collective order", "step time")
+    )
     seen = Check(name="bytes", status="ok")
-    assert [agrees(checks) for checks in ((), blind, (*blind, seen), (*blind, seen, replace(seen, status="failed")))] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert [
+        agrees(checks)
+        for checks in ((), blind, (*blind, seen), (*blind, seen, replace(seen, status="failed")))
+    ] == [False, False, True, False]
 
 
 def test_runs_of_other_world_sizes_are_not_compared_further():
@@ -275,7 +337,9 @@ def test_a_folded_rank_stands_for_all_when_it_says_so():
 def test_a_folded_measurement_speaks_for_every_rank_without_naming_those_it_observed():
     folded = a_run(provenance={"sees": "memory numerics"})
     folded = replace(folded, ranks=(replace(folded.ranks[0], stands_for=2),))
-    assert named(compare(a_run("sim"), folded), "ranks").detail.startswith("1 of 2 ranks were measured")
+    assert named(compare(a_run("sim"), folded), "ranks").detail.startswith(
+        "1 of 2 ranks were measured"
+    )
     assert "ranks" not in statuses(compare(a_run("sim"), replace(folded, stand_ins=(0, 0))))
 
 
@@ -297,12 +361,19 @@ def test_ranks_that_did_the_same_are_saved_once_and_read_back(tmp_path):
     back = saved.load(tmp_path / "run.json")
 
     assert back == run
-    assert len({id(rank.phases) for rank in back.ranks}) == len({id(rank.phases) for rank in run.ranks}) < 20
+    assert (
+        len({id(rank.phases) for rank in back.ranks})
+        == len({id(rank.phases) for rank in run.ranks})
+        < 20
+    )
     assert saved.dump(back) == saved.dump(run)
 
 
 def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
-    span = Span(name="forward blocks.0", kind="forward", unit="blocks.0", stream="compute", start_ns=0, end_ns=5)
+    span = Span(
+        name="forward blocks.0", kind="forward", unit="blocks.0", stream="compute", start_ns=0,
+        end_ns=5,
+    )
     run = a_run(numerics=PARITY, step_time_ns=5, provenance={"seed": "0"})
     run = replace(run, ranks=tuple(replace(rank, spans=(span,)) for rank in run.ranks))
     saved.save(run, tmp_path / "deep" / "run.json")
@@ -312,7 +383,10 @@ def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"schema_version": 1, "run": {}}', '{"schema_version": 9, "run": {}}', '{"run": 1, "run": {}}', "[" * 9999],
+    [
+        "", "{", "[]", "{}", '{"schema_version": 1, "run": {}}', '{"schema_version": 9, "run": {}}',
+        '{"run": 1, "run": {}}', "[" * 9999,
+    ],
 )
 def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text):
     file = tmp_path / "run.json"
@@ -347,7 +421,10 @@ def with_held(run: Run, **held: int) -> Run:
     def told(rank: RankRun) -> RankRun:
         steady = rank.phases["steady"]
         return replace(
-            rank, phases={**rank.phases, "steady": replace(steady, memory=replace(steady.memory, held=held))}
+            rank,
+            phases={
+                **rank.phases, "steady": replace(steady, memory=replace(steady.memory, held=held))
+            },
         )
 
     return replace(run, ranks=tuple(map(told, run.ranks)))
@@ -356,18 +433,22 @@ def with_held(run: Run, **held: int) -> Run:
 def test_what_ranks_hold_is_compared_kind_by_kind_and_exactly():
     told = with_held(a_run(), parameters=10, gradients=4, optimizer_states=20)
     check = named(
-        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), told), "memory by kind"
+        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), told),
+        "memory by kind",
     )
-    assert (check.status, check.detail) == ("ok", "exact    parameters 10 B, gradients 4 B, optimizer_states 20 B")
+    assert (check.status, check.detail) == ("ok", "exact    parameters 10 B, gradients 4 B, "
+                                                  "optimizer_states 20 B")
 
 
 @pytest.mark.quality
 def test_one_byte_of_one_kind_is_a_difference():
     told = with_held(a_run(), parameters=10, gradients=5, optimizer_states=20)
     check = named(
-        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), told), "memory by kind"
+        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), told),
+        "memory by kind",
     )
-    assert (check.status, check.detail) == ("failed", "rank 0, steady: gradients: predicted 4 B, measured 5 B")
+    assert (check.status, check.detail) == ("failed", "rank 0, steady: gradients: predicted 4 B, "
+                                                      "measured 5 B")
 
 
 def test_a_backend_that_knows_no_kinds_is_not_asked():
@@ -382,7 +463,10 @@ def test_no_phase_on_gloo_has_an_allowance_of_its_own(phase_name):
 
     predicted = peaking(a_run("sim"), 10_000)
     for peak, status in ((10_526, "ok"), (10_527, "failed")):
-        assert named(compare(predicted, peaking(a_run(), peak)), f"peak memory, {phase_name}").status == status
+        assert (
+            named(compare(predicted, peaking(a_run(), peak)), f"peak memory, {phase_name}").status
+            == status
+        )
 
 
 def test_a_collective_over_another_axis_of_the_same_size_is_another_collective():
@@ -400,10 +484,12 @@ def test_a_collective_over_another_axis_of_the_same_size_is_another_collective()
 def test_ranks_that_share_phases_and_not_spans_keep_their_own(tmp_path):
     run = a_run()
     spans = tuple(
-        (Span(name="a", kind="forward", unit="a", stream="compute", start_ns=n, end_ns=n + 1),) for n in range(2)
+        (Span(name="a", kind="forward", unit="a", stream="compute", start_ns=n, end_ns=n + 1),)
+        for n in range(2)
     )
     ranks = tuple(
-        replace(rank, phases=run.ranks[0].phases, spans=own) for rank, own in zip(run.ranks, spans, strict=True)
+        replace(rank, phases=run.ranks[0].phases, spans=own)
+        for rank, own in zip(run.ranks, spans, strict=True)
     )
     apart = replace(run, ranks=ranks)
     saved.save(apart, tmp_path / "run.json")
@@ -421,8 +507,12 @@ def test_an_incomplete_run_never_agrees_on_whichever_side(order):
 def test_two_byte_runs_are_held_to_their_own_bound_whoever_compares_them():
     apart = replace(PARITY, largest_relative_difference=0.04, dtype="bfloat16")
     assert named(compare(a_run("sim"), a_run(numerics=apart)), "numerics").status == "ok"
-    assert named(compare(a_run("sim"), a_run(numerics=replace(apart, dtype="float32"))), "numerics").status == "failed"
-    assert named(compare(a_run("sim"), a_run(numerics=replace(apart, dtype="float8"))), "numerics").status == "failed"
+    assert named(
+        compare(a_run("sim"), a_run(numerics=replace(apart, dtype="float32"))), "numerics"
+    ).status == ("failed")
+    assert named(
+        compare(a_run("sim"), a_run(numerics=replace(apart, dtype="float8"))), "numerics"
+    ).status == ("failed")
 
 
 @pytest.mark.parametrize(
@@ -445,10 +535,13 @@ def test_runs_of_two_experiments_are_not_compared_further(change, difference):
 def test_a_complete_run_without_some_phase_does_not_agree():
     run = a_run()
     short = replace(
-        run.ranks[1], phases={name: phase for name, phase in run.ranks[1].phases.items() if name != "steady"}
+        run.ranks[1],
+        phases={name: phase for name, phase in run.ranks[1].phases.items() if name != "steady"},
     )
     checks = compare(a_run("sim"), replace(run, ranks=(run.ranks[0], short)))
-    assert named(checks, "complete").detail == "the measured Run says it is complete, but rank 1 has no steady phase"
+    assert named(checks, "complete").detail == (
+        "the measured Run says it is complete, but rank 1 has no steady phase"
+    )
     assert not agrees(checks)
 
 
@@ -484,24 +577,41 @@ def test_ranks_that_are_folded_are_compared_with_the_one_that_stands_for_them():
     assert not agrees(checks)
 
 
-NUMERICS = {"losses": [1.0], "largest_relative_difference": 0.0, "largest_gradient_difference": 0.0, "steps": 1}
+NUMERICS = {
+    "losses": [1.0], "largest_relative_difference": 0.0, "largest_gradient_difference": 0.0,
+    "steps": 1,
+}
 
 
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (lambda run: run["ranks"].append(dict(run["ranks"][0])), "ranks that are there twice or outside the world"),
+        (
+            lambda run: run["ranks"].append(dict(run["ranks"][0])),
+            "ranks that are there twice or outside the world",
+        ),
         (lambda run: run["mesh"].update(dp_shard=-2, dp_replicate=-1), "for 2 ranks"),
         (lambda run: run["mesh"].update(dp_shard=4), "for 2 ranks"),
-        (lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400), "more than 64 bits"),
+        (
+            lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400),
+            "more than 64 bits",
+        ),
         (lambda run: run.update(scenario="\ud800"), "surrogates not allowed"),
-        (lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]), "a phase that is none of"),
+        (
+            lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]),
+            "a phase that is none of",
+        ),
         (lambda run: run.update(stand_ins=[0, 7]), "stand_ins that are not among its ranks"),
-        (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}), "numerics of no steps"),
+        (
+            lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}),
+            "numerics of no steps",
+        ),
         (lambda run: run.update(step_time_ns=-1), "a step of negative time"),
         (lambda run: run["ranks"][0].update(step_time_ns=-1), "a step of negative time"),
         (
-            lambda run: run["ranks"][0].update(numerics=NUMERICS | {"largest_relative_difference": -1.0}),
+            lambda run: run["ranks"][0].update(
+                numerics=NUMERICS | {"largest_relative_difference": -1.0}
+            ),
             "negative difference",
         ),
     ],
@@ -536,7 +646,12 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
     run = a_run()
 
     def with_numerics(both):
-        return replace(run, ranks=tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)))
+        return replace(
+            run,
+            ranks=tuple(
+                replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)
+            ),
+        )
 
     assert agrees(compare(a_run("sim"), with_numerics(fine)))
     off = [fine[0], replace(fine[1], losses=(1.2, 0.5))]
@@ -545,14 +660,19 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
 
 def test_the_stricter_of_two_bounds_holds_when_ranks_compute_in_different_dtypes():
     run = a_run()
-    both = [replace(PARITY, largest_relative_difference=0.04, dtype=dtype) for dtype in ("bfloat16", "float32")]
+    both = [
+        replace(PARITY, largest_relative_difference=0.04, dtype=dtype)
+        for dtype in ("bfloat16", "float32")
+    ]
     ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True))
     assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
 
 
 @pytest.mark.parametrize("change", [{"losses": ()}, {"reference_losses": ()}, {"steps": 3}])
 def test_numerics_without_some_loss_do_not_agree(change):
-    assert named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics").status == "failed"
+    assert named(
+        compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics"
+    ).status == ("failed")
 
 
 def test_a_kind_that_was_predicted_and_is_not_told_is_a_difference():
@@ -560,25 +680,39 @@ def test_a_kind_that_was_predicted_and_is_not_told_is_a_difference():
 
     def holding(run, kinds):
         steady = run.ranks[0].phases["steady"]
-        phases = {**run.ranks[0].phases, "steady": replace(steady, memory=replace(steady.memory, held=kinds))}
+        phases = {
+            **run.ranks[0].phases,
+            "steady": replace(steady, memory=replace(steady.memory, held=kinds)),
+        }
         return replace(run, ranks=(replace(run.ranks[0], phases=phases), *run.ranks[1:]))
 
     predicted = holding(a_run("sim"), held)
     assert named(compare(predicted, holding(a_run(), held)), "memory by kind").status == "ok"
-    assert named(compare(predicted, holding(a_run(), {"parameters": 10})), "memory by kind").status == "failed"
+    assert named(
+        compare(predicted, holding(a_run(), {"parameters": 10})), "memory by kind"
+    ).status == ("failed")
 
 
 def test_a_kind_that_differs_in_the_first_step_alone_is_a_difference():
     def holding(run, nbytes):
         first = run.ranks[0].phases["first"]
-        phases = {**run.ranks[0].phases, "first": replace(first, memory=replace(first.memory, held={"gradients": nbytes}))}
+        phases = {
+            **run.ranks[0].phases,
+            "first": replace(first, memory=replace(first.memory, held={"gradients": nbytes})),
+        }
         return replace(run, ranks=(replace(run.ranks[0], phases=phases), *run.ranks[1:]))
 
-    assert named(compare(holding(a_run("sim"), 8), holding(a_run(), 8)), "memory by kind").status == "ok"
-    assert named(compare(holding(a_run("sim"), 8), holding(a_run(), 9)), "memory by kind").status == "failed"
+    assert named(
+        compare(holding(a_run("sim"), 8), holding(a_run(), 8)), "memory by kind"
+    ).status == ("ok")
+    assert named(
+        compare(holding(a_run("sim"), 8), holding(a_run(), 9)), "memory by kind"
+    ).status == ("failed")
 
 
-@pytest.mark.parametrize("change", [{"group_size": 1}, {"root": 1}, {"group": "dp_replicate", "group_size": 1}])
+@pytest.mark.parametrize(
+    "change", [{"group_size": 1}, {"root": 1}, {"group": "dp_replicate", "group_size": 1}]
+)
 def test_a_collective_over_another_group_or_from_another_root_is_another_collective(change):
     other = a_run(order=(replace(GATHER, **change), SCATTER))
     assert named(compare(a_run("sim"), other), "collective order").status == "failed"
@@ -586,7 +720,10 @@ def test_a_collective_over_another_group_or_from_another_root_is_another_collect
 
 def seeing(run, *groups):
     """`run` whose ranks, in order, were seen to communicate in these groups."""
-    return replace(run, ranks=tuple(replace(rank, groups=one) for rank, one in zip(run.ranks, groups, strict=True)))
+    return replace(
+        run,
+        ranks=tuple(replace(rank, groups=one) for rank, one in zip(run.ranks, groups, strict=True)),
+    )
 
 
 def test_the_ranks_of_every_group_are_those_of_the_mesh():
@@ -601,7 +738,8 @@ def test_the_ranks_of_every_group_are_those_of_the_mesh():
     [
         ({"dp_shard": (1, 0)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1, 0]"),
         ({"dp_shard": (1,)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1]"),
-        ({"dp_shard": (0, 1), "tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, 1]"),
+        ({"dp_shard": (0, 1), "tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, "
+                                             "1]"),
     ],
 )
 def test_a_group_of_other_ranks_fails(group, words):
@@ -613,14 +751,19 @@ def test_a_group_of_other_ranks_fails(group, words):
 @pytest.mark.parametrize("silent", [{}, {"dp_replicate": (0, 1)}])
 def test_a_rank_that_communicates_and_does_not_tell_with_whom_fails_where_others_tell(silent):
     check = named(compare(a_run("sim"), seeing(a_run(), {"dp_shard": (0, 1)}, silent)), "groups")
-    assert (check.status, check.detail) == ("failed", "rank 1 communicates over dp_shard and does not tell with whom")
+    assert (check.status, check.detail) == ("failed", "rank 1 communicates over dp_shard and "
+                                                      "does not tell with whom")
 
 
 @pytest.mark.quality
 def test_a_rank_that_computes_in_another_dtype_than_the_scenario_loosens_no_bound():
     narrow = replace(PARITY, largest_relative_difference=0.04, dtype="bfloat16")
-    check = named(compare(a_run("sim", provenance={"computes_in": "float32"}), a_run(numerics=narrow)), "numerics")
-    assert (check.status, check.detail) == ("failed", "a rank computes in bfloat16, the scenario in float32")
+    check = named(
+        compare(a_run("sim", provenance={"computes_in": "float32"}), a_run(numerics=narrow)),
+        "numerics",
+    )
+    assert (check.status, check.detail) == ("failed", "a rank computes in bfloat16, the scenario "
+                                                      "in float32")
 
 
 def test_parameters_that_end_up_elsewhere_by_the_right_gradients_are_called_that():
@@ -642,7 +785,9 @@ def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
         )
         for losses in ((1.0,), (1.0, 0.5))
     ]
-    ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True))
+    ranks = tuple(
+        replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True)
+    )
     assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
 
 
@@ -651,7 +796,8 @@ def test_a_rank_that_tells_no_numerics_while_others_do_is_a_failure():
     silent = replace(run, ranks=(run.ranks[0], replace(run.ranks[1], numerics=None)))
     for sides in ((a_run("sim"), silent), (silent, a_run(numerics=PARITY))):
         check = named(compare(*sides), "numerics")
-        assert (check.status, check.detail) == ("failed", f"rank 1 of {run.backend} tells none, though others do")
+        assert (check.status, check.detail) == ("failed", f"rank 1 of {run.backend} tells none, "
+                                                          f"though others do")
 
 
 def test_a_run_that_says_it_sees_numerics_and_tells_none_is_a_failure():
@@ -672,8 +818,10 @@ def resting(run, phase_name, **levels):
 @pytest.mark.parametrize(
     ("phase_name", "levels", "words"),
     [
-        ("construction", {"end_bytes": 9}, "8 of 10 exact; end of construction, rank 0: predicted 10 B, measured 9 B, +1 B"),
-        ("first", {"start_bytes": 11}, "8 of 10 exact; start of first, rank 0: predicted 10 B, measured 11 B, -1 B"),
+        ("construction", {"end_bytes": 9}, "8 of 10 exact; end of construction, rank 0: "
+                                           "predicted 10 B, measured 9 B, +1 B"),
+        ("first", {"start_bytes": 11}, "8 of 10 exact; start of first, rank 0: predicted 10 B, "
+                                       "measured 11 B, -1 B"),
         (
             "steady",
             {"end_bytes": 12},
@@ -690,8 +838,10 @@ def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the model's own parameters"),
-        ({"step_difference": float("nan")}, "one step of the optimizer ends nan away from where torch's takes"),
+        ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the "
+                                       "model's own parameters"),
+        ({"step_difference": float("nan")}, "one step of the optimizer ends nan away from where "
+                                            "torch's takes"),
         ({"reference_losses": (1.0, float("nan"))}, "a loss is not finite"),
     ],
 )
@@ -704,20 +854,27 @@ def test_what_has_no_rounding_in_it_has_no_bound(change, words):
 def test_reference_losses_of_every_rank_are_held_to_the_losses():
     run = a_run()
     both = (PARITY, replace(PARITY, reference_losses=(1.0, 0.7)))
-    other = replace(run, ranks=tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)))
+    other = replace(
+        run,
+        ranks=tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)),
+    )
     assert named(compare(a_run("sim"), other), "numerics").status == "failed"
 
 
 def test_numerics_of_fewer_steps_than_the_scenario_has_do_not_agree():
     short = a_run(numerics=PARITY)
     check = named(compare(a_run("sim", provenance={"steps": "3"}), short), "numerics")
-    assert (check.status, check.detail.rpartition("; ")[2]) == ("failed", "losses of 2 steps, of at least 3")
+    assert (check.status, check.detail.rpartition("; ")[2]) == (
+        "failed", "losses of 2 steps, of at least 3",
+    )
     cut = replace(PARITY, steps=1, losses=(1.0,), reference_losses=(1.0,))
     assert named(compare(a_run("sim"), a_run(numerics=cut)), "numerics").status == "failed"
 
 
 def test_the_dtype_that_a_rank_does_not_compute_in_is_the_one_that_is_named():
-    narrow = a_run(numerics=replace(PARITY, dtype="bfloat16"), provenance={"computes_in": "bfloat16"})
+    narrow = a_run(
+        numerics=replace(PARITY, dtype="bfloat16"), provenance={"computes_in": "bfloat16"}
+    )
     check = named(compare(a_run("sim", provenance={"computes_in": "float32"}), narrow), "numerics")
     assert check.detail == "a rank computes in bfloat16, the scenario in float32"
 
@@ -726,16 +883,16 @@ def test_the_dtype_that_a_rank_does_not_compute_in_is_the_one_that_is_named():
     ("name", "by_torch", "is_it"),
     [
         ("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", True),
-        ("H100 SXM 80 GB", "NVIDIA H100 PCIe", False),
-        ("H100 SXM 80 GB", "NVIDIA H100 NVL", False),
+        ("H100 SXM 80 GB", "NVIDIA H100 PCIe", False), ("H100 SXM 80 GB", "NVIDIA H100 NVL", False),
         ("A100 SXM 80 GB", "NVIDIA A100-SXM4-80GB", True),
         ("A100 SXM 80 GB", "NVIDIA A100-SXM4-40GB", False),
         ("A100 SXM 80 GB", "NVIDIA A100 80GB PCIe", False),
         ("A100 SXM 40 GB", "NVIDIA A100-PCIE-40GB", False),
-        ("H200 SXM 141 GB", "NVIDIA H200", True),
-        ("L40S 48 GB", "NVIDIA L40S", True),
+        ("H200 SXM 141 GB", "NVIDIA H200", True), ("L40S 48 GB", "NVIDIA L40S", True),
         ("H100 SXM 80 GB", "cpu", False),
     ],
 )
-def test_a_gpu_is_the_one_that_was_predicted_only_with_its_memory_and_its_form(name: str, by_torch: str, is_it: bool) -> None:
+def test_a_gpu_is_the_one_that_was_predicted_only_with_its_memory_and_its_form(
+    name: str, by_torch: str, is_it: bool
+) -> None:
     assert is_called(name, by_torch) is is_it

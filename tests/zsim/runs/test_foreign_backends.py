@@ -1,4 +1,5 @@
-"""Whatever a backend of another package does is said in words, with one JSON object on standard output and nothing else."""
+"""Whatever a backend of another package does is said in words, with one JSON object on standard
+output and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Theirs:
     def capabilities(self) -> Any:
         if isinstance(self.sees, BaseException):
             raise self.sees
-        return self.sees or Capabilities(memory=True, numerics=False, time=False, device=self.device)
+        return self.sees or Capabilities(
+            memory=True, numerics=False, time=False, device=self.device
+        )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         sys.stdout.write("loading …\n")
@@ -41,7 +44,9 @@ class Theirs:
         for error in self.change.values():
             if isinstance(error, BaseException):
                 raise error
-        return replace(SimBackend().run(scenario, options=options), **{"stand_ins": (), **self.change})
+        return replace(
+            SimBackend().run(scenario, options=options), **{"stand_ins": (), **self.change}
+        )
 
 
 def without_phases() -> Run:
@@ -52,11 +57,15 @@ def without_phases() -> Run:
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        (Theirs(sees=ValueError("no idea")), "backend theirs: expected what it can see, found ValueError: no idea"),
+        (
+            Theirs(sees=ValueError("no idea")),
+            "backend theirs: expected what it can see, found ValueError: no idea",
+        ),
         (Theirs(sees="everything"), "backend theirs: expected zsim.ir.run.Capabilities, found str"),
         (
             Theirs(device="tpu"),
-            "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, found 'tpu'",
+            "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, "
+            "found 'tpu'",
         ),
         (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
         (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),
@@ -66,9 +75,12 @@ def without_phases() -> Run:
         (Theirs(ranks=SystemExit(0)), "backend theirs: expected a Run, found SystemExit: 0"),
     ],
 )
-@pytest.mark.parametrize("command", [["run", SCENARIO, "--backend"], ["validate", SCENARIO, "--against"]])
+@pytest.mark.parametrize(
+    "command", [["run", SCENARIO, "--backend"], ["validate", SCENARIO, "--against"]]
+)
 def test_a_backend_that_breaks_down_is_a_sentence(
-    command: list[str], backend: Theirs, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: list[str], backend: Theirs, words: str, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(registry, "find", lambda name: backend)
     assert main([*command, "theirs", "--json"]) == 1
@@ -82,7 +94,10 @@ def test_a_simulation_is_no_measurement_to_validate_against(
 ) -> None:
     monkeypatch.setattr(registry, "find", lambda name: Theirs())
     assert main(["validate", SCENARIO, "--against", "theirs"]) == 1
-    assert "backend theirs: expected a Run that was measured, found one of the simulator" in capfd.readouterr().err
+    assert (
+        "backend theirs: expected a Run that was measured, found one of the simulator"
+        in capfd.readouterr().err
+    )
 
 
 def test_what_a_backend_prints_leaves_standard_output_to_the_report(

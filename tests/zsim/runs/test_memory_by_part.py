@@ -1,4 +1,5 @@
-"""Start and peak of forward, backward, optimizer and zero_grad: followed by the ledger, read again from files, compared."""
+"""Start and peak of forward, backward, optimizer and zero_grad: followed by the ledger, read again
+from files, compared."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ STEPS: tuple[PhaseName, ...] = ("first", "steady")
 
 def record(*parts: tuple[str, int, int]) -> MemoryRecord:
     made = tuple(PartRecord(name, 0, start, peak) for name, start, peak in parts)
-    return MemoryRecord(start_bytes=0, peak_bytes=max((part.peak_bytes for part in made), default=0), end_bytes=0, parts=made)
+    return MemoryRecord(
+        start_bytes=0, peak_bytes=max((part.peak_bytes for part in made), default=0), end_bytes=0,
+        parts=made,
+    )
 
 
 def naive(program: RankProgram) -> dict[str, list[tuple[str, int, int, int]]]:
@@ -48,7 +52,9 @@ def naive(program: RankProgram) -> dict[str, list[tuple[str, int, int, int]]]:
             start = peak = ledger.allocated
             for op in ops[part.start : end]:
                 for event in op.memory:
-                    ledger.allocate(event) if isinstance(event, Alloc) else ledger.free(event.buffer)
+                    ledger.allocate(event) if isinstance(event, Alloc) else ledger.free(
+                        event.buffer
+                    )
                     peak = max(peak, ledger.allocated)
             found[phase].append((part.name, part.micro_batch, start, peak))
     return found
@@ -56,13 +62,21 @@ def naive(program: RankProgram) -> dict[str, list[tuple[str, int, int, int]]]:
 
 @WHOLE
 @given(scenarios())
-def test_every_step_of_every_strategy_comes_in_parts_which_the_replay_follows(case: Scenario) -> None:
+def test_every_step_of_every_strategy_comes_in_parts_which_the_replay_follows(
+    case: Scenario
+) -> None:
     program = plan(case, device=case.cluster.kind)
-    halves = [(name, place) for place in range(case.batch.accumulation) for name in ("forward", "backward")]
+    halves = [
+        (name, place)
+        for place in range(case.batch.accumulation)
+        for name in ("forward", "backward")
+    ]
     for rank in program.ranks:
         wanted, records = naive(rank), replay(rank, timeline=False)
         for phase in STEPS:
-            found = [(p.name, p.micro_batch, p.start_bytes, p.peak_bytes) for p in records[phase].parts]
+            found = [
+                (p.name, p.micro_batch, p.start_bytes, p.peak_bytes) for p in records[phase].parts
+            ]
             assert found == wanted[phase]
             assert [part[:2] for part in found] == [*halves, ("optimizer", 0), ("zero_grad", 0)]
             assert found[0][2] == records[phase].start_bytes
@@ -96,7 +110,9 @@ def test_construction_has_no_parts() -> None:
 
 
 def simulated() -> Run:
-    return SimBackend("cpu").run(load(ROOT / "scenarios/parity/fsdp2-mlp-4.toml"), options=RunOptions())
+    return SimBackend("cpu").run(
+        load(ROOT / "scenarios/parity/fsdp2-mlp-4.toml"), options=RunOptions()
+    )
 
 
 def test_a_run_names_its_parts_and_its_figures_the_highest_of_each(tmp_path: Path) -> None:
@@ -117,14 +133,24 @@ def with_parts(run: Run, *parts: PartRecord, **provenance: str) -> Run:
     return replace(run, ranks=ranks, backend="real", provenance={**run.provenance, **provenance})
 
 
-@pytest.mark.parametrize("part", [PartRecord("sideward", 0, 1, 1), PartRecord("forward", -1, 1, 1), PartRecord("forward", 0, -1, 1)])
-def test_a_saved_run_with_a_part_that_cannot_be_is_refused(part: PartRecord, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "part",
+    [
+        PartRecord("sideward", 0, 1, 1), PartRecord("forward", -1, 1, 1),
+        PartRecord("forward", 0, -1, 1),
+    ],
+)
+def test_a_saved_run_with_a_part_that_cannot_be_is_refused(
+    part: PartRecord, tmp_path: Path
+) -> None:
     saved.save(with_parts(simulated(), part), tmp_path / "run.json")
     with pytest.raises(saved.SavedRunError, match="a part of a step that is none of"):
         saved.load(tmp_path / "run.json")
 
 
-def test_a_saved_run_without_parts_is_still_read_and_says_what_it_does_not_tell(tmp_path: Path) -> None:
+def test_a_saved_run_without_parts_is_still_read_and_says_what_it_does_not_tell(
+    tmp_path: Path
+) -> None:
     path = tmp_path / "run.json"
     saved.save(simulated(), path)
     lines = path.read_text().replace('"parts"', '"was_parts"')
@@ -132,9 +158,14 @@ def test_a_saved_run_without_parts_is_still_read_and_says_what_it_does_not_tell(
     with pytest.raises(saved.SavedRunError, match="unknown key was_parts"):
         saved.load(path)
     bare = with_parts(with_parts(simulated()))
-    phases = {name: replace(p, memory=replace(p.memory, parts=())) for name, p in bare.ranks[0].phases.items()}
+    phases = {
+        name: replace(p, memory=replace(p.memory, parts=()))
+        for name, p in bare.ranks[0].phases.items()
+    }
     bare = replace(bare, ranks=(replace(bare.ranks[0], phases=phases),))
-    assert next(check for check in compare(simulated(), bare) if check.name == NAME).status == "unsupported"
+    assert next(check for check in compare(simulated(), bare) if check.name == NAME).status == (
+        "unsupported"
+    )
 
 
 def test_a_part_above_its_phase_breaks_a_law() -> None:
@@ -142,34 +173,56 @@ def test_a_part_above_its_phase_breaks_a_law() -> None:
     peak = run.ranks[0].phases["steady"].memory.peak_bytes
     assert run_laws.run_breaches(run) == ()
     for part in (PartRecord("forward", 0, 1, peak + 1), PartRecord("forward", 0, 2, 1)):
-        assert any(breach.startswith("parts lie in their phase") for breach in run_laws.run_breaches(with_parts(run, part)))
+        assert any(
+            breach.startswith("parts lie in their phase")
+            for breach in run_laws.run_breaches(with_parts(run, part))
+        )
 
 
 # -- compared
 
 
 def checked(predicted: MemoryRecord, found: MemoryRecord, *, exact: bool) -> Check:
-    return compare_parts([Measured(rank=3, phase="steady", predicted=predicted, found=found)], exact=exact, bound=0.05)
+    return compare_parts(
+        [Measured(rank=3, phase="steady", predicted=predicted, found=found)], exact=exact,
+        bound=0.05,
+    )
 
 
 def test_equal_parts_are_exact_and_counted() -> None:
     one = record(("forward", 10, 30), ("backward", 20, 50))
     found = checked(one, one, exact=True)
     assert (found.status, found.relative_error) == ("ok", 0.0)
-    assert found.detail == "exact    4 of 4 starts and peaks of forward, backward, optimizer and zero_grad"
+    assert found.detail == (
+        "exact    4 of 4 starts and peaks of forward, backward, optimizer and zero_grad"
+    )
 
 
-@pytest.mark.parametrize(("exact", "peak", "status"), [(True, 1001, "failed"), (False, 1001, "ok"), (False, 1100, "failed")])
-def test_where_memory_follows_the_host_one_byte_fails_and_elsewhere_the_bound_does(exact: bool, peak: int, status: str) -> None:
+@pytest.mark.parametrize(
+    ("exact", "peak", "status"),
+    [(True, 1001, "failed"), (False, 1001, "ok"), (False, 1100, "failed")],
+)
+def test_where_memory_follows_the_host_one_byte_fails_and_elsewhere_the_bound_does(
+    exact: bool, peak: int, status: str
+) -> None:
     found = checked(record(("forward", 10, 1000)), record(("forward", 10, peak)), exact=exact)
     assert found.status == status
-    assert f"1 of 2 exact; peak of forward 0, rank 3, steady: predicted 1,000 B, measured {peak:,} B" in found.detail
+    assert (
+        f"1 of 2 exact; peak of forward 0, rank 3, steady: predicted 1,000 B, measured {peak:,} B"
+        in found.detail
+    )
 
 
 def test_other_parts_fail_and_none_are_unsupported() -> None:
     forward, both = record(("forward", 1, 2)), record(("forward", 1, 2), ("optimizer", 1, 2))
-    assert checked(forward, both, exact=False).detail == "rank 3, steady: parts forward 0 predicted, forward 0 optimizer measured"
-    assert checked(record(), forward, exact=True).status == checked(forward, record(), exact=True).status == "unsupported"
+    assert checked(forward, both, exact=False).detail == (
+        "rank 3, steady: parts forward 0 predicted, forward 0 optimizer measured"
+    )
+    assert (
+        checked(record(), forward, exact=True).status
+        == checked(forward, record(), exact=True).status
+        == ("unsupported")
+    )
 
 
 def test_a_start_where_nothing_was_measured_is_not_divided_by() -> None:
@@ -180,7 +233,8 @@ def test_a_start_where_nothing_was_measured_is_not_divided_by() -> None:
 def test_a_start_is_held_to_a_share_of_the_steps_peak_where_other_threads_free() -> None:
     found = checked(record(("zero_grad", 100, 1000)), record(("zero_grad", 140, 1000)), exact=False)
     assert (found.status, found.relative_error) == ("ok", -0.04)
-    assert found.detail.startswith("within 5% of the step's peak: 1 of 2 exact; start of zero_grad, rank 3, steady")
+    assert found.detail.startswith("within 5% of the step's peak: 1 of 2 exact; start of "
+                                   "zero_grad, rank 3, steady")
 
 
 def test_a_measured_run_that_follows_the_host_is_compared_exactly() -> None:

@@ -44,14 +44,26 @@ def a_run(*spans: Span, step: int, peaks: tuple[int, ...] = (10, 30, 20), **more
 
     def phases(extra: int) -> dict[str, PhaseRecord]:
         memory = [
-            MemoryRecord(start_bytes=1, peak_bytes=peak + extra, end_bytes=1, by_kind={"parameters": peak + extra})
+            MemoryRecord(
+                start_bytes=1, peak_bytes=peak + extra, end_bytes=1,
+                by_kind={"parameters": peak + extra},
+            )
             for peak in peaks
         ]
         names = ("construction", "first", "steady")
-        return {name: PhaseRecord(collectives=records, memory=part) for name, part in zip(names, memory, strict=True)}
+        return {
+            name: PhaseRecord(collectives=records, memory=part)
+            for name, part in zip(names, memory, strict=True)
+        }
 
-    ranks = tuple(RankRun(rank=rank, phases=phases(rank), spans=spans, bytes_sent=50 + rank) for rank in range(2))
-    fields = {"scenario": "m", "backend": "sim", "interpreter": "simulator", "world_size": 2, "ranks": ranks}
+    ranks = tuple(
+        RankRun(rank=rank, phases=phases(rank), spans=spans, bytes_sent=50 + rank)
+        for rank in range(2)
+    )
+    fields = {
+        "scenario": "m", "backend": "sim", "interpreter": "simulator", "world_size": 2,
+        "ranks": ranks,
+    }
     fields |= {"mesh": Mesh(dp_shard=2), "provenance": {"device": "cuda", "calibration": "assumed"}}
     return Run(step_time_ns=step, **{**fields, **more})
 
@@ -68,22 +80,28 @@ SPANS = (
 
 def test_times_are_the_lengths_of_unions_of_spans():
     found = metrics.figures(a_run(*SPANS, step=400), scenario())
-    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (160, 180, 110)
+    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (
+        160, 180, 110,
+    )
     assert found.exposed_share == 110 / 400
 
 
 def test_tokens_and_mfu_follow_their_formulas():
-    """6 per token and weight: the layers are 3·7, 7·5 and 5·2. Each forward has tokens of its own."""
+    """6 per token and weight: the layers are 3·7, 7·5 and 5·2. Each forward has tokens of its own.
+    """
     found = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3, forwards=2))
     tokens, flops = 4 * 3 * 2, 6 * (3 * 7 + 7 * 5 + 5 * 2)
     assert metrics.model_flops(scenario(accumulation=3, forwards=2)) == tokens * flops
     assert found.tokens_per_second_per_gpu == tokens * 1e9 / 400
-    assert found.mfu == tokens * flops * 1e9 / (400 * scenario().cluster.device.peak_flops("bfloat16"))
+    assert found.mfu == tokens * flops * 1e9 / (
+        400 * scenario().cluster.device.peak_flops("bfloat16")
+    )
 
 
 @pytest.mark.parametrize("attention", ["explicit", "sdpa"])
 def test_model_flops_are_those_of_palm_whatever_computes_them(attention):
-    """6N + 12·L·H·Q·T per token; N without the input embedding, which multiplies nothing. arXiv 2204.02311, appendix B."""
+    """6N + 12·L·H·Q·T per token; N without the input embedding, which multiplies nothing. arXiv
+    2204.02311, appendix B."""
     text = f"""
 model = {{ preset = "llama-3-8b", attention = "{attention}" }}
 batch = {{ micro_batch = 1, sequence_length = 8192 }}
@@ -99,7 +117,9 @@ strategy = {{ name = "fsdp2" }}
 def test_peaks_are_those_of_the_rank_with_the_highest():
     found = metrics.figures(a_run(*SPANS, step=400), scenario())
     assert (found.peak_memory_bytes, found.peak_first_step_bytes) == (21, 31)
-    assert {kind: nbytes for kind, nbytes in found.peak_memory_by_kind.items() if nbytes} == {"parameters": 21}
+    assert {kind: nbytes for kind, nbytes in found.peak_memory_by_kind.items() if nbytes} == {
+        "parameters": 21
+    }
 
 
 def test_traffic_counts_the_steady_step_by_kind_and_the_wire_of_the_busiest_rank():
@@ -112,13 +132,21 @@ def test_traffic_counts_the_steady_step_by_kind_and_the_wire_of_the_busiest_rank
 
 
 def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
-    """So that a limit on them does not hold for want of a counter; a rank alone sends nothing, and that is known."""
+    """So that a limit on them does not hold for want of a counter; a rank alone sends nothing, and
+    that is known."""
     found = a_run(*SPANS, step=400)
     unseen = replace(found, ranks=tuple(replace(rank, bytes_sent=0) for rank in found.ranks))
     assert metrics.figures(unseen, scenario()).bytes_sent_per_rank is None
-    limited = parse((scenario().text + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(), where="figures.toml")
-    assert [[verdict.ok for verdict in report.of_run(run, limited).verdicts] for run in (found, unseen)] == [[True], [None]]
-    silent = {name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()}
+    limited = parse(
+        (scenario().text + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
+        where="figures.toml",
+    )
+    assert [
+        [verdict.ok for verdict in report.of_run(run, limited).verdicts] for run in (found, unseen)
+    ] == [[True], [None]]
+    silent = {
+        name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()
+    }
     alone = replace(unseen, ranks=(replace(unseen.ranks[0], phases=silent),))
     assert metrics.figures(alone, scenario()).bytes_sent_per_rank == 0
 
@@ -142,7 +170,10 @@ def test_a_measured_time_is_its_own_band():
 
 
 def test_mfu_of_another_device_than_the_scenarios_is_not_claimed():
-    assert metrics.figures(a_run(*SPANS, step=400, provenance={"device": "cpu"}), scenario()).mfu is None
+    assert (
+        metrics.figures(a_run(*SPANS, step=400, provenance={"device": "cpu"}), scenario()).mfu
+        is None
+    )
 
 
 @WHOLE
@@ -153,7 +184,9 @@ def test_exposed_is_part_of_communication_and_fits_into_the_step_beside_compute(
     assert 0 <= seen.exposed_communication_ns <= seen.communication_ns
     for rank in run.ranks:
         assert metrics.compute_ns(rank) + metrics.exposed_ns(rank) <= run.step_time_ns
-        assert metrics.compute_ns(rank) == sum(s.end_ns - s.start_ns for s in rank.spans if s.stream == "compute")
+        assert metrics.compute_ns(rank) == sum(
+            s.end_ns - s.start_ns for s in rank.spans if s.stream == "compute"
+        )
     low, high = seen.step_time_band_ns
     assert low <= run.step_time_ns <= high
     assert 0 < seen.mfu < 1
@@ -162,7 +195,10 @@ def test_exposed_is_part_of_communication_and_fits_into_the_step_beside_compute(
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=12))
 def test_exposed_time_is_counted_nanosecond_by_nanosecond(pieces):
     spans = tuple(
-        span("all_gather" if moves else "forward", "all_gather" if moves else "compute", start, start + length)
+        span(
+            "all_gather" if moves else "forward", "all_gather" if moves else "compute", start,
+            start + length,
+        )
         for start, length, moves in pieces
     )
     rank = a_run(*spans, step=200).ranks[0]
@@ -176,8 +212,12 @@ def test_the_slower_rank_counts_in_every_figure_of_time():
     """The second rank computes longer, communicates longer and hides less."""
     run = a_run(span("forward", "compute", 0, 100), step=400)
     slow = (span("forward", "compute", 0, 200), span("all_gather", "all_gather", 150, 300))
-    found = metrics.figures(replace(run, ranks=(run.ranks[0], replace(run.ranks[1], spans=slow))), scenario())
-    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (200, 150, 100)
+    found = metrics.figures(
+        replace(run, ranks=(run.ranks[0], replace(run.ranks[1], spans=slow))), scenario()
+    )
+    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (
+        200, 150, 100,
+    )
 
 
 def test_each_expectation_reads_its_own_figure():

@@ -1,4 +1,5 @@
-"""Backends are found by entry point, listed without importing them, and say how to get them when they are missing."""
+"""Backends are found by entry point, listed without importing them, and say how to get them when
+they are missing."""
 
 from importlib.metadata import EntryPoint
 
@@ -24,7 +25,9 @@ def simulated(name: str, *, device: str | None = None, **options):
 
 
 def offer(monkeypatch, **named: str):
-    entries = [EntryPoint(name=name, value=value, group=registry.GROUP) for name, value in named.items()]
+    entries = [
+        EntryPoint(name=name, value=value, group=registry.GROUP) for name, value in named.items()
+    ]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
 
 
@@ -46,7 +49,8 @@ def test_a_backend_that_does_not_import_says_how_to_install_it(monkeypatch):
         registry.find("gloo")
     assert caught.value.exit_code == 3
     assert str(caught.value) == (
-        "backend gloo (a_package_that_is_not_there.backends:GlooBackend): expected a class that can be imported and made "
+        "backend gloo (a_package_that_is_not_there.backends:GlooBackend): expected a class that "
+        "can be imported and made "
         "without arguments, found no a_package_that_is_not_there; pip install 'zsim[real]'"
     )
 
@@ -58,7 +62,8 @@ def test_listing_imports_no_backend(monkeypatch):
 
 def test_an_unknown_backend_is_bad_usage_with_a_suggestion(monkeypatch):
     offer(monkeypatch, gloo="x:y")
-    with pytest.raises(registry.UnknownBackendError, match="expected one of gloo, sim, found glo; did you mean gloo"):
+    with pytest.raises(registry.UnknownBackendError, match="expected one of gloo, sim, found "
+                                                           "glo; did you mean gloo"):
         registry.find("glo")
 
 
@@ -75,7 +80,9 @@ def test_a_simulated_run_has_every_phase_with_memory_and_collectives():
 
 
 def test_all_ranks_unfold_to_what_the_folded_ones_stand_for():
-    folded, whole = simulated("parity/fsdp2-uneven-4"), simulated("parity/fsdp2-uneven-4", all_ranks=True)
+    folded, whole = (
+        simulated("parity/fsdp2-uneven-4"), simulated("parity/fsdp2-uneven-4", all_ranks=True),
+    )
     assert [rank.rank for rank in whole.ranks] == [0, 1, 2, 3]
     assert [rank.stands_for for rank in whole.ranks] == [1, 1, 1, 1]
     by_rank = {rank.rank: rank for rank in whole.ranks}
@@ -84,25 +91,39 @@ def test_all_ranks_unfold_to_what_the_folded_ones_stand_for():
 
 
 def test_a_folded_run_sends_what_the_busiest_of_its_ranks_does_in_a_steady_step():
-    """DDP on three ranks, which do not divide its bucket: chunks of a third rounded up, and a last one of the rest.
+    """DDP on three ranks, which do not divide its bucket: chunks of a third rounded up, and a last
+    one of the rest.
 
-    In a ring's all-reduce a rank sends all chunks twice but its own and its successor's, so that rank 0 sends less than 1 and 2. What the
-    first step broadcasts besides, as buckets are rebuilt, is no part of it.
+    In a ring's all-reduce a rank sends all chunks twice but its own and its successor's, so that
+    rank 0 sends less than 1 and 2. What the first step broadcasts besides, as buckets are rebuilt,
+    is no part of it.
     """
-    text = load("parity/ddp-gpt-4-accumulate-every").text.replace("ranks = 4", "ranks = 3").replace("dp_replicate = 4", "dp_replicate = 3")
+    text = (
+        load("parity/ddp-gpt-4-accumulate-every")
+        .text.replace("ranks = 4", "ranks = 3")
+        .replace("dp_replicate = 4", "dp_replicate = 3")
+    )
     asked = scenario.parse(text.partition("[expect]")[0].encode(), where="three")
     bucket = 4 * asked.model.num_parameters
     chunk = -(-bucket // 3)
     rest = bucket - 2 * chunk
     assert rest < chunk
-    sent = [2 * (2 * bucket - own - following) for own, following in ((chunk, chunk), (chunk, rest), (rest, chunk))]
-    folded, whole = (registry.SimBackend().run(asked, options=RunOptions(all_ranks=every)) for every in (False, True))
+    sent = [
+        2 * (2 * bucket - own - following)
+        for own, following in ((chunk, chunk), (chunk, rest), (rest, chunk))
+    ]
+    folded, whole = (
+        registry.SimBackend().run(asked, options=RunOptions(all_ranks=every))
+        for every in (False, True)
+    )
     assert [rank.bytes_sent for rank in whole.ranks] == sent
     assert [(rank.stands_for, rank.bytes_sent) for rank in folded.ranks] == [(3, max(sent))]
 
 
 def test_only_the_ranks_asked_for_are_returned():
-    assert [rank.rank for rank in simulated("scale/fsdp2-gpt-1024", ranks=(1023, 0)).ranks] == [0, 1023]
+    assert [rank.rank for rank in simulated("scale/fsdp2-gpt-1024", ranks=(1023, 0)).ranks] == [
+        0, 1023
+    ]
 
 
 def test_the_same_scenario_gives_the_same_run():

@@ -1,4 +1,5 @@
-"""Clusters from files: what calibration writes is read back, changes times and narrows bands; whatever is odd is refused by its key."""
+"""Clusters from files: what calibration writes is read back, changes times and narrows bands;
+whatever is odd is refused by its key."""
 
 from __future__ import annotations
 
@@ -36,13 +37,18 @@ KNOBS = {("", knob.name): 0.9 for knob in fit_steps.KNOBS if knob.name.endswith(
 
 
 def fitted(factors: dict[tuple[str, str], float]) -> fit_steps.Fitted:
-    return fit_steps.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(name for _, name in factors))
+    return fit_steps.Fitted(
+        factors=factors, errors=(), left_out=(), cases=(),
+        heard=frozenset(name for _, name in factors),
+    )
 
 
 def curves(*found: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
     node = load_cluster(preset).nccl
     assert node is not None
-    return FittedCurves(node=node, curves=found, rows=(), keys=(), groups=(), errors=(), left_out=(), before=())
+    return FittedCurves(
+        node=node, curves=found, rows=(), keys=(), groups=(), errors=(), left_out=(), before=()
+    )
 
 
 def ring(op: str, scope: str = "ring") -> MeasuredCurve:
@@ -61,8 +67,12 @@ def ring(op: str, scope: str = "ring") -> MeasuredCurve:
 
 
 def written() -> str:
-    """A B200 whose efficiencies are a tenth less than the preset's, and whose all-gathers were measured."""
-    return write_cluster.text("dgx-b200", fitted(KNOBS), source="mine.csv", curves=curves(ring("all_gather"), ring("all_gather", "network")))
+    """A B200 whose efficiencies are a tenth less than the preset's, and whose all-gathers were
+    measured."""
+    return write_cluster.text(
+        "dgx-b200", fitted(KNOBS), source="mine.csv",
+        curves=curves(ring("all_gather"), ring("all_gather", "network")),
+    )
 
 
 def load(text: str) -> object:
@@ -89,28 +99,43 @@ def test_a_calibrated_file_beside_the_scenario_changes_step_time_and_narrows_its
     after = run(tmp_path, 'file = "mine.toml"', capsys)
     assert after["step_time_ns"] > before["step_time_ns"]  # type: ignore[operator]
     assert width(after) < 0.8 * width(before)
-    assert (before["provenance"]["calibration"], after["provenance"]["calibration"]) == ("assumed", "calibrated")  # type: ignore[index]
+    assert (before["provenance"]["calibration"], after["provenance"]["calibration"]) == (
+        "assumed", "calibrated",
+    )  # type: ignore[index]
     assert after["provenance"]["cluster"] == "mine"  # type: ignore[index]
     assert after["provenance"]["device_name"] == load_cluster("dgx-b200").device.name  # type: ignore[index]
 
 
 def test_measured_curves_are_what_collectives_take() -> None:
     """50 µs + 7/8 of 8 MiB at half of 720 GB/s + half of 100 µs."""
-    mine, preset = cluster_reader.parse(written().encode(), where="mine.toml", nodes=2), load_cluster("dgx-b200", nodes=2)
+    mine, preset = (
+        cluster_reader.parse(written().encode(), where="mine.toml", nodes=2),
+        load_cluster("dgx-b200", nodes=2),
+    )
     found = estimated("all_gather", 2**23, cluster=mine, ranks=tuple(range(8)))
     assert found.microseconds == pytest.approx(50 + 7 / 8 * 2**23 / 360e3 + 50, rel=1e-3)
     assert found.provenance == "calibrated"
     for nbytes, band in ((2**27, 0.06), (2**23, 0.12), (2**19, 0.2)):
         found = estimated("all_gather", nbytes, cluster=mine, ranks=tuple(range(8)))
         assert found.high / found.microseconds == pytest.approx(1 + band)
-    elsewhere = [estimated("all_gather", 2**23, cluster=one, ranks=tuple(range(16))) for one in (mine, preset)]
+    elsewhere = [
+        estimated("all_gather", 2**23, cluster=one, ranks=tuple(range(16)))
+        for one in (mine, preset)
+    ]
     assert elsewhere[0] != elsewhere[1]
-    same = [estimated("reduce_scatter", 2**20, cluster=one, ranks=tuple(range(8))) for one in (mine, preset)]
+    same = [
+        estimated("reduce_scatter", 2**20, cluster=one, ranks=tuple(range(8)))
+        for one in (mine, preset)
+    ]
     assert same[0] == same[1]
 
 
 def test_a_curve_with_one_band_has_it_for_messages_of_all_sizes() -> None:
-    kept = [line for line in written().splitlines() if not line.startswith(("band_middle", "band_small"))]
+    kept = [
+        line
+        for line in written().splitlines()
+        if not line.startswith(("band_middle", "band_small"))
+    ]
     (one, *_) = cluster_reader.parse("\n".join(kept).encode(), where="mine.toml").curves
     assert (one.band, one.band_middle, one.band_small) == (0.06, 0.06, 0.06)
 
@@ -118,20 +143,33 @@ def test_a_curve_with_one_band_has_it_for_messages_of_all_sizes() -> None:
 @pytest.mark.parametrize("preset", ["dgx-h100", "p4d", "cpu-gloo"])
 def test_a_file_with_nothing_fitted_is_its_preset(preset: str) -> None:
     text = write_cluster.text(preset, fitted({}), source="none")
-    found, known = cluster_reader.parse(text.encode(), where=f"{preset}.toml", ranks=1), load_cluster(preset, ranks=1)
+    found, known = (
+        cluster_reader.parse(text.encode(), where=f"{preset}.toml", ranks=1),
+        load_cluster(preset, ranks=1),
+    )
     assert found == known
 
 
-@pytest.mark.parametrize(("errors", "left_out", "low"), [((), (), 0.92), ((0.02,), (-0.05, 0.03), 0.92), ((0.0,), (-0.4,), 0.6)])
+@pytest.mark.parametrize(
+    ("errors", "left_out", "low"),
+    [((), (), 0.92), ((0.02,), (-0.05, 0.03), 0.92), ((0.0,), (-0.4,), 0.6)],
+)
 def test_a_band_is_as_wide_as_the_calibration_was_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], errors: tuple[float, ...], left_out: tuple[float, ...], low: float
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], errors: tuple[float, ...],
+    left_out: tuple[float, ...], low: float,
 ) -> None:
-    """Predicted 40 % too low is measured at 1 / 0.6 of the prediction: the band reaches as far, up and down."""
+    """Predicted 40 % too low is measured at 1 / 0.6 of the prediction: the band reaches as far, up
+    and down."""
     known = replace(fitted(KNOBS), errors=errors, left_out=left_out)
     (tmp_path / "mine.toml").write_text(write_cluster.text("dgx-b200", known, source="mine.csv"))
     found = run(tmp_path, 'file = "mine.toml"', capsys)
     ends = [end / found["step_time_ns"] for end in found["step_time_band_ns"]]  # type: ignore[operator, attr-defined]
-    figures = {one.key: one.width for one in cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device.figures}
+    figures = {
+        one.key: one.width
+        for one in cluster_reader.load(
+            "mine.toml", folder=tmp_path, nodes=1, ranks=None
+        ).device.figures
+    }
     assert figures["device.matmul_efficiency"] == pytest.approx(1 - low)
     assert figures["device.wave_cost"] is None
     assert ends[0] <= low + 1e-4
@@ -150,25 +188,39 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
     program = plan(scenario.parse(asked, where="x.toml"), device="cuda")
     parts = []
     for text in (old, new, new.replace("8.0 %", "40.0 %")):
-        costs = Costs(cluster=cluster_reader.parse(text.encode(), where="m.toml"), execution=scenario.parse(asked, where="x.toml").executed)
+        costs = Costs(
+            cluster=cluster_reader.parse(text.encode(), where="m.toml"),
+            execution=scenario.parse(asked, where="x.toml").executed,
+        )
         parts.append(error_bands.parts(program, simulate_step(program, costs=costs), costs=costs))
     assert parts[0].compute == parts[1].compute
     assert [one.least for one in parts] == [0.0, 0.08, 0.4]
-    assert parts[2].compute.width > 1.5 * parts[1].compute.width  # attention's constants are those of the preset
+    # attention's constants are those of the preset
+    assert parts[2].compute.width > 1.5 * parts[1].compute.width
 
 
 def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
-    """No row of them has been seen: the ratio to the others is the preset's, and such a step is not called calibrated."""
-    text = write_cluster.text("dgx-h100", fitted({("", "matmul_efficiency"): 0.9}), source="mine.csv")
-    found, known = cluster_reader.parse(text.encode(), where="m.toml").device, load_cluster("dgx-h100", nodes=1).device
+    """No row of them has been seen: the ratio to the others is the preset's, and such a step is not
+    called calibrated."""
+    text = write_cluster.text(
+        "dgx-h100", fitted({("", "matmul_efficiency"): 0.9}), source="mine.csv"
+    )
+    found, known = (
+        cluster_reader.parse(text.encode(), where="m.toml").device,
+        load_cluster("dgx-h100", nodes=1).device,
+    )
     assert found.matmul_efficiency == pytest.approx(0.9 * known.matmul_efficiency, rel=1e-3)
     assert found.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency, rel=1e-3)
     figures = {one.key: one for one in found.figures}
     assert figures["device.matmul_efficiency"].provenance == "calibrated"
     assert figures["device.float8_efficiency"].provenance == "assumed"
-    assert tuned(known, {"matmul_efficiency": 0.9}).float8_efficiency == pytest.approx(0.9 * known.float8_efficiency)
+    assert tuned(known, {"matmul_efficiency": 0.9}).float8_efficiency == pytest.approx(
+        0.9 * known.float8_efficiency
+    )
     cluster = cluster_reader.parse(written().encode(), where="m.toml")
-    assert (calibration(cluster), calibration(cluster, Execution(float8=True))) == ("calibrated", "assumed")
+    assert (calibration(cluster), calibration(cluster, Execution(float8=True))) == (
+        "calibrated", "assumed",
+    )
 
 
 def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
@@ -179,30 +231,81 @@ def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("nics_per_node = 8", "nics_per_node = 0", "nics_per_node: expected a whole number from 1 to 1024, found 0"),
-        ("nics_per_node", "nics_pre_node", "nics_pre_node: unknown key, did you mean nics_per_node?"),
-        ('collectives = "nccl"', 'collectives = "mpi"', 'collectives: expected one of ring, gloo, nccl, found "mpi"'),
+        (
+            "nics_per_node = 8", "nics_per_node = 0",
+            "nics_per_node: expected a whole number from 1 to 1024, found 0",
+        ),
+        (
+            "nics_per_node", "nics_pre_node",
+            "nics_pre_node: unknown key, did you mean nics_per_node?",
+        ),
+        (
+            'collectives = "nccl"', 'collectives = "mpi"',
+            'collectives: expected one of ring, gloo, nccl, found "mpi"',
+        ),
         ("[links.rail]", "[links.rial]", "links.rial: unknown key, did you mean rail?"),
-        ('num_sms = { value = "148"', 'num_sms = { value = "-3"', "device.num_sms: expected at most 100000"),
-        ('num_sms = { value = "148"', 'num_sms = { value = "many"', "device.num_sms: expected a number with its unit"),
-        ('value = "8000 GB/s"', 'value = "8000 GB"', "device.memory_bandwidth: expected a number with its unit"),
-        ('value = "8000 GB/s"', 'value = "0 GB/s"', "device.memory_bandwidth: expected at most 1e+18, and more than nothing"),
+        (
+            'num_sms = { value = "148"', 'num_sms = { value = "-3"',
+            "device.num_sms: expected at most 100000",
+        ),
+        (
+            'num_sms = { value = "148"', 'num_sms = { value = "many"',
+            "device.num_sms: expected a number with its unit",
+        ),
+        (
+            'value = "8000 GB/s"', 'value = "8000 GB"',
+            "device.memory_bandwidth: expected a number with its unit",
+        ),
+        (
+            'value = "8000 GB/s"', 'value = "0 GB/s"',
+            "device.memory_bandwidth: expected at most 1e+18, and more than nothing",
+        ),
         ('value = "8000 GB/s"', "value = 8", "device.memory_bandwidth.value: expected a text"),
-        ('"80 TFLOP/s", provenance = "vendor sheet"', '"80 TFLOP/s", provenance = "heard"', "float32.provenance: expected one"),
-        ('generation = "blackwell"', 'generation = "rubin"', "nccl.generation: expected one of volta, ampere"),
-        ("[curves.ring.all_gather]", "[curves.ring.all_to_all]", "curves.ring.all_to_all: unknown key"),
-        ("[curves.network.all_gather]", "[curves.nvls.all_gather]", "curves.nvls.all_gather: unknown key"),
-        ('share = { value = "50 %"', 'share = { value = "0 %"', 'curves.ring.all_gather.share: expected 0.01 to 2, found "0 %"'),
-        ('floor = { value = "50 us"', 'floor = { value = "nan us"', "curves.ring.all_gather.floor: expected a number"),
-        ('floor = { value = "50"', 'floor = { value = "nan"', "curves.network.all_gather.floor: expected 0 to 1e+06"),
+        (
+            '"80 TFLOP/s", provenance = "vendor sheet"', '"80 TFLOP/s", provenance = "heard"',
+            "float32.provenance: expected one",
+        ),
+        (
+            'generation = "blackwell"', 'generation = "rubin"',
+            "nccl.generation: expected one of volta, ampere",
+        ),
+        (
+            "[curves.ring.all_gather]", "[curves.ring.all_to_all]",
+            "curves.ring.all_to_all: unknown key",
+        ),
+        (
+            "[curves.network.all_gather]", "[curves.nvls.all_gather]",
+            "curves.nvls.all_gather: unknown key",
+        ),
+        (
+            'share = { value = "50 %"', 'share = { value = "0 %"',
+            'curves.ring.all_gather.share: expected 0.01 to 2, found "0 %"',
+        ),
+        (
+            'floor = { value = "50 us"', 'floor = { value = "nan us"',
+            "curves.ring.all_gather.floor: expected a number",
+        ),
+        (
+            'floor = { value = "50"', 'floor = { value = "nan"',
+            "curves.network.all_gather.floor: expected 0 to 1e+06",
+        ),
         ('kind = "cuda"', 'kind = "tpu"', "kind: expected one of cpu, cuda"),
         ('width = "8.0 %"', 'width = "-8 %"', "device.memory_efficiency.width: expected "),
-        ('width = "8.0 %"', 'width = "1 %"', 'device.memory_efficiency.width: expected 8% to 90%, found "1 %"'),
+        (
+            'width = "8.0 %"', 'width = "1 %"',
+            'device.memory_efficiency.width: expected 8% to 90%, found "1 %"',
+        ),
         ('width = "8.0 %"', 'width = "nan %"', "device.memory_efficiency.width: expected "),
         ('width = "8.0 %"', 'width = "1e300 %"', "device.memory_efficiency.width: expected "),
         ('width = "8.0 %"', "width = 0.5", "device.memory_efficiency.width: expected a text"),
-        ('"148", provenance', '"148", width = "8 %", provenance', "num_sms.width: expected one beside what is calibrated only"),
-        ('value = "50 us", ', 'value = "50 us", width = "9 %", ', "curves.ring.all_gather.floor.width: unknown key"),
+        (
+            '"148", provenance', '"148", width = "8 %", provenance',
+            "num_sms.width: expected one beside what is calibrated only",
+        ),
+        (
+            'value = "50 us", ', 'value = "50 us", width = "9 %", ',
+            "curves.ring.all_gather.floor.width: unknown key",
+        ),
     ],
 )
 def test_what_is_odd_in_a_file_is_refused_with_its_key(old: str, new: str, said: str) -> None:
@@ -228,31 +331,55 @@ def test_files_that_are_none_are_refused_and_pipes_never_waited_for(tmp_path: Pa
         text = SCENARIO.replace("CLUSTER", f'file = "{name}"')
         with pytest.raises(ScenarioError) as error:
             scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
-        assert any(problem.startswith("x.toml: cluster.file: ") and said in problem for problem in error.value.problems)
+        assert any(
+            problem.startswith("x.toml: cluster.file: ") and said in problem
+            for problem in error.value.problems
+        )
 
 
 def test_a_scenario_has_one_of_preset_and_file() -> None:
-    for words, found in (("ranks = 8", "neither"), ('preset = "dgx-h100", file = "m.toml"', "both")):
-        with pytest.raises(ScenarioError, match=f"cluster: expected one of preset or file, found {found}"):
+    for words, found in (
+        ("ranks = 8", "neither"), ('preset = "dgx-h100", file = "m.toml"', "both")
+    ):
+        with pytest.raises(ScenarioError, match=f"cluster: expected one of preset or file, found "
+                                                f"{found}"):
             scenario.parse(SCENARIO.replace("CLUSTER", words).encode(), where="x.toml")
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "dgx-a100"])
-def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(tmp_path: Path, preset: str) -> None:
+def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(
+    tmp_path: Path, preset: str
+) -> None:
     """Each constant by a factor of its own, those of attention for every kind of kernels."""
     before = load_cluster(preset).device
     generation = before.name.split()[0]
-    factors = {("" if knob.shared else generation, knob.name): 0.8 + 0.03 * place for place, knob in enumerate(fit_steps.KNOBS)}
+    factors = {
+        ("" if knob.shared else generation, knob.name): 0.8 + 0.03 * place
+        for place, knob in enumerate(fit_steps.KNOBS)
+    }
     parts = ("rate", "half_length", "backward")
-    heard = {name for _, name in factors} | {f"attention.{kind}.{part}" for kind in before.attention for part in parts}
-    fit = fit_steps.Fitted(factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(heard))
+    heard = {name for _, name in factors} | {
+        f"attention.{kind}.{part}" for kind in before.attention for part in parts
+    }
+    fit = fit_steps.Fitted(
+        factors=factors, errors=(), left_out=(), cases=(), heard=frozenset(heard)
+    )
     (tmp_path / "mine.toml").write_text(write_cluster.text(preset, fit, source="mine"))
-    read, expected = cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device, fit.device(before)
+    read, expected = (
+        cluster_reader.load("mine.toml", folder=tmp_path, nodes=1, ranks=None).device,
+        fit.device(before),
+    )
     moved = factors[generation, "matmul_efficiency"]
-    assert read.float8_efficiency == pytest.approx(moved * before.float8_efficiency, rel=1e-3) == expected.float8_efficiency
+    assert (
+        read.float8_efficiency
+        == pytest.approx(moved * before.float8_efficiency, rel=1e-3)
+        == expected.float8_efficiency
+    )
     for knob in fit_steps.KNOBS:
         name, _, part = knob.name.partition(".")
         if not part:
             assert getattr(read, name) == pytest.approx(getattr(expected, name), rel=1e-3)
         for kind in before.attention if part else ():
-            assert getattr(read.attention[kind], part) == pytest.approx(getattr(expected.attention[kind], part), rel=1e-3)
+            assert getattr(read.attention[kind], part) == pytest.approx(
+                getattr(expected.attention[kind], part), rel=1e-3
+            )

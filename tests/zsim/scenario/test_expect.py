@@ -35,7 +35,8 @@ def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
         ("peak_memory", "80G", "expect.peak_memory: "),
         ("peak_memory", "<= 5 ms", "expect.peak_memory: "),
         ("exposed_communication", 10, "expect.exposed_communication: expected text with a unit"),
-        ("exposed_communication", "<= 10", "expect.exposed_communication: quantity: expected a share with its unit"),
+        ("exposed_communication", "<= 10", "expect.exposed_communication: quantity: expected a "
+                                           "share with its unit"),
         ("peak_memory", "<= 1,5 GiB", "expect.peak_memory: "),
         ("all_gathers", "1,2", "expect.all_gathers: "),
         ("step_time", "=< 5 ms", "expect.step_time: "),
@@ -51,7 +52,10 @@ def test_an_entry_that_cannot_be_read_is_refused_by_its_key(name, written, words
 
 
 def test_verdicts_say_what_was_expected_and_found():
-    wanted = (expectation("all_gathers", 9), expectation("peak_memory", "<= 1 MiB"), expectation("mfu", ">= 40 %"))
+    wanted = (
+        expectation("all_gathers", 9), expectation("peak_memory", "<= 1 MiB"),
+        expectation("mfu", ">= 40 %"),
+    )
     assert check(wanted, found={"all_gathers": 8, "peak_memory": 2**20, "mfu": None}) == (
         Verdict(name="all_gathers", expected="9", found="8", ok=False),
         Verdict(name="peak_memory", expected="<= 1 MiB", found="1,048,576 B (1.00 MiB)", ok=True),
@@ -62,9 +66,13 @@ def test_verdicts_say_what_was_expected_and_found():
 @given(st.integers(0, 2**50), st.integers(0, 2**50), st.sampled_from(["<=", ">=", "==", "<", ">"]))
 def test_bytes_are_compared_as_integers(limit, found, operator):
     item = expectation("peak_memory", f"{operator} {limit} B")
-    assert item == Expectation(name="peak_memory", operator=operator, value=limit, text=f"{operator} {limit} B")
+    assert item == Expectation(
+        name="peak_memory", operator=operator, value=limit, text=f"{operator} {limit} B"
+    )
     (verdict,) = check((item,), found={"peak_memory": found})
-    comparisons = {"<=": found <= limit, ">=": found >= limit, "==": found == limit, "<": found < limit}
+    comparisons = {
+        "<=": found <= limit, ">=": found >= limit, "==": found == limit, "<": found < limit
+    }
     assert verdict.ok == comparisons.get(operator, found > limit)
 
 
@@ -81,9 +89,11 @@ def test_any_text_is_read_or_refused_with_its_key(name, written):
 @pytest.mark.parametrize(
     ("name", "written", "words"),
     [
-        ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text as "<= 9", found -1'),
+        ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text '
+                            'as "<= 9", found -1'),
         ("peak_memory", True, "expect.peak_memory: expected a number or text, found true"),
-        ("step_time", 5, 'expect.step_time: expected text with a unit, as "<= 5 ms" or "<= 10 %", found 5'),
+        ("step_time", 5, 'expect.step_time: expected text with a unit, as "<= 5 ms" or "<= 10 '
+                         '%", found 5'),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_in_its_own_words(name, written, words):

@@ -53,9 +53,15 @@ def test_a_scenario_is_read_whole():
     assert found.mesh == Mesh(dp_replicate=1, dp_shard=4)
     assert found.precision == Precision(parameters="bfloat16", reduce="float32")
     assert found.optimizer == Optimizer(name="sgd", implementation="for-loop", momentum=0.9)
-    assert (found.strategy, found.options.reshard_after_forward, found.sync) == ("fsdp2", "auto", "last")
-    assert (found.steps, found.seed, found.cluster.num_ranks, found.model.name) == (4, 7, 4, "gpt-tiny")
-    assert [(item.name, item.operator, item.value) for item in found.expect] == [("all_gathers", "==", 18)]
+    assert (found.strategy, found.options.reshard_after_forward, found.sync) == (
+        "fsdp2", "auto", "last",
+    )
+    assert (found.steps, found.seed, found.cluster.num_ranks, found.model.name) == (
+        4, 7, 4, "gpt-tiny",
+    )
+    assert [(item.name, item.operator, item.value) for item in found.expect] == [
+        ("all_gathers", "==", 18)
+    ]
     assert found.text == WHOLE
 
 
@@ -86,40 +92,60 @@ def test_the_published_schema_is_in_step():
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
-        ("dp_shard = 4", "dp_shrad = 4", "x.toml: strategy.dp_shrad: unknown key, did you mean dp_shard?"),
+        ("dp_shard = 4", "dp_shrad = 4", "x.toml: strategy.dp_shrad: unknown key, did you mean "
+                                         "dp_shard?"),
         ("steps = 4", "stepps = 4", "x.toml: stepps: unknown key, did you mean steps?"),
-        ("accumulation = 2", "acumulation = 2", "x.toml: batch.acumulation: unknown key, did you mean accumulation?"),
-        ("dp_shard = 4", "dp_shard = 3", "x.toml: strategy.dp_shard: dp_shard 3 = 3 ranks, but the cluster has 4"),
-        ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor and pipeline parallelism are reserved words for now"),
-        ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor and pipeline parallelism are reserved words for now"),
+        ("accumulation = 2", "acumulation = 2", "x.toml: batch.acumulation: unknown key, did you "
+                                                "mean accumulation?"),
+        ("dp_shard = 4", "dp_shard = 3", "x.toml: strategy.dp_shard: dp_shard 3 = 3 ranks, but "
+                                         "the cluster has 4"),
+        ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor and pipeline parallelism are "
+                                   "reserved words for now"),
+        ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor and pipeline parallelism are "
+                                   "reserved words for now"),
         ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
-        ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected "auto" or '),
-        ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean all_gathers?"),
+        ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected '
+                                         '"auto" or '),
+        ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean "
+                                      "all_gathers?"),
         ("all_gathers = 18", 'peak_memory = "<= 80G"', "x.toml: expect.peak_memory: "),
         ('"gpt-tiny"', '"gpt-tinny"', 'unknown model "gpt-tinny", did you mean gpt-tiny?'),
-        ('"cpu-gloo"', '"cpu-glo"', 'x.toml: cluster.preset: unknown cluster "cpu-glo", did you mean cpu-gloo?'),
+        ('"cpu-gloo"', '"cpu-glo"', 'x.toml: cluster.preset: unknown cluster "cpu-glo", did you '
+                                    'mean cpu-gloo?'),
         ('"gpt-tiny"', '"gpt-tiny", num_layers = 5', "x.toml: model.num_layers: expected 1 to 4"),
         ("steps = 4", "steps = 4.5", "x.toml: steps: expected a whole number, found 4.5"),
         ("steps = 4", "steps = true", "x.toml: steps: expected a whole number, found true"),
         ("steps = 4", "steps = 0", "x.toml: steps: expected greater than or equal to 1, found 0"),
         ("steps = 4", 'steps = "0"', 'x.toml: steps: expected a whole number, found "0"'),
         ("steps = 4", "steps = [1, [2]]", "x.toml: steps: expected a whole number, found [1, …]"),
-        ("steps = 4", "steps = { a = true }", "x.toml: steps: expected a whole number, found { a = true }"),
-        ("steps = 4", "steps = 2020-01-02", "x.toml: steps: expected a whole number, found 2020-01-02"),
+        ("steps = 4", "steps = { a = true }", "x.toml: steps: expected a whole number, found { a "
+                                              "= true }"),
+        ("steps = 4", "steps = 2020-01-02", "x.toml: steps: expected a whole number, found "
+                                            "2020-01-02"),
         ("steps = 4", 'steps = 4\nfrozen = "["', 'x.toml: frozen: expected a list, found "["'),
-        ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite number, found nan"),
-        ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite number, found inf"),
-        ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 bits"),
+        ("momentum = 0.9", "momentum = nan", "x.toml: optimizer.momentum: expected a finite "
+                                             "number, found nan"),
+        ("momentum = 0.9", "momentum = 1e999", "x.toml: optimizer.momentum: expected a finite "
+                                               "number, found inf"),
+        ("steps = 4", "steps = 0x" + "f" * 40, "x.toml: steps: expected an integer of at most 64 "
+                                               "bits"),
         ("steps = 4", "steps = " + "9" * 5000, "x.toml: not TOML: "),
         ("steps = 4", "steps = 1\nsteps = 2", "x.toml: not TOML: "),
         ("steps = 4", "steps = 2020-13-45", "x.toml: not TOML: "),
-        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater than or equal to 1, "),
-        ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a value, found nothing"),
-        ('preset = "gpt-tiny"', 'family = "gtp"', 'x.toml: model.family: unknown family "gtp", did you mean gpt?'),
-        ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family, huggingface or traced, found none of them"),
-        ('preset = "gpt-tiny"', 'huggingface = "none.json"', "x.toml: model.huggingface: none.json: no such file"),
-        ('preset = "gpt-tiny"', 'preset = "mlp-tiny"', "x.toml: batch.sequence_length: expected 1 for an mlp"),
-        ("sequence_length = 64", "sequence_length = 4096", "x.toml: batch.sequence_length: expected at most "),
+        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater "
+                                                 "than or equal to 1, "),
+        ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a "
+                                                  "value, found nothing"),
+        ('preset = "gpt-tiny"', 'family = "gtp"', 'x.toml: model.family: unknown family "gtp", '
+                                                  'did you mean gpt?'),
+        ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family, huggingface "
+                                    "or traced, found none of them"),
+        ('preset = "gpt-tiny"', 'huggingface = "none.json"', "x.toml: model.huggingface: "
+                                                             "none.json: no such file"),
+        ('preset = "gpt-tiny"', 'preset = "mlp-tiny"', "x.toml: batch.sequence_length: expected "
+                                                       "1 for an mlp"),
+        ("sequence_length = 64", "sequence_length = 4096", "x.toml: batch.sequence_length: "
+                                                           "expected at most "),
     ],
 )
 def test_a_bad_key_is_named_with_its_file_and_the_remedy(old, new, wanted):
@@ -130,7 +156,11 @@ def test_a_bad_key_is_named_with_its_file_and_the_remedy(old, new, wanted):
 
 
 def test_all_problems_are_listed_at_once():
-    text = changed("steps = 4", "stepps = 4").replace("micro_batch", "micro_batsh").replace("dp_shard", "dp_shrad")
+    text = (
+        changed("steps = 4", "stepps = 4")
+        .replace("micro_batch", "micro_batsh")
+        .replace("dp_shard", "dp_shrad")
+    )
     assert problems(text) == (
         "x.toml: stepps: unknown key, did you mean steps?",
         "x.toml: batch.micro_batch: expected a value, found nothing",
@@ -154,7 +184,10 @@ def test_the_only_axis_is_filled_from_the_cluster():
 
 def test_too_much_work_is_refused_before_it_begins():
     text = changed("accumulation = 2", "accumulation = 10000").replace("ranks = 4", "ranks = 4000")
-    assert "param groups × micro-batches" in problems(text.replace("dp_shard = 4", "dp_shard = 4000"))[0]
+    assert (
+        "param groups × micro-batches"
+        in problems(text.replace("dp_shard = 4", "dp_shard = 4000"))[0]
+    )
 
 
 def test_sizes_of_a_family_make_a_model():
@@ -165,8 +198,12 @@ def test_sizes_of_a_family_make_a_model():
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
 def test_a_hugging_face_config_makes_a_model(tmp_path, kind):
-    config = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": kind, "vocab_size": 11}))
+    config = {
+        "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"model_type": kind, "vocab_size": 11})
+    )
     text = changed('preset = "gpt-tiny"', 'huggingface = "config.json"')
     found = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
     blocks = 2 * (2 * 8 + 4 * 8 * 8 + 3 * 8 * 16 + (3 * 8 if kind == "qwen2" else 0))
@@ -185,7 +222,8 @@ def test_a_link_to_a_scenario_is_read(tmp_path):
 
 
 def damage(text: str, rng: random.Random) -> bytes:
-    """One to four random changes: bytes cut, doubled, replaced, lines swapped, numbers grown, words of TOML put in."""
+    """One to four random changes: bytes cut, doubled, replaced, lines swapped, numbers grown, words
+    of TOML put in."""
     data = bytearray(text.encode())
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(len(data) + 1)
@@ -216,14 +254,21 @@ def damage(text: str, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-WORDS = [b'"', b"'", b"[", b"]", b"{", b"}", b"=", b".", b"\n", b"[[a]]", b"nan", b"-inf", b"true", b"[expect]", b"#"]
-WORDS += [b"1979-05-27", b"0x7fffffffffffffff", b"1e400", b"a.b.c.d = 1\n", b'"""', b"\\u0000", b"tp = 2, ", b"\xff"]
+WORDS = [
+    b'"', b"'", b"[", b"]", b"{", b"}", b"=", b".", b"\n", b"[[a]]", b"nan", b"-inf", b"true",
+    b"[expect]", b"#",
+]
+WORDS += [
+    b"1979-05-27", b"0x7fffffffffffffff", b"1e400", b"a.b.c.d = 1\n", b'"""', b"\\u0000",
+    b"tp = 2, ", b"\xff",
+]
 TEXTS = [file.read_text() for file in FILES]
 
 
 @pytest.mark.parametrize("copies", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_damaged_scenarios_are_read_or_refused_in_words(copies):
-    """Each damaged copy is a valid scenario or a ScenarioError whose every line names the file; none is slow."""
+    """Each damaged copy is a valid scenario or a ScenarioError whose every line names the file;
+    none is slow."""
     rng = random.Random(20)
     refused, slowest = [], 0.0
     for i in range(copies):
@@ -235,7 +280,9 @@ def test_damaged_scenarios_are_read_or_refused_in_words(copies):
             refused.append(error.problems)
         slowest = max(slowest, time.perf_counter() - began)
     assert len(refused) > copies // 2
-    assert all(found and all(problem.startswith("x.toml: ") for problem in found) for found in refused)
+    assert all(
+        found and all(problem.startswith("x.toml: ") for problem in found) for found in refused
+    )
     assert slowest < 5
 
 
@@ -244,7 +291,11 @@ def test_damage_that_survives_reading_still_plans_or_is_refused():
     planned, refused = 0, []
     for i in range(300):
         text = TEXTS[i % len(TEXTS)]
-        digits = [place for place, letter in enumerate(text) if letter.isdigit() and place < text.index("optimizer =")]
+        digits = [
+            place
+            for place, letter in enumerate(text)
+            if letter.isdigit() and place < text.index("optimizer =")
+        ]
         place = rng.choice(digits)
         damaged = text[:place] + str(rng.randrange(10)) + text[place + 1 :]
         try:
@@ -259,7 +310,8 @@ def test_damage_that_survives_reading_still_plans_or_is_refused():
 
 
 def test_a_damaged_file_is_still_toml_sometimes():
-    """The meta-test: the damage is neither so light that all survive nor so heavy that nothing parses."""
+    """The meta-test: the damage is neither so light that all survive nor so heavy that nothing
+    parses."""
     rng, parsed = random.Random(22), 0
     for i in range(500):
         try:
@@ -271,7 +323,8 @@ def test_a_damaged_file_is_still_toml_sometimes():
 
 
 def test_no_mistake_hides_another():
-    """A number, a type, a unit, a model, a mesh, an option on its mesh, a reserved axis and an expectation, all at once."""
+    """A number, a type, a unit, a model, a mesh, an option on its mesh, a reserved axis and an
+    expectation, all at once."""
     text = """
 model = { preset = "gpt-tiny", num_layers = 99 }
 batch = { micro_batch = 2, sequence_length = 8 }
@@ -295,7 +348,10 @@ expect = { peak_memory = "<= 80G", flurb = 3 }
         "expect.flurb",
     ]
     found = problems(text.replace("nan", "0.1"))
-    assert "x.toml: strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3" in found
+    assert (
+        "x.toml: strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3"
+        in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -307,8 +363,12 @@ expect = { peak_memory = "<= 80G", flurb = 3 }
     ],
 )
 def test_a_bucket_size_has_a_unit(written, wanted):
-    text = changed('name = "fsdp2"', f'name = "zero2", granularity = {written}').replace(', reshard_after_forward = "auto"', "")
-    assert any(problem.endswith(f"strategy.granularity: {wanted}") for problem in problems(text)), problems(text)
+    text = changed('name = "fsdp2"', f'name = "zero2", granularity = {written}').replace(
+        ', reshard_after_forward = "auto"', ""
+    )
+    assert any(problem.endswith(f"strategy.granularity: {wanted}") for problem in problems(text)), (
+        problems(text)
+    )
     assert parse(text.replace(written, '"25 MiB"')).options.granularity == 25 * 1024**2
 
 
@@ -336,7 +396,8 @@ def test_a_byte_order_mark_is_no_part_of_the_text():
 @pytest.mark.parametrize(
     ("sizes", "wanted"),
     [
-        ("dims = []", "model.sizes.dims: expected the widths before, between and after blocks, found none"),
+        ("dims = []", "model.sizes.dims: expected the widths before, between and after blocks, "
+                      "found none"),
         (f"dims = {[1] * 5000}", "model.sizes: expected at most 4,096 layers, found more"),
     ],
 )
@@ -366,7 +427,11 @@ def test_another_training_has_another_fingerprint(old, new):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("FSDP2 on four ranks", "the same"), ("all_gathers = 18", "all_gathers = 19"), ("cpu-gloo", "dgx-h100")]
+    ("old", "new"),
+    [
+        ("FSDP2 on four ranks", "the same"), ("all_gathers = 18", "all_gathers = 19"),
+        ("cpu-gloo", "dgx-h100"),
+    ],
 )
 def test_the_same_training_elsewhere_has_the_same_fingerprint(old, new):
     assert parse(changed(old, new)).fingerprint == parse(WHOLE).fingerprint

@@ -1,4 +1,5 @@
-"""To add a strategy, a model, a collective, a cluster, a subject or a law is to add a file and a line; this finds a missing line."""
+"""To add a strategy, a model, a collective, a cluster, a subject or a law is to add a file and a
+line; this finds a missing line."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from zsim.strategies import STRATEGIES
 
 
 def modules_with(folder: str, function: str) -> set[str]:
-    """The modules of `folder` that define or import a public function called `function`: what their table is made of."""
+    """The modules of `folder` that define or import a public function called `function`: what their
+    table is made of."""
     found = set()
     for file in (ROOT / folder).glob("*.py"):
         if file.stem == "__init__":
@@ -28,7 +30,10 @@ def modules_with(folder: str, function: str) -> set[str]:
         tree = ast.parse(file.read_text())
         defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         imported = {
-            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
         }
         assigned = {
             target.id
@@ -89,7 +94,9 @@ def test_each_kind_of_operator_has_its_calls():
 
 
 def test_each_law_is_in_its_table():
-    trees = (ast.parse((ROOT / "zsim" / name).read_text()) for name in ("laws.py", "program_laws.py"))
+    trees = (
+        ast.parse((ROOT / "zsim" / name).read_text()) for name in ("laws.py", "program_laws.py")
+    )
     first = {
         node.name: node.args.args[0].arg
         for tree in trees

@@ -1,4 +1,5 @@
-"""The work budget: what is refused names its factors, and what it counts as kinds of ranks is never fewer than there are."""
+"""The work budget: what is refused names its factors, and what it counts as kinds of ranks is never
+fewer than there are."""
 
 from dataclasses import replace
 
@@ -22,10 +23,12 @@ def test_a_large_cluster_of_ranks_that_are_alike_is_little_work():
 
 def test_a_refusal_names_the_factors():
     assert replace(STEP, num_units=4096, passes=4800).problem() == (
-        "expected param groups × micro-batches of at most 12,000, found 4,096 × 4,800 = 19,660,800; take fewer of one of them"
+        "expected param groups × micro-batches of at most 12,000, found 4,096 × 4,800 = "
+        "19,660,800; take fewer of one of them"
     )
     assert replace(STEP, kinds=4000, num_units=4000).problem() == (
-        "expected kinds of ranks × param groups × micro-batches of at most 750,000, found 4,000 × 4,000 × 1 = 16,000,000; "
+        "expected kinds of ranks × param groups × micro-batches of at most 750,000, found 4,000 "
+        "× 4,000 × 1 = 16,000,000; "
         "take fewer of one of them"
     )
 
@@ -34,7 +37,8 @@ def test_every_rank_by_itself_is_more_work():
     assert STEP.problem(all_ranks=True) == ""
     many = replace(STEP, passes=100)
     assert many.problem() == ""
-    assert many.problem(all_ranks=True).startswith("expected ranks × param groups × micro-batches of at most 750,000")
+    assert many.problem(all_ranks=True).startswith("expected ranks × param groups × "
+                                                   "micro-batches of at most 750,000")
 
 
 def test_what_is_simulated_many_times_may_be_less():
@@ -44,7 +48,9 @@ def test_what_is_simulated_many_times_may_be_less():
         .startswith("expected param groups × micro-batches of at most 4,000")
     )
     assert replace(STEP, num_ranks=999_999).problem() == ""
-    assert replace(STEP, num_ranks=999_999).problem(part=MANY_TIMES) == "expected at most 333,333 ranks, found 999,999"
+    assert replace(STEP, num_ranks=999_999).problem(part=MANY_TIMES) == (
+        "expected at most 333,333 ranks, found 999,999"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -73,4 +79,6 @@ cluster = { preset = "cpu-gloo", ranks = 2 }
 """
     parse(f'{text}strategy = {{ name = "zero3", lookahead = 256 }}'.encode(), where="ahead.toml")
     with pytest.raises(ScenarioError, match="strategy.lookahead: expected at most 256, found 257"):
-        parse(f'{text}strategy = {{ name = "zero3", lookahead = 257 }}'.encode(), where="ahead.toml")
+        parse(
+            f'{text}strategy = {{ name = "zero3", lookahead = 257 }}'.encode(), where="ahead.toml"
+        )

@@ -1,4 +1,5 @@
-"""What each op of a step waits for, under options beyond the defaults, as text: one line per op that waits.
+"""What each op of a step waits for, under options beyond the defaults, as text: one line per op
+that waits.
 
 To write the golden file anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/strategies/test_edges.py
 """
@@ -16,14 +17,20 @@ from zsim.scenario.scenario import Scenario, parse
 EDGES = GOLDEN / "edges"
 CLIP = 'optimizer = { name = "adamw", clip_norm = 1.0 }'
 TWICE = 'batch = { micro_batch = 2, accumulation = 2, forwards = 2 }'
-TWO_RUNS = 'model = { preset = "mlp-tiny", num_layers = 2, uses = 2 }\nbatch = { micro_batch = 2, accumulation = 2 }'
-"""In the last backward a group's first run reduces what earlier micro-batches have left, and its second what this one has made."""
+TWO_RUNS = (
+    'model = { preset = "mlp-tiny", num_layers = 2, uses = 2 }\nbatch = { micro_batch = 2, '
+    'accumulation = 2 }'
+)
+"""In the last backward a group's first run reduces what earlier micro-batches have left, and its
+second what this one has made."""
 CASES = {
     "ddp-clip": ('name = "ddp"', CLIP),
-    "ddp-unused": ('name = "ddp", find_unused_parameters = true', 'model = { preset = "mlp-tiny", num_layers = 2, unused = ["blocks.0"] }'),
+    "ddp-unused": (
+        'name = "ddp", find_unused_parameters = true',
+        'model = { preset = "mlp-tiny", num_layers = 2, unused = ["blocks.0"] }',
+    ),
     "ddp-accumulate": ('name = "ddp", sync = "last", bucket_cap_mb = 0.01', TWICE),
-    "zero1-clip": ('name = "zero1"', CLIP),
-    "zero2-clip": ('name = "zero2"', CLIP),
+    "zero1-clip": ('name = "zero1"', CLIP), "zero2-clip": ('name = "zero2"', CLIP),
     "zero2-accumulate": ('name = "zero2", sync = "every"', TWICE),
     "zero3-clip": ('name = "zero3"', CLIP),
     "zero3-accumulate": ('name = "zero3", sync = "last"', TWICE),
@@ -35,9 +42,13 @@ CASES = {
     "fsdp2-prefetch": ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2', ""),
     "fsdp2-checkpointing": ('name = "fsdp2"', 'activation_checkpointing = { mode = "full" }'),
     "fsdp2-nested": ('name = "fsdp2"', 'wrapping = { every = 1, nested = ["fc2"] }'),
-    "hsdp-all-reduce-last": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', TWICE),
+    "hsdp-all-reduce-last": (
+        'name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"', TWICE
+    ),
     "hsdp-reduced-twice": ('name = "hsdp", dp_replicate = 2, dp_shard = 2, sync = "last"', TWICE),
-    "fsdp1-post": ('name = "fsdp1", dp_replicate = 1, backward_prefetch = "post", forward_prefetch = true', ""),
+    "fsdp1-post": (
+        'name = "fsdp1", dp_replicate = 1, backward_prefetch = "post", forward_prefetch = true', ""
+    ),
     "fsdp1-hybrid": ('name = "fsdp1", dp_replicate = 2, dp_shard = 2', CLIP),
     "zero_redundancy-clip": ('name = "zero_redundancy"', CLIP),
 }
@@ -48,7 +59,12 @@ def scenario(strategy: str, more: str) -> Scenario:
     """Four ranks; `more` is in place of the defaults of its tables."""
     given = {line.split(" ")[0] for line in more.splitlines()}
     tables = [table for table in DEFAULTS if table.split(" ")[0] not in given]
-    text = "\n".join([*tables, more, 'cluster = { preset = "dgx-h100", ranks = 4 }', f"strategy = {{ {strategy} }}"])
+    text = "\n".join(
+        [
+            *tables, more, 'cluster = { preset = "dgx-h100", ranks = 4 }',
+            f"strategy = {{ {strategy} }}",
+        ]
+    )
     return parse(text.encode(), where="edges.toml")
 
 
@@ -56,7 +72,8 @@ def scenario(strategy: str, more: str) -> Scenario:
 def test_ops_wait_for_what_they_need(name: str) -> None:
     ops = plan(scenario(*CASES[name]), device="cuda").ranks[0].steady
     label = {op.index: f"{op.kind} {op.unit} ({op.index})" for op in ops}
-    lines = [f"{label[op.index]} on {op.stream} waits for {', '.join(label[wait] for wait in op.waits)}\n" for op in ops if op.waits]
+    lines = [f"{label[op.index]} on {op.stream} waits for "
+             f"{', '.join(label[wait] for wait in op.waits)}\n" for op in ops if op.waits]
     file = EDGES / f"{name}.txt"
     if os.environ.get("ZSIM_UPDATE_GOLDEN"):
         file.write_text("".join(lines))

@@ -1,4 +1,5 @@
-"""Units in units: what owns which parameters, in which order they are gathered, and what is refused."""
+"""Units in units: what owns which parameters, in which order they are gathered, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ GPT = 'family = "gpt", sizes = { num_layers = 3, hidden_size = 8, num_heads = 2,
 MLP = 'family = "mlp", sizes = { dims = [6, 6, 6], hidden = 7, num_classes = 3 }'
 
 
-def scenario(wrapping: str, *, model: str = GPT, strategy: str = 'name = "fsdp2"', more: str = "") -> Scenario:
+def scenario(
+    wrapping: str, *, model: str = GPT, strategy: str = 'name = "fsdp2"', more: str = ""
+) -> Scenario:
     text = f"""
 model = {{ {model} }}
 batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model[:15] else 4} }}
@@ -31,13 +34,20 @@ wrapping = {{ {wrapping} }}
 
 
 def units(case: Scenario) -> dict[str, set[str]]:
-    return {unit.fqn: {p.fqn.removeprefix(f"{unit.fqn}.").split(".")[0] for p in unit.parameters} for unit in case.model.units}
+    return {
+        unit.fqn: {p.fqn.removeprefix(f"{unit.fqn}.").split(".")[0] for p in unit.parameters}
+        for unit in case.model.units
+    }
 
 
 def issued(case: Scenario) -> list[str]:
     """The collectives of the steady step, "+" for an all-gather and "-" for a reduce-scatter."""
     signs = {"all_gather": "+", "reduce_scatter": "-"}
-    return [f"{signs[op.kind]}{op.unit}" for op in plan(case, device="cpu").of_rank(0).steady if op.kind in signs]
+    return [
+        f"{signs[op.kind]}{op.unit}"
+        for op in plan(case, device="cpu").of_rank(0).steady
+        if op.kind in signs
+    ]
 
 
 def test_a_block_owns_what_the_units_in_it_do_not() -> None:
@@ -53,12 +63,14 @@ def test_a_block_owns_what_the_units_in_it_do_not() -> None:
 
 
 def test_the_outer_unit_is_gathered_first_and_backward_prefetches_what_ended_before() -> None:
-    """Where a unit ends what its block returns, its hook on that comes first, so that it is gathered before the block."""
-    case = scenario('nested = ["fc1"]', model=MLP, strategy='name = "fsdp2", reshard_after_forward = true')
+    """Where a unit ends what its block returns, its hook on that comes first, so that it is
+    gathered before the block."""
+    case = scenario('nested = ["fc1"]', model=MLP, strategy='name = "fsdp2", '
+                                                            'reshard_after_forward = true')
     b0, b1 = "blocks.0", "blocks.1"
     assert issued(case) == [
         "+root", f"+{b0}", f"+{b0}.fc1", f"+{b1}", f"+{b1}.fc1",
-        "+root", f"+{b1}", f"+{b1}.fc1", f"+{b0}", f"-{b1}.fc1", f"-{b1}", f"+{b0}.fc1", "-root", f"-{b0}", f"-{b0}.fc1",
+        "+root", f"+{b1}", f"+{b1}.fc1", f"+{b0}", f"-{b1}.fc1", f"-{b1}", f"+{b0}.fc1", "-root", f"-{b0}", f"-{b0}.fc1",  # noqa: E501
     ]  # fmt: skip
     last = issued(scenario('nested = ["fc2"]', model=MLP))
     assert last[5:8] == [f"+{b1}", f"+{b1}.fc2", f"+{b0}"]
@@ -72,8 +84,16 @@ def test_groups_of_blocks_hold_units_too_and_parameters_keep_the_order_of_the_mo
     assert [unit.fqn for unit in case.model.inside_out] == [
         "blocks.0.mlp", "blocks.1.mlp", "blocks.0..blocks.1", "blocks.2.mlp", "blocks.2",
     ]  # fmt: skip
-    order = list(dict.fromkeys(".".join(p.fqn.split(".")[:3]) for p in named_parameters(case.model) if p.fqn.startswith("blocks")))
-    assert order == [f"blocks.{i}.{name}" for i in range(3) for name in ("ln_1", "attn", "ln_2", "mlp")]
+    order = list(
+        dict.fromkeys(
+            ".".join(p.fqn.split(".")[:3])
+            for p in named_parameters(case.model)
+            if p.fqn.startswith("blocks")
+        )
+    )
+    assert order == [
+        f"blocks.{i}.{name}" for i in range(3) for name in ("ln_1", "attn", "ln_2", "mlp")
+    ]
 
 
 @pytest.mark.parametrize("more", ["", ", uses = 2"])
@@ -96,28 +116,41 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
 @pytest.mark.parametrize(
     ("wrapping", "more", "complaint"),
     [
-        ('nested = ["ff"]', {}, "wrapping.nested: blocks.0 has no module \"ff\" with parameters; it has ln_1, attn, ln_2, mlp"),
         (
-            'nested = ["attn", "attn.q"]',
-            {},
-            "wrapping.nested: expected modules apart from each other, found attn.q in attn; take one of the two",
+            'nested = ["ff"]', {},
+            'wrapping.nested: blocks.0 has no module "ff" with parameters; '
+            "it has ln_1, attn, ln_2, mlp",
+        ),
+        (
+            'nested = ["attn", "attn.q"]', {},
+            "wrapping.nested: expected modules apart from each other, found attn.q in attn; take "
+            "one of the two",
         ),
         (
             'nested = ["mlp"]',
-            {"strategy": 'name = "fsdp1", dp_shard = 2, dp_replicate = 1', "more": 'activation_checkpointing = { mode = "full" }'},
-            "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found wrapping.nested; use `recompute`, "
+            {
+                "strategy": 'name = "fsdp1", dp_shard = 2, dp_replicate = 1',
+                "more": 'activation_checkpointing = { mode = "full" }',
+            },
+            "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found "
+            "wrapping.nested; use `recompute`, "
             "or leave one of them out",
         ),
     ],
 )
-def test_what_cannot_be_a_unit_in_a_unit_is_named(wrapping: str, more: dict[str, str], complaint: str) -> None:
+def test_what_cannot_be_a_unit_in_a_unit_is_named(
+    wrapping: str, more: dict[str, str], complaint: str
+) -> None:
     with pytest.raises(ScenarioError) as caught:
         scenario(wrapping, **more)
     assert caught.value.problems == (f"nested.toml: {complaint}",)
 
 
 def test_selective_checkpointing_of_casts_that_were_found_is_refused_in_torchs_words() -> None:
-    save = 'precision = { autocast = "bf16" }\nactivation_checkpointing = { mode = "selective", save = ["linear"] }'
+    save = (
+        'precision = { autocast = "bf16" }\nactivation_checkpointing = { mode = "selective", save '
+        '= ["linear"] }'
+    )
     scenario("", more=save)
     with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
         scenario("", model=f"{GPT}, uses = 2", more=save)
@@ -125,17 +158,25 @@ def test_selective_checkpointing_of_casts_that_were_found_is_refused_in_torchs_w
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero_redundancy"])
 def test_where_there_are_no_units_nested_ones_are_nothing(strategy: str) -> None:
-    nested, plain = (scenario(wrapping, strategy=f'name = "{strategy}"') for wrapping in ('nested = ["attn.q", "mlp"]', ""))
+    nested, plain = (
+        scenario(wrapping, strategy=f'name = "{strategy}"')
+        for wrapping in ('nested = ["attn.q", "mlp"]', "")
+    )
     assert nested.model == plain.model
     assert plan(nested, device="cpu") == plan(plain, device="cpu")
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_flat_buffers_of_units_in_blocks_are_buffers_apart(strategy: str) -> None:
-    """ZeRO-3 gathers a block's before the block runs, one after another; buckets of bytes are as they were, of the same order."""
+    """ZeRO-3 gathers a block's before the block runs, one after another; buckets of bytes are as
+    they were, of the same order."""
     case = scenario('nested = ["attn", "mlp"]', strategy=f'name = "{strategy}"')
     ops = plan(case, device="cpu").of_rank(0).steady
-    reduced = [op.unit for op in ops if op.kind in ("reduce_scatter", "all_reduce") and op.unit.startswith("blocks.2")]
+    reduced = [
+        op.unit
+        for op in ops
+        if op.kind in ("reduce_scatter", "all_reduce") and op.unit.startswith("blocks.2")
+    ]
     assert set(reduced) == {"blocks.2", "blocks.2.attn", "blocks.2.mlp"}
     assert case.model.unused == frozenset()
     gathered = [op.unit for op in ops if op.kind == "all_gather"]
@@ -152,8 +193,12 @@ def test_another_strategy_makes_of_units_in_blocks_what_they_are_to_it() -> None
 
 def test_advice_and_fit_know_units_in_units() -> None:
     case = scenario('nested = ["mlp"]')
-    assert {other.strategy for _, other in ways(case)} == {"ddp", "zero1", "zero2", "zero3", "fsdp2"}
-    assert any(other.checkpointing.mode == "full" for _, other in changes(case) if not refusals(other))
+    assert {other.strategy for _, other in ways(case)} == {
+        "ddp", "zero1", "zero2", "zero3", "fsdp2"
+    }
+    assert any(
+        other.checkpointing.mode == "full" for _, other in changes(case) if not refusals(other)
+    )
 
 
 def recomputed(case: Scenario) -> list[str]:
@@ -161,17 +206,24 @@ def recomputed(case: Scenario) -> list[str]:
     ops = plan(case, device="cpu").of_rank(0).steady
     start = next(op.index for op in ops if op.kind == "backward")
     signs = {"all_gather": "+", "recompute": ""}
-    return [f"{signs[op.kind]}{op.unit} {'.'.join(op.reads)}".strip() for op in ops[start:] if op.kind in signs]
+    return [
+        f"{signs[op.kind]}{op.unit} {'.'.join(op.reads)}".strip()
+        for op in ops[start:]
+        if op.kind in signs
+    ]
 
 
 FULL = 'activation_checkpointing = { mode = "full" }'
 
 
-def test_a_unit_that_is_recomputed_with_its_block_is_gathered_once_for_that_and_its_own_backward() -> None:
-    """The feed-forward's backward asks for the block's recomputation, which calls attention: it waits for what was prefetched."""
+def test_a_unit_that_is_recomputed_with_its_block_is_gathered_once_for_that_and_its_own_backward() -> (  # noqa: E501
+    None
+):
+    """The feed-forward's backward asks for the block's recomputation, which calls attention: it
+    waits for what was prefetched."""
     found = recomputed(scenario('nested = ["attn", "mlp"]', more=FULL))
     inner = [name for i in (2, 1, 0) for name in (
-        f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.attn", f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.mlp",
+        f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.attn", f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.mlp"  # noqa: E501
     )]  # fmt: skip
     assert [name for name in found if name[0] != "+"] == inner
     assert [name for name in found if name[0] == "+"] == [
@@ -180,10 +232,11 @@ def test_a_unit_that_is_recomputed_with_its_block_is_gathered_once_for_that_and_
 
 
 def test_what_was_not_prefetched_is_gathered_while_the_block_is_recomputed() -> None:
-    """Of two units before the one that asks, the hooks of backward have prefetched the second alone."""
+    """Of two units before the one that asks, the hooks of backward have prefetched the second
+    alone."""
     found = recomputed(scenario('nested = ["ln_1", "attn"]', more=FULL))
     assert found[:5] == [
-        "+blocks.2.attn", "+blocks.2.ln_1", "blocks.2 blocks.2.ln_1", "blocks.2 blocks.2.attn", "blocks.2 blocks.2",
+        "+blocks.2.attn", "+blocks.2.ln_1", "blocks.2 blocks.2.ln_1", "blocks.2 blocks.2.attn", "blocks.2 blocks.2"  # noqa: E501
     ]  # fmt: skip
 
 
@@ -193,25 +246,31 @@ SAVE = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
 @pytest.mark.parametrize(
     ("nested", "device", "refused"),
     [
-        ('["attn", "mlp"]', "cpu", False),
-        ('["attn"]', "cpu", False),
+        ('["attn", "mlp"]', "cpu", False), ('["attn"]', "cpu", False),
         ('["attn"]', "cuda", True),  # where a root brings its inputs to the device
         ('["ln_1", "attn"]', "cpu", True),
     ],
 )
-def test_hooks_that_call_more_when_outputs_are_kept_are_refused_in_torchs_words(nested: str, device: Device, refused: bool) -> None:
+def test_hooks_that_call_more_when_outputs_are_kept_are_refused_in_torchs_words(
+    nested: str, device: Device, refused: bool
+) -> None:
     case = scenario(f"nested = {nested}", more=SAVE)
     if not refused:
         plan(case, device=device)
         return
-    with pytest.raises(ScenarioError, match=r"record_function_enter_new … encountered during backward but not found in storage"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"record_function_enter_new … encountered during backward but not found in storage",
+    ):
         plan(case, device=device)
 
 
 def test_parameters_come_in_the_order_of_registration_where_units_lie_deep_in_blocks() -> None:
-    case = scenario('ends = "apart", nested = ["attn.q", "attn.v"]', model=GPT[:-2] + ", tied = false }")
+    case = scenario(
+        'ends = "apart", nested = ["attn.q", "attn.v"]', model=GPT[:-2] + ", tied = false }"
+    )
     names = [p.fqn for p in named_parameters(case.model)]
     assert [name for name in names if name.endswith("weight")][:10] == [
         "wte.weight", "wpe.weight",
-        *(f"blocks.0.{name}.weight" for name in ("ln_1", "attn.k", "attn.proj", "attn.q", "attn.v", "ln_2", "mlp.fc", "mlp.proj")),
+        *(f"blocks.0.{name}.weight" for name in ("ln_1", "attn.k", "attn.proj", "attn.q", "attn.v", "ln_2", "mlp.fc", "mlp.proj")),  # noqa: E501
     ]  # fmt: skip

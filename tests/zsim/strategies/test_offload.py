@@ -1,4 +1,5 @@
-"""CPUOffloadPolicy on a GPU: the states leave the device, every use of them crosses the link, the optimizer steps on the host."""
+"""CPUOffloadPolicy on a GPU: the states leave the device, every use of them crosses the link, the
+optimizer steps on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 
-def scenario(*, offload: str = "true", accumulation: int = 1, name: str = '"fsdp2"', precision: str = "bf16", more: str = "") -> Scenario:
+def scenario(
+    *, offload: str = "true", accumulation: int = 1, name: str = '"fsdp2"', precision: str = "bf16",
+    more: str = "",
+) -> Scenario:
     text = f"""
 model = {{ preset = "gpt-tiny" }}
 batch = {{ micro_batch = 1, sequence_length = 16, accumulation = {accumulation} }}
@@ -31,18 +35,28 @@ precision = {{ parameters = "{precision}", reduce = "fp32" }}
 
 def transfers(program: Program, operator: str) -> list[tuple[str, int]]:
     """(unit, bytes) of every crossing of the link in rank 0's steady step."""
-    return [(op.unit, k.nbytes) for op in program.of_rank(0).steady for k in op.kernels if k.operator == operator]
+    return [
+        (op.unit, k.nbytes)
+        for op in program.of_rank(0).steady
+        for k in op.kernels
+        if k.operator == operator
+    ]
 
 
 def shard_nbytes(case: Scenario) -> dict[str, int]:
     """The bytes of one rank's padded float32 shard of each group."""
     rows = case.mesh.dp_shard
-    cut = {u.fqn: sum(-(-p.shape[0] // rows) * (p.numel // p.shape[0]) for p in u.parameters) for u in case.model.units}
+    cut = {
+        u.fqn: sum(-(-p.shape[0] // rows) * (p.numel // p.shape[0]) for p in u.parameters)
+        for u in case.model.units
+    }
     return {fqn: numel * DTYPE_NBYTES["float32"] for fqn, numel in cut.items()}
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_each_all_gather_brings_a_shard_to_the_device_and_each_reduction_takes_one_back(accumulation: int) -> None:
+def test_each_all_gather_brings_a_shard_to_the_device_and_each_reduction_takes_one_back(
+    accumulation: int
+) -> None:
     case = scenario(accumulation=accumulation)
     program, shard = plan(case, device="cuda"), shard_nbytes(case)
     gathers = [op.unit for op in program.of_rank(0).steady if op.kind == "all_gather"]
@@ -55,8 +69,12 @@ def test_each_all_gather_brings_a_shard_to_the_device_and_each_reduction_takes_o
 @pytest.mark.parametrize("name", ['"fsdp2"', '"hsdp", dp_replicate = 2, dp_shard = 4'])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_between_steps_nothing_is_left_on_the_device(name: str, precision: str, accumulation: int) -> None:
-    program = plan(scenario(name=name, precision=precision, accumulation=accumulation), device="cuda")
+def test_between_steps_nothing_is_left_on_the_device(
+    name: str, precision: str, accumulation: int
+) -> None:
+    program = plan(
+        scenario(name=name, precision=precision, accumulation=accumulation), device="cuda"
+    )
     memory = replay(program.of_rank(0))
     assert {memory[phase].end_bytes for phase in ("construction", "first", "steady")} == {0}
     assert {op.stream for op in program.of_rank(0).steady if op.kind == "optimizer"} == {"host"}
@@ -64,25 +82,44 @@ def test_between_steps_nothing_is_left_on_the_device(name: str, precision: str, 
 
 def test_a_shard_is_cast_on_the_device_before_the_next_one_comes() -> None:
     case = scenario()
-    first = next(op for op in plan(case, device="cuda").of_rank(0).steady if op.stream == "all_gather_copy_in")
+    first = next(
+        op
+        for op in plan(case, device="cuda").of_rank(0).steady
+        if op.stream == "all_gather_copy_in"
+    )
     events = [str(getattr(event, "buffer", "")) for event in first.memory]
     fqns = [parameter.fqn for parameter in case.model.units[0].parameters]
-    assert events == [f"{fqn}.{what}" for fqn in fqns for what in ("onloaded", "cast", "onloaded")] + [f"{first.unit}.all_gather"]
+    assert events == [
+        f"{fqn}.{what}" for fqn in fqns for what in ("onloaded", "cast", "onloaded")
+    ] + [f"{first.unit}.all_gather"]
     rows = case.mesh.dp_shard
-    shards = [-(-p.shape[0] // rows) * (p.numel // p.shape[0]) for p in case.model.units[0].parameters]
+    shards = [
+        -(-p.shape[0] // rows) * (p.numel // p.shape[0]) for p in case.model.units[0].parameters
+    ]
     made = [event.nbytes for event in first.memory if isinstance(event, Alloc)]
-    assert made[:-1] == [nbytes for numel in shards for nbytes in (4 * numel, 2 * numel)]  # as it is kept, and as it computes
+    # as it is kept, and as it computes
+    assert made[:-1] == [nbytes for numel in shards for nbytes in (4 * numel, 2 * numel)]
 
 
 def test_later_micro_batches_are_added_on_the_host_which_waits_for_them() -> None:
     steady = plan(scenario(accumulation=2), device="cuda").of_rank(0).steady
-    adds = [op for op in steady if op.stream == "host" and any(k.operator == "add" and k.place == "host" for k in op.kernels)]
-    assert [op.unit for op in adds] == [op.unit for op in steady if op.kind == "reduce_scatter" and op.micro_batch == 1]
+    adds = [
+        op
+        for op in steady
+        if op.stream == "host"
+        and any(k.operator == "add" and k.place == "host" for k in op.kernels)
+    ]
+    assert [op.unit for op in adds] == [
+        op.unit for op in steady if op.kind == "reduce_scatter" and op.micro_batch == 1
+    ]
     assert all(op.waits for op in adds)
 
 
 def test_on_a_cpu_the_host_is_the_device_and_nothing_moves() -> None:
-    both = [plan(scenario(offload=offload, precision="fp32"), device="cpu") for offload in ("true", "false")]
+    both = [
+        plan(scenario(offload=offload, precision="fp32"), device="cpu")
+        for offload in ("true", "false")
+    ]
     assert both[0] == both[1]
 
 
@@ -95,12 +132,20 @@ def test_the_programs_text_says_where_a_kernel_runs_and_parses_back() -> None:
 
 
 def test_a_step_waits_for_the_link_and_for_the_optimizer_on_the_host() -> None:
-    offloaded, plain = (SimBackend().run(scenario(offload=offload), options=RunOptions()) for offload in ("true", "false"))
+    offloaded, plain = (
+        SimBackend().run(scenario(offload=offload), options=RunOptions())
+        for offload in ("true", "false")
+    )
     assert offloaded.step_time_ns is not None
     assert plain.step_time_ns is not None
     costs = Costs(load_cluster("dgx-a100"))
-    both = [plan(scenario(offload=offload), device="cuda").of_rank(0).steady for offload in ("true", "false")]
-    on_host, on_device = (sum(costs.compute_ns(op.kernels) for op in ops if op.kind == "optimizer") for ops in both)
+    both = [
+        plan(scenario(offload=offload), device="cuda").of_rank(0).steady
+        for offload in ("true", "false")
+    ]
+    on_host, on_device = (
+        sum(costs.compute_ns(op.kernels) for op in ops if op.kind == "optimizer") for ops in both
+    )
     assert offloaded.step_time_ns - plain.step_time_ns > on_host - on_device > 0
 
 
@@ -109,14 +154,19 @@ def test_host_and_link_have_rates_of_their_own() -> None:
     costs = Costs(cluster)
     per_rank = cluster.host_memory_bandwidth // cluster.devices_per_node
     assert costs.kernel_ns(Kernel("adamw", 0, per_rank, "float32", place="host")) == 10**9
-    assert costs.kernel_ns(Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", place="link")) == 10**9
+    assert (
+        costs.kernel_ns(Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", place="link"))
+        == 10**9
+    )
 
 
 def test_offloaded_gradients_are_clipped_by_the_host() -> None:
     case = scenario(more='optimizer = { name = "adamw", clip_norm = 1.0 }')
     steady = plan(case, device="cuda").of_rank(0).steady
     clipping = [op for op in steady if op.unit in ("gradient_norm", "gradient_clip")]
-    assert [(op.kind, op.stream) for op in clipping] == [("optimizer", "host"), ("all_reduce", "all_reduce"), ("optimizer", "host")]
+    assert [(op.kind, op.stream) for op in clipping] == [
+        ("optimizer", "host"), ("all_reduce", "all_reduce"), ("optimizer", "host")
+    ]
     assert {kernel.place for op in clipping for kernel in op.kernels} == {"host"}
     assert all(not op.memory for op in clipping)
     SimBackend("cuda").run(case, options=RunOptions())

@@ -13,9 +13,14 @@ from zsim.strategies.building.optimizers import kernels, states, step_memory, st
 
 @pytest.mark.parametrize(
     ("implementation", "device", "nbytes"),
-    [("foreach", "cpu", 4), ("fused", "cpu", 4), ("foreach", "cuda", 0), ("for-loop", "cuda", 0), ("fused", "cuda", 4)],
+    [
+        ("foreach", "cpu", 4), ("fused", "cpu", 4), ("foreach", "cuda", 0), ("for-loop", "cuda", 0),
+        ("fused", "cuda", 4),
+    ],
 )
-def test_the_step_counter_is_on_the_device_where_it_is_a_cpu_or_the_step_is_fused(implementation, device, nbytes):
+def test_the_step_counter_is_on_the_device_where_it_is_a_cpu_or_the_step_is_fused(
+    implementation, device, nbytes
+):
     assert step_nbytes(Optimizer(implementation=implementation), device=device) == nbytes
 
 
@@ -35,35 +40,62 @@ def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(opti
 
 
 def test_a_fused_step_makes_nothing():
-    assert step_memory([3], optimizer=Optimizer(implementation="fused"), dtype="float32", device="cpu", owner="o") == ()
+    assert (
+        step_memory(
+            [3], optimizer=Optimizer(implementation="fused"), dtype="float32", device="cpu",
+            owner="o",
+        )
+        == ()
+    )
 
 
 def test_foreach_adamw_adds_one_tensor_to_all_counters_that_are_in_host_memory():
     def made(numels, device, **settings):
-        return step_memory(numels, optimizer=Optimizer(**settings), dtype="float32", device=device, owner="o")
+        return step_memory(
+            numels, optimizer=Optimizer(**settings), dtype="float32", device=device, owner="o"
+        )
 
     one = (Alloc("o.one", "temporaries", 4), Free("o.one"))
     assert made([0, 0], "cpu") == one
     assert made([3], "cpu")[:2] == one
     assert made([3], "cuda") == made([3], "cpu")[2:]
-    assert made([], "cpu") == made([0], "cpu", name="sgd") == made([0], "cpu", implementation="for-loop") == ()
+    assert (
+        made([], "cpu")
+        == made([0], "cpu", name="sgd")
+        == made([0], "cpu", implementation="for-loop")
+        == ()
+    )
 
 
 def test_an_empty_parameter_lets_the_quotient_before_it_go():
     def frees(numels):
-        events = step_memory(numels, optimizer=Optimizer(implementation="for-loop"), dtype="float32", device="cpu", owner="o")
+        events = step_memory(
+            numels, optimizer=Optimizer(implementation="for-loop"), dtype="float32", device="cpu",
+            owner="o",
+        )
         return ["+" if isinstance(event, Alloc) else event.buffer for event in events]
 
-    assert frees([3, 2]) == ["+", "+", "o.0.root", "+", "+", "o.1.root", "o.0.quotient", "o.1.quotient"]
-    assert frees([3, 0, 2]) == ["+", "+", "o.0.root", "o.0.quotient", "+", "+", "o.2.root", "o.2.quotient"]
+    assert frees([3, 2]) == [
+        "+", "+", "o.0.root", "+", "+", "o.1.root", "o.0.quotient", "o.1.quotient"
+    ]
+    assert frees([3, 0, 2]) == [
+        "+", "+", "o.0.root", "o.0.quotient", "+", "+", "o.2.root", "o.2.quotient"
+    ]
     assert frees([3, 0]) == ["+", "+", "o.0.root", "o.0.quotient"]
 
 
-@pytest.mark.parametrize("settings", [Optimizer(), Optimizer(weight_decay=0.0), Optimizer(name="sgd", momentum=0.9), Optimizer(name="sgd")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Optimizer(), Optimizer(weight_decay=0.0), Optimizer(name="sgd", momentum=0.9),
+        Optimizer(name="sgd"),
+    ],
+)
 def test_a_loop_over_parameters_moves_the_same_bytes_in_a_kernel_for_each_call_and_tensor(settings):
     numels = (6, 0, 1_000_000)
     together, loop = (
-        kernels(numels, optimizer=replace(settings, implementation=how), dtype="float32") for how in ("foreach", "for-loop")
+        kernels(numels, optimizer=replace(settings, implementation=how), dtype="float32")
+        for how in ("foreach", "for-loop")
     )
     assert len(together) == 1
     assert sum(kernel.nbytes for kernel in loop) == together[0].nbytes

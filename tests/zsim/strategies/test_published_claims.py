@@ -1,6 +1,8 @@
-"""What the texts on ZeRO and FSDP claim about memory, line by line. Ψ parameters, N ranks, GB = 1e9 bytes.
+"""What the texts on ZeRO and FSDP claim about memory, line by line. Ψ parameters, N ranks, GB = 1e9
+bytes.
 
-Communication and time have files of their own. Where a published figure is wrong, the docstring names it and says why.
+Communication and time have files of their own. Where a published figure is wrong, the docstring
+names it and says why.
 """
 
 from __future__ import annotations
@@ -10,29 +12,36 @@ import pytest
 from tests.support.small_programs import model_state_bytes_before_the_optimizer, small_training
 from zsim.ir.mesh import Mesh
 from zsim.ir.sharding import FlatLayout, padded_size, shard, shards
-from zsim.memory.formulas import BF16_ADAM, FP32_ADAM, MIXED_ADAM, Stage, StateBytes, model_state_bytes
+from zsim.memory.formulas import (
+    BF16_ADAM,
+    FP32_ADAM,
+    MIXED_ADAM,
+    Stage,
+    StateBytes,
+    model_state_bytes,
+)
 from zsim.strategies import ddp, zero1, zero2, zero3
 
 GB = 10**9
 STAGES: tuple[Stage, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
-def gigabytes(num_parameters: int, num_ranks: int, state: StateBytes = MIXED_ADAM) -> dict[str, float]:
+def gigabytes(
+    num_parameters: int, num_ranks: int, state: StateBytes = MIXED_ADAM
+) -> dict[str, float]:
     """GB of model states per stage."""
     return {
-        stage: model_state_bytes(num_parameters, stage=stage, num_ranks=num_ranks, state=state) / GB for stage in STAGES
+        stage: model_state_bytes(num_parameters, stage=stage, num_ranks=num_ranks, state=state) / GB
+        for stage in STAGES
     }
 
 
 def test_m1_model_states_in_mixed_precision() -> None:
     """16Ψ · 4Ψ + 12Ψ/N · 2Ψ + 14Ψ/N · 16Ψ/N."""
     psi, n = 1_000_000, 8
-    assert [model_state_bytes(psi, stage=stage, num_ranks=n, state=MIXED_ADAM) for stage in STAGES] == [
-        16 * psi,
-        4 * psi + 12 * psi // n,
-        2 * psi + 14 * psi // n,
-        16 * psi // n,
-    ]
+    assert [
+        model_state_bytes(psi, stage=stage, num_ranks=n, state=MIXED_ADAM) for stage in STAGES
+    ] == [16 * psi, 4 * psi + 12 * psi // n, 2 * psi + 14 * psi // n, 16 * psi // n]
 
 
 def test_m1_the_programs_of_each_stage_hold_what_the_formulas_say() -> None:
@@ -43,13 +52,20 @@ def test_m1_the_programs_of_each_stage_hold_what_the_formulas_say() -> None:
         "zero2": zero2.plan(training, mesh=Mesh(dp_shard=n), options=zero2.Options()),
         "zero3": zero3.plan(training, mesh=Mesh(dp_shard=n), options=zero3.Options()),
     }
-    held = {stage: model_state_bytes_before_the_optimizer(program) for stage, program in programs.items()}
+    held = {
+        stage: model_state_bytes_before_the_optimizer(program)
+        for stage, program in programs.items()
+    }
     psi = training.model.num_parameters
-    assert held == {stage: model_state_bytes(psi, stage=stage, num_ranks=n, state=MIXED_ADAM) for stage in STAGES}
+    assert held == {
+        stage: model_state_bytes(psi, stage=stage, num_ranks=n, state=MIXED_ADAM)
+        for stage in STAGES
+    }
 
 
 def test_m2_seven_billion_in_fp32_on_8_ranks() -> None:
-    """ZeRO-1's 63 is 28 + 28 + 7: fp32 has no master copy, so the optimizer's states are 2·4 B a parameter."""
+    """ZeRO-1's 63 is 28 + 28 + 7: fp32 has no master copy, so the optimizer's states are 2·4 B a
+    parameter."""
     assert gigabytes(7 * GB, 8, FP32_ADAM) == {"ddp": 112, "zero1": 63, "zero2": 38.5, "zero3": 14}
 
 
@@ -62,13 +78,16 @@ def test_m4_seven_billion_mixed_on_8_ranks() -> None:
 
 
 def test_m5_seven_billion_mixed_on_64_ranks() -> None:
-    """Published 30.6 for ZeRO-1 and 17.1 for ZeRO-2 are wrong: 28 + 84/64 is 29.3 and 14 + 98/64 is 15.5."""
+    """Published 30.6 for ZeRO-1 and 17.1 for ZeRO-2 are wrong: 28 + 84/64 is 29.3 and 14 + 98/64 is
+    15.5."""
     assert gigabytes(7 * GB, 64) == {"ddp": 112, "zero1": 29.3125, "zero2": 15.53125, "zero3": 1.75}
 
 
 def test_m6_seven_billion_mixed_on_256_ranks() -> None:
     """Published 28.2 for ZeRO-1 is wrong: 28 + 84/256 is 28.33."""
-    assert gigabytes(7 * GB, 256) == {"ddp": 112, "zero1": 28.328125, "zero2": 14.3828125, "zero3": 0.4375}
+    assert gigabytes(7 * GB, 256) == {
+        "ddp": 112, "zero1": 28.328125, "zero2": 14.3828125, "zero3": 0.4375
+    }
 
 
 def test_m7_thirteen_billion_mixed() -> None:
@@ -78,7 +97,8 @@ def test_m7_thirteen_billion_mixed() -> None:
 
 
 def test_m8_thirty_billion_mixed_on_64_ranks() -> None:
-    """Published 122 for ZeRO-1 and 61 for ZeRO-2 are wrong: 120 + 360/64 is 125.6 and 60 + 420/64 is 66.6."""
+    """Published 122 for ZeRO-1 and 61 for ZeRO-2 are wrong: 120 + 360/64 is 125.6 and 60 + 420/64
+    is 66.6."""
     assert gigabytes(30 * GB, 64) == {"ddp": 480, "zero1": 125.625, "zero2": 66.5625, "zero3": 7.5}
 
 
@@ -100,8 +120,11 @@ def test_m9_reduction_factors_against_ddp() -> None:
 
 
 def test_m10_four_weights_on_four_ranks() -> None:
-    """Each rank keeps one weight of 2 B and borrows one at a time; that one moves whole, unpadded."""
-    states = {stage: model_state_bytes(4, stage=stage, num_ranks=4, state=BF16_ADAM) for stage in STAGES}
+    """Each rank keeps one weight of 2 B and borrows one at a time; that one moves whole, unpadded.
+    """
+    states = {
+        stage: model_state_bytes(4, stage=stage, num_ranks=4, state=BF16_ADAM) for stage in STAGES
+    }
     assert (states["ddp"], states["zero1"]) == (48, 24)
     layout = FlatLayout(numels=(1, 1, 1, 1), num_shards=4)
     kept, borrowed = 2 * layout.shard_numel, 2 * max(layout.numels)
@@ -110,10 +133,13 @@ def test_m10_four_weights_on_four_ranks() -> None:
 
 
 def test_m11_seventy_billion_replicated_take_1_12_terabytes_on_every_rank() -> None:
-    """Published as if those 1.12 TB were spread over 512 ranks: DDP does not divide them, every rank needs them all."""
+    """Published as if those 1.12 TB were spread over 512 ranks: DDP does not divide them, every
+    rank needs them all."""
     psi = 70 * GB
     assert (MIXED_ADAM.parameter * psi, MIXED_ADAM.gradient * psi) == (140 * GB, 140 * GB)
-    assert (BF16_ADAM.optimizer * psi, (MIXED_ADAM.optimizer - BF16_ADAM.optimizer) * psi) == (560 * GB, 280 * GB)
+    assert (BF16_ADAM.optimizer * psi, (MIXED_ADAM.optimizer - BF16_ADAM.optimizer) * psi) == (
+        560 * GB, 280 * GB,
+    )
     assert {gigabytes(psi, n)["ddp"] for n in (1, 8, 512)} == {1120}
 
 

@@ -1,6 +1,8 @@
-"""What the texts on ZeRO and FSDP claim about bytes sent per rank and step, line by line, with rings.
+"""What the texts on ZeRO and FSDP claim about bytes sent per rank and step, line by line, with
+rings.
 
-Programs are those of a small transformer with f = 2. Where a published figure is wrong, the docstring names it.
+Programs are those of a small transformer with f = 2. Where a published figure is wrong, the
+docstring names it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ GB = 10**9
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("n", [2, 3, 8, 1024])
-def test_c1_all_gather_and_reduce_scatter_send_all_but_one_part_in_n_minus_1_steps(op: str, n: int) -> None:
+def test_c1_all_gather_and_reduce_scatter_send_all_but_one_part_in_n_minus_1_steps(
+    op: str, n: int
+) -> None:
     message = 5 * n
     assert ring.bytes_sent(op, message, group_size=n) == message * (n - 1) // n
-    assert [{send.nbytes for send in step} for step in ring.steps(op, message, group_size=n)] == [{5}] * (n - 1)
+    assert [{send.nbytes for send in step} for step in ring.steps(op, message, group_size=n)] == [
+        {5}
+    ] * (n - 1)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 1024])
@@ -39,20 +45,30 @@ def test_c2_all_reduce_sends_twice_that_in_twice_the_steps(n: int) -> None:
 def test_c3_ddp_sends_two_parts_in_n(n: int) -> None:
     training = small_training()
     nbytes = parameter_bytes(training)
-    assert ddp_bytes(training, n) == 2 * nbytes * (n - 1) // n == bytes_sent_per_step(nbytes, scheme="ddp", num_ranks=n)
+    assert (
+        ddp_bytes(training, n)
+        == 2 * nbytes * (n - 1) // n
+        == bytes_sent_per_step(nbytes, scheme="ddp", num_ranks=n)
+    )
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_c4_zero1_with_all_reduce_sends_half_as_much_again_as_ddp(n: int) -> None:
     training = small_training()
     program = zero1.plan(training, mesh=Mesh(dp_shard=n), options=zero1.Options(form="all_reduce"))
-    assert sent(program) == 3 * parameter_bytes(training) * (n - 1) // n == ddp_bytes(training, n) * 3 // 2
+    assert (
+        sent(program)
+        == 3 * parameter_bytes(training) * (n - 1) // n
+        == ddp_bytes(training, n) * 3 // 2
+    )
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_c5_zero1_with_reduce_scatter_sends_as_much_as_ddp(n: int) -> None:
     training = small_training()
-    program = zero1.plan(training, mesh=Mesh(dp_shard=n), options=zero1.Options(form="reduce_scatter"))
+    program = zero1.plan(
+        training, mesh=Mesh(dp_shard=n), options=zero1.Options(form="reduce_scatter")
+    )
     assert sent(program) == ddp_bytes(training, n)
     assert sent(program) == 2 * parameter_bytes(training) * (n - 1) // n
 
@@ -68,21 +84,28 @@ def test_c6_zero2_sends_as_much_as_ddp(n: int) -> None:
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
 def test_c7_zero3_sends_half_as_much_again_as_ddp(n: int, lookahead: int) -> None:
     training = small_training()
-    program = zero3.plan(training, mesh=Mesh(dp_shard=n), options=zero3.Options(lookahead=lookahead))
+    program = zero3.plan(
+        training, mesh=Mesh(dp_shard=n), options=zero3.Options(lookahead=lookahead)
+    )
     assert sent(program) == 3 * parameter_bytes(training) * (n - 1) // n
-    assert sent(program) == bytes_sent_per_step(parameter_bytes(training), scheme="zero3", num_ranks=n)
+    assert sent(program) == bytes_sent_per_step(
+        parameter_bytes(training), scheme="zero3", num_ranks=n
+    )
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_c7_fsdp2_that_reshards_every_unit_sends_what_zero3_sends(n: int) -> None:
     training = small_training()
-    program = fsdp2.plan(training, mesh=Mesh(dp_shard=n), options=fsdp2.Options(reshard_after_forward=True))
+    program = fsdp2.plan(
+        training, mesh=Mesh(dp_shard=n), options=fsdp2.Options(reshard_after_forward=True)
+    )
     assert sent(program) == 3 * parameter_bytes(training) * (n - 1) // n
 
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_c8_zero3_with_checkpointing_sends_at_most_one_more_all_gather(n: int) -> None:
-    """4 messages where recomputation gathers for itself; here it shares the all-gather of its backward, so it stays at 3."""
+    """4 messages where recomputation gathers for itself; here it shares the all-gather of its
+    backward, so it stays at 3."""
     training = small_training(checkpointing=Checkpointing(mode="full"))
     program = zero3.plan(training, mesh=Mesh(dp_shard=n), options=zero3.Options())
     assert any(op.kind == "recompute" for op in program.ranks[0].steady)
@@ -91,7 +114,9 @@ def test_c8_zero3_with_checkpointing_sends_at_most_one_more_all_gather(n: int) -
 
 
 @pytest.mark.parametrize(("replicas", "in_node"), [(2, 4), (4, 8), (2, 2)])
-def test_c9_hsdp_shards_inside_the_node_and_all_reduces_a_shard_between_nodes(replicas: int, in_node: int) -> None:
+def test_c9_hsdp_shards_inside_the_node_and_all_reduces_a_shard_between_nodes(
+    replicas: int, in_node: int
+) -> None:
     training = small_training()
     mesh = Mesh(dp_replicate=replicas, dp_shard=in_node)
     program = hsdp.plan(training, mesh=mesh, options=hsdp.Options(reshard_after_forward=True))
@@ -110,12 +135,16 @@ def test_c10_four_ranks_with_a_gigabyte_each_gather_in_three_steps() -> None:
     assert out == into == dict.fromkeys(range(4), 3 * GB)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="needs hybrid thresholds (small units stay whole)")
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="needs hybrid thresholds (small units "
+                                                         "stay whole)")
 def test_c11_a_hybrid_of_zero3_and_zero2_sends_3_parts_of_large_and_2_of_small_units() -> None:
-    """Published 6Ψ_L + 2Ψ_S (f = 2) forgets the small units' parameter all-gather after the step: it is 6Ψ_L + 4Ψ_S."""
+    """Published 6Ψ_L + 2Ψ_S (f = 2) forgets the small units' parameter all-gather after the step:
+    it is 6Ψ_L + 4Ψ_S."""
     training = small_training()
     options: Any = zero3.Options
-    program = zero3.plan(training, mesh=Mesh(dp_shard=4), options=options(persistence_threshold=10_000))
+    program = zero3.plan(
+        training, mesh=Mesh(dp_shard=4), options=options(persistence_threshold=10_000)
+    )
     small = 2 * sum(unit.numel for unit in training.model.units if unit.numel <= 10_000)
     large = parameter_bytes(training) - small
     assert sent(program) == (3 * large + 2 * small) * 3 // 4

@@ -1,4 +1,5 @@
-"""What the texts on ZeRO and FSDP claim about time, line by line. Ψ parameters, N ranks, GB = 1e9 bytes.
+"""What the texts on ZeRO and FSDP claim about time, line by line. Ψ parameters, N ranks, GB = 1e9
+bytes.
 
 Where a published figure is wrong, the docstring names it and says why.
 """
@@ -56,8 +57,13 @@ def test_t1_zero3_communication_of_seven_billion_hides_below_5_percent_at_15_seq
 @pytest.mark.parametrize(("billions", "layers"), [(7, 32), (13, 40), (70, 80)])
 def test_t2_the_smallest_batch_does_not_depend_on_the_model(billions: int, layers: int) -> None:
     """Both sides are linear in Ψ. The published rows 13B → 8 and 70B → 2 are wrong."""
-    taken = zero3_communication_ns(2 * billions * GB, num_units=layers, alpha_ns=10_000, bytes_per_s=100 * GB)
-    assert smallest_batch(taken, compute_ns_per_sequence=compute_ns(billions * GB, 2048), percent=5) == 15
+    taken = zero3_communication_ns(
+        2 * billions * GB, num_units=layers, alpha_ns=10_000, bytes_per_s=100 * GB
+    )
+    assert (
+        smallest_batch(taken, compute_ns_per_sequence=compute_ns(billions * GB, 2048), percent=5)
+        == 15
+    )
 
 
 def test_t2_four_sequences_of_8192_are_enough() -> None:
@@ -67,19 +73,22 @@ def test_t2_four_sequences_of_8192_are_enough() -> None:
 
 @pytest.mark.parametrize(("gigabytes_per_s", "lookahead"), [(200, 1), (100, 1), (50, 1), (25, 2)])
 def test_t3_the_published_rule_for_the_lookahead(gigabytes_per_s: int, lookahead: int) -> None:
-    """k* = ceil(T_gather / T_compute), 200e6 parameters of 2 B, 10 ms of compute. Its 2 at 25 GB/s is wrong: see T4."""
+    """k* = ceil(T_gather / T_compute), 200e6 parameters of 2 B, 10 ms of compute. Its 2 at 25 GB/s
+    is wrong: see T4."""
     gather = ring.step_ns(2 * 200 * 10**6, alpha_ns=0, bytes_per_s=gigabytes_per_s * GB)
     assert -(-gather // 10_000_000) == lookahead
 
 
 def test_t4_one_unit_ahead_saturates_the_link_and_more_gains_nothing() -> None:
-    """32 layers, gather 16, compute 10: the rule of T3 asks for a lookahead of 2, which is no faster than 1."""
+    """32 layers, gather 16, compute 10: the rule of T3 asks for a lookahead of 2, which is no
+    faster than 1."""
     times = [pipeline_ns([16] * 32, [10] * 32, lookahead=lookahead) for lookahead in (0, 1, 2, 3)]
     assert times == [832, 522, 522, 522]
 
 
 def forward_time(ops: tuple[Op, ...], durations: dict[str, int]) -> int:
-    """When the last forward of a block ends, by streams and waits alone: the host costs nothing, the root neither."""
+    """When the last forward of a block ends, by streams and waits alone: the host costs nothing,
+    the root neither."""
     ends: list[int] = []
     free: Counter[str] = Counter()
     for op in ops:
@@ -90,31 +99,44 @@ def forward_time(ops: tuple[Op, ...], durations: dict[str, int]) -> int:
 
 
 @pytest.mark.parametrize(("lookahead", "expected"), [(0, 832), (1, 522), (2, 522), (3, 522)])
-def test_t4_the_streams_and_waits_of_zero3_take_as_long_as_its_closed_form(lookahead: int, expected: int) -> None:
-    model = mlp.build(mlp.MlpSizes(dims=(8,) * 33, hidden=16, num_classes=8), name="uniform", sequence_length=1)
+def test_t4_the_streams_and_waits_of_zero3_take_as_long_as_its_closed_form(
+    lookahead: int, expected: int
+) -> None:
+    model = mlp.build(
+        mlp.MlpSizes(dims=(8,) * 33, hidden=16, num_classes=8), name="uniform", sequence_length=1
+    )
     training = small_training(model)
-    program = zero3.plan(training, mesh=Mesh(dp_shard=4), options=zero3.Options(lookahead=lookahead))
+    program = zero3.plan(
+        training, mesh=Mesh(dp_shard=4), options=zero3.Options(lookahead=lookahead)
+    )
     assert forward_time(steady(program), {"all_gather": 16, "forward": 10}) == expected
 
 
 @pytest.mark.parametrize("gather", range(11))
-def test_t4_one_unit_ahead_hides_all_gathers_but_the_first_if_they_are_not_longer_than_compute(gather: int) -> None:
+def test_t4_one_unit_ahead_hides_all_gathers_but_the_first_if_they_are_not_longer_than_compute(
+    gather: int
+) -> None:
     assert pipeline_ns([gather] * 32, [10] * 32, lookahead=1) == gather + 320
 
 
 def test_t4_more_than_one_unit_ahead_pays_for_uneven_units() -> None:
     gathers, computes = [2, 2, 30, 2, 2], [10, 10, 10, 10, 10]
-    assert [pipeline_ns(gathers, computes, lookahead=lookahead) for lookahead in (0, 1, 2)] == [88, 72, 64]
+    assert [pipeline_ns(gathers, computes, lookahead=lookahead) for lookahead in (0, 1, 2)] == [
+        88, 72, 64
+    ]
 
 
 def test_t5_a_chain_of_n_minus_1_steps_costs_alpha_and_a_part_of_the_message_each() -> None:
     assert ring.num_steps("all_gather", 4 * GB, group_size=4) == 3
-    taken = ring.duration_ns("all_gather", 4 * GB, group_size=4, alpha_ns=5_000, bytes_per_s=100 * GB)
+    taken = ring.duration_ns(
+        "all_gather", 4 * GB, group_size=4, alpha_ns=5_000, bytes_per_s=100 * GB
+    )
     assert taken == 3 * (5_000 + 10_000_000)
 
 
 def test_t6_nvlink_4_moves_14_gigabytes_one_way_in_31_ms() -> None:
-    """The published 15 ms divides by 900 GB/s, the sum of both directions; NCCL reaches 360 of 450 each way."""
+    """The published 15 ms divides by 900 GB/s, the sum of both directions; NCCL reaches 360 of 450
+    each way."""
     assert ring.step_ns(14 * GB, alpha_ns=0, bytes_per_s=450 * GB) == 31_111_112
     assert ring.step_ns(14 * GB, alpha_ns=0, bytes_per_s=900 * GB) == 15_555_556
     assert load_cluster("dgx-h100").links.fabric.bandwidth == 360 * GB
@@ -125,39 +147,67 @@ def test_t7_hdr_infiniband_has_25_gigabytes_per_second_a_port() -> None:
 
 
 def test_t8_checkpointing_every_block_computes_a_third_more() -> None:
-    """Of the blocks; head and embedding are not checkpointed, and recomputation stops before each block's last product."""
+    """Of the blocks; head and embedding are not checkpointed, and recomputation stops before each
+    block's last product."""
     again = Checkpointing(mode="full")
     cases = [small_training(), small_training(checkpointing=again)]
-    programs = [zero3.plan(training, mesh=Mesh(dp_shard=4), options=zero3.Options()) for training in cases]
+    programs = [
+        zero3.plan(training, mesh=Mesh(dp_shard=4), options=zero3.Options()) for training in cases
+    ]
     flops = [
-        sum(kernel.flops for op in steady(each) if op.unit.startswith("blocks.") for kernel in op.kernels if kernel.operator != ACCUMULATE)
+        sum(
+            kernel.flops
+            for op in steady(each)
+            if op.unit.startswith("blocks.")
+            for kernel in op.kernels
+            if kernel.operator != ACCUMULATE
+        )
         for each in programs
     ]
-    last = sum(kernel.flops for module in cases[0].modules if module.unit != "root" for kernel in module.forward.kernels[-2:])
+    last = sum(
+        kernel.flops
+        for module in cases[0].modules
+        if module.unit != "root"
+        for kernel in module.forward.kernels[-2:]
+    )
     assert flops[1] == flops[0] * 4 // 3 - last
 
 
 def test_t9_throughput_per_stage_is_reported(record_property: Record) -> None:
-    """Reported, not asserted: 112 GB of DDP state do not fit an 80 GB device, so that base does not exist."""
+    """Reported, not asserted: 112 GB of DDP state do not fit an 80 GB device, so that base does not
+    exist."""
     node = load_cluster("dgx-h100")
     path = node.path(tuple(range(8)))
-    compute = training_flops(7 * GB, num_tokens=4096) * 10**9 // int(989e12 * node.device.matmul_efficiency)
+    compute = (
+        training_flops(7 * GB, num_tokens=4096)
+        * 10**9
+        // int(989e12 * node.device.matmul_efficiency)
+    )
     for scheme in ("ddp", "zero1", "zero2", "zero3"):
         wire = bytes_sent_per_step(14 * GB, scheme=scheme, num_ranks=8) * 10**9 // path.bytes_per_s
         record_property(f"{scheme}_unoverlapped_percent", round(100 * wire / compute, 1))
 
 
 def test_t10_the_cost_of_offload_is_reported(record_property: Record) -> None:
-    """Reported, not asserted: gradients down and parameters up the host link, against compute of one micro-batch."""
+    """Reported, not asserted: gradients down and parameters up the host link, against compute of
+    one micro-batch."""
     node = load_cluster("dgx-h100")
     transfers = 2 * 2 * 7 * GB // 8 * 10**9 // node.links.host.bandwidth
     for tokens in (2048, 16_384):
-        compute = training_flops(7 * GB, num_tokens=tokens) * 10**9 // int(989e12 * node.device.matmul_efficiency)
-        record_property(f"offload_percent_of_compute_at_{tokens}_tokens", round(100 * transfers / compute, 1))
+        compute = (
+            training_flops(7 * GB, num_tokens=tokens)
+            * 10**9
+            // int(989e12 * node.device.matmul_efficiency)
+        )
+        record_property(
+            f"offload_percent_of_compute_at_{tokens}_tokens", round(100 * transfers / compute, 1)
+        )
 
 
 @pytest.mark.parametrize("strategy", [zero3, fsdp2])
-def test_t11_one_unit_for_the_whole_model_gathers_everything_before_any_compute(strategy: Any) -> None:
+def test_t11_one_unit_for_the_whole_model_gathers_everything_before_any_compute(
+    strategy: Any
+) -> None:
     training = small_training(one_unit(small_model()))
     program = strategy.plan(training, mesh=Mesh(dp_shard=4), options=strategy.Options())
     forward = next(op.index for op in steady(program) if op.kind == "forward")
@@ -174,11 +224,15 @@ def test_t11_a_unit_per_block_never_has_the_whole_model_unsharded(strategy: Any)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_t12_zero1_sends_as_many_gradient_bytes_as_ddp_although_its_states_shrink_towards_a_quarter(n: int) -> None:
+def test_t12_zero1_sends_as_many_gradient_bytes_as_ddp_although_its_states_shrink_towards_a_quarter(
+    n: int
+) -> None:
     training = small_training()
     program = zero1.plan(training, mesh=Mesh(dp_shard=n), options=zero1.Options(form="all_reduce"))
     gradients = sum(
-        ring.bytes_sent(op.kind, op.nbytes, group_size=n) for op in steady(program) if op.kind == "all_reduce"
+        ring.bytes_sent(op.kind, op.nbytes, group_size=n)
+        for op in steady(program)
+        if op.kind == "all_reduce"
     )
     assert gradients == ddp_bytes(training, n)
     state = model_state_bytes(GB, stage="zero1", num_ranks=n, state=MIXED_ADAM)

@@ -1,4 +1,5 @@
-"""What every Program of ddp, zero1, zero2, zero3 and zero_redundancy obeys, and a few that are written out by hand."""
+"""What every Program of ddp, zero1, zero2, zero3 and zero_redundancy obeys, and a few that are
+written out by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def training(
     optimizer: Optimizer | None = None,
 ) -> Training:
     """A small Training on a CPU."""
-    batch = Batch(micro_batch=2, sequence_length=1 if "mlp" in model else 16, accumulation=accumulation)
+    batch = Batch(
+        micro_batch=2, sequence_length=1 if "mlp" in model else 16, accumulation=accumulation
+    )
     spec = load_preset(model, sequence_length=batch.sequence_length)
     return Training(
         model=spec,
@@ -49,27 +52,40 @@ def training(
     )
 
 
-def program(name: str, case: Training, *, ranks: int, lookahead: int = 1, granularity: str | int = "unit") -> Program:
+def program(
+    name: str, case: Training, *, ranks: int, lookahead: int = 1, granularity: str | int = "unit"
+) -> Program:
     """The Program of one of `ALL` on `ranks` ranks."""
     replicas, shards = Mesh(dp_replicate=ranks), Mesh(dp_shard=ranks)
-    cut = "parameter" if granularity == "parameter" else "unit" if granularity == "unit" else int(granularity)
+    cut = (
+        "parameter"
+        if granularity == "parameter"
+        else "unit"
+        if granularity == "unit"
+        else int(granularity)
+    )
     match name:
         case "ddp":
             return ddp.plan(case, mesh=replicas, options=ddp.Options())
         case "zero_redundancy":
             return zero_redundancy.plan(case, mesh=replicas, options=ddp.Options())
         case "zero1/all_reduce":
-            return zero1.plan(case, mesh=shards, options=zero1.Options(form="all_reduce", granularity=cut))
+            return zero1.plan(
+                case, mesh=shards, options=zero1.Options(form="all_reduce", granularity=cut)
+            )
         case "zero1/reduce_scatter":
             return zero1.plan(case, mesh=shards, options=zero1.Options(granularity=cut))
         case "zero2":
             return zero2.plan(case, mesh=shards, options=zero2.Options(granularity=cut))
         case _:
-            return zero3.plan(case, mesh=shards, options=zero3.Options(lookahead=lookahead, granularity=cut))
+            return zero3.plan(
+                case, mesh=shards, options=zero3.Options(lookahead=lookahead, granularity=cut)
+            )
 
 
 def live_after(case: Program, *, rank: int, steps: int) -> dict[str, Alloc]:
-    """The buffers that live after construction and `steps` steps; a buffer made twice or freed unmade fails."""
+    """The buffers that live after construction and `steps` steps; a buffer made twice or freed
+    unmade fails."""
     ops = case.of_rank(rank)
     live: dict[str, Alloc] = {}
     for op in (*ops.construction, *(ops.first if steps else ()), *(ops.steady * max(0, steps - 1))):
@@ -84,7 +100,9 @@ def live_after(case: Program, *, rank: int, steps: int) -> dict[str, Alloc]:
 
 def collectives(case: Program, *, rank: int = 0) -> list[tuple[str, str, int]]:
     """(kind, unit, bytes) of the steady step."""
-    return [(op.kind, op.unit, op.nbytes) for op in case.of_rank(rank).steady if op.kind in COLLECTIVES]
+    return [
+        (op.kind, op.unit, op.nbytes) for op in case.of_rank(rank).steady if op.kind in COLLECTIVES
+    ]
 
 
 def payload(case: Program) -> Counter[str]:
@@ -123,7 +141,9 @@ def test_one_rank_communicates_nothing(name: str, case: Training) -> None:
 
 
 @given(st.sampled_from(ALL), cases, st.integers(2, 5))
-def test_all_ranks_issue_the_same_collectives_in_the_same_order(name: str, case: Training, ranks: int) -> None:
+def test_all_ranks_issue_the_same_collectives_in_the_same_order(
+    name: str, case: Training, ranks: int
+) -> None:
     plan = program(name, case, ranks=ranks)
 
     assert all(collectives(plan, rank=rank) == collectives(plan) for rank in range(ranks))
@@ -135,7 +155,9 @@ def test_zero3_never_computes_on_a_sharded_group_and_reshards_what_it_gathers(
 ) -> None:
     plan = program("zero3", case, ranks=ranks, lookahead=lookahead, granularity=granularity)
     groups = {
-        buffer.rsplit(":", 1)[0] for buffer in live_after(plan, rank=0, steps=0) if buffer.endswith(":parameters")
+        buffer.rsplit(":", 1)[0]
+        for buffer in live_after(plan, rank=0, steps=0)
+        if buffer.endswith(":parameters")
     }
     owner = {p.fqn: g.fqn for g in _groups(case, granularity, ranks) for p in g.group.parameters}
     gathered: set[str] = set()
@@ -153,13 +175,21 @@ def test_zero3_never_computes_on_a_sharded_group_and_reshards_what_it_gathers(
 
 
 def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[FlatGroup, ...]:
-    cut = "parameter" if granularity == "parameter" else "unit" if granularity == "unit" else int(granularity)
+    cut = (
+        "parameter"
+        if granularity == "parameter"
+        else "unit"
+        if granularity == "unit"
+        else int(granularity)
+    )
     dtype = case.precision.parameters
     return flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
 
 
 @given(st.sampled_from(["unit", "parameter"]), st.integers(2, 5), st.integers(0, 3))
-def test_lookahead_changes_neither_what_is_gathered_nor_how_often(granularity: str, ranks: int, lookahead: int) -> None:
+def test_lookahead_changes_neither_what_is_gathered_nor_how_often(
+    granularity: str, ranks: int, lookahead: int
+) -> None:
     case = training("gpt-tiny")
     ahead = program("zero3", case, ranks=ranks, lookahead=lookahead, granularity=granularity)
     plain = program("zero3", case, ranks=ranks, lookahead=0, granularity=granularity)
@@ -210,7 +240,9 @@ def test_zero3_reads_as_its_algorithm() -> None:
 
 def test_an_all_gather_waits_for_the_compute_whose_memory_it_takes() -> None:
     ops = program("zero3", training(), ranks=2, lookahead=0).of_rank(0).steady
-    waited = {op.unit: [ops[wait].unit for wait in op.waits] for op in ops[:9] if op.kind == "all_gather"}
+    waited = {
+        op.unit: [ops[wait].unit for wait in op.waits] for op in ops[:9] if op.kind == "all_gather"
+    }
 
     assert waited == {"blocks.0": [], "blocks.1": ["blocks.0"], "blocks.2": ["blocks.1"]}
 
@@ -224,12 +256,16 @@ def test_tied_weights_are_gathered_once_a_pass_and_reduced_at_the_end_of_backwar
 
 
 @pytest.mark.parametrize(("sync", "reductions"), [("every", 3), ("last", 1)])
-@pytest.mark.parametrize("name", ["ddp", "zero1/all_reduce", "zero1/reduce_scatter", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "name", ["ddp", "zero1/all_reduce", "zero1/reduce_scatter", "zero2", "zero3"]
+)
 def test_sync_says_how_often_gradients_are_reduced(name: str, sync: str, reductions: int) -> None:
     case = training(accumulation=3, sync=sync)
     moved = payload(program(name, case, ranks=2))
 
-    assert moved["all_reduce"] + moved["reduce_scatter"] == reductions * case.model.num_parameters * 4
+    assert (
+        moved["all_reduce"] + moved["reduce_scatter"] == reductions * case.model.num_parameters * 4
+    )
 
 
 def test_ddp_reduces_one_bucket_first_and_rebuilt_buckets_afterwards() -> None:
@@ -245,27 +281,34 @@ def test_ddp_reduces_one_bucket_first_and_rebuilt_buckets_afterwards() -> None:
     ]
 
 
-def test_ddp_rebuilds_its_buckets_in_the_first_step_when_a_second_micro_batch_synchronises() -> None:
+def test_ddp_rebuilds_its_buckets_in_the_first_step_when_a_second_micro_batch_synchronises() -> (
+    None
+):
     case = training(accumulation=2)
     plan = ddp.plan(case, mesh=Mesh(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.02))
 
-    assert [(op.kind, op.unit, op.nbytes) for op in plan.of_rank(0).first if op.kind in COLLECTIVES] == [
-        ("all_reduce", "bucket.0", 101_544),
-        ("broadcast", "bucket_order", 60),
-        ("broadcast", "bucket_sizes", 12),
-        ("all_reduce", "bucket.0", 34_728),
-        ("all_reduce", "bucket.1", 33_408),
-        ("all_reduce", "bucket.2", 33_408),
+    assert [
+        (op.kind, op.unit, op.nbytes) for op in plan.of_rank(0).first if op.kind in COLLECTIVES
+    ] == [
+        ("all_reduce", "bucket.0", 101_544), ("broadcast", "bucket_order", 60),
+        ("broadcast", "bucket_sizes", 12), ("all_reduce", "bucket.0", 34_728),
+        ("all_reduce", "bucket.1", 33_408), ("all_reduce", "bucket.2", 33_408),
     ]
 
 
 @given(st.sampled_from(MODELS), st.floats(1e-4, 1.0))
-def test_buckets_hold_every_parameter_once_in_the_order_of_ready_gradients(model: str, cap: float) -> None:
+def test_buckets_hold_every_parameter_once_in_the_order_of_ready_gradients(
+    model: str, cap: float
+) -> None:
     case = training(model)
     buckets = ddp.buckets(case, ddp.Options(bucket_cap_mb=cap))
 
-    assert tuple(parameter for bucket in buckets for parameter in bucket) == replicated_model.ready_order(case)
-    assert sorted(p.fqn for p in replicated_model.ready_order(case)) == sorted(p.fqn for p in case.model.parameters)
+    assert tuple(
+        parameter for bucket in buckets for parameter in bucket
+    ) == replicated_model.ready_order(case)
+    assert sorted(p.fqn for p in replicated_model.ready_order(case)) == sorted(
+        p.fqn for p in case.model.parameters
+    )
 
 
 def test_without_a_cap_the_first_bucket_is_small() -> None:
@@ -277,20 +320,30 @@ def test_without_a_cap_the_first_bucket_is_small() -> None:
 
 
 @given(st.sampled_from(MODELS), st.integers(1, 7))
-def test_zero_redundancy_gives_every_parameter_one_owner_who_broadcasts_it(model: str, ranks: int) -> None:
+def test_zero_redundancy_gives_every_parameter_one_owner_who_broadcasts_it(
+    model: str, ranks: int
+) -> None:
     case = training(model)
     owned = zero_redundancy.owned_parameters(case, num_ranks=ranks)
     plan = zero_redundancy.plan(case, mesh=Mesh(dp_replicate=ranks), options=ddp.Options())
     sent = [(op.root, op.unit) for op in plan.of_rank(0).steady if op.kind == "broadcast"]
 
-    assert sorted(p.fqn for mine in owned for p in mine) == sorted(p.fqn for p in case.model.parameters)
-    assert sent == ([(root, p.fqn) for root, mine in enumerate(owned) for p in mine] if ranks > 1 else [])
+    assert sorted(p.fqn for mine in owned for p in mine) == sorted(
+        p.fqn for p in case.model.parameters
+    )
+    assert sent == (
+        [(root, p.fqn) for root, mine in enumerate(owned) for p in mine] if ranks > 1 else []
+    )
 
 
 @given(st.sampled_from(["zero1/all_reduce", "zero2", "zero3"]), st.integers(2, 6), granularities)
-def test_optimizer_states_are_a_shard_of_every_group(name: str, ranks: int, granularity: str | int) -> None:
+def test_optimizer_states_are_a_shard_of_every_group(
+    name: str, ranks: int, granularity: str | int
+) -> None:
     case = training(parameters="bfloat16", reduce="bfloat16")
-    live = live_after(program(name, case, ranks=ranks, granularity=granularity), rank=0, steps=1).values()
+    live = live_after(
+        program(name, case, ranks=ranks, granularity=granularity), rank=0, steps=1
+    ).values()
     shards = [group.layout.shard_numel for group in _groups(case, granularity, ranks)]
     master_and_moments, step_counter = 3 * DTYPE_NBYTES["float32"], 4
 
@@ -302,8 +355,14 @@ def test_optimizer_states_are_a_shard_of_every_group(name: str, ranks: int, gran
 @pytest.mark.parametrize("form", ["all_reduce", "reduce_scatter"])
 def test_zero1_adds_only_to_gradients_whose_reduction_has_ended(form):
     """In place, a second micro-batch would otherwise add to what is still travelling."""
-    found = program(f"zero1/{form}", training("gpt-tiny", accumulation=2), ranks=2).of_rank(0).steady
-    reduced = {op.unit: op.index for op in found if op.kind == "copy" and op.stream == form and op.micro_batch == 0}
+    found = (
+        program(f"zero1/{form}", training("gpt-tiny", accumulation=2), ranks=2).of_rank(0).steady
+    )
+    reduced = {
+        op.unit: op.index
+        for op in found
+        if op.kind == "copy" and op.stream == form and op.micro_batch == 0
+    }
     assert len(reduced) > 2
     assert all(found[index - 1].kind == form for index in reduced.values())
 
@@ -319,7 +378,8 @@ def test_a_bucket_closes_once_it_has_reached_its_cap_exactly():
 
 
 def test_construction_of_ddp_broadcasts_parameters_in_pieces_of_at_least_250_mib():
-    """torch coalesces until the cap is reached: _verify and sync of module states, torch/csrc/distributed/c10d/reducer.cpp."""
+    """torch coalesces until the cap is reached: _verify and sync of module states,
+    torch/csrc/distributed/c10d/reducer.cpp."""
     text = """
 model = { preset = "gpt-2-124m" }
 batch = { micro_batch = 1, sequence_length = 8 }
@@ -327,7 +387,11 @@ cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "ddp" }
 """
     found = parse(text.encode(), where="pieces.toml")
-    sizes = [op.nbytes for op in plan(found, device="cpu").ranks[0].construction if (op.kind, op.unit) == ("broadcast", "parameters")]
+    sizes = [
+        op.nbytes
+        for op in plan(found, device="cpu").ranks[0].construction
+        if (op.kind, op.unit) == ("broadcast", "parameters")
+    ]
     assert sum(sizes) == 4 * found.model.num_parameters
     assert len(sizes) > 1
     assert all(size >= 250 * 2**20 for size in sizes[:-1])

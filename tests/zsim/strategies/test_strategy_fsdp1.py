@@ -1,4 +1,5 @@
-"""fsdp1 as a Program: what is cut how, what is gathered how often, what the host waits for, and what is refused by name."""
+"""fsdp1 as a Program: what is cut how, what is gathered how often, what the host waits for, and
+what is refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from zsim.strategies.fsdp.gradient_division import division
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 
 
-def plan(case: Training | None = None, *, ranks: int = 2, replicas: int = 1, **options: object) -> Program:
+def plan(
+    case: Training | None = None, *, ranks: int = 2, replicas: int = 1, **options: object
+) -> Program:
     """The Program of three blocks on `replicas` × `ranks` ranks."""
     return fsdp1.plan(
         case or small_training(),
@@ -51,13 +54,19 @@ def test_the_root_is_gathered_once_and_every_block_twice() -> None:
 
 
 def test_with_grad_op_every_unit_is_gathered_once_and_kept() -> None:
-    gathered = [unit for kind, unit in collectives(plan(sharding="grad_op")) if kind == "all_gather"]
+    gathered = [
+        unit for kind, unit in collectives(plan(sharding="grad_op")) if kind == "all_gather"
+    ]
 
     assert gathered == ["root", *BLOCKS]
 
 
 def test_over_replicas_each_shard_is_all_reduced_after_its_reduce_scatter() -> None:
-    ops = [(op.kind, op.unit, op.group) for op in steady(plan(replicas=2)) if op.kind in ("reduce_scatter", "all_reduce")]
+    ops = [
+        (op.kind, op.unit, op.group)
+        for op in steady(plan(replicas=2))
+        if op.kind in ("reduce_scatter", "all_reduce")
+    ]
 
     assert ops == [
         pair
@@ -87,22 +96,30 @@ def test_the_first_step_prefetches_nothing_in_forward_and_later_ones_reduce_a_bl
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"), [(2, (2.0, 1.0)), (3, (2.0, 1.5)), (4, (2.0, 2.0)), (8, (4.0, 2.0)), (12, (4.0, 3.0)), (64, (8.0, 8.0))]
+    ("ranks", "expected"),
+    [
+        (2, (2.0, 1.0)), (3, (2.0, 1.5)), (4, (2.0, 2.0)), (8, (4.0, 2.0)), (12, (4.0, 3.0)),
+        (64, (8.0, 8.0)),
+    ],
 )
-def test_gradients_are_divided_by_the_world_in_two_steps(ranks: int, expected: tuple[float, float]) -> None:
+def test_gradients_are_divided_by_the_world_in_two_steps(
+    ranks: int, expected: tuple[float, float]
+) -> None:
     assert division(ranks) == expected
 
 
 def test_kernels_copy_gradients_together_cast_divide_and_step_them() -> None:
-    """Of one block of n elements on four ranks, in bf16, reduced in bf16: every byte that its gradient and its shard move."""
+    """Of one block of n elements on four ranks, in bf16, reduced in bf16: every byte that its
+    gradient and its shard move."""
     ops = [op for op in steady(plan(ranks=4)) if op.unit == "blocks.1" and op.kind == "copy"]
     n = next(unit.numel for unit in small_model().units if unit.fqn == "blocks.1")
 
     assert n % 4 == 0
-    assert [(op.stream, [(kernel.operator, kernel.nbytes) for kernel in op.kernels]) for op in ops] == [
+    assert [
+        (op.stream, [(kernel.operator, kernel.nbytes) for kernel in op.kernels]) for op in ops
+    ] == [
         ("all_gather_copy_in", [("copy", n // 4 * (4 + 2))]),
-        ("all_gather_copy_in", [("copy", n // 4 * (4 + 2))]),
-        ("compute", [("copy", n * (2 + 2))]),
+        ("all_gather_copy_in", [("copy", n // 4 * (4 + 2))]), ("compute", [("copy", n * (2 + 2))]),
         ("reduce_scatter", [("divide", n * (2 + 2))]),
         ("reduce_scatter", [("divide", n // 4 * (2 + 2)), ("copy", n // 4 * (2 + 4))]),
     ]
@@ -114,8 +131,17 @@ def test_every_element_is_stepped_by_one_rank(original: bool) -> None:
     flats = flat_parameters(model, num_shards=5, dtype="bfloat16", aligned=original)
     total = sum(sum(stepped(model, flats, rank=rank, original=original)) for rank in range(5))
 
-    assert total == (model.num_parameters if original else sum(flat.padded for flat in flats.values()))
-    assert all(numel % 8 == 0 or not fqn for flat in flats.values() for fqn, numel in _starts(flat.pieces)) or not original
+    assert total == (
+        model.num_parameters if original else sum(flat.padded for flat in flats.values())
+    )
+    assert (
+        all(
+            numel % 8 == 0 or not fqn
+            for flat in flats.values()
+            for fqn, numel in _starts(flat.pieces)
+        )
+        or not original
+    )
     assert all(flat.padded == flat.numel for flat in flats.values()) or not original
 
 
@@ -125,20 +151,39 @@ def _starts(pieces: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
     return [(fqn, begin) for (fqn, _), begin in zip(pieces, begins, strict=True)]
 
 
-def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backward_and_reduced_once() -> None:
+def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backward_and_reduced_once() -> (  # noqa: E501
+    None
+):
     text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 2")
-    ops = [(op.kind, op.unit) for op in of_text(text, backward_prefetch="none") if op.kind in COLLECTIVES]
+    ops = [
+        (op.kind, op.unit)
+        for op in of_text(text, backward_prefetch="none")
+        if op.kind in COLLECTIVES
+    ]
 
     assert ops == [
-        *[("all_gather", unit) for unit in ["root", "blocks.0", "blocks.0", "blocks.1", "blocks.1"]],
-        *[(kind, unit) for unit in ["blocks.1", "blocks.0"] for kind in ("all_gather", "reduce_scatter")],
+        *[
+            ("all_gather", unit)
+            for unit in ["root", "blocks.0", "blocks.0", "blocks.1", "blocks.1"]
+        ],
+        *[
+            (kind, unit)
+            for unit in ["blocks.1", "blocks.0"]
+            for kind in ("all_gather", "reduce_scatter")
+        ],
         ("reduce_scatter", "root"),
     ]
 
 
-def test_a_frozen_unit_is_gathered_and_never_reduced_and_one_before_all_trained_ones_has_no_backward() -> None:
+def test_a_frozen_unit_is_gathered_and_never_reduced_and_one_before_all_trained_ones_has_no_backward() -> (  # noqa: E501
+    None
+):
     text = TEXT.replace("\nprecision", '\nfrozen = ["blocks.[02].*"]\nprecision')
-    ops = [(op.kind, op.unit) for op in of_text(text, backward_prefetch="none") if op.kind in COLLECTIVES]
+    ops = [
+        (op.kind, op.unit)
+        for op in of_text(text, backward_prefetch="none")
+        if op.kind in COLLECTIVES
+    ]
 
     assert ops == [
         *[("all_gather", unit) for unit in ["root", *BLOCKS, "blocks.2", "blocks.1"]],
@@ -156,12 +201,25 @@ def test_an_unused_unit_is_cut_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("device", "made"), [("cpu", [1, 2, 2]), ("cuda", [1, 1, 1])])
-def test_gradients_of_three_runs_are_added_up_in_place_on_a_device_and_anew_under_a_meter(device: Device, made: list[int]) -> None:
+def test_gradients_of_three_runs_are_added_up_in_place_on_a_device_and_anew_under_a_meter(
+    device: Device, made: list[int]
+) -> None:
     """In float32, where one accumulator is given all of them."""
     text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 3").replace('"bf16"', '"fp32"')
     program = plan_of_text(text, device=device)
-    copies = [op for op in program.steady if op.kind == "copy" and op.unit == "blocks.1" and op.stream == "compute"]
-    whole = [[event for event in op.memory if isinstance(event, Alloc) and event.kind == "unsharded_gradients"] for op in copies]
+    copies = [
+        op
+        for op in program.steady
+        if op.kind == "copy" and op.unit == "blocks.1" and op.stream == "compute"
+    ]
+    whole = [
+        [
+            event
+            for event in op.memory
+            if isinstance(event, Alloc) and event.kind == "unsharded_gradients"
+        ]
+        for op in copies
+    ]
 
     assert [len(allocs) for allocs in whole] == made
     assert [[kernel.operator for kernel in op.kernels].count("add") for op in copies] == [0, 1, 1]
@@ -178,7 +236,9 @@ precision = { parameters = "bf16", reduce = "fp32" }
 def plan_of_text(text: str, *, device: Device = "cpu", **options: object) -> RankProgram:
     """The Program of rank 0 of a scenario, with other options."""
     case = parse(text.encode(), where="x.toml")
-    return plan_scenario(replace(case, options=replace(case.options, **options)), device=device).of_rank(0)
+    return plan_scenario(
+        replace(case, options=replace(case.options, **options)), device=device
+    ).of_rank(0)
 
 
 def of_text(text: str, **options: object) -> tuple[Op, ...]:
@@ -189,10 +249,22 @@ def of_text(text: str, **options: object) -> tuple[Op, ...]:
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
-        ("dp_shard = 2", "dp_replicate = 2, dp_shard = 1", "strategy.dp_shard: expected at least 2, found 1"),
-        ("\nprecision", '\nfrozen = ["*.bias"]\nprecision', "frozen: root has parameters that are frozen and others that are trained"),
-        ("\nprecision", '\nfrozen = ["blocks.*"]\nwrapping = { every = "all" }\nprecision', "frozen: root has parameters"),
-        ("\nprecision", "\nwrapping = { every = 3 }\nprecision", "wrapping: .* has 3 modules, but FullyShardedDataParallel wraps one"),
+        (
+            "dp_shard = 2", "dp_replicate = 2, dp_shard = 1",
+            "strategy.dp_shard: expected at least 2, found 1",
+        ),
+        (
+            "\nprecision", '\nfrozen = ["*.bias"]\nprecision',
+            "frozen: root has parameters that are frozen and others that are trained",
+        ),
+        (
+            "\nprecision", '\nfrozen = ["blocks.*"]\nwrapping = { every = "all" }\nprecision',
+            "frozen: root has parameters",
+        ),
+        (
+            "\nprecision", "\nwrapping = { every = 3 }\nprecision",
+            "wrapping: .* has 3 modules, but FullyShardedDataParallel wraps one",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(old: str, new: str, wanted: str) -> None:

@@ -1,4 +1,5 @@
-"""fsdp2 and hsdp as Programs: who is gathered when, what waits for what, and that nothing outlives its use."""
+"""fsdp2 and hsdp as Programs: who is gathered when, what waits for what, and that nothing outlives
+its use."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ BACKWARD = [
 ]
 
 
-def training(model: ModelSpec | None = None, *, precision: Precision | None = None, accumulation: int = 1) -> Training:
+def training(
+    model: ModelSpec | None = None, *, precision: Precision | None = None, accumulation: int = 1
+) -> Training:
     """The three-block model, or `model`, for one micro-batch of 64 tokens."""
     model, precision = model or small_model(), precision or Precision()
     batch = Batch(micro_batch=1, sequence_length=64, accumulation=accumulation)
@@ -43,10 +46,15 @@ def training(model: ModelSpec | None = None, *, precision: Precision | None = No
     return Training(model=model, modules=lowered, batch=batch, precision=precision)
 
 
-def plan(case: Training | None = None, *, ranks: int = 2, replicas: int = 1, keep: str | bool | int = "auto") -> Program:
+def plan(
+    case: Training | None = None, *, ranks: int = 2, replicas: int = 1,
+    keep: str | bool | int = "auto",
+) -> Program:
     """The Program on `replicas` × `ranks` ranks."""
     options = hsdp.Options(reshard_after_forward=keep)  # type: ignore[arg-type]
-    return hsdp.plan(case or training(), mesh=Mesh(dp_replicate=replicas, dp_shard=ranks), options=options)
+    return hsdp.plan(
+        case or training(), mesh=Mesh(dp_replicate=replicas, dp_shard=ranks), options=options
+    )
 
 
 def steady(program: Program) -> tuple[Op, ...]:
@@ -65,7 +73,8 @@ def only(ops: tuple[Op, ...], kind: str, unit: str, stream: str, *, nth: int = 0
 
 
 def reaches(ops: tuple[Op, ...], later: Op, earlier: Op) -> bool:
-    """Whether `later` cannot start before `earlier` ends, by waits and by the order within streams."""
+    """Whether `later` cannot start before `earlier` ends, by waits and by the order within streams.
+    """
     pending, seen = [later.index], set()
     while pending:
         index = pending.pop()
@@ -91,10 +100,17 @@ def test_with_false_nothing_is_gathered_in_backward() -> None:
     assert collectives(plan(keep=False)) == FORWARD_GATHERS + reduced
 
 
-def test_with_a_number_backward_gathers_over_that_many_ranks_and_keeps_one_part_of_each_group() -> None:
+def test_with_a_number_backward_gathers_over_that_many_ranks_and_keeps_one_part_of_each_group() -> (
+    None
+):
     ops = steady(plan(ranks=4, keep=2))
     gathers = [(op.unit, op.group) for op in ops if op.kind == "all_gather"]
-    kept = {event.buffer for op in ops for event in op.memory if isinstance(event, Alloc) and "resharded" in event.buffer}
+    kept = {
+        event.buffer
+        for op in ops
+        for event in op.memory
+        if isinstance(event, Alloc) and "resharded" in event.buffer
+    }
 
     assert gathers == [
         *[(unit, "dp_shard") for unit in ["root", *BLOCKS]],
@@ -109,7 +125,10 @@ def test_one_rank_means_false_and_all_ranks_mean_true(number: int, same: bool) -
 
 
 def test_a_number_that_divides_nothing_is_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3",
+    ):
         plan(ranks=4, keep=3)
 
 
@@ -117,7 +136,9 @@ def test_groups_whose_input_needs_no_gradient_reduce_last_and_the_root_first_of_
     case = training()
     first, *rest = case.modules
     block = next(module for module in rest if module.unit == "blocks.0")
-    blind = replace(case, modules=tuple(replace(m, input_needs_gradient=m is not block) for m in case.modules))
+    blind = replace(
+        case, modules=tuple(replace(m, input_needs_gradient=m is not block) for m in case.modules)
+    )
     reduced = [unit for kind, unit in collectives(plan(blind)) if kind == "reduce_scatter"]
 
     assert first.unit == "root"
@@ -125,7 +146,11 @@ def test_groups_whose_input_needs_no_gradient_reduce_last_and_the_root_first_of_
 
 
 def test_hsdp_all_reduces_each_shard_over_the_replicas_as_soon_as_it_is_reduced() -> None:
-    ops = [(op.kind, op.unit, op.group) for op in steady(plan(replicas=2)) if op.kind in ("reduce_scatter", "all_reduce")]
+    ops = [
+        (op.kind, op.unit, op.group)
+        for op in steady(plan(replicas=2))
+        if op.kind in ("reduce_scatter", "all_reduce")
+    ]
 
     assert ops == [
         pair
@@ -146,7 +171,9 @@ def test_in_forward_an_all_gather_waits_for_the_copy_out_before_the_last_so_two_
     assert not reaches(ops, gather, only(ops, "copy", "blocks.0", "compute"))
 
 
-def test_in_backward_the_prefetched_all_gather_waits_for_the_copy_out_of_the_group_that_runs() -> None:
+def test_in_backward_the_prefetched_all_gather_waits_for_the_copy_out_of_the_group_that_runs() -> (
+    None
+):
     ops = steady(plan())
     gather = only(ops, "copy", "blocks.0", "all_gather_copy_in", nth=1)
 
@@ -180,7 +207,10 @@ def test_a_group_kept_in_parts_is_gathered_again_only_after_its_parts_were_copie
 
 def test_in_the_final_callback_the_next_group_waits_for_the_all_reduce_of_the_root() -> None:
     case = training()
-    blind = replace(case, modules=tuple(replace(m, input_needs_gradient=m.unit != "blocks.0") for m in case.modules))
+    blind = replace(
+        case,
+        modules=tuple(replace(m, input_needs_gradient=m.unit != "blocks.0") for m in case.modules),
+    )
     ops = steady(plan(blind, replicas=2))
     (copy_in,) = only(ops, "reduce_scatter", "blocks.0", "reduce_scatter").waits
 
@@ -192,7 +222,8 @@ def test_gathered_bytes_are_padded_dim_by_dim_and_in_the_compute_dtype() -> None
     sizes = {op.unit: op.nbytes for op in steady(plan(case, ranks=3)) if op.kind == "all_gather"}
 
     assert sizes == {
-        unit.fqn: 2 * sum(-(-p.shape[0] // 3) * 3 * (p.numel // p.shape[0]) for p in unit.parameters)
+        unit.fqn: 2
+        * sum(-(-p.shape[0] // 3) * 3 * (p.numel // p.shape[0]) for p in unit.parameters)
         for unit in small_model().units
     }
 
@@ -207,15 +238,16 @@ def test_ranks_with_equal_shards_share_a_program_and_replicas_share_all() -> Non
 
 @settings(max_examples=25, deadline=None)
 @given(
-    ranks=st.integers(1, 9),
-    replicas=st.integers(1, 2),
+    ranks=st.integers(1, 9), replicas=st.integers(1, 2),
     keep=st.sampled_from(["auto", True, False]),
-    reduce=st.sampled_from([("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]),
-    accumulation=st.integers(1, 3),
-    sync=st.sampled_from(["every", "last"]),
+    reduce=st.sampled_from(
+        [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+    ),
+    accumulation=st.integers(1, 3), sync=st.sampled_from(["every", "last"]),
 )
 def test_any_step_gives_back_all_it_took_and_never_computes_on_a_sharded_group(
-    ranks: int, replicas: int, keep: str | bool, reduce: tuple[str, str], accumulation: int, sync: str
+    ranks: int, replicas: int, keep: str | bool, reduce: tuple[str, str], accumulation: int,
+    sync: str,
 ) -> None:
     precision = Precision(parameters=reduce[0], reduce=reduce[1])  # type: ignore[arg-type]
     case = replace(training(precision=precision, accumulation=accumulation), sync=sync)
@@ -223,11 +255,18 @@ def test_any_step_gives_back_all_it_took_and_never_computes_on_a_sharded_group(
 
     for rank in program.ranks:
         memory = replay(rank)
-        assert memory["steady"].start_bytes == memory["steady"].end_bytes == memory["first"].end_bytes
+        assert (
+            memory["steady"].start_bytes == memory["steady"].end_bytes == memory["first"].end_bytes
+        )
         assert [op.index for op in rank.steady] == list(range(len(rank.steady)))
-        assert all(wait < op.index for phase in PHASES for op in rank.phase(phase) for wait in op.waits)
+        assert all(
+            wait < op.index for phase in PHASES for op in rank.phase(phase) for wait in op.waits
+        )
         computed_whole(rank.steady, case.model)
-    orders = {tuple((op.kind, op.nbytes) for op in rank.steady if op.kind in COLLECTIVES) for rank in program.ranks}
+    orders = {
+        tuple((op.kind, op.nbytes) for op in rank.steady if op.kind in COLLECTIVES)
+        for rank in program.ranks
+    }
     assert len(orders) == 1
 
 
@@ -247,7 +286,8 @@ def computed_whole(ops: tuple[Op, ...], model: ModelSpec) -> None:
 
 @given(rows=st.lists(st.integers(1, 12), min_size=2, max_size=4), ranks=st.integers(1, 8))
 def test_every_rank_steps_the_rows_that_torch_chunk_gives_it(rows, ranks):
-    """Full ranks, for each number of rows a last partial one, and empty ones: AdamW's states say which rows a rank has."""
+    """Full ranks, for each number of rows a last partial one, and empty ones: AdamW's states say
+    which rows a rank has."""
     text = f"""
 model = {{ family = "mlp", sizes = {{ dims = {rows}, hidden = 5, num_classes = 3 }} }}
 batch = {{ micro_batch = 2 }}
@@ -260,6 +300,9 @@ strategy = {{ name = "fsdp2" }}
         states = 0
         for parameter in scenario.model.parameters:
             per_rank = -(-parameter.shape[0] // ranks)
-            own = max(0, min(per_rank, parameter.shape[0] - rank * per_rank)) * (parameter.numel // parameter.shape[0])
-            states += 8 * own + 4  # two float32 moments, and a step counter even where nothing is stepped
+            own = max(0, min(per_rank, parameter.shape[0] - rank * per_rank)) * (
+                parameter.numel // parameter.shape[0]
+            )
+            # two float32 moments, and a step counter even where nothing is stepped
+            states += 8 * own + 4
         assert replay(program.of_rank(rank))["steady"].held["optimizer_states"] == states

@@ -1,4 +1,5 @@
-"""torch's own DistributedDataParallel; with 2-byte parameters the optimizer steps float32 master copies of them."""
+"""torch's own DistributedDataParallel; with 2-byte parameters the optimizer steps float32 master
+copies of them."""
 
 from __future__ import annotations
 
@@ -21,17 +22,20 @@ from zsim.scenario.scenario import Scenario
 
 
 class MasterOptimizer(torch.optim.Optimizer):
-    """An optimizer over float32 copies of 2-byte parameters: gradients are cast in, stepped copies are cast out."""
+    """An optimizer over float32 copies of 2-byte parameters: gradients are cast in, stepped copies
+    are cast out."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], masters: list[torch.Tensor], inner: torch.optim.Optimizer
+        self, parameters: list[nn.Parameter], masters: list[torch.Tensor],
+        inner: torch.optim.Optimizer,
     ) -> None:
         super().__init__(parameters, {})
         self.replicas, self.masters, self.inner = parameters, masters, inner
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Step the masters with the gradients of the parameters, then copy them into the parameters."""
+        """Step the masters with the gradients of the parameters, then copy them into the
+        parameters."""
         for replica, master in zip(self.replicas, self.masters, strict=True):
             master.grad = replica.grad.float() if replica.grad is not None else None
         self.inner.step()
@@ -43,10 +47,13 @@ class MasterOptimizer(torch.optim.Optimizer):
 def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataParallel:
     """`model` under DDP with the scenario's buckets, reduced in the scenario's reduce dtype.
 
-    The fake process group needs a communication hook: without one its all-reduce returns no future that DDP can read.
+    The fake process group needs a communication hook: without one its all-reduce returns no future
+    that DDP can read.
     """
     options, group = scenario.options, mesh.get_group()
-    extra: dict[str, Any] = {} if options.bucket_cap_mb is None else {"bucket_cap_mb": options.bucket_cap_mb}
+    extra: dict[str, Any] = (
+        {} if options.bucket_cap_mb is None else {"bucket_cap_mb": options.bucket_cap_mb}
+    )
     wrapped = DistributedDataParallel(
         model.to(DTYPES[scenario.precision.parameters]),
         process_group=group,
@@ -60,7 +67,9 @@ def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataP
     return wrapped
 
 
-def _reduce_in(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, Any], torch.futures.Future[torch.Tensor]]:
+def _reduce_in(
+    dtype: torch.dtype
+) -> Callable[[dist.ProcessGroup, Any], torch.futures.Future[torch.Tensor]]:
     """A hook that averages a bucket in `dtype` before it returns."""
 
     def hook(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -73,7 +82,8 @@ def _reduce_in(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, Any], torch.f
         done.set_result(buffer)
         return done
 
-    hook.__annotations__.clear()  # torch refuses annotations that are not its own class objects, as text is not
+    # torch refuses annotations that are not its own class objects, as text is not
+    hook.__annotations__.clear()
     return hook
 
 
@@ -85,7 +95,8 @@ def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
-    """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies."""
+    """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies.
+    """
     originals = [parameter.detach() for parameter in trained(model)]
     module = wrap(scenario, model, mesh)
     parameters = trained(module)

@@ -1,4 +1,5 @@
-"""torch's own FullyShardedDataParallel on a 1-D or 2-D mesh: one flat parameter per unit that is a module, then the root's."""
+"""torch's own FullyShardedDataParallel on a 1-D or 2-D mesh: one flat parameter per unit that is a
+module, then the root's."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
 
 from zreal import torch_private
 from zreal.meters.held import state_tensors
@@ -19,7 +25,9 @@ from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.scenario.scenario import Scenario
 
-PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+PREFETCH = {
+    "pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None
+}
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
@@ -44,7 +52,9 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     )
 
 
-def _wrapped(scenario: Scenario, module: torch.nn.Module, mesh: DeviceMesh) -> FullyShardedDataParallel:
+def _wrapped(
+    scenario: Scenario, module: torch.nn.Module, mesh: DeviceMesh
+) -> FullyShardedDataParallel:
     options, device = scenario.options, torch.device(mesh.device_type)
     if device.type != "cpu":
         device = torch.device(device.type, torch.accelerator.current_device_index())
@@ -63,7 +73,11 @@ def _wrapped(scenario: Scenario, module: torch.nn.Module, mesh: DeviceMesh) -> F
 
 def _sharding(asked: str, *, hybrid: bool) -> ShardingStrategy:
     if hybrid:
-        return ShardingStrategy.HYBRID_SHARD if asked == "full" else torch_private.hybrid_shard_grad_op()
+        return (
+            ShardingStrategy.HYBRID_SHARD
+            if asked == "full"
+            else torch_private.hybrid_shard_grad_op()
+        )
     return ShardingStrategy.FULL_SHARD if asked == "full" else ShardingStrategy.SHARD_GRAD_OP
 
 
@@ -77,18 +91,30 @@ def _policy(scenario: Scenario) -> MixedPrecision | None:
 
 
 def _clip(root: FullyShardedDataParallel, norm: float) -> Tensor:
-    """Clip by the norm of all ranks' gradients; torch warns on a rank that has none of them, which is as it should be."""
+    """Clip by the norm of all ranks' gradients; torch warns on a rank that has none of them, which
+    is as it should be."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Called FSDP.clip_grad_norm_\(\) on rank \d+ with no gradients")
+        warnings.filterwarnings(
+            "ignore", message=r"Called FSDP.clip_grad_norm_\(\) on rank \d+ with no gradients"
+        )
         return root.clip_grad_norm_(norm)
 
 
 def _whole(root: FullyShardedDataParallel, what: str) -> dict[str, Tensor]:
-    """Every parameter, or after that every gradient, which then takes its parameter's place: nothing trains any more."""
+    """Every parameter, or after that every gradient, which then takes its parameter's place:
+    nothing trains any more."""
     if what == "gradients":
         with torch.no_grad():
             for parameter in root.parameters():
-                parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    with warnings.catch_warnings(), FullyShardedDataParallel.summon_full_params(root, writeback=False):
+                parameter.copy_(
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
+    with (
+        warnings.catch_warnings(),
+        FullyShardedDataParallel.summon_full_params(root, writeback=False),
+    ):
         named = root.named_parameters()
-        return {name.replace("_fsdp_wrapped_module.", ""): parameter.detach().cpu().clone() for name, parameter in named}
+        return {
+            name.replace("_fsdp_wrapped_module.", ""): parameter.detach().cpu().clone()
+            for name, parameter in named
+        }

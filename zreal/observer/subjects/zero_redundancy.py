@@ -34,7 +34,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
 
 
 def optimizer_class(settings: Optimizer) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of torch.optim and its arguments, as `zreal.modules.optimizers.make_optimizer` would call it."""
+    """The class of torch.optim and its arguments, as `zreal.modules.optimizers.make_optimizer`
+    would call it."""
     common = {
         "lr": settings.learning_rate,
         "weight_decay": settings.weight_decay,

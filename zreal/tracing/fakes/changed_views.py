@@ -1,8 +1,11 @@
-"""Views whose base was changed in place after they were made: their gradients take the way that they take on real tensors.
+"""Views whose base was changed in place after they were made: their gradients take the way that
+they take on real tensors.
 
-torch makes a new grad_fn for such a view when it is used next. On real tensors that is AsStridedBackward0, whose backward allocates;
-on fake tensors, as on any subclass of Tensor, the views that led from the base to it are taken once more, and nothing is allocated.
-Inside ChangedViews such a view is therefore replaced, wherever it is used, by one that as_strided makes of its base.
+torch makes a new grad_fn for such a view when it is used next. On real tensors that is
+AsStridedBackward0, whose backward allocates; on fake tensors, as on any subclass of Tensor, the
+views that led from the base to it are taken once more, and nothing is allocated. Inside
+ChangedViews such a view is therefore replaced, wherever it is used, by one that as_strided makes of
+its base.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _ASK_FOR_HISTORY = (_TENSOR.grad_fn.__get__, _TENSOR.is_leaf.__get__)
 
 
 def note_views(arguments: tuple[Any, ...], result: Any) -> None:
-    """An operator has run: those of its results that are views remember how often their base had been changed by then."""
+    """An operator has run: those of its results that are views remember how often their base had
+    been changed by then."""
     given = {id(tensor.untyped_storage()): tensor for tensor in tensors(arguments)}
     for tensor in tensors(result):
         base = given.get(id(tensor.untyped_storage()))
@@ -35,22 +39,27 @@ def note_views(arguments: tuple[Any, ...], result: Any) -> None:
 
 
 def require_history(where: str, tensor: Tensor) -> None:
-    """UntraceableError for a fake tensor on which, were it real, torch would die by a segmentation fault when a hook is registered."""
+    """UntraceableError for a fake tensor on which, were it real, torch would die by a segmentation
+    fault when a hook is registered."""
     if _has_stale_history(tensor):
         raise UntraceableError(
             where=where,
             expected="a tensor that torch can put a hook on",
-            found="a view whose memory was changed in place after it was made, and which nothing has used since: on it "
-            "register_hook, which fully_shard calls on outputs, ends the process by a segmentation fault",
+            found="a view whose memory was changed in place after it was made, and which nothing "
+                  "has used since: on it "
+            "register_hook, which fully_shard calls on outputs, ends the process by a "
+            "segmentation fault",
             remedy="return a clone() of it, or make the change out of place",
         )
 
 
 class ChangedViews(TorchFunctionMode):
-    """Inside, functions get views whose base has changed as real tensors would be. For fake tensors that a StorageLog has seen made."""
+    """Inside, functions get views whose base has changed as real tensors would be. For fake tensors
+    that a StorageLog has seen made."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is Tensor.register_hook:
             require_history("register_hook", args[0])
@@ -60,7 +69,8 @@ class ChangedViews(TorchFunctionMode):
         self._apply = Function.__dict__["apply"]
         apply = self._apply.__func__
 
-        def instead(cls: type[Function], *args: Any, **kwargs: Any) -> Any:  # no mode sees a Function applied
+        # no mode sees a Function applied
+        def instead(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             return _called(lambda *a, **k: apply(cls, *a, **k), args, kwargs)
 
         Function.apply = classmethod(instead)  # type: ignore[method-assign, assignment]
@@ -79,14 +89,16 @@ class _Seen(TorchDispatchMode):
         self.any = False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self.any |= not func.name().startswith("prim::")
         return func(*args, **(kwargs or {}))
 
 
 def _has_stale_history(tensor: Tensor) -> bool:
-    """Whether its grad_fn is still the one from before the change: then asking for it takes the views once more."""
+    """Whether its grad_fn is still the one from before the change: then asking for it takes the
+    views once more."""
     seen = _Seen()
     with torch_private.unwatched_functions(), seen:
         _ = _is_changed(tensor) and tensor.grad_fn
@@ -100,8 +112,11 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*args, **kwargs)
     if own:
         with torch_private.unwatched_functions():
-            if func in _ASK_FOR_HISTORY or any(tensor.grad_fn is not None for tensor in tensors(result)):
-                for view in own.values():  # now it has been used: torch makes its history anew, or says why it does not
+            if func in _ASK_FOR_HISTORY or any(
+                tensor.grad_fn is not None for tensor in tensors(result)
+            ):
+                # now it has been used: torch makes its history anew, or says why it does not
+                for view in own.values():
                     _ = view.grad_fn
     return own.get(id(result), result)
 
@@ -128,12 +143,15 @@ def _is_changed(tensor: Tensor) -> bool:
 
 
 def _as_strided(view: Tensor) -> Tensor:
-    """The same part of the base as it is now; one and the same tensor until it changes again, as hooks are put on it."""
+    """The same part of the base as it is now; one and the same tensor until it changes again, as
+    hooks are put on it."""
     now = torch_private.version(view)
     at, found = getattr(view, _INSTEAD, (None, None))
     if at == now and isinstance(found, Tensor):
         return found
     with torch_private.unwatched_functions(), torch.enable_grad():
-        found = torch_private.base(view).as_strided(view.size(), view.stride(), view.storage_offset())
+        found = torch_private.base(view).as_strided(
+            view.size(), view.stride(), view.storage_offset()
+        )
     setattr(view, _INSTEAD, (now, found))
     return found

@@ -1,6 +1,8 @@
-"""Operators that refuse tensors of several dtypes, or make others of them on fake tensors than on real ones.
+"""Operators that refuse tensors of several dtypes, or make others of them on fake tensors than on
+real ones.
 
-Meta kernels of torch 2.13 check less than those of devices: a product of float32 and bfloat16, which no device makes, has a result there.
+Meta kernels of torch 2.13 check less than those of devices: a product of float32 and bfloat16,
+which no device makes, has a result there.
 """
 
 from __future__ import annotations
@@ -13,19 +15,38 @@ from zreal.tracing.errors import UntraceableError
 
 PRODUCTS = frozenset(
     (
-        *("mm", "addmm", "mv", "addmv", "addbmm", "_cdist_forward", "mkldnn_rnn_layer", "_cudnn_rnn", "linalg_cross"),
-        *("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution", "grid_sampler_2d", "grid_sampler_3d"),
+        *(
+            "mm", "addmm", "mv", "addmv", "addbmm", "_cdist_forward", "mkldnn_rnn_layer",
+            "_cudnn_rnn", "linalg_cross",
+        ),
+        *(
+            "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution",
+            "grid_sampler_2d", "grid_sampler_3d",
+        ),
         *("_embedding_bag", "_embedding_bag_forward_only"),
     )
 )
 NORMS = ("batch_norm", "group_norm", "layer_norm")
-LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "huber_loss", "huber_loss_backward"})
-WRITES = frozenset({"index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_"})
+LOSSES = frozenset(
+    {
+        "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "huber_loss",
+        "huber_loss_backward",
+    }
+)
+WRITES = frozenset(
+    {
+        "index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy",
+        "index_copy_",
+    }
+)
 
 
 def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
-    """UntraceableError for the first mixture of dtypes that real tensors would not run with, or run otherwise."""
-    each = [str(tensor.dtype).removeprefix("torch.") for tensor in given if tensor.is_floating_point()]
+    """UntraceableError for the first mixture of dtypes that real tensors would not run with, or run
+    otherwise."""
+    each = [
+        str(tensor.dtype).removeprefix("torch.") for tensor in given if tensor.is_floating_point()
+    ]
     dtypes, mixed_weights = list(dict.fromkeys(each)), len(set(each[1:])) > 1
     if len(dtypes) < 2:
         return
@@ -33,9 +54,23 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
     norm = any(kind in operator for kind in NORMS) and not operator.endswith("_backward")
     if norm and (dtypes[1] != "float32" or mixed_weights):  # the input comes first
         expected = "a norm whose weights and buffers are of its input's dtype, or all in float32"
-        remedy = "cast its input, as by x.float(), or trace the module cast as a whole, as by .bfloat16(), with its buffers"
+        remedy = (
+            "cast its input, as by x.float(), or trace the module cast as a whole, as by "
+            ".bfloat16(), with its buffers"
+        )
         raise UntraceableError(where=operator, expected=expected, found=found, remedy=remedy)
     if operator in PRODUCTS | WRITES | LOSSES:
-        expected = "what is written to be of the dtype of what it is written into" if operator in WRITES else "factors of one dtype"
-        expected = "a loss whose input, targets and weights are of one dtype" if operator in LOSSES else expected
-        raise UntraceableError(where=operator, expected=f"{expected}, as torch does", found=found, remedy="cast one of them in the module")
+        expected = (
+            "what is written to be of the dtype of what it is written into"
+            if operator in WRITES
+            else "factors of one dtype"
+        )
+        expected = (
+            "a loss whose input, targets and weights are of one dtype"
+            if operator in LOSSES
+            else expected
+        )
+        raise UntraceableError(
+            where=operator, expected=f"{expected}, as torch does", found=found,
+            remedy="cast one of them in the module",
+        )

@@ -1,8 +1,10 @@
-"""Values that follow from the shapes: positions, masks and counts that a module computes to decide what to do.
+"""Values that follow from the shapes: positions, masks and counts that a module computes to decide
+what to do.
 
-Fake tensors have no values, yet a module may ask whether its mask is all ones. What is computed from nothing, or from
-small integer inputs of which an example was given, is therefore computed for real beside the fake tensors. Anything that
-depends on weights or on other inputs stays unknown, and asking for it is refused.
+Fake tensors have no values, yet a module may ask whether its mask is all ones. What is computed
+from nothing, or from small integer inputs of which an example was given, is therefore computed for
+real beside the fake tensors. Anything that depends on weights or on other inputs stays unknown, and
+asking for it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _ASKS = "aten::_local_scalar_dense"
 
 
 def tell(tensor: torch.Tensor, source: torch.Tensor) -> None:
-    """The fake `tensor` stands for `source`: integer and bool values that are known of it are known of `tensor`."""
+    """The fake `tensor` stands for `source`: integer and bool values that are known of it are known
+    of `tensor`."""
     known = None if source.is_floating_point() else KnownValues().value(source)
     if known is not None:
         with torch_private.real_tensors():
@@ -37,7 +40,8 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 class KnownValues:
-    """Follows operators; knows the values of their results where it knows those of all their arguments."""
+    """Follows operators; knows the values of their results where it knows those of all their
+    arguments."""
 
     def __init__(self) -> None:
         self._stale: dict[int, torch.UntypedStorage] = {}
@@ -52,14 +56,17 @@ class KnownValues:
         return None
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """The number that operator `name` asks of a tensor; None when it asks none, or none is known."""
+        """The number that operator `name` asks of a tensor; None when it asks none, or none is
+        known."""
         known = self.value(arguments[0]) if name == _ASKS else None
         if known is None:
             return None
         with torch_private.real_tensors():
             return known.item()
 
-    def follow(self, func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    def follow(
+        self, func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+    ) -> None:
         """An operator has run on fake tensors: run it on the values if all are known."""
         name = func.name()
         results = result if isinstance(result, list | tuple) else [result]
@@ -74,7 +81,9 @@ class KnownValues:
             with torch_private.real_tensors(), torch.no_grad():
                 known = {key: self._real(value) for key, value in options.items()}
                 found = func(*self._real(arguments), **known)
-                for one, values in zip(results, found if isinstance(result, list | tuple) else [found], strict=True):
+                for one, values in zip(
+                    results, found if isinstance(result, list | tuple) else [found], strict=True
+                ):
                     setattr(one, _NAME, values)
         elif in_place:
             self._forget(arguments[0])
@@ -82,7 +91,11 @@ class KnownValues:
     def _follows(self, func: Any, result: torch.Tensor) -> bool:
         """Whether an operator's values are worth knowing, and the same each time."""
         random = torch.Tag.nondeterministic_seeded in func.tags
-        return _is_small(result) and not random and not func.name().startswith(("aten::empty", "aten::new_empty"))
+        return (
+            _is_small(result)
+            and not random
+            and not func.name().startswith(("aten::empty", "aten::new_empty"))
+        )
 
     def _owns(self, tensor: Any) -> bool:
         """Whether the values are ours to change, not those of a real tensor of the user's."""
@@ -95,11 +108,13 @@ class KnownValues:
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.value(value) if torch_private.is_fake(value) else value.clone()  # views of it may be changed
+            # views of it may be changed
+            return self.value(value) if torch_private.is_fake(value) else value.clone()
         return type(value)(map(self._real, value)) if isinstance(value, list | tuple) else value
 
     def _forget(self, tensor: Any) -> None:
-        """`tensor` was changed in a way that is not known: neither its values nor those of its views are any more."""
+        """`tensor` was changed in a way that is not known: neither its values nor those of its
+        views are any more."""
         known = getattr(tensor, _NAME, None)
         if isinstance(known, torch.Tensor):
             storage = known.untyped_storage()
@@ -108,7 +123,8 @@ class KnownValues:
 
 @contextmanager
 def as_on_real_tensors() -> Iterator[None]:
-    """transformers takes other ways (it materialises masks) when it sees fake tensors; inside it takes those of real ones."""
+    """transformers takes other ways (it materialises masks) when it sees fake tensors; inside it
+    takes those of real ones."""
     module: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(module, "is_fake_tensor", None)
     if original is None:

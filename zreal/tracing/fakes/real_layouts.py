@@ -1,9 +1,11 @@
-"""How results of operators lie in memory, and in which dtype they are, where fake tensors have it otherwise than real ones.
+"""How results of operators lie in memory, and in which dtype they are, where fake tensors have it
+otherwise than real ones.
 
-Fake tensors of torch 2.13 take some operators' results from a decomposition of them, which lays them out as its own last step does. Real
-kernels allocate them as is said here, on a CPU and on CUDA alike (Activation.cpp, BinaryOps.cpp, Loss.cpp, Normalization.cpp, SoftMax.cpp,
-group_norm.cpp, layer_norm.cpp), but for roll and channel_shuffle, which CUDA makes anew. It matters to what reads the result: a product
-copies what it cannot read as it lies.
+Fake tensors of torch 2.13 take some operators' results from a decomposition of them, which lays
+them out as its own last step does. Real kernels allocate them as is said here, on a CPU and on CUDA
+alike (Activation.cpp, BinaryOps.cpp, Loss.cpp, Normalization.cpp, SoftMax.cpp, group_norm.cpp,
+layer_norm.cpp), but for roll and channel_shuffle, which CUDA makes anew. It matters to what reads
+the result: a product copies what it cannot read as it lies.
 """
 
 from __future__ import annotations
@@ -36,25 +38,39 @@ def _like(place: int) -> Rule:
 
 
 def _channels_of(place: int) -> Rule:
-    """Channels come last where they do in the argument at `place`, as its `suggest_memory_format` has it; else as new."""
+    """Channels come last where they do in the argument at `place`, as its `suggest_memory_format`
+    has it; else as new."""
 
     def lies(arguments: tuple[Any, ...]) -> torch.memory_format | None:
         tensor = arguments[place]
         last = CHANNELS_LAST.get(tensor.dim())
-        keeps = last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last)
+        keeps = (
+            last is not None
+            and not tensor.is_contiguous()
+            and tensor.is_contiguous(memory_format=last)
+        )
         return last if keeps else None
 
     return lies
 
 
 def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """As its tensors make it, of which kernels go through each element, the first before the second (TensorIterator).
+    """As its tensors make it, of which kernels go through each element, the first before the second
+    (TensorIterator).
 
-    Fake tensors of two bytes are asked as ones of four: an expanded one would be widened first, and its elements get room of their own.
+    Fake tensors of two bytes are asked as ones of four: an expanded one would be widened first, and
+    its elements get room of their own.
     """
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
-    alike = [torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device) for tensor in given]
-    return (torch.add if len(alike) < 3 else torch.addcmul)(*alike, *[0] * (2 - len(alike))).stride()
+    alike = [
+        torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device
+        )
+        for tensor in given
+    ]
+    return (torch.add if len(alike) < 3 else torch.addcmul)(
+        *alike, *[0] * (2 - len(alike))
+    ).stride()
 
 
 def _power(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
@@ -63,7 +79,8 @@ def _power(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 
 def _in_order(*places: int) -> Rule:
-    """As `_element_by_element` of the arguments at `places`, which the kernel goes through in that order."""
+    """As `_element_by_element` of the arguments at `places`, which the kernel goes through in that
+    order."""
     return lambda arguments: _element_by_element(tuple(arguments[place] for place in places))
 
 
@@ -112,7 +129,9 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def call(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any], *, device: Device) -> Any:
+def call(
+    operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any], *, device: Device
+) -> Any:
     """What an operator makes of fake tensors, as the real one does on `device`."""
     if operator is torch.ops.aten._grouped_mm.default:
         return _grouped_products(*arguments, **options)
@@ -124,9 +143,11 @@ ALIGNED = 16
 
 
 def _grouped_products(
-    first: Tensor, second: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    first: Tensor, second: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As torch makes room for products of groups, in any dtype; its own function for fake tensors takes bfloat16 alone.
+    """As torch makes room for products of groups, in any dtype; its own function for fake tensors
+    takes bfloat16 alone.
 
     RuntimeError as of the real one (aten/src/ATen/native/GroupedMMUtils.h).
     """
@@ -137,29 +158,48 @@ def _grouped_products(
     apart = ALIGNED // dtype.itemsize
     padded = -(-columns // apart) * apart
     alike = first.dim() == second.dim()
-    groups = first.shape[:-2] if alike and offs is None else offs.shape if alike and offs is not None else ()
+    groups = (
+        first.shape[:-2]
+        if alike and offs is None
+        else offs.shape
+        if alike and offs is not None
+        else ()
+    )
     strides = (rows * padded, padded, 1) if groups else (padded, 1)
     return torch.empty_strided((*groups, rows, columns), strides, dtype=dtype, device=first.device)
 
 
-def as_real(operator: OpOverload, arguments: tuple[Any, ...], result: Any, *, device: Device) -> Any:
+def as_real(
+    operator: OpOverload, arguments: tuple[Any, ...], result: Any, *, device: Device
+) -> Any:
     """The `result` of an operator on fake tensors as the real one on `device` is."""
     name = operator._schema.name.partition("::")[2]
-    rule = None if operator._schema.is_mutable else RULES.get(name, _element_by_element if _joins(operator, arguments) else None)
+    rule = (
+        None
+        if operator._schema.is_mutable
+        else RULES.get(name, _element_by_element if _joins(operator, arguments) else None)
+    )
     first = result[0] if isinstance(result, tuple | list) else result
     if rule is not None and isinstance(first, Tensor) and first.dim() > 1 and first.numel():
         dtype = arguments[1].dtype if name == "native_group_norm_backward" else first.dtype
-        laid = _laid(first, rule(_promoted(arguments, first.dtype, of=name) if device == "cpu" else arguments), dtype)
+        laid = _laid(
+            first,
+            rule(_promoted(arguments, first.dtype, of=name) if device == "cpu" else arguments),
+            dtype,
+        )
         result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
     if name in STATISTICS:
         result = _with_statistics(arguments, result)
-    if name == "_weight_norm_interface" and first.dtype == torch.float16:  # of bfloat16 fake tensors have it so
+    if (
+        name == "_weight_norm_interface" and first.dtype == torch.float16
+    ):  # of bfloat16 fake tensors have it so
         result = (first, result[1].to(torch.float32))
     return result
 
 
 def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
-    """Whether it makes a new tensor, element by element, of several that do not all lie as new ones."""
+    """Whether it makes a new tensor, element by element, of several that do not all lie as new
+    ones."""
     if torch.Tag.pointwise not in operator.tags:
         return False
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
@@ -167,19 +207,31 @@ def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
 
 
 def _promoted(arguments: tuple[Any, ...], result: torch.dtype, *, of: str) -> tuple[Any, ...]:
-    """`arguments` as a CPU's kernel has them: those of another dtype than it works in are cast first, which gives expanded ones room."""
+    """`arguments` as a CPU's kernel has them: those of another dtype than it works in are cast
+    first, which gives expanded ones room."""
     if of == "where":
         return (arguments[0], *_promoted(arguments[1:], result, of=""))
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
-    if len({tensor.dtype for tensor in given}) < 2 and (not given or given[0].dtype.is_floating_point):
+    if len({tensor.dtype for tensor in given}) < 2 and (
+        not given or given[0].dtype.is_floating_point
+    ):
         return arguments
     dtype = result if result.is_floating_point or len(given) != 2 else torch.result_type(*given)
-    return tuple(torch.empty_like(each, dtype=dtype) if isinstance(each, Tensor) and each.dtype != dtype else each for each in arguments)
+    return tuple(
+        torch.empty_like(each, dtype=dtype)
+        if isinstance(each, Tensor) and each.dtype != dtype
+        else each
+        for each in arguments
+    )
 
 
 def _laid(tensor: Tensor, lies: Lie | None, dtype: torch.dtype) -> Tensor:
     given = torch.contiguous_format if lies is None else lies
-    found = given if isinstance(given, tuple) else torch.empty_like(tensor, memory_format=given).stride()
+    found = (
+        given
+        if isinstance(given, tuple)
+        else torch.empty_like(tensor, memory_format=given).stride()
+    )
     if found == tensor.stride() and dtype == tensor.dtype:
         return tensor
     return torch.empty_strided(tensor.shape, found, dtype=dtype, device=tensor.device)

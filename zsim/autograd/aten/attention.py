@@ -1,4 +1,5 @@
-"""The aten calls of rotary positions and of attention, one by one, as the real modules make them. Seen with torch 2.13."""
+"""The aten calls of rotary positions and of attention, one by one, as the real modules make them.
+Seen with torch 2.13."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from zsim.models.operators import Operator
 
 
 def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """(left·cos − right·sin, right·cos + left·sin): four half-width products; the two tables are kept for backward."""
+    """(left·cos − right·sin, right·cos + left·sin): four half-width products; the two tables are
+    kept for backward."""
     (x,), name = op.inputs, op.output
     nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     left, right, cos, sin = (f"{name}.{part}" for part in ("left", "right", "cos", "sin"))
@@ -61,7 +63,8 @@ def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def _tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """base^(−i/half) times the place, in float32, and of it cos and sin in the dtype of the values."""
+    """base^(−i/half) times the place, in float32, and of it cos and sin in the dtype of the values.
+    """
     name, half, length = op.output, op.head_dim // 2, sizes.batch.sequence_length
     ways = ("arange", "negative", "exponents", "rates")
     for before, way in zip((None, *ways), ways, strict=False):
@@ -77,13 +80,15 @@ def _tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def attention(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """One fused call, or softmax(q·kᵀ/√d + mask)·v call by call, as the module's own code or as torch's composite."""
+    """One fused call, or softmax(q·kᵀ/√d + mask)·v call by call, as the module's own code or as
+    torch's composite."""
     kernel = sdpa.sdpa_kernel(op, sizes)
     yield from {"explicit": _explicit, "math": sdpa.math}.get(kernel, sdpa.fused)(op, sizes)
 
 
 def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Heads are views; batched products want batch and heads in one dimension, which copies what lies (tokens, heads).
+    """Heads are views; batched products want batch and heads in one dimension, which copies what
+    lies (tokens, heads).
 
     Grouped keys and values are repeated to as many heads, and those copies are contiguous.
     """
@@ -102,28 +107,40 @@ def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
     if grouped:
         for heads in (key, value):
             repeated = f"{heads}.repeated"
-            yield Call(operator="repeat", inputs=(heads,), output=repeated, nbytes=nbytes, gradients=(heads,))
+            yield Call(
+                operator="repeat", inputs=(heads,), output=repeated, nbytes=nbytes,
+                gradients=(heads,),
+            )
         key, value = f"{key}.repeated", f"{value}.repeated"
     yield clone(query, f"{name}.q", nbytes, copies=copies)
     yield clone(key, f"{name}.k", nbytes, copies=copies and not grouped)
     yield from _probabilities(op, sizes)
     yield clone(value, f"{name}.v", nbytes, copies=copies and not grouped)
     product = f"{name}.product"
-    yield batched_matmul("weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, sizes)
+    yield batched_matmul(
+        "weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, sizes
+    )
     flat: dict[str, Any] = {"gradients" if copies else "passes": (product,)}
     yield Call(
-        operator="clone", inputs=(product,), output=name, nbytes=nbytes, view=not split, drops=(product,), **flat
+        operator="clone", inputs=(product,), output=name, nbytes=nbytes, view=not split,
+        drops=(product,), **flat,
     )
 
 
 def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Scaled scores, masked where attention is causal, and their softmax, of which autograd keeps mask and result."""
+    """Scaled scores, masked where attention is causal, and their softmax, of which autograd keeps
+    mask and result."""
     name, length = op.output, sizes.batch.sequence_length
     nbytes = sizes.nbytes * sizes.tokens * length * op.num_heads
-    raw, scores, masked, probabilities = (f"{name}.{part}" for part in ("raw", "scores", "masked", "probabilities"))
+    raw, scores, masked, probabilities = (
+        f"{name}.{part}" for part in ("raw", "scores", "masked", "probabilities")
+    )
     yield batched_matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
 
-    def step(operator: str, source: str, output: str, saves: tuple[str, ...] = (), drops: tuple[str, ...] = ()) -> Call:
+    def step(
+        operator: str, source: str, output: str, saves: tuple[str, ...] = (),
+        drops: tuple[str, ...] = (),
+    ) -> Call:
         return Call(
             operator=operator,
             inputs=(source,),
@@ -146,6 +163,11 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
         yield step("softmax", source, probabilities, saves=(probabilities,))
         return
     wide, softmax = nbytes // sizes.nbytes * sizes.softmax_nbytes, f"{name}.softmax"
-    yield replace(step("cast", source, f"{name}.wide", drops=(source,) if op.causal else ()), nbytes=wide)
-    yield replace(step("softmax", f"{name}.wide", softmax, saves=(softmax,), drops=(f"{name}.wide",)), nbytes=wide)
+    yield replace(
+        step("cast", source, f"{name}.wide", drops=(source,) if op.causal else ()), nbytes=wide
+    )
+    yield replace(
+        step("softmax", f"{name}.wide", softmax, saves=(softmax,), drops=(f"{name}.wide",)),
+        nbytes=wide,
+    )
     yield step("cast", softmax, probabilities, drops=(softmax,))

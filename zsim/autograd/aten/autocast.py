@@ -1,10 +1,12 @@
-"""torch.autocast around a forward over float32 parameters: which operator runs in which dtype, and the casts that this takes.
+"""torch.autocast around a forward over float32 parameters: which operator runs in which dtype, and
+the casts that this takes.
 
-Seen on the CPU with torch 2.13; on CUDA read from torch/include/ATen/autocast_mode.h and from which operators the dispatcher has
-autocast kernels for. Products of matrices and fused attention run in the narrow dtype, losses in float32 (softmax too, on CUDA
-alone), sums in the wider dtype of the two, everything else in that of its input: norms read the residual stream, which stays
-float32. A weight is cast once and the copy stays in autocast's cache until the forward is over, whoever uses it again; a frozen
-one, or a view, is not cached, and like activations cast at each use.
+Seen on the CPU with torch 2.13; on CUDA read from torch/include/ATen/autocast_mode.h and from which
+operators the dispatcher has autocast kernels for. Products of matrices and fused attention run in
+the narrow dtype, losses in float32 (softmax too, on CUDA alone), sums in the wider dtype of the
+two, everything else in that of its input: norms read the residual stream, which stays float32. A
+weight is cast once and the copy stays in autocast's cache until the forward is over, whoever uses
+it again; a frozen one, or a view, is not cached, and like activations cast at each use.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ class Autocast:
     batch: Batch
     device: Device
     uncached: frozenset[str] = frozenset()
-    """Parameters that need no gradient, or are no leaves of autograd: their copies are not cached."""
+    """Parameters that need no gradient, or are no leaves of autograd: their copies are not cached.
+    """
     cache: dict[str, str] = field(default_factory=dict)
     """By parameter: the copy that forward made of it."""
 
     def calls(self, operator: Operator, dtypes: dict[str, str]) -> tuple[Call, ...]:
-        """The aten calls of `operator`, casts included; `dtypes` has those of the module's values so far and learns its output's."""
+        """The aten calls of `operator`, casts included; `dtypes` has those of the module's values
+        so far and learns its output's."""
         found = tuple(self._calls(operator, dtypes))
         dtypes[operator.output] = found[-1].dtype
         return found
@@ -44,10 +48,15 @@ class Autocast:
             case "linear":
                 yield from self._linear(op, dtypes)
             case "attention":
-                sizes = Sizes(self.batch, DTYPE_NBYTES[self.dtype], self.device, softmax_nbytes=self._softmax_nbytes)
+                sizes = Sizes(
+                    self.batch, DTYPE_NBYTES[self.dtype], self.device,
+                    softmax_nbytes=self._softmax_nbytes,
+                )
                 yield from (replace(call, dtype=self.dtype) for call in attention(op, sizes))
             case "cast":
-                found = eager.calls(op, batch=self.batch, dtype=dtypes[op.inputs[0]], device=self.device)
+                found = eager.calls(
+                    op, batch=self.batch, dtype=dtypes[op.inputs[0]], device=self.device
+                )
                 yield from (replace(call, dtype=op.dtype) for call in found)
             case "residual":
                 yield self._residual(op, dtypes)
@@ -62,13 +71,17 @@ class Autocast:
 
     def _in(self, dtype: str, op: Operator) -> tuple[Call, ...]:
         """The calls of `op` as it runs in `dtype`."""
-        return tuple(replace(call, dtype=dtype) for call in eager.calls(op, batch=self.batch, dtype=dtype, device=self.device))
+        return tuple(
+            replace(call, dtype=dtype)
+            for call in eager.calls(op, batch=self.batch, dtype=dtype, device=self.device)
+        )
 
     def _numel(self, features: int) -> int:
         return self.batch.micro_batch * self.batch.sequence_length * features
 
     def _cast(self, source: str, target: str, numel: int, *, to: str) -> Call:
-        """A copy of `numel` elements in the other of the two dtypes, of which autograd keeps nothing."""
+        """A copy of `numel` elements in the other of the two dtypes, of which autograd keeps
+        nothing."""
         moved = numel * (DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype])
         return Call(
             operator="cast",
@@ -82,15 +95,27 @@ class Autocast:
         )
 
     def _linear(self, op: Operator, dtypes: dict[str, str]) -> Iterator[Call]:
-        """Arguments are cast from the last to the first, as C++ compilers evaluate them: bias, weight, input."""
-        (source,), names = op.inputs, {fqn: f"{op.output}.{part}" for fqn, part in ((op.weight, "weight"), (op.bias, "bias")) if fqn}
-        for fqn, numel in ((op.bias, op.out_features), (op.weight, op.in_features * op.out_features)):
+        """Arguments are cast from the last to the first, as C++ compilers evaluate them: bias,
+        weight, input."""
+        (source,), names = (
+            op.inputs,
+            {
+                fqn: f"{op.output}.{part}"
+                for fqn, part in ((op.weight, "weight"), (op.bias, "bias"))
+                if fqn
+            },
+        )
+        for fqn, numel in (
+            (op.bias, op.out_features), (op.weight, op.in_features * op.out_features)
+        ):
             if fqn:
                 found = fqn in self.cache
                 if fqn not in self.uncached:
                     names[fqn] = self.cache.setdefault(fqn, names[fqn])
                 cast = self._cast(fqn, names[fqn], numel, to=self.dtype)
-                yield replace(cast, inputs=(), parameters=(fqn,), cached=fqn not in self.uncached, found=found)
+                yield replace(
+                    cast, inputs=(), parameters=(fqn,), cached=fqn not in self.uncached, found=found
+                )
         if dtypes[source] != self.dtype:
             names[source] = f"{op.output}.input"
             yield self._cast(source, names[source], self._numel(op.in_features), to=self.dtype)
@@ -107,22 +132,25 @@ class Autocast:
         )
 
     def _residual(self, op: Operator, dtypes: dict[str, str]) -> Call:
-        """A sum in the wider dtype; backward casts the gradient of the narrower part, as the engine does for any node."""
+        """A sum in the wider dtype; backward casts the gradient of the narrower part, as the engine
+        does for any node."""
         wide = WIDE if WIDE in (dtypes[value] for value in op.inputs) else self.dtype
         (call,) = self._in(wide, op)
         narrow = tuple(value for value in op.inputs if dtypes[value] != wide)
         if not narrow:
             return call
         return replace(
-            call,
-            gradients=narrow,
+            call, gradients=narrow,
             passes=tuple(value for value in op.inputs if value not in narrow),
-            moved=self._numel(op.out_features) * (2 * DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype]),
-            backward_moved=self._numel(op.out_features) * (DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype]),
+            moved=self._numel(op.out_features)
+            * (2 * DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype]),
+            backward_moved=self._numel(op.out_features)
+            * (DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype]),
         )
 
     def _cross_entropy(self, op: Operator, dtypes: dict[str, str]) -> Iterator[Call]:
-        """On the CPU logits are cast; on CUDA log_softmax is told to keep their dtype and what nll_loss reads is cast."""
+        """On the CPU logits are cast; on CUDA log_softmax is told to keep their dtype and what
+        nll_loss reads is cast."""
         logits, numel = op.inputs[0], self._numel(op.out_features)
         if dtypes[logits] == WIDE:
             yield from self._in(WIDE, op)
@@ -144,4 +172,6 @@ def _reading(call: Call, source: str, other: str) -> Call:
     def named(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(other if value == source else value for value in values)
 
-    return replace(call, inputs=named(call.inputs), saves=named(call.saves), gradients=named(call.gradients))
+    return replace(
+        call, inputs=named(call.inputs), saves=named(call.saves), gradients=named(call.gradients)
+    )

@@ -1,6 +1,8 @@
-"""Calls that attention and rotary positions are made of: views, copies, constants, batched products.
+"""Calls that attention and rotary positions are made of: views, copies, constants, batched
+products.
 
-Views count where gradients pass through them: what lies transposed is copied when it is made flat again. Seen with torch 2.13.
+Views count where gradients pass through them: what lies transposed is copied when it is made flat
+again. Seen with torch 2.13.
 """
 
 from __future__ import annotations
@@ -11,16 +13,22 @@ from zsim.autograd.aten.call import Call, Sizes
 from zsim.models.operators import Operator
 
 
-def view(source: str, output: str, nbytes: int, *, copies_gradient: bool = False, **more: Any) -> Call:
-    """Another shape of `source`; with `copies_gradient` its gradient cannot be a view and is copied."""
+def view(
+    source: str, output: str, nbytes: int, *, copies_gradient: bool = False, **more: Any
+) -> Call:
+    """Another shape of `source`; with `copies_gradient` its gradient cannot be a view and is
+    copied."""
     way: dict[str, Any] = {"gradients" if copies_gradient else "passes": (source,)}
-    return Call(operator="view", inputs=(source,), output=output, nbytes=nbytes, view=True, **way, **more)
+    return Call(
+        operator="view", inputs=(source,), output=output, nbytes=nbytes, view=True, **way, **more
+    )
 
 
 def clone(source: str, output: str, nbytes: int, *, copies: bool, **more: Any) -> Call:
     """`source` made contiguous: a copy if it `copies`, else a view. The gradient passes."""
     return Call(
-        operator="clone", inputs=(source,), output=output, nbytes=nbytes, view=not copies, passes=(source,), **more
+        operator="clone", inputs=(source,), output=output, nbytes=nbytes, view=not copies,
+        passes=(source,), **more,
     )
 
 
@@ -30,28 +38,27 @@ def constant(output: str, nbytes: int, *, drops: tuple[str, ...] = ()) -> Call:
 
 
 def attention_flops(op: Operator, sizes: Sizes) -> int:
-    """Of queries times keys and of probabilities times values, every place with every other: 2·2·tokens·length·width."""
+    """Of queries times keys and of probabilities times values, every place with every other:
+    2·2·tokens·length·width."""
     return 4 * sizes.tokens * sizes.batch.sequence_length * op.num_heads * op.head_dim
 
 
-def batched_matmul(operator: str, inputs: tuple[str, str], output: str, nbytes: int, op: Operator, sizes: Sizes) -> Call:
-    """A batched product; backward makes the gradient of its second factor first, and lets go of that one first."""
-    flops, wide = attention_flops(op, sizes) // 2, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+def batched_matmul(
+    operator: str, inputs: tuple[str, str], output: str, nbytes: int, op: Operator, sizes: Sizes
+) -> Call:
+    """A batched product; backward makes the gradient of its second factor first, and lets go of
+    that one first."""
+    flops, wide = (
+        attention_flops(op, sizes) // 2, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim,
+    )
     scores = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads
     of_scores = operator == "scores"
     heads, length = sizes.batch.micro_batch * op.num_heads, sizes.batch.sequence_length
     return Call(
-        operator=operator,
-        inputs=inputs,
-        output=output,
-        nbytes=nbytes,
-        saves=inputs[::-1],
-        crossed=True,
-        gradients=inputs[::-1],
-        drops=inputs,
-        flops=flops,
-        backward_flops=2 * flops,
-        moved=scores + 2 * wide,
-        backward_moved=2 * (scores + 2 * wide),
-        shape=(heads, length, length, op.head_dim) if of_scores else (heads, length, op.head_dim, length),
+        operator=operator, inputs=inputs, output=output, nbytes=nbytes, saves=inputs[::-1],
+        crossed=True, gradients=inputs[::-1], drops=inputs, flops=flops, backward_flops=2 * flops,
+        moved=scores + 2 * wide, backward_moved=2 * (scores + 2 * wide),
+        shape=(heads, length, length, op.head_dim)
+        if of_scores
+        else (heads, length, op.head_dim, length),
     )

@@ -1,8 +1,9 @@
-"""The aten calls that each operator makes in eager torch: sizes, work, and what autograd saves of each.
+"""The aten calls that each operator makes in eager torch: sizes, work, and what autograd saves of
+each.
 
-Seen with a dispatch-level meter on the CPU with torch 2.13, on CUDA read from torch's sources; `zsim.autograd.tape` turns these calls into
-allocations and frees. A matmul of m × k by k × n is 2·m·n·k FLOPs; its backward is twice that. Element-wise calls count no
-FLOPs, only bytes.
+Seen with a dispatch-level meter on the CPU with torch 2.13, on CUDA read from torch's sources;
+`zsim.autograd.tape` turns these calls into allocations and frees. A matmul of m × k by k × n is
+2·m·n·k FLOPs; its backward is twice that. Element-wise calls count no FLOPs, only bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         output=op.output,
         nbytes=written,
         saves=op.inputs,
-        gradients=(*op.inputs, *parameters) if op.bias else (*parameters, *op.inputs),  # addmm and mm, as torch orders each
+        # addmm and mm, as torch orders each
+        gradients=(*op.inputs, *parameters) if op.bias else (*parameters, *op.inputs),
         summed=((op.bias, ()),) if op.bias else (),
         parameters=parameters,
         addmm=bool(op.bias),
@@ -45,7 +47,8 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def _elementwise(
-    op: Operator, sizes: Sizes, *, saves: tuple[str, ...], passes: tuple[str, ...] = (), reads: int = 1
+    op: Operator, sizes: Sizes, *, saves: tuple[str, ...], passes: tuple[str, ...] = (),
+    reads: int = 1,
 ) -> Call:
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
     return Call(
@@ -148,9 +151,11 @@ def _layer_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """One kernel on CUDA (aten::_fused_rms_norm, which keeps its input and a float32 statistic per token).
+    """One kernel on CUDA (aten::_fused_rms_norm, which keeps its input and a float32 statistic per
+    token).
 
-    On the CPU composite: the mean of squares, the normalised input and its product with the weight, in float32.
+    On the CPU composite: the mean of squares, the normalised input and its product with the weight,
+    in float32.
     """
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
     if sizes.device == "cuda":
@@ -167,7 +172,9 @@ def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
             backward_moved=5 * nbytes,
         )
         return
-    yield from _composite_rms_norm(op, sizes, nbytes=nbytes, wide=4 * sizes.tokens * op.out_features)
+    yield from _composite_rms_norm(
+        op, sizes, nbytes=nbytes, wide=4 * sizes.tokens * op.out_features
+    )
 
 
 def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -> Iterator[Call]:
@@ -175,20 +182,28 @@ def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -
     (x,), rows = op.inputs, 4 * sizes.tokens
     casts = sizes.nbytes < 4
     source = f"{op.output}.float" if casts else x
-    square, mean, rstd, normalised = (f"{op.output}.{part}" for part in ("square", "mean", "rstd", "normalised"))
+    square, mean, rstd, normalised = (
+        f"{op.output}.{part}" for part in ("square", "mean", "rstd", "normalised")
+    )
     product = f"{op.output}.product" if casts else op.output
     if casts:
         yield _cast(x, source, nbytes=nbytes, wide=wide, into=wide)
 
     def call(
-        inputs: tuple[str, ...], output: str, size: int, gradients: tuple[str, ...], *, moved: int, backward_moved: int, **more: Any
+        inputs: tuple[str, ...], output: str, size: int, gradients: tuple[str, ...], *, moved: int,
+        backward_moved: int, **more: Any,
     ) -> Call:
         how = {"moved": moved, "backward_moved": backward_moved, **more}
-        return Call(operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, gradients=gradients, **how)
+        return Call(
+            operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, gradients=gradients,
+            **how,
+        )
 
-    # What is read and written of each, in forward; in backward a square is a power, a product with two, and one with the gradient.
+    # What is read and written of each, in forward; in backward a square is a power, a product with
+    # two, and one with the gradient.
     yield call(
-        (source,), square, wide, (source,), moved=2 * wide, backward_moved=7 * wide, saves=(source,), backward_scratch=(wide, wide)
+        (source,), square, wide, (source,), moved=2 * wide, backward_moved=7 * wide,
+        saves=(source,), backward_scratch=(wide, wide),
     )
     yield call((square,), mean, rows, (square,), moved=wide + rows, backward_moved=wide + rows)
     yield call(
@@ -226,7 +241,9 @@ def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -
         drops=(source, normalised) if casts else (),
     )
     if casts:
-        yield replace(_cast(product, op.output, nbytes=nbytes, wide=wide, into=nbytes), drops=(product,))
+        yield replace(
+            _cast(product, op.output, nbytes=nbytes, wide=wide, into=nbytes), drops=(product,)
+        )
 
 
 def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Call:
@@ -243,14 +260,19 @@ def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Cal
 
 
 def _cast_to(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """A copy in the operator's dtype of what is sized by `sizes`; what is as wide already stays itself."""
+    """A copy in the operator's dtype of what is sized by `sizes`; what is as wide already stays
+    itself."""
     numel, after = sizes.tokens * op.out_features, DTYPE_NBYTES[op.dtype]
     if sizes.nbytes == after:
         yield Call(
-            operator="view", inputs=op.inputs, output=op.output, nbytes=numel * after, view=True, passes=op.inputs
+            operator="view", inputs=op.inputs, output=op.output, nbytes=numel * after, view=True,
+            passes=op.inputs,
         )
     else:
-        yield _cast(op.inputs[0], op.output, nbytes=numel * sizes.nbytes, wide=numel * after, into=numel * after)
+        yield _cast(
+            op.inputs[0], op.output, nbytes=numel * sizes.nbytes, wide=numel * after,
+            into=numel * after,
+        )
 
 
 def _cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
@@ -309,7 +331,9 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
 }
 
 
-def calls(operator: Operator, *, batch: Batch, dtype: str, device: Device = "cpu") -> tuple[Call, ...]:
+def calls(
+    operator: Operator, *, batch: Batch, dtype: str, device: Device = "cpu"
+) -> tuple[Call, ...]:
     """The aten calls of `operator` for one micro-batch on `device`, in forward order."""
     reads = dtype if operator.kind == "cast" else operator.dtype or dtype
     made = tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[reads], device)))

@@ -1,6 +1,8 @@
-"""The aten calls of what GPT-2 of transformers is made of besides: Conv1D, learned positions, dropout, a GELU in Python.
+"""The aten calls of what GPT-2 of transformers is made of besides: Conv1D, learned positions,
+dropout, a GELU in Python.
 
-Seen with transformers 5 on torch 2.13; dropout on CUDA, where it is one kernel, is read from torch's sources.
+Seen with transformers 5 on torch 2.13; dropout on CUDA, where it is one kernel, is read from
+torch's sources.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from zsim.models.operators import Operator
 
 
 def conv1d(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Conv1D: a linear layer whose weight lies (in, out), so that no node transposes its gradient."""
+    """Conv1D: a linear layer whose weight lies (in, out), so that no node transposes its gradient.
+    """
     flops = 2 * sizes.tokens * op.in_features * op.out_features
     read = sizes.nbytes * (sizes.tokens * op.in_features + op.in_features * op.out_features)
     written = sizes.nbytes * sizes.tokens * op.out_features
@@ -36,7 +39,8 @@ def conv1d(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def split(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Queries, keys and values as thirds of one tensor; backward puts their gradients side by side."""
+    """Queries, keys and values as thirds of one tensor; backward puts their gradients side by side.
+    """
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
     parts = tuple(f"{op.output}.{part}" for part in ("key", "value"))
     yield view(op.inputs[0], op.output, nbytes, also=parts, copies_gradient=True)
@@ -49,7 +53,8 @@ def dropout(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def dropped(source: str, name: str, nbytes: int, sizes: Sizes, **more: Any) -> Iterator[Call]:
-    """`source` of `nbytes` after dropout. Fused on CUDA, where a mask of one byte per element is kept instead of the noise."""
+    """`source` of `nbytes` after dropout. Fused on CUDA, where a mask of one byte per element is
+    kept instead of the noise."""
     if sizes.device == "cuda":
         yield Call(
             operator="dropout",
@@ -89,7 +94,8 @@ def gelu_new(op: Operator, sizes: Sizes) -> Iterator[Call]:
     def call(inputs: tuple[str, ...], output: str, **more: Any) -> Call:
         way: dict[str, Any] = {} if "passes" in more else {"gradients": inputs}
         return Call(
-            operator="gelu", inputs=inputs, output=output, nbytes=nbytes, moved=2 * nbytes, backward_moved=2 * nbytes, **(way | more)
+            operator="gelu", inputs=inputs, output=output, nbytes=nbytes, moved=2 * nbytes,
+            backward_moved=2 * nbytes, **(way | more),
         )
 
     yield call((x,), half)
@@ -105,7 +111,9 @@ def gelu_new(op: Operator, sizes: Sizes) -> Iterator[Call]:
 def position_embedding(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """A table looked up by place, one row per place for all sequences, and added."""
     (x,), name = op.inputs, op.output
-    nbytes, rows = (sizes.nbytes * n * op.out_features for n in (sizes.tokens, sizes.batch.sequence_length))
+    nbytes, rows = (
+        sizes.nbytes * n * op.out_features for n in (sizes.tokens, sizes.batch.sequence_length)
+    )
     table, looked_up = sizes.nbytes * op.num_embeddings * op.out_features, f"{name}.rows"
     yield from places(op, sizes)
     yield Call(

@@ -1,4 +1,5 @@
-"""What scaled_dot_product_attention does: which of its kernels runs, what the fused ones keep, and the composite call by call."""
+"""What scaled_dot_product_attention does: which of its kernels runs, what the fused ones keep, and
+the composite call by call."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim.autograd.aten.building_blocks import attention_flops, batched_matmul, clone, constant, view
+from zsim.autograd.aten.building_blocks import (
+    attention_flops,
+    batched_matmul,
+    clone,
+    constant,
+    view,
+)
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.autograd.aten.gpt2 import dropped
 from zsim.models.operators import Operator
@@ -17,27 +24,34 @@ FLASH_ROWS, EFFICIENT_ROWS = 128, 32
 """What backward of CUDA's fused kernels rounds the number of queries up to, in its scratch."""
 MAX_FLASH_HEAD = 256
 FLASH_WIDTHS = 8
-"""Flash attention on CUDA takes heads of a multiple of so many features; torch pads others, and cuts the output
-(aten/src/ATen/native/transformers/attention.cpp: pad_last_dim<8, false>, post_process_flash_output)."""
+"""Flash attention on CUDA takes heads of a multiple of so many features; torch pads others, and
+cuts the output (aten/src/ATen/native/transformers/attention.cpp: pad_last_dim<8, false>,
+post_process_flash_output)."""
 LOADED_NBYTES = 16
-"""Memory-efficient attention reads heads in pieces of so many bytes from compute capability 8.0 on, and takes no head that is no multiple
-of one: 4 features in float32, 8 in two bytes (cuda/sdp_utils.cpp: check_head_dim_size_mem_efficient, minimum_gemm_alignment)."""
+"""Memory-efficient attention reads heads in pieces of so many bytes from compute capability 8.0 on,
+and takes no head that is no multiple of one: 4 features in float32, 8 in two bytes
+(cuda/sdp_utils.cpp: check_head_dim_size_mem_efficient, minimum_gemm_alignment)."""
 
 
 def efficient_takes(width: int, *, nbytes: int) -> bool:
-    """Whether memory-efficient attention has a kernel for heads of `width` features of `nbytes` each."""
+    """Whether memory-efficient attention has a kernel for heads of `width` features of `nbytes`
+    each."""
     return width * nbytes % LOADED_NBYTES == 0
 
 
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
-    """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math"; "explicit" where it is not asked.
+    """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math";
+    "explicit" where it is not asked.
 
-    On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most 256, and memory-efficient attention
-    the rest that it has a kernel for, unless heads are grouped (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
-    cuDNN's keeps as much as flash.
+    On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most
+    256, and memory-efficient attention the rest that it has a kernel for, unless heads are grouped
+    (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as
+    flash.
     """
     if op.implementation != "sdpa" or sizes.device == "cpu":
-        return op.implementation if op.implementation != "sdpa" else "math" if op.dropout else "flash"
+        return (
+            op.implementation if op.implementation != "sdpa" else "math" if op.dropout else "flash"
+        )
     if sizes.nbytes == 2 and op.head_dim <= MAX_FLASH_HEAD:
         return "flash"
     fits = op.num_heads == op.num_kv_heads and efficient_takes(op.head_dim, nbytes=sizes.nbytes)
@@ -45,14 +59,18 @@ def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
 
 
 def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
-    """Why torch would find no kernel for this attention on `device` in elements of `nbytes`, or ""."""
+    """Why torch would find no kernel for this attention on `device` in elements of `nbytes`, or "".
+    """
     asked = op.implementation
     if asked == "efficient" and device == "cpu":
         return "memory-efficient attention has no kernel on a CPU"
     if asked == "efficient" and op.num_heads != op.num_kv_heads:
         return "memory-efficient attention has no kernel for grouped keys and values"
     if asked == "efficient" and not efficient_takes(op.head_dim, nbytes=nbytes):
-        return f"memory-efficient attention has no kernel for heads of {op.head_dim}, which is no multiple of {LOADED_NBYTES // nbytes}"
+        return (
+            f"memory-efficient attention has no kernel for heads of {op.head_dim}, which is no "
+            f"multiple of {LOADED_NBYTES // nbytes}"
+        )
     if asked == "flash" and device == "cuda" and nbytes == 4:
         return "flash attention has no kernel for float32 on CUDA"
     if asked == "flash" and device == "cuda" and op.head_dim > MAX_FLASH_HEAD:
@@ -63,13 +81,18 @@ def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
 def kernel_problem(model: ModelSpec, precision: Precision, *, device: Device) -> str:
     """What to say where torch has no kernel on `device` for an attention of `model`, or ""."""
     nbytes = DTYPE_NBYTES[precision.products]
-    attentions = (op for module in model.modules for op in module.operators if op.kind == "attention")
-    reason = next(filter(None, (without_kernel(op, device=device, nbytes=nbytes) for op in attentions)), "")
+    attentions = (
+        op for module in model.modules for op in module.operators if op.kind == "attention"
+    )
+    reason = next(
+        filter(None, (without_kernel(op, device=device, nbytes=nbytes) for op in attentions)), ""
+    )
     return f'model.attention: {reason}; "sdpa" takes a kernel that there is' if reason else ""
 
 
 def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """One call, which keeps the logarithm of each row's sum instead of the probabilities; more where heads are padded for it."""
+    """One call, which keeps the logarithm of each row's sum instead of the probabilities; more
+    where heads are padded for it."""
     if sizes.device == "cuda" and sdpa_kernel(op, sizes) == "flash" and op.head_dim % FLASH_WIDTHS:
         yield from _padded(op, sizes)
     else:
@@ -77,9 +100,11 @@ def fused(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Flash attention of copies with zeros beside each head. It keeps these and its wide output, of which the operator's is a part.
+    """Flash attention of copies with zeros beside each head. It keeps these and its wide output, of
+    which the operator's is a part.
 
-    A padded copy lies by head, and so do the kernel's output and gradients; made flat again these are copied once more.
+    A padded copy lies by head, and so do the kernel's output and gradients; made flat again these
+    are copied once more.
     """
     name, long = op.output, sizes.batch.sequence_length > 1
     wide = replace(op, head_dim=rounded_up(op.head_dim, FLASH_WIDTHS), output=f"{name}.wide")
@@ -88,7 +113,10 @@ def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
     for source in (*op.inputs[1:], op.inputs[0]) if op.fused_inputs else op.inputs:
         if source != views[source]:
             heads = op.num_heads if source == op.inputs[0] else op.num_kv_heads
-            yield view(source, views[source], column * heads * op.head_dim, copies_gradient=long and heads > 1)
+            yield view(
+                source, views[source], column * heads * op.head_dim,
+                copies_gradient=long and heads > 1,
+            )
     padded = tuple(f"{name}.{part}.wide" for part in ("query", "key", "value"))
     for source, copy in zip(op.inputs, padded, strict=True):
         heads = op.num_heads if source == op.inputs[0] else op.num_kv_heads
@@ -109,39 +137,42 @@ def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def _views(op: Operator) -> tuple[str, ...]:
-    """Queries, keys and values by head: what the operator reads where that lies so already, else views of it."""
+    """Queries, keys and values by head: what the operator reads where that lies so already, else
+    views of it."""
     parts = tuple(f"{op.output}.{part}" for part in ("query", "key", "value"))
     return (*op.inputs[: op.num_by_head], *parts[op.num_by_head :])
 
 
 def _fused(op: Operator, sizes: Sizes) -> Call:
-    nbytes, flops = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, attention_flops(op, sizes)
+    nbytes, flops = (
+        sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, attention_flops(op, sizes),
+    )
     keeps, scratch = _kept_and_scratch(op, sizes)
     query, key, value = op.inputs
     return Call(
-        operator="attention",
-        inputs=op.inputs,
-        output=op.output,
-        nbytes=nbytes,
+        operator="attention", inputs=op.inputs, output=op.output, nbytes=nbytes,
         saves=(key, query, value, op.output),  # as torch's node names and lets go of them
-        keeps=keeps,
-        backward_scratch=scratch,
-        gradients=op.inputs,
-        joint=True,
+        keeps=keeps, backward_scratch=scratch, gradients=op.inputs, joint=True,
         flops=flops // 2 if op.causal else flops,
-        backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2,
-        moved=4 * nbytes,
+        backward_flops=5 * flops // 4 if op.causal else 5 * flops // 2, moved=4 * nbytes,
         backward_moved=8 * nbytes,
-        shape=(sizes.batch.micro_batch * op.num_heads, sizes.batch.sequence_length, sizes.batch.sequence_length, op.head_dim),
+        shape=(
+            sizes.batch.micro_batch * op.num_heads, sizes.batch.sequence_length,
+            sizes.batch.sequence_length, op.head_dim,
+        ),
     )
 
 
-def _kept_and_scratch(op: Operator, sizes: Sizes) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]]:
-    """What a fused forward keeps besides its inputs and output, and what lives while its backward runs.
+def _kept_and_scratch(
+    op: Operator, sizes: Sizes
+) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]]:
+    """What a fused forward keeps besides its inputs and output, and what lives while its backward
+    runs.
 
-    On CUDA read from torch's sources (flash_attn/flash_api.cpp, attention.cu), and not confirmed on a GPU: flash rounds rows up to 128 in
-    backward, accumulates the queries' gradient in float32, and expands the gradients of grouped heads; memory-efficient attention rounds
-    rows up to 32. Both keep two numbers of the random state.
+    On CUDA read from torch's sources (flash_attn/flash_api.cpp, attention.cu), and not confirmed on
+    a GPU: flash rounds rows up to 128 in backward, accumulates the queries' gradient in float32,
+    and expands the gradients of grouped heads; memory-efficient attention rounds rows up to 32.
+    Both keep two numbers of the random state.
     """
     rows, sequences = sizes.batch.sequence_length, sizes.batch.micro_batch
     name, row_nbytes = f"{op.output}.logsumexp", 4 * sequences * op.num_heads
@@ -149,12 +180,16 @@ def _kept_and_scratch(op: Operator, sizes: Sizes) -> tuple[tuple[tuple[str, int]
         return ((name, row_nbytes * rows),), ()
     if sdpa_kernel(op, sizes) == "efficient":
         rounded = rounded_up(rows, EFFICIENT_ROWS)
-        return ((name, row_nbytes * rounded), (f"{op.output}.seed", 8), (f"{op.output}.offset", 8)), (row_nbytes * rounded,)
+        return (
+            (name, row_nbytes * rounded), (f"{op.output}.seed", 8), (f"{op.output}.offset", 8)
+        ), (row_nbytes * rounded,)
     rounded = rounded_up(rows, FLASH_ROWS)
     queries = row_nbytes * rounded * flash_columns(op.head_dim)
     expanded = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     grouped = (expanded, expanded) if op.num_kv_heads != op.num_heads else ()
-    kept = ((name, row_nbytes * rows), (f"{op.output}.random_state", 16), (f"{op.output}.unused", 8))
+    kept = (
+        (name, row_nbytes * rows), (f"{op.output}.random_state", 16), (f"{op.output}.unused", 8),
+    )
     return kept, (row_nbytes * rounded, queries, *grouped)
 
 
@@ -169,7 +204,8 @@ def rounded_up(number: int, multiple: int) -> int:
 
 
 def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """torch's composite: in float32, with √√d taken from queries and keys apart, and an additive mask.
+    """torch's composite: in float32, with √√d taken from queries and keys apart, and an additive
+    mask.
 
     What the composite's frame holds, scaled queries and mask, lives until it returns.
     """
@@ -186,24 +222,37 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
         queries = part == "query"
         turns = part == "key" and not grouped  # its gradient comes as that of what was transposed
         turned = (source,) if turns and long and sequences > 1 else ()
-        copied = long and (op.num_heads if queries else op.num_kv_heads) > 1 and not turns and source in op.inputs[op.num_by_head :]
+        copied = (
+            long
+            and (op.num_heads if queries else op.num_kv_heads) > 1
+            and not turns
+            and source in op.inputs[op.num_by_head :]
+        )
         yield view(source, own, given if queries else shared, copies_gradient=copied, turns=turned)
     if casts:
         for part, own in heads.items():
             heads[part] = f"{own}.float"
             numel = nbytes if part == "query" else 2 * shared
-            yield Call(operator="cast", inputs=(own,), output=heads[part], nbytes=numel, gradients=(own,))
+            yield Call(
+                operator="cast", inputs=(own,), output=heads[part], nbytes=numel, gradients=(own,)
+            )
     yield _scaled(heads["query"], f"{name}.scaled", nbytes)
     if op.causal:
         yield constant(f"{name}.ones", length * length)
         yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
         yield constant(f"{name}.infinity", 4)
         yield constant(f"{name}.zero", 4)
-        yield constant(f"{name}.bias", 4 * length * length, drops=tuple(f"{name}.{of}" for of in ("infinity", "zero", "mask")))
+        yield constant(
+            f"{name}.bias", 4 * length * length,
+            drops=tuple(f"{name}.{of}" for of in ("infinity", "zero", "mask")),
+        )
     if grouped:
         for part in ("key", "value"):
             repeated = f"{heads[part]}.repeated"
-            yield Call(operator="repeat", inputs=(heads[part],), output=repeated, nbytes=nbytes, gradients=(heads[part],))
+            yield Call(
+                operator="repeat", inputs=(heads[part],), output=repeated, nbytes=nbytes,
+                gradients=(heads[part],),
+            )
             heads[part] = repeated
     yield _scaled(heads["key"], f"{name}.keys", nbytes)
     yield clone(f"{name}.scaled", f"{name}.q", nbytes, copies=copies)
@@ -212,7 +261,9 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
     if casts:  # the composite returns the probabilities too, which nobody takes
         yield constant(f"{name}.returned", sizes.nbytes * sizes.tokens * length * op.num_heads)
     yield clone(heads["value"], f"{name}.v", nbytes, copies=copies and not grouped)
-    product, weights = f"{name}.product", f"{name}.dropped" if op.dropout else f"{name}.probabilities"
+    product, weights = (
+        f"{name}.product", f"{name}.dropped" if op.dropout else f"{name}.probabilities",
+    )
     weighted = batched_matmul("weighted_values", (weights, f"{name}.v"), product, nbytes, op, wide)
     held = [f"{name}.scaled", *([f"{name}.bias"] if op.causal else [])]
     held += [f"{name}.{part}.float" for part in ("query", "key", "value") if casts]
@@ -226,24 +277,36 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
         yield view(product, f"{name}.heads", nbytes, copies_gradient=copies)
         narrow = f"{name}.narrow"
         drops = (product, f"{name}.heads", *held)
-        yield Call(operator="cast", inputs=(f"{name}.heads",), output=narrow, nbytes=given, gradients=(f"{name}.heads",), drops=drops)
+        yield Call(
+            operator="cast", inputs=(f"{name}.heads",), output=narrow, nbytes=given,
+            gradients=(f"{name}.heads",), drops=drops,
+        )
         product, flat = narrow, {"passes": (narrow,)}
-    yield Call(operator="clone", inputs=(product,), output=name, nbytes=given, view=not split, drops=(product,), **flat)
+    yield Call(
+        operator="clone", inputs=(product,), output=name, nbytes=given, view=not split,
+        drops=(product,), **flat,
+    )
 
 
 def _scaled(source: str, output: str, nbytes: int) -> Call:
-    return Call(operator="scale", inputs=(source,), output=output, nbytes=nbytes, gradients=(source,))
+    return Call(
+        operator="scale", inputs=(source,), output=output, nbytes=nbytes, gradients=(source,)
+    )
 
 
 def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """The scores of scaled queries and keys, the mask added, and their softmax, which autograd keeps."""
+    """The scores of scaled queries and keys, the mask added, and their softmax, which autograd
+    keeps."""
     name = op.output
     nbytes = sizes.nbytes * sizes.tokens * sizes.batch.sequence_length * op.num_heads
     raw, masked, probabilities = (f"{name}.{part}" for part in ("raw", "masked", "probabilities"))
     scores = batched_matmul("scores", (f"{name}.q", f"{name}.k"), raw, nbytes, op, sizes)
     yield replace(scores, drops=(*scores.drops, f"{name}.keys"))
     if op.causal:
-        yield Call(operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,), drops=(raw,), moved=2 * nbytes)
+        yield Call(
+            operator="mask", inputs=(raw,), output=masked, nbytes=nbytes, passes=(raw,),
+            drops=(raw,), moved=2 * nbytes,
+        )
     source = masked if op.causal else raw
     yield Call(
         operator="softmax",

@@ -1,7 +1,9 @@
-"""The aten calls of the modules that transformers writes in Python: norms, rotary positions, SwiGLU, the loss.
+"""The aten calls of the modules that transformers writes in Python: norms, rotary positions,
+SwiGLU, the loss.
 
-Seen with transformers 5 on torch 2.13. These are compositions in the modules' own code, so that a GPU runs the same calls. `drops`
-follow Python: a name that is assigned anew lets go at once, the locals of a function when it returns.
+Seen with transformers 5 on torch 2.13. These are compositions in the modules' own code, so that a
+GPU runs the same calls. `drops` follow Python: a name that is assigned anew lets go at once, the
+locals of a function when it returns.
 """
 
 from __future__ import annotations
@@ -25,19 +27,31 @@ def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
     nbytes, wide = sizes.nbytes * sizes.tokens * op.out_features, rows * op.out_features
     casts = sizes.nbytes < WIDE_NBYTES
     source = f"{name}.float" if casts else x
-    square, mean, shifted, rstd, normalised = (f"{name}.{part}" for part in ("square", "mean", "shifted", "rstd", "normalised"))
+    square, mean, shifted, rstd, normalised = (
+        f"{name}.{part}" for part in ("square", "mean", "shifted", "rstd", "normalised")
+    )
 
-    def call(inputs: tuple[str, ...], output: str, size: int, moved: int, backward_moved: int, **more: Any) -> Call:
+    def call(
+        inputs: tuple[str, ...], output: str, size: int, moved: int, backward_moved: int,
+        **more: Any,
+    ) -> Call:
         way: dict[str, Any] = {} if "passes" in more else {"gradients": inputs}
         how = {"moved": moved, "backward_moved": backward_moved}
-        return Call(operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, **(how | way | more))
+        return Call(
+            operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, **(how | way | more)
+        )
 
     if casts:
         yield call((x,), source, wide, nbytes + wide, nbytes + wide)
-    yield call((source,), square, wide, 2 * wide, 7 * wide, saves=(source,), backward_scratch=(wide, wide))
+    yield call(
+        (source,), square, wide, 2 * wide, 7 * wide, saves=(source,), backward_scratch=(wide, wide)
+    )
     yield call((square,), mean, rows, wide + rows, wide + rows, drops=(square,))
     yield call((mean,), shifted, rows, 2 * rows, 0, passes=(mean,))
-    yield call((shifted,), rstd, rows, 2 * rows, 8 * rows, saves=(rstd,), backward_scratch=(rows, rows), drops=(shifted,))
+    yield call(
+        (shifted,), rstd, rows, 2 * rows, 8 * rows, saves=(rstd,), backward_scratch=(rows, rows),
+        drops=(shifted,),
+    )
     yield call(
         (source, rstd),
         normalised,
@@ -66,7 +80,8 @@ def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def packed_check(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """create_causal_mask looks whether the places of tokens begin anew, as in packed sequences; nothing of it stays."""
+    """create_causal_mask looks whether the places of tokens begin anew, as in packed sequences;
+    nothing of it stays."""
     name, tokens, sequences = op.output, sizes.tokens, sizes.batch.micro_batch
     yield constant(f"{name}.first", INDEX_NBYTES * sequences)
     yield constant(f"{name}.longer", INDEX_NBYTES * (tokens + sequences))
@@ -99,7 +114,10 @@ def rotary_tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
     for part in ("cos", "sin"):
         made = f"{name}.{part}.float" if narrow else f"{name}.{part}"
         yield constant(f"{made}.plain", table)
-        yield constant(made, table, drops=(f"{made}.plain",) if narrow or part == "cos" else (f"{made}.plain", *ended))
+        yield constant(
+            made, table,
+            drops=(f"{made}.plain",) if narrow or part == "cos" else (f"{made}.plain", *ended),
+        )
         ended += [made] if narrow else []
     if narrow:
         yield constant(f"{name}.cos", table // WIDE_NBYTES * sizes.nbytes)
@@ -108,13 +126,18 @@ def rotary_tables(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def heads(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Features as heads, which then lie before the tokens: gradients that come in the new order are copied back."""
+    """Features as heads, which then lie before the tokens: gradients that come in the new order are
+    copied back."""
     split = op.num_heads > 1 and sizes.batch.sequence_length > 1
-    yield view(op.inputs[0], op.output, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim, copies_gradient=split)
+    yield view(
+        op.inputs[0], op.output, sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim,
+        copies_gradient=split,
+    )
 
 
 def rotate(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """apply_rotary_pos_emb: x·cos + cat(−right, left)·sin, of queries and then of keys; both are let go of afterwards."""
+    """apply_rotary_pos_emb: x·cos + cat(−right, left)·sin, of queries and then of keys; both are
+    let go of afterwards."""
     (query, key), key_out = op.inputs, op.output
     yield from _turned(query, f"{key_out}.query", op.num_heads, op, sizes)
     yield from _turned(key, key_out, op.num_kv_heads, op, sizes)
@@ -122,11 +145,16 @@ def rotate(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 def _turned(source: str, name: str, num_heads: int, op: Operator, sizes: Sizes) -> Iterator[Call]:
     nbytes = sizes.nbytes * sizes.tokens * num_heads * op.head_dim
-    left, right, minus, half, cosine, sine = (f"{name}.{part}" for part in ("left", "right", "minus", "half", "cosine", "sine"))
+    left, right, minus, half, cosine, sine = (
+        f"{name}.{part}" for part in ("left", "right", "minus", "half", "cosine", "sine")
+    )
     cos, sin = op.reads
 
     def call(inputs: tuple[str, ...], output: str, size: int, **more: Any) -> Call:
-        return Call(operator="rotary", inputs=inputs, output=output, nbytes=size, moved=2 * size, backward_moved=2 * size, **more)
+        return Call(
+            operator="rotary", inputs=inputs, output=output, nbytes=size, moved=2 * size,
+            backward_moved=2 * size, **more,
+        )
 
     yield call((source,), cosine, nbytes, saves=(cos,), gradients=(source,))
     yield view(source, left, nbytes // 2, copies_gradient=True)
@@ -184,8 +212,11 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
             moved=nbytes + wide,
             backward_moved=nbytes + wide,
         )
-    padded, shifted, log_softmax = (f"{name}.{part}" for part in ("padded", "shifted", "log_softmax"))
-    labels = (padded, shifted) if sizes.batch.micro_batch > 1 else (padded,)  # of one sequence they lie as they should already
+    padded, shifted, log_softmax = (
+        f"{name}.{part}" for part in ("padded", "shifted", "log_softmax")
+    )
+    # of one sequence they lie as they should already
+    labels = (padded, shifted) if sizes.batch.micro_batch > 1 else (padded,)
     yield constant(padded, INDEX_NBYTES * (tokens + sizes.batch.micro_batch))
     if shifted in labels:
         yield constant(shifted, INDEX_NBYTES * tokens)

@@ -1,7 +1,9 @@
-"""What every row of nccl measurements must hold, whatever file it comes from, and how those that do not are named.
+"""What every row of nccl measurements must hold, whatever file it comes from, and how those that do
+not are named.
 
-Every row is checked against itself: time, size and bandwidths say the same thing twice, so a time in another unit, a size of one rank's
-part, or a wrong number of ranks contradicts them and is refused. A row with a time alone is held to what its links can carry.
+Every row is checked against itself: time, size and bandwidths say the same thing twice, so a time
+in another unit, a size of one rank's part, or a wrong number of ranks contradicts them and is
+refused. A row with a time alone is held to what its links can carry.
 """
 
 from __future__ import annotations
@@ -27,17 +29,20 @@ FACTORS: dict[str, Callable[[int], float]] = {
 }
 """Bus bandwidth over size/time, by nccl-tests' convention (doc/PERFORMANCE.md)."""
 CONTRADICTION = 0.05
-"""How far a printed bandwidth may be from size/time: times from a plot and bandwidths of three digits are that exact."""
+"""How far a printed bandwidth may be from size/time: times from a plot and bandwidths of three
+digits are that exact."""
 FASTEST, SLOWEST = 2.5, 1 / 300
-"""Bus bandwidth over that of the links: above what a switch that reduces adds to a ring in a node, and below any congestion of a large
-message."""
+"""Bus bandwidth over that of the links: above what a switch that reduces adds to a ring in a node,
+and below any congestion of a large message."""
 LEAST_US = 1.0
 """Of a collective: less than any kernel takes from its start to its end."""
 LEAST_GB_S = 1.0
-"""Of a bandwidth that a time is taken from: with two digits behind the point a smaller one says too little."""
+"""Of a bandwidth that a time is taken from: with two digits behind the point a smaller one says too
+little."""
 MOST_BYTES = 1 << 44
 MOST_WHOLE = 1e15
-"""Of a number that is whole: a double holds more to the unit, but nothing that is counted here is as many."""
+"""Of a number that is whole: a double holds more to the unit, but nothing that is counted here is
+as many."""
 UNSAID = ("", "nan")
 """How a field is left empty, by people and by programs."""
 LONGEST = 40
@@ -46,7 +51,8 @@ LONGEST = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Rows that were not used: where, why, and how many, in the lines from `first` to `last` where they are a whole run's or table's."""
+    """Rows that were not used: where, why, and how many, in the lines from `first` to `last` where
+    they are a whole run's or table's."""
 
     source: str
     line: int
@@ -55,7 +61,8 @@ class Skipped:
     first: int = field(default=0, compare=False)
     last: int = field(default=0, compare=False)
     impossible: NcclRow | None = field(default=None, compare=False)
-    """The row, where its time and size are what no links are that fast or slow for: it says something of its whole series."""
+    """The row, where its time and size are what no links are that fast or slow for: it says
+    something of its whole series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,8 @@ class Rows:
 
 
 class RefusedError(ValueError):
-    """Why a row cannot be used; `impossible` is the row where no links are that fast, or that slow."""
+    """Why a row cannot be used; `impossible` is the row where no links are that fast, or that slow.
+    """
 
     def __init__(self, reason: str, *, impossible: NcclRow | None = None) -> None:
         super().__init__(reason)
@@ -90,15 +98,25 @@ def collect(makers: Iterable[tuple[int, Callable[[], NcclRow]]], source: str) ->
         try:
             rows.append(make())
         except RefusedError as refused:
-            skipped.append(Skipped(source=source, line=line, reason=str(refused), impossible=refused.impossible))
+            skipped.append(
+                Skipped(
+                    source=source, line=line, reason=str(refused), impossible=refused.impossible
+                )
+            )
         except (ArithmeticError, ValueError) as error:  # one row never ends a folder
-            skipped.append(Skipped(source=source, line=line, reason=f"no arithmetic can be done with its figures: {error}"))
+            skipped.append(
+                Skipped(
+                    source=source, line=line,
+                    reason=f"no arithmetic can be done with its figures: {error}",
+                )
+            )
     return Rows(rows=tuple(rows), skipped=tuple(skipped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is known of a file that it need not say itself: where it lies, and what the user says of the machine and the run."""
+    """What is known of a file that it need not say itself: where it lies, and what the user says of
+    the machine and the run."""
 
     source: str
     collective: str = ""
@@ -109,7 +127,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """What a row says of its time: microseconds, and GB/s of the algorithm's and of the bus bandwidth; None where it does not say."""
+    """What a row says of its time: microseconds, and GB/s of the algorithm's and of the bus
+    bandwidth; None where it does not say."""
 
     microseconds: float | None
     algorithm: float | None = None
@@ -117,14 +136,26 @@ class Timed:
 
 
 def checked(row: NcclRow, timed: Timed) -> NcclRow:
-    """The row with its time, if it contradicts neither itself nor what there is a model of; RefusedError otherwise."""
-    name = next(iter(collectives_of(row.collective)), "") if re.fullmatch(r"[A-Za-z_\- ]{6,30}", row.collective) else ""
+    """The row with its time, if it contradicts neither itself nor what there is a model of;
+    RefusedError otherwise."""
+    name = (
+        next(iter(collectives_of(row.collective)), "")
+        if re.fullmatch(r"[A-Za-z_\- ]{6,30}", row.collective)
+        else ""
+    )
     if name not in FACTORS:
         raise RefusedError(f"collective {row.collective[:40]!r} has no model")
     if unit := another_unit(row.notes):
         raise RefusedError(f"another unit: {unit[:40]!r}")
-    row = replace(row, collective=name, size_bytes=whole_message(name, row.size_bytes, ranks=row.n_ranks, words=row.notes))
-    if not (2 <= row.n_ranks <= 1 << 20 and 1 <= row.n_nodes <= row.n_ranks and row.n_ranks % row.n_nodes == 0):
+    row = replace(
+        row, collective=name,
+        size_bytes=whole_message(name, row.size_bytes, ranks=row.n_ranks, words=row.notes),
+    )
+    if not (
+        2 <= row.n_ranks <= 1 << 20
+        and 1 <= row.n_nodes <= row.n_ranks
+        and row.n_ranks % row.n_nodes == 0
+    ):
         raise RefusedError("ranks and nodes contradict each other")
     if not 0 < row.size_bytes <= MOST_BYTES:
         raise RefusedError("size or time is not above 0")
@@ -133,7 +164,9 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
         raise RefusedError("size or time is not above 0")
     try:
         carried = mapped(row).communicator.bus_gb_s
-        inside = mapped(replace(row, n_ranks=min(row.n_ranks, 8), n_nodes=1, notes="", tool="")).communicator.bus_gb_s
+        inside = mapped(
+            replace(row, n_ranks=min(row.n_ranks, 8), n_nodes=1, notes="", tool="")
+        ).communicator.bus_gb_s
     except UnknownGpuError:
         raise RefusedError(f"no NCCL model of the GPU {row.gpu[:40]!r}") from None
     except UnmodelledError as error:
@@ -143,9 +176,13 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
     if _differ(timed.bus, bus) or _differ(timed.algorithm, algorithm):
         raise RefusedError("time, size and bus bandwidth contradict one another")
     if bus > FASTEST * max(carried, inside):
-        raise RefusedError("faster than its links: a time in another unit, or a size of another message", impossible=row)
+        raise RefusedError("faster than its links: a time in another unit, or a size of another "
+                           "message", impossible=row)
     if row.microseconds < LEAST_US:
-        reason = f"{row.microseconds:.3g} us, where any kernel takes at least {LEAST_US:g}: a time in another unit"
+        reason = (
+            f"{row.microseconds:.3g} us, where any kernel takes at least {LEAST_US:g}: a time in "
+            f"another unit"
+        )
         raise RefusedError(reason, impossible=row)
     row = replace(row, bandwidth_agrees=timed.bus is not None or timed.algorithm is not None)
     if not row.bandwidth_agrees:
@@ -156,7 +193,10 @@ def checked(row: NcclRow, timed: Timed) -> NcclRow:
 def _possible(row: NcclRow, *, bus: float, carried: float) -> None:
     """RefusedError for a time that no machine takes and no bandwidth beside it confirms."""
     if bus < SLOWEST * carried and row.size_bytes >= LARGE:
-        reason = "hardly anything of its links' bandwidth: a time in another unit, or a size of another message"
+        reason = (
+            "hardly anything of its links' bandwidth: a time in another unit, or a size of "
+            "another message"
+        )
         raise RefusedError(reason, impossible=row)
     usual = predict(replace(row, microseconds=None)).microseconds
     if row.microseconds is not None and row.microseconds * SLOWEST > usual:
@@ -175,17 +215,22 @@ def _with_time(row: NcclRow, timed: Timed) -> NcclRow:
     said = timed.algorithm or (timed.bus or 0.0) / FACTORS[row.collective](row.n_ranks)
     if said < LEAST_GB_S:
         raise RefusedError("time_us missing or no number")
-    return replace(row, microseconds=row.size_bytes / said / 1000, assumed=(*row.assumed, "the time from size and bandwidth"))
+    return replace(
+        row, microseconds=row.size_bytes / said / 1000,
+        assumed=(*row.assumed, "the time from size and bandwidth"),
+    )
 
 
 def inferred(text: str, ranks: int) -> None:
-    """RefusedError where a number of ranks that was inferred from bandwidths is not that of the row."""
+    """RefusedError where a number of ranks that was inferred from bandwidths is not that of the
+    row."""
     if text and abs(number(text, "n_ranks_inferred") - ranks) > CONTRADICTION * ranks:
         raise RefusedError("ranks contradict those that the bandwidths imply")
 
 
 def whole(said: dict[str, str], name: str) -> int:
-    """The whole number in the column `name`, also as 8.0 or 1.07e+09, as programs write a column with a gap; RefusedError for none."""
+    """The whole number in the column `name`, also as 8.0 or 1.07e+09, as programs write a column
+    with a gap; RefusedError for none."""
     text = said.get(name, "").strip()
     try:
         found = number(text, name)
@@ -197,9 +242,11 @@ def whole(said: dict[str, str], name: str) -> int:
 
 
 def number(text: str, name: str) -> float:
-    """The number in `text`, which the column `name` holds, with as many digits as a program writes; RefusedError for none.
+    """The number in `text`, which the column `name` holds, with as many digits as a program writes;
+    RefusedError for none.
 
-    A comma is refused here: of a time that nothing else holds to account, 1,234 could be either of two a thousandfold apart.
+    A comma is refused here: of a time that nothing else holds to account, 1,234 could be either of
+    two a thousandfold apart.
     """
     said = text.strip()
     if said.lower() in UNSAID:

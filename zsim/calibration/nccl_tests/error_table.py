@@ -1,4 +1,5 @@
-"""The error table of nccl predictions: by collective, by system and by size, large, middle and small messages apart."""
+"""The error table of nccl predictions: by collective, by system and by size, large, middle and
+small messages apart."""
 
 from __future__ import annotations
 
@@ -37,15 +38,20 @@ class Scored:
 
     @property
     def group(self) -> str:
-        """The system that was measured, as the source names it; shared networks are groups of their own."""
+        """The system that was measured, as the source names it; shared networks are groups of their
+        own."""
         row = self.row
         shared = ", shared network" if is_shared(row.inter_node) else ""
-        return f"{row.gpu.partition('(per plot')[0].strip()} {row.n_nodes} x {row.n_ranks // row.n_nodes}{shared}"
+        return (
+            f"{row.gpu.partition('(per plot')[0].strip()} {row.n_nodes} x "
+            f"{row.n_ranks // row.n_nodes}{shared}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Of one group: absolute errors as shares of the measurement, the bias, and how many measurements lie in their band."""
+    """Of one group: absolute errors as shares of the measurement, the bias, and how many
+    measurements lie in their band."""
 
     collective: str
     group: str
@@ -59,18 +65,26 @@ class Errors:
     in_band: float
 
 
-def score(rows: Iterable[NcclRow], *, predictor: Callable[[NcclRow], Prediction] = predict) -> tuple[Scored, ...]:
+def score(
+    rows: Iterable[NcclRow], *, predictor: Callable[[NcclRow], Prediction] = predict
+) -> tuple[Scored, ...]:
     """Each row that has a time, predicted; `predictor` never sees the time."""
     found = []
     for row in rows:
         if row.microseconds is not None:
             prediction = predictor(question(row))
-            found.append(Scored(row=row, prediction=prediction, error=prediction.microseconds / row.microseconds - 1))
+            found.append(
+                Scored(
+                    row=row, prediction=prediction,
+                    error=prediction.microseconds / row.microseconds - 1,
+                )
+            )
     return tuple(found)
 
 
 def table(scored: Iterable[Scored]) -> tuple[Errors, ...]:
-    """One line per collective, system and size, then one per collective and size over all systems but shared networks."""
+    """One line per collective, system and size, then one per collective and size over all systems
+    but shared networks."""
     lines: dict[tuple[str, str, str], list[Scored]] = {}
     for one in scored:
         lines.setdefault((one.row.collective, one.group, one.size), []).append(one)
@@ -81,7 +95,9 @@ def table(scored: Iterable[Scored]) -> tuple[Errors, ...]:
 
 def _errors(collective: str, group: str, size: str, scored: list[Scored]) -> Errors:
     sizes = sorted(abs(one.error) for one in scored)
-    inside = sum(one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored)
+    inside = sum(
+        one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored
+    )
     return Errors(
         collective=collective,
         group=group,

@@ -1,4 +1,5 @@
-"""What nccl-tests writes as JSON. A file that was cut, and one that is of no whole run, is refused."""
+"""What nccl-tests writes as JSON. A file that was cut, and one that is of no whole run, is refused.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,11 @@ HEAD = 4096
 """Characters in which a file says what it is of."""
 
 
-def read_json(text: str, *, source: str, collective: str = "", inter_node: str = "", notes: str = "") -> Rows:
-    """One run of nccl-tests' `-J` file (version 2.17 and later), with out-of-place times; those are µs."""
+def read_json(
+    text: str, *, source: str, collective: str = "", inter_node: str = "", notes: str = ""
+) -> Rows:
+    """One run of nccl-tests' `-J` file (version 2.17 and later), with out-of-place times; those are
+    µs."""
     given = Given(source=source, collective=collective, inter_node=inter_node, notes=notes)
     try:
         whole = json.loads(text)
@@ -42,22 +46,34 @@ def read_json(text: str, *, source: str, collective: str = "", inter_node: str =
     if not isinstance(results, list) or "average_bus_bandwidth" not in whole:
         return _skipped("not a whole run of nccl-tests", results, given)
     devices = whole["config"].get("devices") if isinstance(whole.get("config"), dict) else None
-    if not isinstance(devices, list) or not devices or not all(isinstance(one, dict) for one in devices):
+    if (
+        not isinstance(devices, list)
+        or not devices
+        or not all(isinstance(one, dict) for one in devices)
+    ):
         return _skipped("no devices listed", results, given)
-    run = _Run(whole=whole, head=text[:HEAD], devices=devices, header=log_headers.of_json(whole["config"]))
+    run = _Run(
+        whole=whole, head=text[:HEAD], devices=devices, header=log_headers.of_json(whole["config"])
+    )
     if reason := next(filter(None, run.problems()), ""):
         return _skipped(reason, results, given)
-    return collect(((place, partial(run.row, result, given)) for place, result in enumerate(results, start=1)), given.source)
+    return collect(
+        ((place, partial(run.row, result, given)) for place, result in enumerate(results, start=1)),
+        given.source,
+    )
 
 
 def _skipped(reason: str, results: Any, given: Given) -> Rows:
     count = max(1, len(results)) if isinstance(results, list) else 1
-    return Rows(rows=(), skipped=(Skipped(source=given.source, line=1, reason=reason, count=count),))
+    return Rows(
+        rows=(), skipped=(Skipped(source=given.source, line=1, reason=reason, count=count),)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The object of one whole run, the beginning of its text, and of its configuration the devices, one for each rank, and the header."""
+    """The object of one whole run, the beginning of its text, and of its configuration the devices,
+    one for each rank, and the header."""
 
     whole: dict[str, Any]
     head: str
@@ -66,7 +82,10 @@ class _Run:
 
     def problems(self) -> Iterator[str]:
         """Why none of it can be used."""
-        ranks = [rank if type(rank := one.get("rank")) is int else place for place, one in enumerate(self.devices)]
+        ranks = [
+            rank if type(rank := one.get("rank")) is int else place
+            for place, one in enumerate(self.devices)
+        ]
         yield self.header.mistimed
         yield log_headers.split(str(one.get("group", 0)) for one in self.devices)
         yield self.header.incomplete(ranks)
@@ -77,7 +96,11 @@ class _Run:
     def variables(self) -> str:
         """What its environment says of NCCL."""
         said = self.whole.get("env")
-        return in_log(" ".join(str(one) for one in said[:MOST_VARIABLES])) if isinstance(said, list) else ""
+        return (
+            in_log(" ".join(str(one) for one in said[:MOST_VARIABLES]))
+            if isinstance(said, list)
+            else ""
+        )
 
     @property
     def version(self) -> str:
@@ -121,9 +144,15 @@ class _Run:
         )
 
     def _collective(self, result: dict[str, Any], given: Given) -> str:
-        """What the result, or else the beginning of the file, says that it is of; RefusedError where that is no one collective."""
+        """What the result, or else the beginning of the file, says that it is of; RefusedError
+        where that is no one collective."""
         name = str(result.get("experiment_name") or "")
-        said = said_by(name) or collectives_of(name) or programs(self.head) or collectives_of(self.head)
+        said = (
+            said_by(name)
+            or collectives_of(name)
+            or programs(self.head)
+            or collectives_of(self.head)
+        )
         found, problem = agreed(said, given=given.collective, source=given.source, modelled=FACTORS)
         if problem:
             raise RefusedError(problem)
@@ -133,11 +162,15 @@ class _Run:
 def _is_wrong(result: Any) -> bool:
     """Whether any value that a row came to is wrong, out of place or in place."""
     runs = (result.get("out_of_place"), result.get("in_place")) if isinstance(result, dict) else ()
-    return any(isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0 for run in runs)
+    return any(
+        isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0
+        for run in runs
+    )
 
 
 def _out_of_bounds(summary: Any, results: list[Any]) -> str:
-    """Why a whole run is refused that says values are out of bounds and has no row to blame, as its text is; "" for all others."""
+    """Why a whole run is refused that says values are out of bounds and has no row to blame, as its
+    text is; "" for all others."""
     if not isinstance(summary, dict) or any(map(_is_wrong, results)):
         return ""
     count = summary.get("count")

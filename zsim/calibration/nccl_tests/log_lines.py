@@ -1,7 +1,9 @@
-"""The lines of an nccl-tests table: which are rows, which should have been, and whether a row's size is that of its elements.
+"""The lines of an nccl-tests table: which are rows, which should have been, and whether a row's
+size is that of its elements.
 
-NCCL's messages and shells write into the same file, and people edit it: a line that holds what a row does and is not as rows are is named
-where it would be lost. What only reports, as the ranks of a channel, holds no times and no dtype.
+NCCL's messages and shells write into the same file, and people edit it: a line that holds what a
+row does and is not as rows are is named where it would be lost. What only reports, as the ranks of
+a channel, holds no times and no dtype.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ TYPE_BYTES = {
 OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
 """As its `redop` has them."""
 OF_PARTS = ("all_gather", "reduce_scatter")
-"""Collectives whose count is that of one rank's part, their size that of all parts (getCollByteCount of each program)."""
+"""Collectives whose count is that of one rank's part, their size that of all parts
+(getCollByteCount of each program)."""
 FIGURES, FRACTIONS = 6, 2
 """Fewest figures of a row that has times, and how many of them have digits behind a point."""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?(?:[KMGT]i?B?)?", re.IGNORECASE)
@@ -34,31 +37,39 @@ def is_row(line: str) -> bool:
 
 
 def holds_row(line: str) -> bool:
-    """Whether the line holds what a row does, wherever it begins: the figures of one that has times, or a dtype with its operation."""
+    """Whether the line holds what a row does, wherever it begins: the figures of one that has
+    times, or a dtype with its operation."""
     cells = line.split()
     figures = [cell for cell in cells if _FIGURE.fullmatch(cell)]
     if len(figures) >= FIGURES and sum("." in figure for figure in figures) >= FRACTIONS:
         return True
     pairs = pairwise(cells)
-    return len(figures) >= FRACTIONS and any(first in TYPE_BYTES and second in OPERATIONS for first, second in pairs)
+    return len(figures) >= FRACTIONS and any(
+        first in TYPE_BYTES and second in OPERATIONS for first, second in pairs
+    )
 
 
 def why_no_row(cells: Sequence[str], *, columns: int) -> str:
     """Why the cells of a line are no row of a table with so many columns, "" where they are.
 
-    A third figure where the dtype should be is what a line begins with that has one before its size.
+    A third figure where the dtype should be is what a line begins with that has one before its
+    size.
     """
     if any(NUL in cell for cell in cells):
         return DAMAGED
-    if not (cells[0].isdecimal() and cells[1].isdecimal()) or _FIGURE.fullmatch("".join(cells[2:3])):
+    if not (cells[0].isdecimal() and cells[1].isdecimal()) or _FIGURE.fullmatch(
+        "".join(cells[2:3])
+    ):
         return f"expected a size in bytes where its line begins, found {cells[0][:40]!r}"
     return "fewer fields than the table has" if len(cells) < columns else ""
 
 
 def why_not_its_count(collective: str, cells: Sequence[str], *, ranks: int) -> str:
-    """Why the size of a row is not that of its elements, "" where it is, or nobody knows how large its dtype is.
+    """Why the size of a row is not that of its elements, "" where it is, or nobody knows how large
+    its dtype is.
 
-    A run's programs round sizes to whole elements of whole parts before they print both, so that they are equal to the byte.
+    A run's programs round sizes to whole elements of whole parts before they print both, so that
+    they are equal to the byte.
     """
     if cells[2] not in TYPE_BYTES or not (cells[0].isdecimal() and cells[1].isdecimal()):
         return ""
@@ -67,4 +78,7 @@ def why_not_its_count(collective: str, cells: Sequence[str], *, ranks: int) -> s
     if size == count * parts * TYPE_BYTES[dtype]:
         return ""
     of_ranks = f" of each of {ranks} ranks" if parts > 1 else ""
-    return f"size {size} contradicts {count} elements of {dtype}{of_ranks}, which are {count * parts * TYPE_BYTES[dtype]} bytes"
+    return (
+        f"size {size} contradicts {count} elements of {dtype}{of_ranks}, which are "
+        f"{count * parts * TYPE_BYTES[dtype]} bytes"
+    )

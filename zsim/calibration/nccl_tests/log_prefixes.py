@@ -1,8 +1,10 @@
-"""What stands before every line of an nccl-tests log: a launcher's tag, a time, a host's or a container's name, colours of a terminal.
+"""What stands before every line of an nccl-tests log: a launcher's tag, a time, a host's or a
+container's name, colours of a terminal.
 
-There are more kinds of them than anybody lists, and new ones each year; but nccl-tests begins its own lines with `#`, so that what stands
-before those is what stands before all. Its shape is taken off wherever a line begins so: figures may differ from line to line, as those
-of times and ranks do, and nothing else may. A line that begins otherwise stays as it is.
+There are more kinds of them than anybody lists, and new ones each year; but nccl-tests begins its
+own lines with `#`, so that what stands before those is what stands before all. Its shape is taken
+off wherever a line begins so: figures may differ from line to line, as those of times and ranks do,
+and nothing else may. A line that begins otherwise stays as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ MOST = 16
 MOST_LINES = 100_000
 """Of nccl-tests' own that are looked at: those of a thousand runs."""
 _OWN = re.compile(
-    r"#[ \t]{0,20}(?:nccl-tests version|nThread\b|Using devices|Collective test (?:starting|concluded)|Rank[ \t]{1,8}\d{1,7}[ \t]"
+    r"#[ \t]{0,20}(?:nccl-tests version|nThread\b|Using devices|Collective test (?:starting|concluded)|Rank[ \t]{1,8}\d{1,7}[ \t]"  # noqa: E501
     r"|size[ \t]+count\b|\(B\)[ \t]|Out of bounds values|Avg bus bandwidth)"
 )
 """How lines begin that nccl-tests alone writes."""
@@ -27,7 +29,8 @@ _PARTS = re.compile(r"\d+|[ \t]+|[^\d \t]+")
 
 
 def plain(text: str) -> str:
-    """The text without what stands before each of its lines, and without colours; a text that is no log of nccl-tests as it is."""
+    """The text without what stands before each of its lines, and without colours; a text that is no
+    log of nccl-tests as it is."""
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     shapes = _shapes(text)
@@ -38,16 +41,21 @@ def plain(text: str) -> str:
 
 
 def holds_log(text: str) -> bool:
-    """Whether a line of the text, which is `plain`, begins as those that nccl-tests alone writes."""
+    """Whether a line of the text, which is `plain`, begins as those that nccl-tests alone writes.
+    """
     return re.search(rf"^(?:{_OWN.pattern})", text, re.MULTILINE) is not None
 
 
 def _shapes(text: str) -> Counter[str]:
-    """What stands before nccl-tests' own lines, and before how many. Before lines of one kind alone it may be a note that cites one."""
+    """What stands before nccl-tests' own lines, and before how many. Before lines of one kind alone
+    it may be a note that cites one."""
     kinds, counts = dict[str, str](), Counter[str]()
     of_several = set[str]()
     for own in islice(_OWN.finditer(text), MOST_LINES):
-        begin = max(text.rfind(end, max(0, own.start() - LONGEST - 1), own.start()) for end in "\r\n") + 1
+        begin = (
+            max(text.rfind(end, max(0, own.start() - LONGEST - 1), own.start()) for end in "\r\n")
+            + 1
+        )
         if own.start() - begin <= LONGEST and (shape := _shape(text[begin : own.start()])):
             counts[shape] += 1
             if kinds.setdefault(shape, kind := own[0][1:].split()[0]) != kind:
@@ -58,8 +66,8 @@ def _shapes(text: str) -> Counter[str]:
 def _shape(before: str) -> str:
     """A pattern of all that looks as `before` does, "" for what may not stand before a line.
 
-    A letter or a figure would run into the row behind it, so the last one is a blank or a sign. Each run of figures, and of blanks, is
-    taken whole: nothing is tried twice.
+    A letter or a figure would run into the row behind it, so the last one is a blank or a sign.
+    Each run of figures, and of blanks, is taken whole: nothing is tried twice.
     """
     if not before or before[-1].isalnum():
         return ""

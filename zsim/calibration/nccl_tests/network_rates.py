@@ -1,8 +1,10 @@
-"""What the words of a network say of its rate: how many ports, how fast each is, and whose they are.
+"""What the words of a network say of its rate: how many ports, how fast each is, and whose they
+are.
 
-"3200 Gbps/node", "8x50 GB/s per node", "4 x 200G", "8xNDR400", "4x HDR100", "1x NDR400 per GPU", "one HDR200 per 2 GPUs", "4x200". Bits and
-bytes by their letter; a bare G is gigabits, as NICs are sold. The number behind a cable's name is the rate of its port: HDR100 and NDR200
-are half of one that is split. Words that contradict each other are named.
+"3200 Gbps/node", "8x50 GB/s per node", "4 x 200G", "8xNDR400", "4x HDR100", "1x NDR400 per GPU",
+"one HDR200 per 2 GPUs", "4x200". Bits and bytes by their letter; a bare G is gigabits, as NICs are
+sold. The number behind a cable's name is the rate of its port: HDR100 and NDR200 are half of one
+that is split. Words that contradict each other are named.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ MOST_PORTS = 64
 _COUNTS = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4, "quad": 4, "eight": 8}
 _NODES = ("node", "host", "server", "instance", "machine")
 _PORTS = r"(?:NIC|HCA|port|card|adapter|link|rail|cable)"
-_KINDS = r"(?:bonded|ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"
+_KINDS = r"(?:bonded|ethernet|infiniband|ib|roce|rdma|efa|tcp|network|bandwidth)(?:[ ,]+(?:ethernet|rdma|network|bandwidth))*"  # noqa: E501
 """Words that may stand between a rate and whose it is."""
 _RATE = r"(?<!\d)(\d{1,9}(?:\.\d{1,9})?)\s*(G|T)(B/s|b/s|bps|bit/s|bE|)(?![A-Za-z])"
 _NAME = r"(?:EDR|HDR|NDR|XDR)"
 _WORD = r"[A-Za-z][A-Za-z0-9\-]*\s+"
 _MANY = re.compile(rf"(?<![\w\-])(\d{{1,4}})\s*x\s*({_WORD}|)(?:{_WORD})?{_RATE}", re.IGNORECASE)
-_EACH_OF = re.compile(rf"(?<![\w\-])(\d{{1,3}})\s*(?:x\s*)?(?:{_WORD})?{_PORTS}s?\s+(?:of|at|with|@)\s+(?:{_WORD})?{_RATE}", re.IGNORECASE)
+_EACH_OF = re.compile(
+    rf"(?<![\w\-])(\d{{1,3}})\s*(?:x\s*)?(?:{_WORD})?{_PORTS}s?\s+(?:of|at|with|@)\s+(?:{_WORD})?{_RATE}",
+    re.IGNORECASE,
+)
 _EACH = re.compile(
     rf"(?<![\w\-])(\d{{1,3}})\s*(?:x\s*)?(?:{_WORD})?{_PORTS}s?\s*[,:]?\s*(?:{_WORD})?{_RATE}"
     rf"\s*(?:each\b|(?:/|per )\s*{_PORTS})",
@@ -34,22 +39,31 @@ _EACH = re.compile(
 _BEHIND = re.compile(rf"{_RATE}\)?\s*x\s*(\d{{1,2}})\b", re.IGNORECASE)
 _CABLE = re.compile(
     r"(?:(?<![\w\-])(\d{1,2})\s*x\s*(?:[A-Za-z][A-Za-z0-9\-]*\s+)?|(?<![\w\-])(\d{1,2})\s*|(?<![A-Za-z]))"
-    rf"({_NAME})(?:[ \-]?(\d{{2,4}})(?![\d.]|\s*[GT](?![A-Za-z]{{3}})))?(?:\s*\([^()]*\))?(?:\s*x\s*(\d{{1,2}})\b)?",
+    rf"({_NAME})(?:[ \-]?(\d{{2,4}})(?![\d.]|\s*[GT](?![A-Za-z]{{3}})))?(?:\s*\([^()]*\))?(?:\s*x\s*(\d{{1,2}})\b)?",  # noqa: E501
     re.IGNORECASE,
 )
-"""How many cables, before or behind their name, the name, and the rate of their ports, which has no unit."""
-_BARE = re.compile(r"(?<![\w\-.])(\d{1,4})\s*x\s*(\d{1,4})(?![\w.\-]|\s*(?:[GTM]i?b|nodes?\b|GPUs?\b|ranks?\b|x))", re.IGNORECASE)
+"""How many cables, before or behind their name, the name, and the rate of their ports, which has no
+unit."""
+_BARE = re.compile(
+    r"(?<![\w\-.])(\d{1,4})\s*x\s*(\d{1,4})(?![\w.\-]|\s*(?:[GTM]i?b|nodes?\b|GPUs?\b|ranks?\b|x))",
+    re.IGNORECASE,
+)
 _OWNER = r"(node|GPU|NIC|card|device|host|server|instance|machine|rank|port|HCA|adapter|rail)s?\b"
 _FILLER = rf"(?:\s|\(|\)|{_KINDS}\b|{_NAME}(?:[ \-]?\d{{2,4}})?\b|{_RATE}|G\b|{_PORTS}s?\b)*+"
-_WHOSE = re.compile(rf"{_FILLER}(?:/|\b(?:per|for each|for every|each|every)\b)\s*(?:each\s+)?(\d{{1,2}}\s*)?{_OWNER}", re.IGNORECASE)
-_ONE = re.compile(rf"{_RATE}\s*(?:{_KINDS})?\s*(?:/|per|each)?\s*(?:(\d{{1,2}}\s*)?{_OWNER})?", re.IGNORECASE)
+_WHOSE = re.compile(
+    rf"{_FILLER}(?:/|\b(?:per|for each|for every|each|every)\b)\s*(?:each\s+)?(\d{{1,2}}\s*)?{_OWNER}",  # noqa: E501
+    re.IGNORECASE,
+)
+_ONE = re.compile(
+    rf"{_RATE}\s*(?:{_KINDS})?\s*(?:/|per|each)?\s*(?:(\d{{1,2}}\s*)?{_OWNER})?", re.IGNORECASE
+)
 _PORTS_OF = re.compile(
-    rf"(?<![\w\-])(\d{{1,3}})\s*(?:x\s*)?{_PORTS}s?\s*(?:/|per|a|for each|for every)\s*(\d{{1,2}}\s*)?{_OWNER}", re.IGNORECASE
+    rf"(?<![\w\-])(\d{{1,3}})\s*(?:x\s*)?{_PORTS}s?\s*(?:/|per|a|for each|for every)\s*(\d{{1,2}}\s*)?{_OWNER}",  # noqa: E501
+    re.IGNORECASE,
 )
 _SHARED = re.compile(
-    rf"(?<![\w\-])(\d{{1,2}})\s*GPUs?\s*(?:/|per|share|sharing|on)\s*(?:a |one |each |1 )?{_PORTS}\b"
-    r"|(?<![\w\-])(\d)\s*:\s*1\s*GPUs?\s*:\s*NICs?",
-    re.IGNORECASE,
+    rf"(?<![\w\-])(\d{{1,2}})\s*GPUs?\s*(?:/|per|share|sharing|on)\s*(?:a |one |each |1 )?{_PORTS}\b"  # noqa: E501
+    r"|(?<![\w\-])(\d)\s*:\s*1\s*GPUs?\s*:\s*NICs?", re.IGNORECASE,
 )
 """GPUs that have one port together."""
 AGREE = 0.1
@@ -57,8 +71,9 @@ AGREE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """GB/s, whose they are as words say it, a "node", each "gpu" or "nic", "" for none, whether a cable's name stands for them, and of how
-    many ports they are, 0 where nobody says. `instead` is what the words say as well, and contradict."""
+    """GB/s, whose they are as words say it, a "node", each "gpu" or "nic", "" for none, whether a
+    cable's name stands for them, and of how many ports they are, 0 where nobody says. `instead` is
+    what the words say as well, and contradict."""
 
     gb_s: float
     whose: str
@@ -70,7 +85,8 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """GB/s of all NICs of a node together, what the words may mean of it as well, what they say instead, and what had to be assumed."""
+    """GB/s of all NICs of a node together, what the words may mean of it as well, what they say
+    instead, and what had to be assumed."""
 
     gb_s: float
     other: float | None = None
@@ -79,8 +95,9 @@ class Taken:
 
 
 def taken(inter: str, *, per_node: int, most: float = 50.0) -> Taken | None:
-    """What the words say of a node of `per_node` GPUs; None where they say no rate. `most` is what one GPU's slot can carry: a rate above
-    it that belongs to nothing in particular is the node's, and of several ports that were said to be each GPU's, they are the node's.
+    """What the words say of a node of `per_node` GPUs; None where they say no rate. `most` is what
+    one GPU's slot can carry: a rate above it that belongs to nothing in particular is the node's,
+    and of several ports that were said to be each GPU's, they are the node's.
 
     A rate or a cable that is nobody's is each GPU's or the only one; not so one that no NIC has.
     """
@@ -89,13 +106,16 @@ def taken(inter: str, *, per_node: int, most: float = 50.0) -> Taken | None:
         return None
     assumed, whose = said.assumed, said.whose
     if whose == "gpu" and said.count > 1 and said.gb_s > 2 * most:
-        whose, assumed = "node", (*assumed, f"{8 * said.gb_s:g} Gbit/s as a node's, for no GPU has a slot for them")
+        whose, assumed = "node", (*assumed, f"{8 * said.gb_s:g} Gbit/s as a node's, for no GPU "
+                                            f"has a slot for them")
     of_all = whose == "node" or (not whose and not said.is_cable and said.gb_s > most)
     times = 1 if of_all else per_node
     other = said.gb_s * (per_node if of_all else 1)
     may_be = not whose and per_node > 1 and said.gb_s <= 2 * most
     instead = None if said.instead is None else said.instead * times
-    return Taken(gb_s=said.gb_s * times, other=other if may_be else None, instead=instead, assumed=assumed)
+    return Taken(
+        gb_s=said.gb_s * times, other=other if may_be else None, instead=instead, assumed=assumed
+    )
 
 
 def node_gb_s(inter: str, *, per_node: int, most: float = 50.0) -> float | None:
@@ -118,17 +138,23 @@ def _said(inter: str) -> Said | None:
 
 def _counted(text: str) -> str:
     """The text with counts in words as figures: "one HDR200" and "quad-rail HDR"."""
-    text = re.sub(r"\b(\d{1,2})\+1\s*x", r"\1 x", text, flags=re.IGNORECASE)  # the one is of the storage
+    text = re.sub(
+        r"\b(\d{1,2})\+1\s*x", r"\1 x", text, flags=re.IGNORECASE
+    )  # the one is of the storage
     twice = r"\b(\d{1,2})\s*x\s*\(?\s*(\d{1,2})\s*x(?=\s*[\d.]+\s*[GT])"
     text = re.sub(twice, lambda both: f"{int(both[1]) * int(both[2])} x", text, flags=re.IGNORECASE)
-    text = re.sub(r"\b(single|dual|two|quad|four|eight)[- ]rail\b", lambda one: f"{_COUNTS[one[1].lower()]} x", text, flags=re.IGNORECASE)
+    text = re.sub(
+        r"\b(single|dual|two|quad|four|eight)[- ]rail\b",
+        lambda one: f"{_COUNTS[one[1].lower()]} x", text, flags=re.IGNORECASE,
+    )
     before = rf"\b(one|single|two|dual|four|quad|eight)\b(?=\s+(?:\d|{_NAME}|{_PORTS}))"
     return re.sub(before, lambda one: f"{_COUNTS[one[1].lower()]} x", text, flags=re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cable:
-    """A cable's name in the text, its ports' GB/s by the number behind it or None, how many there are or 0, and where it ends."""
+    """A cable's name in the text, its ports' GB/s by the number behind it or None, how many there
+    are or 0, and where it ends."""
 
     name: str
     number: float | None
@@ -148,7 +174,9 @@ def _cable_of(text: str) -> _Cable | None:
     found = _CABLE.search(text)
     if found is None:
         return None
-    name, number = found[3].upper(), float(found[4]) / 8 if found[4] and int(found[4]) in SOLD else None
+    name, number = (
+        found[3].upper(), float(found[4]) / 8 if found[4] and int(found[4]) in SOLD else None,
+    )
     if number and number > 2 * CABLES[name]:
         number = None
     return _Cable(name, number, int(found[1] or found[2] or found[5] or 0), found.end())
@@ -156,7 +184,9 @@ def _cable_of(text: str) -> _Cable | None:
 
 def _several(text: str, named: _Cable | None) -> Said | None:
     """So many of a rate, in one of the orders in which people write it."""
-    if (many := _MANY.search(text)) and not (named and _gb_s(*many.groups()[2:5]) > (1 + AGREE) * named.full):
+    if (many := _MANY.search(text)) and not (
+        named and _gb_s(*many.groups()[2:5]) > (1 + AGREE) * named.full
+    ):
         return _of(text, many.end(), int(many[1]), _gb_s(*many.groups()[2:5]), named)
     if each := _EACH_OF.search(text) or _EACH.search(text):
         return _of(text, each.end(), int(each[1]), _gb_s(*each.groups()[1:4]), named)
@@ -173,13 +203,15 @@ def _several(text: str, named: _Cable | None) -> Said | None:
 
 
 def _of(text: str, end: int, count: int, each: float, named: _Cable | None) -> Said:
-    """`count` ports of `each` GB/s, a node's unless the words behind `end` say whose; the number behind a cable's name may contradict."""
+    """`count` ports of `each` GB/s, a node's unless the words behind `end` say whose; the number
+    behind a cable's name may contradict."""
     whose, among = _whose(text[end:])
     said = Said(gb_s=count * each / among, whose=whose or "node", count=count)
     if whose == "nic":
         said = replace(said, whose="gpu" if count == 1 else "")
     if named and named.number and _differ(named.number, each):
-        return _contradicted(said, count * named.number / among, f"{named.words} contradicts {8 * each:g} Gbit/s")
+        return _contradicted(said, count * named.number / among, f"{named.words} contradicts "
+                                                                 f"{8 * each:g} Gbit/s")
     return said
 
 
@@ -189,7 +221,12 @@ def _cables(text: str, named: _Cable | None) -> Said | None:
         return None
     each = min(named.number or named.full, named.full)
     plain = _single(text)
-    if plain and plain.whose and not named.count and not (plain.whose == "nic" and named.number and _differ(plain.gb_s, each)):
+    if (
+        plain
+        and plain.whose
+        and not named.count
+        and not (plain.whose == "nic" and named.number and _differ(plain.gb_s, each))
+    ):
         return plain
     if plain and named.number is None and plain.gb_s <= (1 + AGREE) * named.full:
         each = plain.gb_s
@@ -197,7 +234,10 @@ def _cables(text: str, named: _Cable | None) -> Said | None:
         return plain
     whose, among = _whose(text[named.end :])
     whose = whose or ("node" if named.count else "")
-    said = Said(gb_s=(named.count or 1) * each / among, whose=whose, is_cable=not named.count, count=named.count)
+    said = Said(
+        gb_s=(named.count or 1) * each / among, whose=whose, is_cable=not named.count,
+        count=named.count,
+    )
     if whose == "nic":
         said = replace(said, whose="gpu" if named.count <= 1 else "")
     if named.number and _differ(named.number, each):
@@ -220,23 +260,30 @@ def _single(text: str) -> Said | None:
     one = _ONE.search(text)
     if one is None:
         return None
-    whose, among = _whose(text[one.start() :]) if not one[5] else (_owner(one[5]), _at_least_one(one[4]))
+    whose, among = (
+        _whose(text[one.start() :]) if not one[5] else (_owner(one[5]), _at_least_one(one[4]))
+    )
     return Said(gb_s=_gb_s(*one.groups()[:3]) / among, whose=whose)
 
 
 def _shared(text: str, said: Said) -> Said:
-    """`said` of one port where the text says elsewhere how many a node or a GPU has, or how many GPUs have one together."""
+    """`said` of one port where the text says elsewhere how many a node or a GPU has, or how many
+    GPUs have one together."""
     if said.count or said.whose not in ("", "nic"):
         return replace(said, whose="gpu" if said.whose == "nic" else said.whose)
     if shared := _SHARED.search(text):
         return replace(said, gb_s=said.gb_s / _at_least_one(shared[1] or shared[2]), whose="gpu")
     if (ports := _PORTS_OF.search(text)) and (whose := _owner(ports[3])) != "nic":
-        return replace(said, gb_s=said.gb_s * int(ports[1]) / _at_least_one(ports[2]), whose=whose, count=int(ports[1]))
+        return replace(
+            said, gb_s=said.gb_s * int(ports[1]) / _at_least_one(ports[2]), whose=whose,
+            count=int(ports[1]),
+        )
     return replace(said, whose="gpu" if said.whose == "nic" else "")
 
 
 def _whose(behind: str) -> tuple[str, int]:
-    """Whose ports the words behind them say they are, "" for nobody's, and how many of those have them together."""
+    """Whose ports the words behind them say they are, "" for nobody's, and how many of those have
+    them together."""
     found = _WHOSE.match(behind)
     return (_owner(found[5]), _at_least_one(found[4])) if found else ("", 1)
 
@@ -255,4 +302,6 @@ def _differ(one: float, other: float) -> bool:
 
 
 def _gb_s(number: str, prefix: str, unit: str) -> float:
-    return float(number) * (1000 if prefix.upper() == "T" else 1) / (1 if unit.startswith("B/") else 8)
+    return (
+        float(number) * (1000 if prefix.upper() == "T" else 1) / (1 if unit.startswith("B/") else 8)
+    )

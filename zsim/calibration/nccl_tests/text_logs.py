@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from zsim.calibration.nccl_tests import log_headers, log_tables
-from zsim.calibration.nccl_tests.checks import FACTORS, Given, RefusedError, Rows, Skipped, checked, collect
+from zsim.calibration.nccl_tests.checks import (
+    FACTORS,
+    Given,
+    RefusedError,
+    Rows,
+    Skipped,
+    checked,
+    collect,
+)
 from zsim.calibration.nccl_tests.collective_names import agreed, programs, said_by
 from zsim.calibration.nccl_tests.log_lines import holds_row, is_row, why_no_row, why_not_its_count
 from zsim.calibration.nccl_tests.log_prefixes import plain
@@ -23,29 +31,39 @@ STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
 
 
 def read_text(
-    text: str, *, source: str, collective: str = "", gpu: str = "", inter_node: str = "", notes: str = ""
+    text: str, *, source: str, collective: str = "", gpu: str = "", inter_node: str = "",
+    notes: str = "",
 ) -> Rows:
-    """What nccl-tests printed, run by run, with out-of-place times. What the text does not say can be given.
+    """What nccl-tests printed, run by run, with out-of-place times. What the text does not say can
+    be given.
 
-    A run is of the collective that it says; `collective` and the file's name say that of one that does not, and must not contradict it.
-    Rows of another contradict its bandwidths or their operation. A run without its closing summary was cut, and its last row may be too:
-    none of it is used.
+    A run is of the collective that it says; `collective` and the file's name say that of one that
+    does not, and must not contradict it. Rows of another contradict its bandwidths or their
+    operation. A run without its closing summary was cut, and its last row may be too: none of it is
+    used.
     """
     given = Given(source=source, collective=collective, gpu=gpu, inter_node=inter_node, notes=notes)
     read = [_read_run(lines, first, given) for first, lines in _runs(plain(text).splitlines())]
-    return Rows(rows=tuple(row for one in read for row in one.rows), skipped=tuple(skip for one in read for skip in one.skipped))
+    return Rows(
+        rows=tuple(row for one in read for row in one.rows),
+        skipped=tuple(skip for one in read for skip in one.skipped),
+    )
 
 
 def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The lines of each run, and how many stand before them: one begins behind a summary, or where a run is started anew.
+    """The lines of each run, and how many stand before them: one begins behind a summary, or where
+    a run is started anew.
 
-    Behind a summary a command that runs a program is that of the next run, which says no other collective where nccl-tests is old.
+    Behind a summary a command that runs a program is that of the next run, which says no other
+    collective where nccl-tests is old.
     """
     begin, is_over, has_body = 0, False, False
     starts_at = [place for place, line in enumerate(lines) if line.startswith(STARTS)]
     last = starts_at[-1] if starts_at else 0
     for place, line in enumerate(lines):
-        starts = line.startswith(STARTS) or (is_over and place < last and not line.startswith("#") and bool(programs(line)))
+        starts = line.startswith(STARTS) or (
+            is_over and place < last and not line.startswith("#") and bool(programs(line))
+        )
         if (starts and has_body) or (is_over and (starts or is_row(line))):
             yield begin, lines[begin:place]
             begin, is_over, has_body = place, False, False
@@ -55,7 +73,8 @@ def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _table(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
-    """The rows of a run, and behind its header also what is none and holds what a row does; each with its line in the file."""
+    """The rows of a run, and behind its header also what is none and holds what a row does; each
+    with its line in the file."""
     is_behind = False
     for place, line in enumerate(lines, start=first + 1):
         is_header = line.startswith("#") and "(GB/s)" in line
@@ -86,12 +105,16 @@ class _About:
 
 
 def _about(text: str, given: Given) -> _About:
-    listed = re.findall(r"#\s+Rank\s+(\d{1,7}) .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text)
+    listed = re.findall(
+        r"#\s+Rank\s+(\d{1,7}) .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text
+    )
     devices, header = [(host, gpu) for _, host, gpu in listed], log_headers.of_text(text)
     version = re.search(r"NCCL version (\d+\.\d+(?:\.\d+)?)", text)
     code = re.search(r"nccl-library=(\d{1,9})(?!\d)", text)
     said = said_by(text)
-    name, contradiction = agreed(said, given=given.collective, source=given.source, modelled=FACTORS)
+    name, contradiction = agreed(
+        said, given=given.collective, source=given.source, modelled=FACTORS
+    )
     return _About(
         collective=name,
         is_named=bool(said),
@@ -110,7 +133,8 @@ def _about(text: str, given: Given) -> _About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The `lines` of one run, of which so many stand before them: its rows with their places, their columns, and what it says of itself."""
+    """The `lines` of one run, of which so many stand before them: its rows with their places, their
+    columns, and what it says of itself."""
 
     lines: Sequence[str]
     first: int
@@ -152,10 +176,14 @@ class _Run:
     def row(self, cells: list[str], place: int, given: Given) -> NcclRow:
         """The row in line `place`; RefusedError with what is wrong with it."""
         about, name = self.about, self.about.collective
-        if problem := why_no_row(cells, columns=len(self.columns.names)) or why_not_its_count(name, cells, ranks=about.ranks):
+        if problem := why_no_row(cells, columns=len(self.columns.names)) or why_not_its_count(
+            name, cells, ranks=about.ranks
+        ):
             raise RefusedError(problem)
         timed = self.columns.timed(cells, name)
-        contradiction = (self.columns.why_not_called if about.is_named else self.columns.why_not_of)(name, cells)
+        contradiction = (
+            self.columns.why_not_called if about.is_named else self.columns.why_not_of
+        )(name, cells)
         if problem := self.columns.why_wrong(cells) or contradiction:
             raise RefusedError(problem)
         return checked(
@@ -178,9 +206,17 @@ class _Run:
 
 def _read_run(lines: list[str], first: int, given: Given) -> Rows:
     rows = [(place, line.split()) for place, line in _table(lines, first)]
-    run = _Run(lines=lines, first=first, rows=rows, columns=log_tables.table_of(lines), about=_about("\n".join(lines), given))
+    run = _Run(
+        lines=lines, first=first, rows=rows, columns=log_tables.table_of(lines),
+        about=_about("\n".join(lines), given),
+    )
     if reason := next(filter(None, run.problems(gpu=given.gpu)), ""):
         last = first + len(lines)
-        whole = Skipped(source=given.source, line=last, reason=reason, count=max(1, len(rows)), first=first + 1, last=last)
+        whole = Skipped(
+            source=given.source, line=last, reason=reason, count=max(1, len(rows)), first=first + 1,
+            last=last,
+        )
         return Rows(rows=(), skipped=(whole,))
-    return collect(((place, partial(run.row, cells, place, given)) for place, cells in rows), given.source)
+    return collect(
+        ((place, partial(run.row, cells, place, given)) for place, cells in rows), given.source
+    )

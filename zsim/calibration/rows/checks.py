@@ -1,7 +1,8 @@
-"""What rows of all sources are asked: axes that are not simulated, figures that say the same twice, dtypes, and what nobody has read.
+"""What rows of all sources are asked: axes that are not simulated, figures that say the same twice,
+dtypes, and what nobody has read.
 
-Whatever a row says changes its scenario, is named as assumed and widens its band, or is why the row is skipped; so is what contradicts
-itself. Nothing here looks at a prediction.
+Whatever a row says changes its scenario, is named as assumed and widens its band, or is why the row
+is skipped; so is what contradicts itself. Nothing here looks at a prediction.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ OUTCOMES = re.compile(
     r".*(?:mfu|hfu|peak_mem|peak_active|max_reserved|mem_metric|memory_g|flops|loss|_range).*|.*_(?:derived|recomputed|inferred)(?:_\w+)?"
     r"|table|source|date|notes?|comments?|url|license|provenance|tool|framework|version|readme_revision|measured_by|subset|config_name|run|id"
 )
-"""Columns that say what came out of a run or where it was published, and nothing of what ran; but for remarks, which may say anything."""
+"""Columns that say what came out of a run or where it was published, and nothing of what ran; but
+for remarks, which may say anything."""
 REMARKS = ("note", "notes", "comment", "comments")
 DTYPES = {
     "bf16": "bf16",
@@ -50,21 +52,25 @@ RATES: Mapping[str, tuple[bool, float]] = {
     "tokens_per_s_per_gpu_derived": (True, 1.0),
     "step_time_s_derived": (False, 1.0),
 }
-"""Columns that say how long a step took: whether as a rate, and in what: of one GPU, of all (0), or seconds of the unit."""
+"""Columns that say how long a step took: whether as a rate, and in what: of one GPU, of all (0), or
+seconds of the unit."""
 UNREAD, UNSAID = 0.1, 0.05
-"""How much wider a band is for a column that nobody has read, as much as a generation of software moves a step, and for a field that a row
-leaves open where other rows of its source have what is usual there."""
+"""How much wider a band is for a column that nobody has read, as much as a generation of software
+moves a step, and for a field that a row leaves open where other rows of its source have what is
+usual there."""
 PEAKS: dict[str, float] = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense FLOP/s in bf16 that sources divide by for their MFU (NVIDIA's data sheets)."""
 
 
 COMPILING = 0.2
-"""How much wider it is where nobody says whether a step was compiled: torch.compile moves steps by 15 to 25 %."""
+"""How much wider it is where nobody says whether a step was compiled: torch.compile moves steps by
+15 to 25 %."""
 
 
 @dataclass(slots=True)
 class Assumed:
-    """What a row leaves open and its mapping decides, in words, by how much that widens the band, and whether others used its network."""
+    """What a row leaves open and its mapping decides, in words, by how much that widens the band,
+    and whether others used its network."""
 
     words: list[str] = field(default_factory=list)
     widened: float = 0.0
@@ -86,15 +92,22 @@ COMPILES = {
 """What people write into `torch_compile`."""
 OF_COMPILING = frozenset(
     (
-        *("per", "each", "every", "block", "blocks", "layer", "layers", "transformer", "transformerblock", "transformerblocks"),
-        *("regional", "torch", "compile", "inductor", "default", "mode", "fullgraph", "dynamic", "shapes", "true", "false"),
+        *(
+            "per", "each", "every", "block", "blocks", "layer", "layers", "transformer",
+            "transformerblock", "transformerblocks",
+        ),
+        *(
+            "regional", "torch", "compile", "inductor", "default", "mode", "fullgraph", "dynamic",
+            "shapes", "true", "false",
+        ),
     )
 )
 """Words in brackets behind a yes that are how torchtitan compiles, or change nothing."""
 
 
 def compiling(record: Record) -> bool | None:
-    """Whether `torch_compile` says that the step is compiled; None where it says nothing, RowError for a remark that is not known."""
+    """Whether `torch_compile` says that the step is compiled; None where it says nothing, RowError
+    for a remark that is not known."""
     words = record.text("torch_compile", "").lower()
     said = re.fullmatch(r"([\w.]+)\s*\(([^()]*)\)", words)
     answer, remark = (said[1], set(re.findall(r"[a-z0-9]+", said[2]))) if said else (words, set())
@@ -115,18 +128,23 @@ def is_compiled(record: Record, assumed: Assumed) -> bool:
 
 
 def only_data_parallel(record: Record) -> None:
-    """RowError where any column, however it is spelled, splits tensors, layers, sequences or experts over GPUs."""
+    """RowError where any column, however it is spelled, splits tensors, layers, sequences or
+    experts over GPUs."""
     for name in record.fields:
         if not _AXIS.fullmatch(re.sub(r"[\s\-.]+", "_", name.strip().lower())):
             continue
         value = record.text(name, "")
         number = re.fullmatch(r"([0-9]{1,15})(?:\.0*)?", value)
         if value.lower() not in NOTHING and not (number and int(number[1]) <= 1):
-            raise RowError(f"{name} = {number[1] if number else value[:40]}: only data parallelism is simulated")
+            raise RowError(f"{name} = {number[1] if number else value[:40]}: only data "
+                           f"parallelism is simulated")
 
 
-def said(record: Record, name: str, expected: float, *, within: float = 0.02, rounding: float = 0.0) -> None:
-    """RowError where the field is there and says something else than `expected`; `rounding` is what its digits may hide."""
+def said(
+    record: Record, name: str, expected: float, *, within: float = 0.02, rounding: float = 0.0
+) -> None:
+    """RowError where the field is there and says something else than `expected`; `rounding` is what
+    its digits may hide."""
     if record.text(name, ""):
         found = record.number(name)
         if abs(found - expected) > rounding:
@@ -136,11 +154,13 @@ def said(record: Record, name: str, expected: float, *, within: float = 0.02, ro
 def not_doubted(record: Record, name: str) -> None:
     """RowError where the source itself says that the row does not fit together."""
     if not record.truth(name, True):
-        raise RowError(f"{name}: {record.text(name)[:20]}, so the source itself says that its fields do not fit together")
+        raise RowError(f"{name}: {record.text(name)[:20]}, so the source itself says that its "
+                       f"fields do not fit together")
 
 
 def seconds_of(record: Record, usual: str, *, tokens: int, ranks: int, assumed: Assumed) -> float:
-    """Seconds of a step in which each GPU has `tokens`: as the column `usual` says, or where there is none another of `RATES`.
+    """Seconds of a step in which each GPU has `tokens`: as the column `usual` says, or where there
+    is none another of `RATES`.
 
     RowError where no column says it, and where two contradict each other.
     """
@@ -158,69 +178,92 @@ def seconds_of(record: Record, usual: str, *, tokens: int, ranks: int, assumed: 
     return seconds
 
 
-def micro_batch(record: Record, key: str, *, total: str, steps: str, ranks: int, assumed: Assumed) -> int:
-    """Sequences of a micro-batch: the field `key`, or what `total` makes of `ranks` and of the micro-batches that `steps` says.
+def micro_batch(
+    record: Record, key: str, *, total: str, steps: str, ranks: int, assumed: Assumed
+) -> int:
+    """Sequences of a micro-batch: the field `key`, or what `total` makes of `ranks` and of the
+    micro-batches that `steps` says.
 
-    Without `steps` a step is one micro-batch, which is named. RowError where `total` is missing too, or no multiple.
+    Without `steps` a step is one micro-batch, which is named. RowError where `total` is missing
+    too, or no multiple.
     """
     if record.text(key, "") or not record.text(total, ""):
         return record.size(key)
     count, sequences = record.size(steps, 1), record.size(total)
     if sequences % (count * ranks):
-        raise RowError(f"{total}: {sequences} is no multiple of {count * ranks}, which the other fields say")
+        raise RowError(f"{total}: {sequences} is no multiple of {count * ranks}, which the other "
+                       f"fields say")
     known = bool(record.text(steps, ""))
     found = sequences // (count * ranks)
-    assumed.add(f"micro-batches of {found}, which {total} makes" + ("" if known else " of one a step"), widens=0.0 if known else UNSAID)
+    assumed.add(
+        f"micro-batches of {found}, which {total} makes" + ("" if known else " of one a step"),
+        widens=0.0 if known else UNSAID,
+    )
     return found
 
 
 def accumulation(record: Record, key: str, *, total: str, at_once: int) -> int:
-    """Micro-batches of a step: the field `key`, or what the `total` batch makes of `at_once` sequences; RowError where they disagree."""
+    """Micro-batches of a step: the field `key`, or what the `total` batch makes of `at_once`
+    sequences; RowError where they disagree."""
     if not record.text(key, "") and record.text(total, ""):
         sequences = record.size(total)
         if sequences % at_once:
-            raise RowError(f"{total}: {sequences} is no multiple of {at_once}, which the other fields say")
+            raise RowError(f"{total}: {sequences} is no multiple of {at_once}, which the other "
+                           f"fields say")
         return sequences // at_once
     count = record.size(key)
     said(record, total, count * at_once)
     return count
 
 
-def utilisation(record: Record, names: tuple[str, ...], flops_per_s: float, *, model: str, percent: bool) -> None:
-    """RowError where an MFU is not that of `flops_per_s` on the GPU `model`; within 15 %, for sources count FLOPs each in its own way."""
+def utilisation(
+    record: Record, names: tuple[str, ...], flops_per_s: float, *, model: str, percent: bool
+) -> None:
+    """RowError where an MFU is not that of `flops_per_s` on the GPU `model`; within 15 %, for
+    sources count FLOPs each in its own way."""
     if model in PEAKS:
         for name in names:
             said(record, name, (100 if percent else 1) * flops_per_s / PEAKS[model], within=0.15)
 
 
 def unsaid(record: Record, names: Iterable[str], assumed: Assumed) -> None:
-    """Names the fields among `names` that the row leaves open, for which its mapping takes what its source usually has."""
+    """Names the fields among `names` that the row leaves open, for which its mapping takes what its
+    source usually has."""
     missing = [name for name in names if not record.text(name, "")]
     if missing:
-        assumed.add(f"as the source usually has them, for the row does not say: {', '.join(missing)}", widens=UNSAID)
+        assumed.add(f"as the source usually has them, for the row does not say: "
+                    f"{', '.join(missing)}", widens=UNSAID)
 
 
 def whole_field(record: Record) -> tuple[str, ...]:
-    """Words for `assumed` where a field that is read may have lost its end: the file's last, behind which there is no line end."""
+    """Words for `assumed` where a field that is read may have lost its end: the file's last, behind
+    which there is no line end."""
     name = record.unended
     return (whole_to_the_end(name, record.text(name, "")),) if name in record.asked else ()
 
 
 def whole_to_the_end(name: str, value: str) -> str:
-    """The words for a field `name` behind which its file ends without a line end, as one that was cut does."""
+    """The words for a field `name` behind which its file ends without a line end, as one that was
+    cut does."""
     return f"{name} = {value[:40]!r} whole, though the file ends there without a line end"
 
 
 def unknown(record: Record) -> tuple[str, ...]:
-    """The columns that no mapping has asked for, whether or not the row says something there, but those of what came out of a run."""
-    return tuple(name for name in record.fields if name not in record.asked and not OUTCOMES.fullmatch(name.strip().lower()))
+    """The columns that no mapping has asked for, whether or not the row says something there, but
+    those of what came out of a run."""
+    return tuple(
+        name
+        for name in record.fields
+        if name not in record.asked and not OUTCOMES.fullmatch(name.strip().lower())
+    )
 
 
 _PEAK_MEMORY = re.compile(r"peak_(?:mem|active|reserved)\w*|max_(?:mem|reserved|allocated)\w*")
 
 
 def some_memory(record: Record) -> None:
-    """RowError where a peak of memory is none or less: nothing asks for it, but such a row was never measured."""
+    """RowError where a peak of memory is none or less: nothing asks for it, but such a row was
+    never measured."""
     for name in record.fields:
         value = record.text(name, "") if _PEAK_MEMORY.fullmatch(name.lower()) else ""
         if re.fullmatch(r"-\d[\d.]*|0[0.]*", value):
@@ -231,7 +274,11 @@ def unread(record: Record, assumed: Assumed) -> None:
     """Names what the row says and no mapping has asked for."""
     for name in unknown(record):
         if value := record.fields[name].strip():
-            assumed.add(f"{name} = {value[:40]!r} changes nothing: the column is not known", widens=UNREAD)
+            assumed.add(
+                f"{name} = {value[:40]!r} changes nothing: the column is not known", widens=UNREAD
+            )
     for name in REMARKS:
         if value := record.text(name, ""):
-            assumed.add(f"{name} = {value[:40]!r} changes nothing: it is not understood", widens=UNREAD)
+            assumed.add(
+                f"{name} = {value[:40]!r} changes nothing: it is not understood", widens=UNREAD
+            )

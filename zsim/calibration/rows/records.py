@@ -1,7 +1,8 @@
-"""Files of measurements as tables of text, and what a row becomes: a scenario with the time it took, or a reason why not.
+"""Files of measurements as tables of text, and what a row becomes: a scenario with the time it
+took, or a reason why not.
 
-The files come from anywhere, so sizes are limited and every field is checked by name. A row that says nothing usable is skipped with its
-reason, and never dropped in silence.
+The files come from anywhere, so sizes are limited and every field is checked by name. A row that
+says nothing usable is skipped with its reason, and never dropped in silence.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MAX_FIELD = 20_000
 MAX_COLUMNS = 1000
 """Tables of measurements have some tens; what has more is no header."""
 MOST = 1e15
-"""Of any figure, whose inverse is the least: nothing measured has a larger one, and products of several are still finite."""
+"""Of any figure, whose inverse is the least: nothing measured has a larger one, and products of
+several are still finite."""
 MISSING = "nothing: there is no file or folder of that name"
 OTHER_FIELDS = "more or fewer fields than the header"
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
@@ -33,7 +35,10 @@ _NAMED = re.compile(r"\"?sep=([,;\t])\"?[^\S\n]*\r?\n", re.IGNORECASE)
 NUL = "\0"
 DAMAGED = "damaged: a NUL byte in it"
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-TRUE, FALSE = ("true", "t", "yes", "y", "on", "1", "1.0", "enabled"), ("false", "f", "no", "n", "off", "0", "0.0", "disabled", "none")
+TRUE, FALSE = (
+    ("true", "t", "yes", "y", "on", "1", "1.0", "enabled"),
+    ("false", "f", "no", "n", "off", "0", "0.0", "disabled", "none"),
+)
 
 
 class MeasurementError(ZsimError):
@@ -46,12 +51,14 @@ class RowError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A measured training step: the scenario it ran, in the words of a scenario file, and the seconds that it took.
+    """A measured training step: the scenario it ran, in the words of a scenario file, and the
+    seconds that it took.
 
-    `fields` are what was run, by the source's own names: two rows that differ in one of them are a pair. `tokens` are those of one
-    GPU's step. `assumed` says in words what the row left open and the mapping decided, and `widened` by how much that widens the band.
-    `shared` is true where others used its network meanwhile, and `otherwise` are the scenarios that the row's words may mean as well: the
-    band covers their predictions too.
+    `fields` are what was run, by the source's own names: two rows that differ in one of them are a
+    pair. `tokens` are those of one GPU's step. `assumed` says in words what the row left open and
+    the mapping decided, and `widened` by how much that widens the band. `shared` is true where
+    others used its network meanwhile, and `otherwise` are the scenarios that the row's words may
+    mean as well: the band covers their predictions too.
     """
 
     source: str
@@ -70,7 +77,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A row that is not predicted, and why, in one line; where that is why several are not, `first` and `last` are the lines of all."""
+    """A row that is not predicted, and why, in one line; where that is why several are not, `first`
+    and `last` are the lines of all."""
 
     source: str
     line: int
@@ -84,11 +92,13 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a table, with its fields as text; asking for one that is missing or wrong raises RowError.
+    """One line of a table, with its fields as text; asking for one that is missing or wrong raises
+    RowError.
 
-    `asked` are the fields that anybody has read; `unended` is the last column where the line is the file's last and has no line end, as
-    one that was cut inside its last field, and "" for all others. `broken` is why a line with more or fewer fields than the header has
-    none here, and "" for all others.
+    `asked` are the fields that anybody has read; `unended` is the last column where the line is the
+    file's last and has no line end, as one that was cut inside its last field, and "" for all
+    others. `broken` is why a line with more or fewer fields than the header has none here, and ""
+    for all others.
     """
 
     line: int
@@ -132,7 +142,8 @@ class Record:
         if not isfinite(number) or number <= 0:
             raise RowError(f"{name}: expected a number above 0, found {self.text(name)[:40]!r}")
         if not 1 / MOST <= number <= MOST:
-            raise RowError(f"{name}: expected a number of {1 / MOST:g} to {MOST:g}, found {self.text(name)[:40]!r}")
+            raise RowError(f"{name}: expected a number of {1 / MOST:g} to {MOST:g}, found "
+                           f"{self.text(name)[:40]!r}")
         return number
 
     def truth(self, name: str, default: bool | None = None) -> bool:
@@ -153,12 +164,14 @@ class Record:
 
 
 def _number(value: str) -> float:
-    """A plain number, and 5,762, whose comma groups thousands; ValueError for a comma that does not."""
+    """A plain number, and 5,762, whose comma groups thousands; ValueError for a comma that does
+    not."""
     return plain_number(value.replace(",", "") if _THOUSANDS.fullmatch(value) else value)
 
 
 def plain_number(value: str) -> float:
-    """5762, 5.762e3, 785.50000000000011; ValueError for what is none, and for what only Python calls one."""
+    """5762, 5.762e3, 785.50000000000011; ValueError for what is none, and for what only Python
+    calls one."""
     if "_" in value or not value.isascii():
         raise ValueError
     return float(value)
@@ -171,7 +184,8 @@ def same(name: str, found: float, expected: float, *, within: float = 0.02) -> N
 
 
 def content(path: Path, *, only: int | None = None) -> bytes:
-    """The bytes of a file, or `only` its first; MeasurementError for one that is none, as a pipe, cannot be read, or is too large."""
+    """The bytes of a file, or `only` its first; MeasurementError for one that is none, as a pipe,
+    cannot be read, or is too large."""
     try:
         if not path.is_file():
             found = "one that is not a plain file" if path.exists() else MISSING
@@ -183,7 +197,9 @@ def content(path: Path, *, only: int | None = None) -> bytes:
             where=str(path), expected="a file of measurements", found=str(error.strerror)
         ) from None
     if len(data) > MAX_FILE_BYTES:
-        raise MeasurementError(where=str(path), expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more")
+        raise MeasurementError(
+            where=str(path), expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more"
+        )
     return data
 
 
@@ -193,14 +209,19 @@ def read(path: Path) -> tuple[tuple[str, ...], list[Record]]:
 
 
 def decoded(data: bytes, *, errors: str = "strict") -> str:
-    """The text of a file in UTF-8, or in UTF-16 where its first bytes say so; UnicodeDecodeError for neither unless `errors` says else."""
-    return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors=errors)
+    """The text of a file in UTF-8, or in UTF-16 where its first bytes say so; UnicodeDecodeError
+    for neither unless `errors` says else."""
+    return data.decode(
+        "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors=errors
+    )
 
 
 def from_header(text: str) -> tuple[int, str, str]:
-    """How many lines stand before a table's header, the text from it on, and what its fields are between.
+    """How many lines stand before a table's header, the text from it on, and what its fields are
+    between.
 
-    Before it stand blank lines, comments that begin with `#`, and first of all perhaps `sep=;`, which says what fields are between.
+    Before it stand blank lines, comments that begin with `#`, and first of all perhaps `sep=;`,
+    which says what fields are between.
     """
     named = _NAMED.match(text)
     before = _BEFORE.match(text, named.end() if named else 0)
@@ -218,12 +239,14 @@ def _separator(text: str) -> str:
 
 
 def column(name: str) -> str:
-    """A column's name as everything here asks for it: in lower case, its words joined by underscores."""
+    """A column's name as everything here asks for it: in lower case, its words joined by
+    underscores."""
     return re.sub(r"[\s\-]+", "_", name.strip().lower())
 
 
 def columns_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a header by their names; csv.Error for two of one name, more than any table of measurements has, and a NUL byte."""
+    """The columns of a header by their names; csv.Error for two of one name, more than any table of
+    measurements has, and a NUL byte."""
     if len(names) > MAX_COLUMNS:
         raise csv.Error(f"{len(names):,} columns, more than {MAX_COLUMNS:,}")
     if any(NUL in name for name in names):
@@ -236,9 +259,11 @@ def columns_of(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def other_fields(fields: Mapping[str | None, str | list[str] | None], *, between: str) -> str:
-    """Why a line of a csv.DictReader is broken, with how many fields it has of how many `between` the header's separators; "" for none.
+    """Why a line of a csv.DictReader is broken, with how many fields it has of how many `between`
+    the header's separators; "" for none.
 
-    A line that was cut, or has another separator than the header, has fewer; one with a separator inside a field that is not quoted more.
+    A line that was cut, or has another separator than the header, has fewer; one with a separator
+    inside a field that is not quoted more.
     """
     beyond = fields.get(None) or ()
     found = [value for key, value in fields.items() if key is not None and isinstance(value, str)]
@@ -247,14 +272,26 @@ def other_fields(fields: Mapping[str | None, str | list[str] | None], *, between
         return DAMAGED
     if not beyond and len(found) == expected:
         return ""
-    others = {name: sum(value.count(sign) for value in found) for sign, name in SEPARATORS.items() if sign != between}
-    also = [f"{count} {name}" for name, count in others.items() if count and count >= expected - len(found) > 0]
+    others = {
+        name: sum(value.count(sign) for value in found)
+        for sign, name in SEPARATORS.items()
+        if sign != between
+    }
+    also = [
+        f"{count} {name}"
+        for name, count in others.items()
+        if count and count >= expected - len(found) > 0
+    ]
     behind = f" with {' and '.join(also)} in them" if also else ""
-    return f"{OTHER_FIELDS}: expected {expected} between {SEPARATORS[between]}, found {len(found) + len(beyond)}{behind}"
+    return (
+        f"{OTHER_FIELDS}: expected {expected} between {SEPARATORS[between]}, found "
+        f"{len(found) + len(beyond)}{behind}"
+    )
 
 
 def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]:
-    """The columns and the rows of a table between commas, semicolons or tabs; MeasurementError, naming `where`, for anything else."""
+    """The columns and the rows of a table between commas, semicolons or tabs; MeasurementError,
+    naming `where`, for anything else."""
     try:
         before, text, between = from_header(decoded(data))
         lines = io.StringIO(text, newline="")
@@ -265,7 +302,9 @@ def table_of(data: bytes, *, where: str) -> tuple[tuple[str, ...], list[Record]]
         if rows and columns and not text.endswith(("\n", "\r")):
             rows[-1] = replace(rows[-1], unended=columns[-1])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise MeasurementError(where=where, expected="a CSV table in UTF-8 or UTF-16", found=str(error)[:200]) from None
+        raise MeasurementError(
+            where=where, expected="a CSV table in UTF-8 or UTF-16", found=str(error)[:200]
+        ) from None
     return columns, rows
 
 
@@ -275,6 +314,7 @@ def _records(reader: csv.DictReader[str], *, between: str, before: int) -> Itera
             raise csv.Error(f"more than {MAX_ROWS:,} rows")
         broken = other_fields(fields, between=between)
         if any(isinstance(value, str) and len(value) > MAX_FIELD for value in fields.values()):
-            raise csv.Error(f"line {before + reader.line_num}: a field of more than {MAX_FIELD:,} characters")
+            raise csv.Error(f"line {before + reader.line_num}: a field of more than {MAX_FIELD:,} "
+                            f"characters")
         named = {key: value for key, value in fields.items() if isinstance(value, str) and key}
         yield Record(before + reader.line_num, {} if broken else named, broken=broken)

@@ -1,8 +1,10 @@
-"""Published measurements: files in many schemas, each row a training step, a collective or a product, with what was measured of it.
+"""Published measurements: files in many schemas, each row a training step, a collective or a
+product, with what was measured of it.
 
-Each schema is a file here that says how a row maps to a scenario, and a line in the table below. The schema is told by the columns, so
-folders and files may be called anything, and rows that nobody has seen of a known schema can be read; only where columns tell two schemas
-alike does a file's name decide, if it is a published one.
+Each schema is a file here that says how a row maps to a scenario, and a line in the table below.
+The schema is told by the columns, so folders and files may be called anything, and rows that nobody
+has seen of a known schema can be read; only where columns tell two schemas alike does a file's name
+decide, if it is a published one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ from zsim.calibration.rows.records import (
     table_of,
 )
 from zsim.calibration.tables import columns as headers
-from zsim.calibration.tables import fms_fsdp, llm_foundry, matmul_peaks, nanotron, torchtitan, vtrain
+from zsim.calibration.tables import (
+    fms_fsdp,
+    llm_foundry,
+    matmul_peaks,
+    nanotron,
+    torchtitan,
+    vtrain,
+)
 from zsim.calibration.tables.matmul_peaks import Product
 
 MAX_FILES = 1000
@@ -45,7 +54,8 @@ Made = TypeVar("Made", Step, Product)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A schema of training steps: the columns that tell it, of each of `one_of` at least one, and what makes a step of a record."""
+    """A schema of training steps: the columns that tell it, of each of `one_of` at least one, and
+    what makes a step of a record."""
 
     columns: frozenset[str]
     one_of: tuple[frozenset[str], ...]
@@ -57,8 +67,12 @@ class Source:
 
 
 SOURCES: dict[str, Source] = {
-    "llm-foundry": Source(columns=llm_foundry.COLUMNS, one_of=llm_foundry.ONE_OF, step=llm_foundry.step),
-    "torchtitan": Source(columns=torchtitan.COLUMNS, one_of=torchtitan.ONE_OF, step=torchtitan.step),
+    "llm-foundry": Source(
+        columns=llm_foundry.COLUMNS, one_of=llm_foundry.ONE_OF, step=llm_foundry.step
+    ),
+    "torchtitan": Source(
+        columns=torchtitan.COLUMNS, one_of=torchtitan.ONE_OF, step=torchtitan.step
+    ),
     "fms-fsdp": Source(columns=fms_fsdp.COLUMNS, one_of=fms_fsdp.ONE_OF, step=fms_fsdp.step),
     "nanotron": Source(columns=nanotron.COLUMNS, one_of=nanotron.ONE_OF, step=nanotron.step),
     "megatron-deepspeed": Source(columns=vtrain.COLUMNS, one_of=vtrain.ONE_OF, step=vtrain.step),
@@ -67,14 +81,16 @@ SOURCES: dict[str, Source] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The files of a folder that may hold measurements, each with its name below the folder, and those that are not read."""
+    """The files of a folder that may hold measurements, each with its name below the folder, and
+    those that are not read."""
 
     files: tuple[tuple[Path, str], ...]
     skipped: tuple[Skipped, ...]
 
 
 def files(folder: Path) -> Found:
-    """The tables, logs and JSON files of a folder and of the folders in it, or the one file given; MeasurementError where there are none.
+    """The tables, logs and JSON files of a folder and of the folders in it, or the one file given;
+    MeasurementError where there are none.
 
     Everything else is skipped by name, but what begins with a dot.
     """
@@ -82,7 +98,9 @@ def files(folder: Path) -> Found:
     if folder.is_file():
         return Found(((folder, folder.name),), ())
     if not folder.exists():
-        raise MeasurementError(where=str(folder), expected=f"{expected}, or one such file", found=MISSING)
+        raise MeasurementError(
+            where=str(folder), expected=f"{expected}, or one such file", found=MISSING
+        )
     paths: list[tuple[Path, str]] = []
     skipped: list[Skipped] = []
     for path in _below(folder):
@@ -90,18 +108,25 @@ def files(folder: Path) -> Found:
         if reason := _no_plain_file(path):
             skipped.append(Skipped(source=name, line=1, reason=reason))
         elif path.suffix.lower() not in SUFFIXES:
-            skipped.append(Skipped(source=name, line=1, reason=f"no file of measurements: its name does not end in {', '.join(SUFFIXES)}"))
+            skipped.append(Skipped(source=name, line=1, reason=f"no file of measurements: its "
+                                                               f"name does not end in "
+                                                               f"{', '.join(SUFFIXES)}"))
         elif len(paths) >= MAX_FILES:
-            skipped.append(Skipped(source=name, line=1, reason=f"more than {MAX_FILES:,} files in the folder"))
+            skipped.append(Skipped(source=name, line=1, reason=f"more than {MAX_FILES:,} files in "
+                                                               f"the folder"))
         else:
             paths.append((path, name))
     if not paths:
-        raise MeasurementError(where=str(folder), expected=expected, found=f"none among {len(skipped)} files" if skipped else "none")
+        raise MeasurementError(
+            where=str(folder), expected=expected,
+            found=f"none among {len(skipped)} files" if skipped else "none",
+        )
     return Found(tuple(paths), tuple(skipped))
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Files below a folder in order, and folders that links lead to or that cannot be listed; nothing that begins with a dot."""
+    """Files below a folder in order, and folders that links lead to or that cannot be listed;
+    nothing that begins with a dot."""
     closed: list[OSError] = []
     for place, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
@@ -111,19 +136,25 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _no_plain_file(path: Path) -> str:
-    """Why what is called `path` is not opened, as it may lead elsewhere, to nothing, or to something without an end; "" where it is."""
+    """Why what is called `path` is not opened, as it may lead elsewhere, to nothing, or to
+    something without an end; "" where it is."""
     if path.is_dir():
-        return "a link to a folder, not followed: give that one by itself" if path.is_symlink() else "a folder that cannot be listed"
+        return (
+            "a link to a folder, not followed: give that one by itself"
+            if path.is_symlink()
+            else "a folder that cannot be listed"
+        )
     if not path.exists():
         return "a link to a file that is not here"
     return "" if path.is_file() else "no plain file, but a pipe or a device"
 
 
 def rows(path: Path, *, name: str = "", collective: str = "") -> list[Row | Skipped]:
-    """Every row of a file as what was measured, or why it is skipped; MeasurementError for a file that is no table and no nccl-tests.
+    """Every row of a file as what was measured, or why it is skipped; MeasurementError for a file
+    that is no table and no nccl-tests.
 
-    A file without rows, or whose columns nobody knows, is one row that is skipped. `name` is what rows call the file, `collective` what a
-    log of nccl-tests ran that does not say it.
+    A file without rows, or whose columns nobody knows, is one row that is skipped. `name` is what
+    rows call the file, `collective` what a log of nccl-tests ran that does not say it.
     """
     name = name or path.name
     return _rows(path, name, collective) or [Skipped(source=name, line=1, reason=NO_ROWS)]
@@ -135,11 +166,14 @@ def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
     if not text.strip():
         return [Skipped(source=name, line=1, reason="an empty file")]
     if re.match(r'\s*\{\s*"(run|schema_version)"', text):
-        return [Skipped(source=name, line=1, reason="a saved Run, whose scenario `zsim calibrate` and `zsim compare` read")]
+        return [Skipped(source=name, line=1, reason="a saved Run, whose scenario `zsim "
+                                                    "calibrate` and `zsim compare` read")]
     if nccl_files.is_csv(text) or _is_nccl_tests(text) or path.suffix.lower() == ".json":
         return _collectives(text, name, collective)
     columns, records = table_of(data, where=str(path))
-    filled = {column for record in records for column, value in record.fields.items() if value.strip()}
+    filled = {
+        column for record in records for column, value in record.fields.items() if value.strip()
+    }
     schemas = sources_of(columns, file=name, filled=filled)
     if len(schemas) == 1:
         return list(steps(schemas[0], records, file=name))
@@ -147,27 +181,42 @@ def _rows(path: Path, name: str, collective: str) -> list[Row | Skipped]:
         return list(each(records, name, matmul_peaks.product))
     reason = f"columns of no known source: {', '.join(columns)[:200] or 'the first line is empty'}"
     if schemas:
-        known = ", ".join(f"{published}.csv" for published, schema in headers.FILES.items() if schema in schemas)
-        reason = f"columns of {' and of '.join(schemas)} alike: which of them ran is told by a file's name, {known}"
+        known = ", ".join(
+            f"{published}.csv" for published, schema in headers.FILES.items() if schema in schemas
+        )
+        reason = (
+            f"columns of {' and of '.join(schemas)} alike: which of them ran is told by a file's "
+            f"name, {known}"
+        )
     last = records[-1].line if records else 1
-    return [Skipped(source=name, line=1, reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""), first=1, last=last)]
+    return [
+        Skipped(
+            source=name, line=1,
+            reason=reason + (f" ({len(records)} rows)" if len(records) > 1 else ""), first=1,
+            last=last,
+        )
+    ]
 
 
 def readable(path: Path, *, name: str, collective: str = "") -> list[Row | Skipped]:
-    """`rows` of one file among others: one that is damaged is skipped by name, with how many lines it has."""
+    """`rows` of one file among others: one that is damaged is skipped by name, with how many lines
+    it has."""
     try:
         return rows(path, name=name, collective=collective)
     except MeasurementError as error:
-        return [Skipped(source=name, line=1, reason=f"expected {error.expected}, found {error.found}{_lines(path)}")]
+        return [Skipped(source=name, line=1, reason=f"expected {error.expected}, found "
+                                                    f"{error.found}{_lines(path)}")]
 
 
 def digest(path: Path) -> bytes:
-    """What two files have in common that hold the same bytes; MeasurementError for one that cannot be read."""
+    """What two files have in common that hold the same bytes; MeasurementError for one that cannot
+    be read."""
     return sha256(content(path)).digest()
 
 
 def copy_of(first: str, *, name: str) -> Skipped:
-    """Why a file is skipped that holds the same as the one called `first`; the same row twice in one file was measured twice."""
+    """Why a file is skipped that holds the same as the one called `first`; the same row twice in
+    one file was measured twice."""
     return Skipped(source=name, line=1, reason=f"holds the same as {first}: counted once")
 
 
@@ -180,8 +229,11 @@ def _lines(path: Path) -> str:
 
 
 def _is_nccl_tests(text: str) -> bool:
-    """nccl-tests' own output: a JSON object, or text with its comments, perhaps behind a launcher's words."""
-    return log_prefixes.holds_log(text) or (text.lstrip().startswith("{") and nccl_files.is_json(text))
+    """nccl-tests' own output: a JSON object, or text with its comments, perhaps behind a launcher's
+    words."""
+    return log_prefixes.holds_log(text) or (
+        text.lstrip().startswith("{") and nccl_files.is_json(text)
+    )
 
 
 def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
@@ -200,19 +252,24 @@ def _collectives(text: str, name: str, collective: str) -> list[Row | Skipped]:
 
 
 def source_of(columns: tuple[str, ...], *, file: str = "") -> str:
-    """The name of the schema that these columns are, "" for none, or where they are of several alike."""
+    """The name of the schema that these columns are, "" for none, or where they are of several
+    alike."""
     found = sources_of(columns, file=file)
     return found[0] if len(found) == 1 else ""
 
 
-def sources_of(columns: tuple[str, ...], *, file: str = "", filled: Collection[str] = ()) -> tuple[str, ...]:
-    """The names of the schemas that these columns of a `file` are, of which some are `filled`: none, the likeliest, or several alike."""
+def sources_of(
+    columns: tuple[str, ...], *, file: str = "", filled: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The names of the schemas that these columns of a `file` are, of which some are `filled`:
+    none, the likeliest, or several alike."""
     able = [name for name, source in SOURCES.items() if source.is_of(frozenset(columns))]
     return headers.likeliest(able, columns, file=file, filled=filled)
 
 
 def steps(name: str, records: list[Record], *, file: str) -> Iterator[Step | Skipped]:
-    """Every row of a table as a training step, or why it is skipped; a row with columns that its source has not says which source it is."""
+    """Every row of a table as a training step, or why it is skipped; a row with columns that its
+    source has not says which source it is."""
 
     def made(record: Record, *, source: str) -> Step:
         step = SOURCES[name].step(record, source=source)
@@ -233,7 +290,8 @@ def each(records: list[Record], file: str, make: Callable[..., Made]) -> Iterato
         except RowError as error:
             yield Skipped(source=file, line=record.line, reason=str(error))
         except (ArithmeticError, ValueError) as error:
-            yield Skipped(source=file, line=record.line, reason=f"no arithmetic can be done with its figures: {error}")
+            yield Skipped(source=file, line=record.line, reason=f"no arithmetic can be done with "
+                                                                f"its figures: {error}")
 
 
 __all__ = [

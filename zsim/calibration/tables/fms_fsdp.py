@@ -1,9 +1,13 @@
-"""IBM's fms-fsdp table: Llama 2 on 128 A100 with torch's FSDP in its hybrid form, and H100 where rows have them.
+"""IBM's fms-fsdp table: Llama 2 on 128 A100 with torch's FSDP in its hybrid form, and H100 where
+rows have them.
 
-- Its trainer wraps blocks with torch's FullyShardedDataParallel, limiting all-gathers, with the original parameters where it compiles.
-  Hybrid: shards within a node, replicas across nodes. Mixed precision in bf16, reductions in bf16 too (its `bfSixteen` policy) unless
+- Its trainer wraps blocks with torch's FullyShardedDataParallel, limiting all-gathers, with the
+  original parameters where it compiles.
+  Hybrid: shards within a node, replicas across nodes. Mixed precision in bf16, reductions in bf16
+  too (its `bfSixteen` policy) unless
   the row says otherwise.
-- FlashAttention 2 through scaled_dot_product_attention unless the row says otherwise, AdamW as torch has it (foreach), gradients clipped.
+- FlashAttention 2 through scaled_dot_product_attention unless the row says otherwise, AdamW as
+  torch has it (foreach), gradients clipped.
 """
 
 from __future__ import annotations
@@ -19,7 +23,12 @@ from zsim.calibration.rows.checks import (
     utilisation,
 )
 from zsim.calibration.rows.records import Record, RowError, Step
-from zsim.calibration.tables.scenario_text import ScenarioText, checkpointing, num_parameters, step_of
+from zsim.calibration.tables.scenario_text import (
+    ScenarioText,
+    checkpointing,
+    num_parameters,
+    step_of,
+)
 from zsim.calibration.vocabulary.attention import Attention, asked_of, tables
 from zsim.calibration.vocabulary.cluster import NODE, Machine, machine
 from zsim.calibration.vocabulary.llama import is_grouped, model_of, sizes_said, table_of
@@ -57,31 +66,43 @@ def step(record: Record, *, source: str) -> Step:
     assumed = Assumed()
     precision = two_bytes(record, default="bf16", reduce="bf16", assumed=assumed)
     implementation = implementation_of(record, default="foreach", assumed=assumed)
-    assumed.add(f"AdamW, {'fused' if implementation == 'fused' else 'not fused'}, gradients clipped")
+    assumed.add(f"AdamW, {'fused' if implementation == 'fused' else 'not fused'}, gradients "
+                f"clipped")
     place = machine(record, assumed)
-    batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
+    batch = micro_batch(
+        record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks,
+        assumed=assumed,
+    )
     length = record.size("seq_len")
-    steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks) if _accumulates(record) else 1
+    steps = (
+        accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
+        if _accumulates(record)
+        else 1
+    )
     attention = asked_of(record, default=Attention(model="sdpa"), part=place.part, assumed=assumed)
     name = model_of(record.text("model"))
-    model = table_of(name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0)
+    model = table_of(
+        name, vocabulary=record.size("vocab_size") if record.text("vocab_size", "") else 0
+    )
     model, *or_models = tables(model, attention, grouped=is_grouped(name))
     sizes_said(record, name)
-    seconds = seconds_of(record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
+    seconds = seconds_of(
+        record, "tokens_per_s_per_gpu", tokens=batch * steps * length, ranks=place.ranks,
+        assumed=assumed,
+    )
     again = checkpointing(record.text("activation_checkpointing", "none"), assumed)
     _consistent(record, name, length, batch * steps * length / seconds, place, again=bool(again))
     if not _accumulates(record):
         assumed.add("one micro-batch a step")
     text = ScenarioText(
-        description=f"fms-fsdp, {record.text('model')} on {place.ranks} GPUs",
-        model=model,
+        description=f"fms-fsdp, {record.text('model')} on {place.ranks} GPUs", model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
-        cluster=place.table,
-        strategy=_strategy(record, place.ranks, assumed),
+        cluster=place.table, strategy=_strategy(record, place.ranks, assumed),
         precision={"parameters": precision.compute, "reduce": precision.reduce},
         optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
         activation_checkpointing=again,
-        execution=({"compile": True} if is_compiled(record, assumed) else norms(record, assumed)) | attention.execution,
+        execution=({"compile": True} if is_compiled(record, assumed) else norms(record, assumed))
+        | attention.execution,
     )
     also = {"attention": str(attention), "optimizer": implementation} | version(record)
     return step_of(
@@ -101,10 +122,16 @@ def _accumulates(record: Record) -> bool:
     return bool(record.text("grad_accum", "") or record.text("global_batch_seqs", ""))
 
 
-def _consistent(record: Record, name: str, length: int, rate: float, place: Machine, *, again: bool) -> None:
-    """RowError where its MFU, which counts all parameters and whole attention, or its HFU, with all that ran, is of another rate."""
+def _consistent(
+    record: Record, name: str, length: int, rate: float, place: Machine, *, again: bool
+) -> None:
+    """RowError where its MFU, which counts all parameters and whole attention, or its HFU, with all
+    that ran, is of another rate."""
     sizes = preset(name).sizes
-    flops = 6 * num_parameters({"preset": name}, length) + 12 * sizes.num_layers * sizes.hidden_size * length  # type: ignore[union-attr]
+    flops = (
+        6 * num_parameters({"preset": name}, length)
+        + 12 * sizes.num_layers * sizes.hidden_size * length
+    )  # type: ignore[union-attr]
     utilisation(record, ("mfu_frac",), flops * rate, model=place.part.model, percent=False)
     if not again:
         utilisation(record, ("hfu_frac",), flops * rate, model=place.part.model, percent=False)

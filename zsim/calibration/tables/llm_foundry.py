@@ -2,13 +2,19 @@
 
 What a row says is taken from it; what it leaves open is decided here and named in `assumed`:
 
-- A model is a gpt of the row's dimensions with tied embeddings; its vocabulary and positions are the row's.
-- `mp_mode` DEFAULT is a bf16 all-gather and an fp32 reduction, PURE is bf16 for both, FULL fp32 for both with autocast over them.
+- A model is a gpt of the row's dimensions with tied embeddings; its vocabulary and positions are
+  the row's.
+- `mp_mode` DEFAULT is a bf16 all-gather and an fp32 reduction, PURE is bf16 for both, FULL fp32 for
+  both with autocast over them.
 - Attention kernels are Triton's FlashAttention, causal, unless `attn_impl` names others.
-- Whether recomputation stops early, as it does since torch 2.1, goes by what dates the row's software (`software.py`).
-- A model without sizes is the preset of its name. FULL_SHARD with `reshard_after_forward` = False is what FSDP1 calls SHARD_GRAD_OP.
-- The optimizer is Composer's DecoupledAdamW, which is not fused, with gradients clipped by their norm.
-- Composer's trainer pauses: 18 ms for each step, 6 ms for each micro-batch, both calibrated (data, loss and metrics on the host).
+- Whether recomputation stops early, as it does since torch 2.1, goes by what dates the row's
+  software (`software.py`).
+- A model without sizes is the preset of its name. FULL_SHARD with `reshard_after_forward` = False
+  is what FSDP1 calls SHARD_GRAD_OP.
+- The optimizer is Composer's DecoupledAdamW, which is not fused, with gradients clipped by their
+  norm.
+- Composer's trainer pauses: 18 ms for each step, 6 ms for each micro-batch, both calibrated (data,
+  loss and metrics on the host).
 """
 
 from __future__ import annotations
@@ -79,7 +85,8 @@ SMALL_CHANGE = 0.05
 WIDEST_HEADS = {"triton": 128, "flash2": 256, "flash3": 256}
 """Of what kernels there are (flash_attn_triton.py, _flash_attn_forward; flash-attn's README)."""
 MOST_ANOTHER = 0.5
-"""By how much parameters that do not add up may differ from those of the sizes; beyond it is another model."""
+"""By how much parameters that do not add up may differ from those of the sizes; beyond it is
+another model."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -91,23 +98,34 @@ def step(record: Record, *, source: str) -> Step:
     for name in VERSIONS:
         record.text(name, "")  # tells whether recomputation stops early, and nothing else
     place = machine(record, assumed)
-    batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks, assumed=assumed)
+    batch = micro_batch(
+        record, "micro_batch", total="global_batch_seqs", steps="grad_accum", ranks=place.ranks,
+        assumed=assumed,
+    )
     length = record.size("seq_len")
-    steps = accumulation(record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks)
+    steps = accumulation(
+        record, "grad_accum", total="global_batch_seqs", at_once=batch * place.ranks
+    )
     sequences = batch * steps * place.ranks
     attention = _attention(record, place, assumed)
     text = _scenario(record, place, batch, steps, attention, assumed)
     model, *or_models = tables(dict(text.model), attention)
     text = replace(text, model=model)
-    seconds = seconds_of(record, "tokens_per_s", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
-    _consistent(record, text.model, sequences=sequences, rate=sequences * length / seconds, ranks=place.ranks, assumed=assumed)
+    seconds = seconds_of(
+        record, "tokens_per_s", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed
+    )
+    _consistent(
+        record, text.model, sequences=sequences, rate=sequences * length / seconds,
+        ranks=place.ranks, assumed=assumed,
+    )
     _as_named(record, text.model["sizes"], assumed)
     also = {
         **{f"model.{name}": str(text.model["sizes"][key]) for name, key in SIZES.items()},
-        "attn_impl": str(attention),
-        "optimizer": text.optimizer["implementation"],
+        "attn_impl": str(attention), "optimizer": text.optimizer["implementation"],
         "torch_compile": str(bool(text.execution.get("compile"))),
-        "activation_checkpointing.early_stop": str(text.activation_checkpointing.get("early_stop", "")),
+        "activation_checkpointing.early_stop": str(
+            text.activation_checkpointing.get("early_stop", "")
+        ),
     }
     return step_of(
         record,
@@ -123,7 +141,8 @@ def step(record: Record, *, source: str) -> Step:
 
 
 def _counted(record: Record, parameters: int, assumed: Assumed) -> float:
-    """The parameters that the source's own figures count: those of the sizes, RowError for others, unless it says that they do not add up.
+    """The parameters that the source's own figures count: those of the sizes, RowError for others,
+    unless it says that they do not add up.
 
     Then the sizes are predicted, and the band is wider by what the model may be larger or smaller.
     """
@@ -138,9 +157,11 @@ def _counted(record: Record, parameters: int, assumed: Assumed) -> float:
 
 
 def _consistent(
-    record: Record, model: Mapping[str, Any], *, sequences: int, rate: float, ranks: int, assumed: Assumed
+    record: Record, model: Mapping[str, Any], *, sequences: int, rate: float, ranks: int,
+    assumed: Assumed,
 ) -> None:
-    """RowError where the row's other figures do not follow from its sizes and its rate; those of the source are rounded to whole ones."""
+    """RowError where the row's other figures do not follow from its sizes and its rate; those of
+    the source are rounded to whole ones."""
     sizes = model["sizes"]
     length, width, layers = record.size("seq_len"), sizes["hidden_size"], sizes["num_layers"]
     parameters = num_parameters(model, length)
@@ -163,22 +184,22 @@ def _scenario(
     record: Record, place: Machine, batch: int, steps: int, attention: Attention, assumed: Assumed
 ) -> ScenarioText:
     implementation = implementation_of(record, default="foreach", assumed=assumed)
-    assumed.add(f"DecoupledAdamW, {'fused' if implementation == 'fused' else 'not fused'}, gradients clipped")
+    assumed.add(f"DecoupledAdamW, {'fused' if implementation == 'fused' else 'not fused'}, "
+                f"gradients clipped")
     assumed.add(f"pauses of {STEP_OVERHEAD} a step and {MICRO_BATCH_OVERHEAD} a micro-batch")
     precision, eight_bits = _precision(record, place, assumed)
     return ScenarioText(
-        description=f"llm-foundry, {record.text('model', 'an MPT')}, {record.size('seq_len')} tokens, {place.ranks} × {record.text('gpu')}",
+        description=f"llm-foundry, {record.text('model', 'an MPT')}, {record.size('seq_len')} "
+        f"tokens, {place.ranks} × {record.text('gpu')}",
         model={"family": "gpt", "sizes": _sizes(record, attention, assumed)},
-        batch={"micro_batch": batch, "sequence_length": record.size("seq_len"), "accumulation": steps},
-        cluster=place.table,
-        strategy=_strategy(record, place.ranks, assumed),
-        precision=precision,
+        batch={
+            "micro_batch": batch, "sequence_length": record.size("seq_len"), "accumulation": steps
+        },
+        cluster=place.table, strategy=_strategy(record, place.ranks, assumed), precision=precision,
         optimizer={"name": "adamw", "implementation": implementation, "clip_norm": 1.0},
         activation_checkpointing=_checkpointing(record, place, assumed),
         execution={
-            **_compiled(record, assumed),
-            **attention.execution,
-            "step_overhead": STEP_OVERHEAD,
+            **_compiled(record, assumed), **attention.execution, "step_overhead": STEP_OVERHEAD,
             "micro_batch_overhead": MICRO_BATCH_OVERHEAD,
             **({"float8": True} if eight_bits else {}),
         },
@@ -193,16 +214,21 @@ def _attention(record: Record, place: Machine, assumed: Assumed) -> Attention:
         return Attention(model="sdpa", kernels="triton")
     found = attention_of(name, words, part=place.part, assumed=assumed, explicit="torch")
     if found.is_torch_s:
-        assumed.add("scaled_dot_product_attention as its FlashAttention 2, causal", widens=SMALL_CHANGE)
+        assumed.add(
+            "scaled_dot_product_attention as its FlashAttention 2, causal", widens=SMALL_CHANGE
+        )
     elif found.model == "explicit":
         assumed.add("explicit attention, its softmax in the model's dtype", widens=SMALL_CHANGE)
     elif found.kernels:
-        assumed.add(f"{'Triton attention' if found.kernels == 'triton' else f'FlashAttention {found.kernels[-1]}'}, causal")
+        assumed.add(
+            f"{'Triton attention' if found.kernels == 'triton' else f'FlashAttention {found.kernels[-1]}'}, causal"  # noqa: E501
+        )
     return found
 
 
 def _compiled(record: Record, assumed: Assumed) -> dict[str, bool]:
-    """Composer runs eagerly unless the row says that it compiles, of which the source has no row."""
+    """Composer runs eagerly unless the row says that it compiles, of which the source has no row.
+    """
     if not compiling(record):
         return {}
     assumed.add("compiled, as none of the source's own rows is", widens=UNREAD)
@@ -213,19 +239,19 @@ def _sizes(record: Record, attention: Attention, assumed: Assumed) -> dict[str, 
     width, heads = _size(record, "d_model", assumed), _size(record, "n_heads", assumed)
     widest = WIDEST_HEADS.get(attention.kernels, width)
     if width > heads * widest:
-        raise RowError(f"n_heads: heads of {width / heads:g} are wider than {widest}, the most that {attention.kernels} attention has")
+        raise RowError(f"n_heads: heads of {width / heads:g} are wider than {widest}, the most "
+                       f"that {attention.kernels} attention has")
     of_all_heads(record, heads, assumed)
     if not record.truth("learned_pos_emb", True):
         assumed.add("learned positions, of which the row's model has none", widens=SMALL_CHANGE)
     times = record.positive("expansion_ratio") if record.text("expansion_ratio", "") else 4
     return {
-        "num_layers": _size(record, "n_layers", assumed),
-        "hidden_size": width,
-        "num_heads": heads,
+        "num_layers": _size(record, "n_layers", assumed), "hidden_size": width, "num_heads": heads,
         "vocabulary": record.size("vocab_size", 50368),
-        "feed_forward": feed_forward(record, round(times * width), is_said=bool(record.text("expansion_ratio", ""))),
-        "tied": record.truth("tied_embeddings", True),
-        "attention": "sdpa",
+        "feed_forward": feed_forward(
+            record, round(times * width), is_said=bool(record.text("expansion_ratio", ""))
+        ),
+        "tied": record.truth("tied_embeddings", True), "attention": "sdpa",
     }
 
 
@@ -239,13 +265,15 @@ def _size(record: Record, name: str, assumed: Assumed) -> int:
 
 
 def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> None:
-    """RowError where the model goes by the name of an MPT that is wider or deeper, as are its feed-forward layers; MPT 30B has been trained
-    with other heads too."""
+    """RowError where the model goes by the name of an MPT that is wider or deeper, as are its
+    feed-forward layers; MPT 30B has been trained with other heads too."""
     words = record.text("model", "")
     known = aliases.mpt(words)
     if known not in presets():
         if words:
-            assumed.add(f"model = {words[:40]!r} is not known: a gpt of the row's sizes", widens=UNREAD)
+            assumed.add(
+                f"model = {words[:40]!r} is not known: a gpt of the row's sizes", widens=UNREAD
+            )
         return
     for name in ("d_model", "n_layers", "n_heads"):
         found, usual = sizes[SIZES[name]], getattr(preset(known).sizes, SIZES[name])
@@ -255,11 +283,13 @@ def _as_named(record: Record, sizes: Mapping[str, Any], assumed: Assumed) -> Non
             assumed.add(f"{found} heads, where {known} has {usual}", widens=SMALL_CHANGE)
     ratio, usual = sizes["feed_forward"] / sizes["hidden_size"], _expansion(known)
     if round(ratio, 3) != usual:
-        raise RowError(f"expansion_ratio: {ratio:g} contradicts model = {words[:40]}, which has {usual:g}")
+        raise RowError(f"expansion_ratio: {ratio:g} contradicts model = {words[:40]}, which has "
+                       f"{usual:g}")
 
 
 def _expansion(known: str) -> float:
-    """How many times wider than its model the feed-forward layer of a preset is: 4 where it does not say."""
+    """How many times wider than its model the feed-forward layer of a preset is: 4 where it does
+    not say."""
     sizes: Any = preset(known).sizes
     return float(sizes.feed_forward / sizes.hidden_size) if sizes.feed_forward else 4.0
 
@@ -270,7 +300,8 @@ def _precision(record: Record, place: Machine, assumed: Assumed) -> tuple[dict[s
     found = dtypes(words)
     compute, eight_bits = found.compute, found.eight_bits
     if compute not in ("bf16", "fp16", "fp8"):
-        raise RowError(f"precision: expected bf16, fp16 or fp8, for Composer runs others in TF32, found {words[:40]!r}")
+        raise RowError(f"precision: expected bf16, fp16 or fp8, for Composer runs others in TF32, "
+                       f"found {words[:40]!r}")
     if eight_bits and not place.part.float8:
         raise RowError(f"precision: {place.part.words} has no products of 8 bits")
     if eight_bits:
@@ -299,7 +330,8 @@ def _checkpointing(record: Record, place: Machine, assumed: Assumed) -> dict[str
 
 
 def _is_checkpointed(record: Record) -> bool:
-    """Whether every block is recomputed; RowError for some of them, of which llm-foundry has its own kinds."""
+    """Whether every block is recomputed; RowError for some of them, of which llm-foundry has its
+    own kinds."""
     words = record.text("activation_checkpointing", "False")
     found = checkpointing(words, Assumed())
     if found and found != {"mode": "full"}:

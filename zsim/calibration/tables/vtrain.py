@@ -1,15 +1,22 @@
 """vTrain's table of iteration times: GPT-like models under Megatron-DeepSpeed on A100.
 
-- Data parallelism alone, gradients reduced once per iteration; the ZeRO stage is not stated, so ddp with a fused Adam, unless a row states
+- Data parallelism alone, gradients reduced once per iteration; the ZeRO stage is not stated, so ddp
+  with a fused Adam, unless a row states
   one, by a column or in its framework's name.
-- fp16, explicit attention with its softmax, a vocabulary of 51,200, learned positions, every block recomputed whole (an older torch,
+- fp16, explicit attention with its softmax, a vocabulary of 51,200, learned positions, every block
+  recomputed whole (an older torch,
   which does not stop early).
-- Its times are linear in layers and in micro-batches to a hundredth of a millisecond, as sums of profiled kernels are and runs are not: so
-  products are as fast as they are alone. Scores are scaled, masked and softmaxed in one kernel, other chains are fused.
-- Three constants are calibrated on this table: each kernel costs the host 58 us, each micro-batch 2 ms more, and each token 6.3 us outside
-  the layers, in the head, beside its products and a softmax in 16 bits. A cross-entropy by single calls in float32 would be a quarter of
+- Its times are linear in layers and in micro-batches to a hundredth of a millisecond, as sums of
+  profiled kernels are and runs are not: so
+  products are as fast as they are alone. Scores are scaled, masked and softmaxed in one kernel,
+  other chains are fused.
+- Three constants are calibrated on this table: each kernel costs the host 58 us, each micro-batch 2
+  ms more, and each token 6.3 us outside
+  the layers, in the head, beside its products and a softmax in 16 bits. A cross-entropy by single
+  calls in float32 would be a quarter of
   these; what the rest is, is not known.
-- Products add to the gradients of earlier micro-batches themselves, Megatron's default. With a kernel for each parameter, as torch has it,
+- Products add to the gradients of earlier micro-batches themselves, Megatron's default. With a
+  kernel for each parameter, as torch has it,
   the table is met less well however the host is calibrated, so this is no blind choice.
 """
 
@@ -43,7 +50,10 @@ from zsim.calibration.vocabulary.precision import two_bytes
 from zsim.calibration.vocabulary.zero_stage import stage_said
 
 COLUMNS = frozenset(("d_model", "n_heads", "n_layers", "seq_len", "gpu"))
-ONE_OF = (frozenset(("n_gpus", "dp")), frozenset(("n_microbatches", "iter_time_ms")), frozenset(("micro_batch", "n_microbatches")),)
+ONE_OF = (
+    frozenset(("n_gpus", "dp")), frozenset(("n_microbatches", "iter_time_ms")),
+    frozenset(("micro_batch", "n_microbatches")),
+)
 FIELDS = (
     "n_layers",
     "d_model",
@@ -61,11 +71,14 @@ ISSUE_KERNEL = "58 us"
 MICRO_BATCH_US, TOKEN_US = 2000.0, 6.3
 """Pauses of a micro-batch, and of each token in it."""
 OTHER_KERNELS = 0.1
-"""How much wider the band is for attention, or a head, whose pauses no row of the table has told."""
+"""How much wider the band is for attention, or a head, whose pauses no row of the table has told.
+"""
 ANOTHER_STAGE = 0.1
-"""How much wider the band is for a stage of ZeRO, of which no row of the table is known to be, so that its pauses may be others."""
+"""How much wider the band is for a stage of ZeRO, of which no row of the table is known to be, so
+that its pauses may be others."""
 ANOTHER_FRAMEWORK = 0.15
-"""How much wider the band is for other software than the table's: as a step's with published constants alone."""
+"""How much wider the band is for other software than the table's: as a step's with published
+constants alone."""
 
 
 def step(record: Record, *, source: str) -> Step:
@@ -73,13 +86,17 @@ def step(record: Record, *, source: str) -> Step:
     only_data_parallel(record)
     assumed = Assumed(
         [
-            f"{ISSUE_KERNEL} of host for each kernel, pauses of {MICRO_BATCH_US:g} us a micro-batch and {TOKEN_US:g} us a token",
-            "its fused kernels as compiled ones, products as fast as alone, gradients accumulated by the products that make them",
+            f"{ISSUE_KERNEL} of host for each kernel, pauses of {MICRO_BATCH_US:g} us a "
+            f"micro-batch and {TOKEN_US:g} us a token",
+            "its fused kernels as compiled ones, products as fast as alone, gradients "
+            "accumulated by the products that make them",
         ]
     )
     precision = two_bytes(record, default="fp16", reduce="fp16", assumed=assumed)
     place = machine(record, assumed)
-    attention = asked_of(record, default=Attention(model="explicit"), part=place.part, assumed=assumed)
+    attention = asked_of(
+        record, default=Attention(model="explicit"), part=place.part, assumed=assumed
+    )
     vocabulary = record.size("vocab_size", VOCABULARY)
     kernels = f"{attention.kernels or attention.model} attention"
     assumed.add(f"a vocabulary of {vocabulary:,}, {precision.compute}, {kernels}")
@@ -91,20 +108,32 @@ def step(record: Record, *, source: str) -> Step:
     stage = stage_said(record)
     strategy = _strategy(stage, place.ranks, assumed)
     said(record, "dp", place.ranks, within=0.0)
-    batch = micro_batch(record, "micro_batch", total="global_batch_seqs", steps="n_microbatches", ranks=place.ranks, assumed=assumed)
+    batch = micro_batch(
+        record, "micro_batch", total="global_batch_seqs", steps="n_microbatches", ranks=place.ranks,
+        assumed=assumed,
+    )
     length = record.size("seq_len")
-    steps = accumulation(record, "n_microbatches", total="global_batch_seqs", at_once=batch * place.ranks)
+    steps = accumulation(
+        record, "n_microbatches", total="global_batch_seqs", at_once=batch * place.ranks
+    )
     again = _checkpointing(record, assumed)
     if not record.text("framework", ""):
         assumed.add("Megatron-DeepSpeed, for the row names no framework", widens=ANOTHER_FRAMEWORK)
     elif "megatron-deepspeed" not in record.text("framework").lower():
-        assumed.add(f"{record.text('framework')[:40]} as Megatron-DeepSpeed", widens=ANOTHER_FRAMEWORK)
+        assumed.add(
+            f"{record.text('framework')[:40]} as Megatron-DeepSpeed", widens=ANOTHER_FRAMEWORK
+        )
     record.text("pipeline_schedule", "")  # says nothing of one stage
-    seconds = seconds_of(record, "iter_time_ms", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed)
-    model, *or_models = tables({"family": "gpt", "sizes": _sizes(record, vocabulary, assumed)}, attention)
+    seconds = seconds_of(
+        record, "iter_time_ms", tokens=batch * steps * length, ranks=place.ranks, assumed=assumed
+    )
+    model, *or_models = tables(
+        {"family": "gpt", "sizes": _sizes(record, vocabulary, assumed)}, attention
+    )
     _consistent(record, model, seconds, batch * steps * length)
     text = ScenarioText(
-        description=f"vTrain, {record.size('n_layers')} layers of {record.size('d_model')}, {place.ranks} × {record.text('gpu')}",
+        description=f"vTrain, {record.size('n_layers')} layers of {record.size('d_model')}, "
+                    f"{place.ranks} × {record.text('gpu')}",
         model=model,
         batch={"micro_batch": batch, "sequence_length": length, "accumulation": steps},
         cluster=place.table,
@@ -144,16 +173,21 @@ def step(record: Record, *, source: str) -> Step:
 
 
 def _strategy(stage: int | None, ranks: int, assumed: Assumed) -> dict[str, object]:
-    """ddp, or ZeRO where the row states a stage: its first reduces gradients once per iteration as well, of the others each micro-batch."""
+    """ddp, or ZeRO where the row states a stage: its first reduces gradients once per iteration as
+    well, of the others each micro-batch."""
     if not stage:
-        assumed.add("ddp with a fused Adam" + (", for the ZeRO stage is not stated" if stage is None else ""))
+        assumed.add(
+            "ddp with a fused Adam"
+            + (", for the ZeRO stage is not stated" if stage is None else "")
+        )
         return {"name": "ddp", "dp_replicate": ranks, "sync": "last"}
     assumed.add(f"DeepSpeed's ZeRO {stage} as zero{stage} with a fused Adam", widens=ANOTHER_STAGE)
     return {"name": f"zero{stage}", "dp_shard": ranks, **({"sync": "last"} if stage == 1 else {})}
 
 
 def _checkpointing(record: Record, assumed: Assumed) -> dict[str, object]:
-    """Whole blocks, where the row does not say otherwise; Megatron's selective kind, attention alone, is refused."""
+    """Whole blocks, where the row does not say otherwise; Megatron's selective kind, attention
+    alone, is refused."""
     said_so = record.text("activation_checkpointing", "")
     if not said_so:
         assumed.add("every block recomputed whole")
@@ -183,7 +217,11 @@ def _consistent(record: Record, model: Mapping[str, object], seconds: float, tok
     layers, width, length = record.size("n_layers"), record.size("d_model"), record.size("seq_len")
     parameters = num_parameters(model, length)
     wide = record.size("d_ff", 4 * width)
-    flops = layers * (24 * width**2 + 12 * width * wide + 12 * width * length) + 6 * width * VOCABULARY
+    flops = (
+        layers * (24 * width**2 + 12 * width * wide + 12 * width * length) + 6 * width * VOCABULARY
+    )
     said(record, "n_params_derived", parameters)
     said(record, "params_b_reported", parameters / 1e9, within=0.15)
-    said(record, "model_tflops_per_gpu_derived_v51200", flops * tokens / seconds / 1e12, within=0.05)
+    said(
+        record, "model_tflops_per_gpu_derived_v51200", flops * tokens / seconds / 1e12, within=0.05
+    )

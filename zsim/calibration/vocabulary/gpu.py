@@ -1,7 +1,9 @@
-"""Which GPU a source's words name: model, memory, form and power, token by token, and the presets of that very part.
+"""Which GPU a source's words name: model, memory, form and power, token by token, and the presets
+of that very part.
 
-"A100-SXM4-80GB (400W)" holds a 40 and a 4 that say nothing of its memory, so numbers count only with their units. A part that no preset
-is of, as one on a PCIe card, is refused by name: it has other clocks, memory or links than its namesakes.
+"A100-SXM4-80GB (400W)" holds a 40 and a 4 that say nothing of its memory, so numbers count only
+with their units. A part that no preset is of, as one on a PCIe card, is refused by name: it has
+other clocks, memory or links than its namesakes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ FORMS = ("SXM", "NVL", "PCIE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A GPU that presets are of: GB of memory as it is sold, the memory's kinds, watts, its form, and the presets of it and of its node."""
+    """A GPU that presets are of: GB of memory as it is sold, the memory's kinds, watts, its form,
+    and the presets of it and of its node."""
 
     model: str
     memory_gb: tuple[int, ...]
@@ -27,7 +30,8 @@ class Part:
     cluster: str
     form: str = "SXM"
     less: str = ""
-    """What it has less of than the device that its preset is of, as words for `assumed`; "" for nothing."""
+    """What it has less of than the device that its preset is of, as words for `assumed`; "" for
+    nothing."""
 
     @property
     def words(self) -> str:
@@ -41,22 +45,53 @@ class Part:
 
 
 PARTS: tuple[Part, ...] = (
-    Part(model="A100", memory_gb=(80,), kinds=("HBM2E", "HBM2"), watts=400, device="a100-80", cluster="dgx-a100"),
-    Part(model="A100", memory_gb=(40,), kinds=("HBM2",), watts=400, device="a100-40", cluster="dgx-a100-40"),
-    Part(model="H100", memory_gb=(80,), kinds=("HBM3",), watts=700, device="h100-80", cluster="dgx-h100"),
-    Part(model="H100", memory_gb=(96,), kinds=("HBM2E",), watts=500, device="h100-96", cluster="grand-teton-h100"),
-    Part(model="H200", memory_gb=(141,), kinds=("HBM3E",), watts=700, device="h200-141", cluster="dgx-h200"),
-    Part(model="B200", memory_gb=(180, 192), kinds=("HBM3E",), watts=1000, device="b200-180", cluster="dgx-b200"),
+    Part(
+        model="A100", memory_gb=(80,), kinds=("HBM2E", "HBM2"), watts=400, device="a100-80",
+        cluster="dgx-a100",
+    ),
+    Part(
+        model="A100", memory_gb=(40,), kinds=("HBM2",), watts=400, device="a100-40",
+        cluster="dgx-a100-40",
+    ),
+    Part(
+        model="H100", memory_gb=(80,), kinds=("HBM3",), watts=700, device="h100-80",
+        cluster="dgx-h100",
+    ),
+    Part(
+        model="H100", memory_gb=(96,), kinds=("HBM2E",), watts=500, device="h100-96",
+        cluster="grand-teton-h100",
+    ),
+    Part(
+        model="H200", memory_gb=(141,), kinds=("HBM3E",), watts=700, device="h200-141",
+        cluster="dgx-h200",
+    ),
+    Part(
+        model="B200", memory_gb=(180, 192), kinds=("HBM3E",), watts=1000, device="b200-180",
+        cluster="dgx-b200",
+    ),
     *(
-        Part(model=model, memory_gb=(80,), kinds=kinds, watts=watts, device=device, cluster=cluster, less=less)
+        Part(
+            model=model, memory_gb=(80,), kinds=kinds, watts=watts, device=device, cluster=cluster,
+            less=less,
+        )
         for model, kinds, watts, device, cluster, less in (
-            ("H800", ("HBM3",), 700, "h100-80", "hgx-h800", "an H800 as an H100 with 8 of its 18 NVLinks"),
-            ("A800", ("HBM2E", "HBM2"), 400, "a100-80", "hgx-a800", "an A800 as an A100 with 8 of its 12 NVLinks"),
+            (
+                "H800", ("HBM3",), 700, "h100-80", "hgx-h800",
+                "an H800 as an H100 with 8 of its 18 NVLinks",
+            ),
+            (
+                "A800", ("HBM2E", "HBM2"), 400, "a100-80", "hgx-a800",
+                "an A800 as an A100 with 8 of its 12 NVLinks",
+            ),
         )
     ),
-    Part(model="L40S", memory_gb=(48,), kinds=("GDDR6",), watts=350, device="l40s-48", cluster="pcie-box", form="PCIE"),
+    Part(
+        model="L40S", memory_gb=(48,), kinds=("GDDR6",), watts=350, device="l40s-48",
+        cluster="pcie-box", form="PCIE",
+    ),
 )
-"""By the data sheets that the device presets name. The first of a model is the one that a name without a size means."""
+"""By the data sheets that the device presets name. The first of a model is the one that a name
+without a size means."""
 MODELS = tuple(dict.fromkeys(part.model for part in PARTS))
 NEAR = 0.05
 """How far a power may be from the part's: 350 W is another part than 400 W."""
@@ -99,13 +134,17 @@ def named(gpu: str) -> Named:
 
 def _bare(text: str) -> set[int]:
     """A size without its unit, right behind the model and its form: A100-40, H100 SXM 80."""
-    found = re.search(rf"({'|'.join(MODELS)})[-\s]*(?:SXM\d?[-\s]*|PCIE[-\s]*)?(\d{{2,3}})(?![\d.])(?!\s*[A-Z])", text)
+    found = re.search(
+        rf"({'|'.join(MODELS)})[-\s]*(?:SXM\d?[-\s]*|PCIE[-\s]*)?(\d{{2,3}})(?![\d.])(?!\s*[A-Z])",
+        text,
+    )
     sizes = {size for part in PARTS if found and part.model == found[1] for size in part.memory_gb}
     return {int(found[2])} & sizes if found else set()
 
 
 def part_of(gpu: str) -> Part:
-    """The part that `gpu` names, of the size that is usual where it says none; RowError for one that no preset is of."""
+    """The part that `gpu` names, of the size that is usual where it says none; RowError for one
+    that no preset is of."""
     said = named(gpu)
     for part in PARTS:
         if (
@@ -120,9 +159,13 @@ def part_of(gpu: str) -> Part:
 
 
 def is_sized(gpu: str) -> bool:
-    """Whether the name, one that `part_of` knows, says which of the model's sizes it is, or there is only one."""
+    """Whether the name, one that `part_of` knows, says which of the model's sizes it is, or there
+    is only one."""
     said = named(gpu)
-    return bool(said.memory_gb or said.kind or said.watts) or sum(part.model == said.model for part in PARTS) == 1
+    return (
+        bool(said.memory_gb or said.kind or said.watts)
+        or sum(part.model == said.model for part in PARTS) == 1
+    )
 
 
 def _unknown(gpu: str) -> RowError:

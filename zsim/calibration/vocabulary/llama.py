@@ -20,7 +20,8 @@ def model_of(name: str) -> str:
 
 
 def table_of(name: str, *, vocabulary: int) -> dict[str, object]:
-    """The scenario's model table for the preset `name`, with its sizes where the vocabulary is another."""
+    """The scenario's model table for the preset `name`, with its sizes where the vocabulary is
+    another."""
     found = preset(name)
     if not vocabulary or found.sizes.vocabulary == vocabulary:  # type: ignore[union-attr]
         return {"preset": name}
@@ -34,7 +35,8 @@ def is_grouped(name: str) -> bool:
 
 
 def sizes_said(record: Record, name: str) -> None:
-    """RowError where the row's own sizes, of which the source's rows have none, are not those of the preset `name`."""
+    """RowError where the row's own sizes, of which the source's rows have none, are not those of
+    the preset `name`."""
     sizes: Any = preset(name).sizes
     for column, size in (
         ("d_model", sizes.hidden_size),

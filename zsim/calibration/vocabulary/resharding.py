@@ -1,6 +1,7 @@
 """Whether a unit's parameters are freed after forward, as columns and names of techniques say it.
 
-People write reshard_after_forward = True, "FSDP, no reshard", "never" (torchtitan's option), "ZeRO-2" or a number of ranks.
+People write reshard_after_forward = True, "FSDP, no reshard", "never" (torchtitan's option),
+"ZeRO-2" or a number of ranks.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from zsim.calibration.rows.checks import Assumed
 from zsim.calibration.rows.records import FALSE, TRUE, Record, RowError
 
 COLUMNS = ("reshard_after_forward", "fsdp_reshard_after_forward")
-_SAID = re.compile(r"(?:fsdp_)?reshard(?:[-_ ]after[-_ ]forward)?\s*(?:[=:]\s*)?(true|false|always|never|default|auto|none|yes|no|\d+)\b")
+_SAID = re.compile(
+    r"(?:fsdp_)?reshard(?:[-_ ]after[-_ ]forward)?\s*(?:[=:]\s*)?(true|false|always|never|default|auto|none|yes|no|\d+)\b"  # noqa: E501
+)
 _KEPT = re.compile(
-    r"\b(?:no|without|not|never)[-_ ]reshard(?:ing|ed)?(?:[-_ ]after[-_ ]forward)?\b|(?:\b|_)zero[-_ ]?2\b"
+    r"\b(?:no|without|not|never)[-_ ]reshard(?:ing|ed)?(?:[-_ ]after[-_ ]forward)?\b|(?:\b|_)zero[-_ ]?2\b"  # noqa: E501
     r"|\b(?:_?hybrid_)?shard[-_ ]grad[-_ ]op\b"
     r"|\bgrad_op\b|\bnever\b"
 )
@@ -21,7 +24,8 @@ _FREED = re.compile(r"\bzero[-_ ]?3\b|\breshard(?:[-_ ]after[-_ ]forward)?\b")
 
 
 def value_of(word: str) -> bool | int | None:
-    """True, False, or a number of ranks that parameters stay sharded over; None for the default. RowError for another word."""
+    """True, False, or a number of ranks that parameters stay sharded over; None for the default.
+    RowError for another word."""
     said = word.strip().lower()
     if said in ("", "default", "auto", "none"):
         return None
@@ -29,11 +33,13 @@ def value_of(word: str) -> bool | int | None:
         return said in TRUE or said == "always"
     if re.fullmatch(r"\d{1,6}(?:\.0)?", said):
         return int(float(said))
-    raise RowError(f"reshard_after_forward: expected True, False or a number of ranks, found {word[:40]!r}")
+    raise RowError(f"reshard_after_forward: expected True, False or a number of ranks, found "
+                   f"{word[:40]!r}")
 
 
 def resharding(record: Record, words: str = "") -> bool | int | None:
-    """What the row's columns and `words` of its technique say; None where neither does. RowError where they contradict each other."""
+    """What the row's columns and `words` of its technique say; None where neither does. RowError
+    where they contradict each other."""
     columns = [value_of(record.text(name, "")) for name in COLUMNS]
     found = {repr(value): value for value in (*columns, said_in(words)[0]) if value is not None}
     if len(found) > 1:
@@ -42,7 +48,8 @@ def resharding(record: Record, words: str = "") -> bool | int | None:
 
 
 def of_fsdp1(record: Record, *, sharding: str, form: str, assumed: Assumed) -> str:
-    """FSDP1's form, "full" or "grad_op", where the row's word `sharding` means `form`; RowError where its columns contradict that."""
+    """FSDP1's form, "full" or "grad_op", where the row's word `sharding` means `form`; RowError
+    where its columns contradict that."""
     asked = resharding(record)
     if not isinstance(asked, bool | None):
         raise RowError(f"reshard_after_forward: expected True or False of FSDP1, found {asked}")

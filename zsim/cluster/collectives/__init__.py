@@ -1,7 +1,9 @@
-"""Collectives: bytes on the wire, steps and nanoseconds of each library's algorithms. Pure functions, one file each.
+"""Collectives: bytes on the wire, steps and nanoseconds of each library's algorithms. Pure
+functions, one file each.
 
-`duration_ns` and `steps` know one latency and one bandwidth, and agree with each other; `placed_ns` is what a simulation asks:
-the time of a group of ranks where they are on a cluster. The table alone knows clusters.
+`duration_ns` and `steps` know one latency and one bandwidth, and agree with each other; `placed_ns`
+is what a simulation asks: the time of a group of ranks where they are on a cluster. The table alone
+knows clusters.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from zsim.errors import ScenarioError
 class BytesSent(Protocol):
     """Bytes that one rank puts on the wire."""
 
-    def __call__(self, op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int: ...
+    def __call__(self, op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int: ...  # noqa: E501
 
 
 class DurationNs(Protocol):
-    """Nanoseconds of a whole collective over links of latency α and bandwidth β that nobody else uses."""
+    """Nanoseconds of a whole collective over links of latency α and bandwidth β that nobody else
+    uses."""
 
-    def __call__(self, op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int: ...
+    def __call__(self, op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int: ...  # noqa: E501
 
 
 class PlacedNs(Protocol):
-    """Nanoseconds of a whole collective along `path`, a ring over ranks of `cluster`, whose links nobody else uses."""
+    """Nanoseconds of a whole collective along `path`, a ring over ranks of `cluster`, whose links
+    nobody else uses."""
 
     def __call__(self, op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int: ...
 
@@ -39,7 +43,7 @@ class PlacedNs(Protocol):
 class Steps(Protocol):
     """The sends of each step."""
 
-    def __call__(self, op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]: ...
+    def __call__(self, op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]: ...  # noqa: E501
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +61,25 @@ def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
 
     def placed_ns(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
         return duration_ns(
-            op, nbytes, group_size=path.num_ranks, alpha_ns=path.alpha_ns, bytes_per_s=path.bytes_per_s
+            op, nbytes, group_size=path.num_ranks, alpha_ns=path.alpha_ns,
+            bytes_per_s=path.bytes_per_s,
         )
 
     return placed_ns
 
 
 def _by_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
-    return gloo.in_practice_ns(op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path))
+    return gloo.in_practice_ns(
+        op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path)
+    )
 
 
 def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
     """NCCL's view of `path`; ScenarioError on a cluster whose preset says nothing about NCCL."""
     node = cluster.nccl
     if node is None:
-        raise ScenarioError((f'cluster {cluster.name}: expected a table "nccl", found none; collectives = "ring" needs none',))
+        raise ScenarioError((f'cluster {cluster.name}: expected a table "nccl", found none; '
+                             f'collectives = "ring" needs none',))
     inside_ns, between_ns = cluster.hop_ns
     return estimate.Communicator(
         generation=node.generation,
@@ -90,18 +98,25 @@ def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
 
 
 def _beyond(hop_ns: int, usual_us: float) -> float:
-    """µs by which a hop is longer than NCCL takes it to be for large messages; one that is shorter is none the faster, for its curves are
-    measured with the networks that there are."""
+    """µs by which a hop is longer than NCCL takes it to be for large messages; one that is shorter
+    is none the faster, for its curves are measured with the networks that there are."""
     return max(0.0, hop_ns / 1000 - usual_us)
 
 
-def estimated(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> estimate.Estimate:
-    """NCCL's time for `op` over `ranks` with its band and provenance, without what torch adds; at least two ranks."""
-    return estimate.estimate(op, nbytes, communicator(cluster, cluster.path(ranks)), measured_curves.curves_of(cluster))
+def estimated(
+    op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]
+) -> estimate.Estimate:
+    """NCCL's time for `op` over `ranks` with its band and provenance, without what torch adds; at
+    least two ranks."""
+    return estimate.estimate(
+        op, nbytes, communicator(cluster, cluster.path(ranks)), measured_curves.curves_of(cluster)
+    )
 
 
 def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
-    return estimate.time_ns(op, nbytes, communicator(cluster, path), measured_curves.curves_of(cluster))
+    return estimate.time_ns(
+        op, nbytes, communicator(cluster, path), measured_curves.curves_of(cluster)
+    )
 
 
 ALGORITHMS: dict[str, Algorithms] = {

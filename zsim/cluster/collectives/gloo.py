@@ -1,7 +1,9 @@
-"""Gloo as c10d uses it: its ring, a reduce-scatter that is an all-reduce of everything, and a tree for broadcast.
+"""Gloo as c10d uses it: its ring, a reduce-scatter that is an all-reduce of everything, and a tree
+for broadcast.
 
 Source: gloo at 70dc3602 and torch's ProcessGroupGloo, checked against interface counters. On gloo
-`reduce_scatter_tensor` runs all-reduce on the whole input and copies its own slice, twice what a ring needs.
+`reduce_scatter_tensor` runs all-reduce on the whole input and copies its own slice, twice what a
+ring needs.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from zsim.cluster.collectives import ring
 from zsim.cluster.collectives.ring import Send, Step, step_ns
 
 LONGER_PERCENT = {"all_gather": 130, "reduce_scatter": 115}
-"""Of what its bytes take at the rate of an all-reduce: an all-gather has only two half-shards in flight, and a reduce-scatter
-copies its slice. Measured over links shaped to 1 Gbit/s, 1 to 16 MB, 2 and 4 ranks: 107 to 155 % and 110 to 130 %."""
-_ON_THE_WIRE = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"}
+"""Of what its bytes take at the rate of an all-reduce: an all-gather has only two half-shards in
+flight, and a reduce-scatter copies its slice. Measured over links shaped to 1 Gbit/s, 1 to 16 MB, 2
+and 4 ranks: 107 to 155 % and 110 to 130 %."""
+_ON_THE_WIRE = {
+    "all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"
+}
 
 
 def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
@@ -25,18 +30,22 @@ def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: in
 
 
 def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
-    """ceil(log2 N) for broadcast; the ring's otherwise, with reduce-scatter counted as all-reduce."""
+    """ceil(log2 N) for broadcast; the ring's otherwise, with reduce-scatter counted as all-reduce.
+    """
     if op == "broadcast":
         return (group_size - 1).bit_length()
     return ring.num_steps(_ON_THE_WIRE[op], nbytes, group_size=group_size)
 
 
 def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
-    """The closed form: every step of the tree carries the whole message; the ring's steps carry chunks."""
+    """The closed form: every step of the tree carries the whole message; the ring's steps carry
+    chunks."""
     if op == "broadcast":
         one_step = step_ns(nbytes, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
         return num_steps(op, nbytes, group_size=group_size) * one_step
-    return ring.duration_ns(_ON_THE_WIRE[op], nbytes, group_size=group_size, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
+    return ring.duration_ns(
+        _ON_THE_WIRE[op], nbytes, group_size=group_size, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s
+    )
 
 
 def in_practice_ns(op: str, closed_form_ns: int) -> int:
@@ -45,7 +54,8 @@ def in_practice_ns(op: str, closed_form_ns: int) -> int:
 
 
 def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]:
-    """The sends of each step; in step k of a broadcast those 2^k ranks that have the message send it on."""
+    """The sends of each step; in step k of a broadcast those 2^k ranks that have the message send
+    it on."""
     if op != "broadcast":
         yield from ring.steps(_ON_THE_WIRE[op], nbytes, group_size=group_size)
         return
@@ -60,4 +70,6 @@ def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[S
 def _num_children(position: int, group_size: int) -> int:
     """How often the rank at `position` (the root is 0) sends in a binomial tree of `group_size`."""
     first = position.bit_length()
-    return sum(position + 2**step < group_size for step in range(first, (group_size - 1).bit_length()))
+    return sum(
+        position + 2**step < group_size for step in range(first, (group_size - 1).bit_length())
+    )

@@ -1,8 +1,10 @@
-"""The ring, as NCCL runs all-gather, reduce-scatter, all-reduce and broadcast: in closed form, and as explicit steps.
+"""The ring, as NCCL runs all-gather, reduce-scatter, all-reduce and broadcast: in closed form, and
+as explicit steps.
 
-A message of B bytes is cut into N chunks by the rule of `torch.chunk` (the last ones can be shorter or empty). In each
-step every rank sends one chunk to the next rank, so some rank always sends a full chunk of ceil(B/N) bytes, and every
-step takes as long as that one. Knows bytes and nanoseconds, no streams and no clusters.
+A message of B bytes is cut into N chunks by the rule of `torch.chunk` (the last ones can be shorter
+or empty). In each step every rank sends one chunk to the next rank, so some rank always sends a
+full chunk of ceil(B/N) bytes, and every step takes as long as that one. Knows bytes and
+nanoseconds, no streams and no clusters.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:
 def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
     """Bytes that `rank` puts on the wire for a message of `nbytes` (the full, unsharded one).
 
-    M·(N−1)/N for all-gather and reduce-scatter and twice that for all-reduce when N divides M; otherwise a rank sends
-    all chunks but its own (reduce-scatter) or but its successor's (all-gather). In a broadcast every rank but the last
-    of the chain passes the whole message on.
+    M·(N−1)/N for all-gather and reduce-scatter and twice that for all-reduce when N divides M;
+    otherwise a rank sends all chunks but its own (reduce-scatter) or but its successor's
+    (all-gather). In a broadcast every rank but the last of the chain passes the whole message on.
     """
     if group_size == 1:
         return 0
@@ -53,7 +55,8 @@ def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: in
 
 
 def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
-    """N−1 for all-gather and reduce-scatter, 2(N−1) for all-reduce, N−2 and one per slice for broadcast; 0 alone."""
+    """N−1 for all-gather and reduce-scatter, 2(N−1) for all-reduce, N−2 and one per slice for
+    broadcast; 0 alone."""
     if group_size == 1:
         return 0
     if op == "broadcast":
@@ -62,9 +65,11 @@ def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
 
 
 def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
-    """The closed form: steps times the time of the largest chunk (Thakur, Rabenseifner, Gropp 2005, ring terms).
+    """The closed form: steps times the time of the largest chunk (Thakur, Rabenseifner, Gropp 2005,
+    ring terms).
 
-    The last step of a broadcast carries nothing but the last slice, which can be shorter than the others.
+    The last step of a broadcast carries nothing but the last slice, which can be shorter than the
+    others.
     """
     num = num_steps(op, nbytes, group_size=group_size)
     if num == 0:
@@ -72,7 +77,9 @@ def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_p
     parts = _num_slices(nbytes) if op == "broadcast" else group_size
     largest = shard_size(nbytes, parts)
     last = nbytes - (parts - 1) * largest if op == "broadcast" else largest
-    one_step, last_step = (step_ns(chunk, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s) for chunk in (largest, last))
+    one_step, last_step = (
+        step_ns(chunk, alpha_ns=alpha_ns, bytes_per_s=bytes_per_s) for chunk in (largest, last)
+    )
     return (num - 1) * one_step + last_step
 
 
@@ -90,7 +97,8 @@ def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[S
 
 
 def _chunk_steps(nbytes: int, *, group_size: int, first: int) -> Iterator[Step]:
-    """In step s rank r sends chunk r − s − first; a reduce-scatter (first 1) ends with chunk r on rank r."""
+    """In step s rank r sends chunk r − s − first; a reduce-scatter (first 1) ends with chunk r on
+    rank r."""
     chunks = [shard(nbytes, num_shards=group_size, rank=rank).numel for rank in range(group_size)]
     for step in range(group_size - 1):
         yield tuple(
@@ -104,12 +112,16 @@ def _num_slices(nbytes: int) -> int:
 
 
 def _broadcast_steps(nbytes: int, *, group_size: int, root: int) -> Iterator[Step]:
-    """Slice k leaves the chain's position p in step k + p; all slices but the last ones are of full size."""
+    """Slice k leaves the chain's position p in step k + p; all slices but the last ones are of full
+    size."""
     num_slices = _num_slices(nbytes)
     sizes = [shard(nbytes, num_shards=num_slices, rank=index).numel for index in range(num_slices)]
     for step in range(group_size - 2 + num_slices):
         positions = range(max(0, step - num_slices + 1), min(group_size - 1, step + 1))
         yield tuple(
-            Send((root + position) % group_size, (root + position + 1) % group_size, sizes[step - position])
+            Send(
+                (root + position) % group_size, (root + position + 1) % group_size,
+                sizes[step - position],
+            )
             for position in positions
         )

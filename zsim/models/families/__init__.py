@@ -33,7 +33,8 @@ FAMILIES: dict[str, Family] = {
 
 
 LISTED_LENGTH = 2048
-"""The sequence length at which presets with open positions are listed: that of llm-foundry's MPT."""
+"""The sequence length at which presets with open positions are listed: that of llm-foundry's MPT.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,21 @@ class Preset:
 
     @property
     def has_open_positions(self) -> bool:
-        """Whether it has as many learned positions, and so parameters, as the scenario's sequences are long."""
+        """Whether it has as many learned positions, and so parameters, as the scenario's sequences
+        are long."""
         return isinstance(self.sizes, gpt.GptSizes) and not self.sizes.max_positions
 
 
 def presets() -> tuple[str, ...]:
     """The names of all model presets, sorted."""
     folder = files("zsim") / "presets" / "models"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".toml")
+            for entry in folder.iterdir()
+            if entry.name.endswith(".toml")
+        )
+    )
 
 
 @cache
@@ -63,11 +71,14 @@ def preset(name: str) -> Preset:
     if name not in presets():
         same = aliases.llama(name) or aliases.mpt(name)
         if same in presets():
-            raise ScenarioError((f'model.preset: unknown model "{name[:60]}", did you mean {same}, which has its sizes?',))
+            raise ScenarioError((f'model.preset: unknown model "{name[:60]}", did you mean '
+                                 f'{same}, which has its sizes?',))
         near = difflib.get_close_matches(name, presets(), n=1)
         hint = f", did you mean {near[0]}?" if near else "; `zsim list models` names them"
         raise ScenarioError((f'model.preset: unknown model "{name[:60]}"{hint}',))
-    table = tomllib.loads((files("zsim") / "presets" / "models" / f"{name}.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(
+        (files("zsim") / "presets" / "models" / f"{name}.toml").read_text(encoding="utf-8")
+    )
     family, source = table.pop("family"), table.pop("source")
     if "dims" in table:
         table["dims"] = tuple(table["dims"])
@@ -75,12 +86,14 @@ def preset(name: str) -> Preset:
 
 
 def build(family: str, sizes: Sizes, *, name: str, sequence_length: int) -> ModelSpec:
-    """The ModelSpec of `sizes`; `sequence_length` counts only where the sizes leave the learned positions open."""
+    """The ModelSpec of `sizes`; `sequence_length` counts only where the sizes leave the learned
+    positions open."""
     return FAMILIES[family].build(sizes, name=name, sequence_length=sequence_length)
 
 
 def load_preset(
-    name: str, *, sequence_length: int = LISTED_LENGTH, num_layers: int | None = None, attention: str | None = None
+    name: str, *, sequence_length: int = LISTED_LENGTH, num_layers: int | None = None,
+    attention: str | None = None,
 ) -> ModelSpec:
     """The ModelSpec of a preset, with fewer layers or another attention when asked for."""
     found = preset(name)
@@ -93,11 +106,16 @@ def load_preset(
 
 
 def changed(found: Preset, *, num_layers: int | None, attention: str | None) -> Sizes:
-    """The sizes of a preset cut to `num_layers` layers and with the attention implementation asked for."""
+    """The sizes of a preset cut to `num_layers` layers and with the attention implementation asked
+    for."""
     sizes = found.sizes
     if isinstance(sizes, mlp.MlpSizes):
         layers = len(sizes.dims) - 1
-        return sizes if num_layers is None else replace(sizes, dims=sizes.dims[: _fewer(num_layers, layers) + 1])
+        return (
+            sizes
+            if num_layers is None
+            else replace(sizes, dims=sizes.dims[: _fewer(num_layers, layers) + 1])
+        )
     if num_layers is not None:
         sizes = replace(sizes, num_layers=_fewer(num_layers, sizes.num_layers))
     return sizes if attention is None else replace(sizes, attention=attention)  # type: ignore[arg-type]
@@ -105,5 +123,6 @@ def changed(found: Preset, *, num_layers: int | None, attention: str | None) -> 
 
 def _fewer(wanted: int, layers: int) -> int:
     if not 1 <= wanted <= layers:
-        raise ScenarioError((f"model.num_layers: expected 1 to {layers}, the layers of the preset, found {wanted}",))
+        raise ScenarioError((f"model.num_layers: expected 1 to {layers}, the layers of the "
+                             f"preset, found {wanted}",))
     return wanted

@@ -20,12 +20,15 @@ LLAMAS = {
     ("3.3", "70"): "llama-3-70b",
 }
 """By generation and thousands of millions of parameters; 3.1 and 3.3 have the sizes of 3."""
-_BEFORE, _BEHIND = r"(?:meta-llama/)?(?:meta[-_ ]?)?llama[-_ ]?v?", r"[-_ ]?b(?:[-_ ](?:hf|base|instruct|chat))*"
+_BEFORE, _BEHIND = (
+    r"(?:meta-llama/)?(?:meta[-_ ]?)?llama[-_ ]?v?", r"[-_ ]?b(?:[-_ ](?:hf|base|instruct|chat))*",
+)
 _MPT = r"(?:mosaicml/)?mpt[-_ ]*(\d+[mb])(?:[-_ ](?:base|instruct|chat|8k|storywriter))*"
 
 
 def llama(name: str) -> str:
-    """The preset of the Llama that `name` spells, as "Llama 3.1 8B" or llama3-8b, "" for another model."""
+    """The preset of the Llama that `name` spells, as "Llama 3.1 8B" or llama3-8b, "" for another
+    model."""
     said = name.strip().lower()
     for (generation, size), known in LLAMAS.items():
         if re.fullmatch(f"{_BEFORE}{generation.replace('.', '[-._]?')}[-_ ]*{size}{_BEHIND}", said):

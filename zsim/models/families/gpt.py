@@ -1,11 +1,20 @@
-"""gpt: learned positions, pre-norm blocks with biases, GELU, tied head. GPT-2, GPT-3 and MPT have this shape."""
+"""gpt: learned positions, pre-norm blocks with biases, GELU, tied head. GPT-2, GPT-3 and MPT have
+this shape."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
-from zsim.models.families.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
+from zsim.models.families.layers import (
+    LossDtype,
+    elementwise,
+    embedding,
+    head,
+    language_model,
+    linear,
+    norm,
+)
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
 
@@ -28,7 +37,9 @@ class GptSizes:
 def _block(sizes: GptSizes, index: int) -> Module:
     fqn, width = f"blocks.{index}", sizes.hidden_size
     feed_forward = sizes.feed_forward or 4 * width
-    projections = [linear(f"{fqn}.attn.{part}", "n1", part, width, width) for part in ("q", "k", "v")]
+    projections = [
+        linear(f"{fqn}.attn.{part}", "n1", part, width, width) for part in ("q", "k", "v")
+    ]
     attention = Operator(
         kind="attention",
         name=f"{fqn}.attn",
@@ -65,14 +76,16 @@ def _embed(sizes: GptSizes, sequence_length: int) -> Module:
 
 
 def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
-    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide hidden_size."""
+    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide
+    hidden_size."""
     if sizes.num_heads < 1 or sizes.hidden_size % sizes.num_heads:
-        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of {sizes.hidden_size}",))
+        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of "
+                             f"{sizes.hidden_size}",))
     final_norm = norm("layer_norm", "ln_f", "x", "n", sizes.hidden_size)
     return language_model(
-        name,
-        family="gpt",
-        embed=_embed(sizes, sequence_length),
+        name, family="gpt", embed=_embed(sizes, sequence_length),
         blocks=tuple(_block(sizes, index) for index in range(sizes.num_layers)),
-        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype),
+        head=head(
+            final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype
+        ),
     )

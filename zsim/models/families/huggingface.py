@@ -1,4 +1,5 @@
-"""A Hugging Face config.json of the kinds gpt2, llama, mistral and qwen2 as a ModelSpec. It downloads nothing."""
+"""A Hugging Face config.json of the kinds gpt2, llama, mistral and qwen2 as a ModelSpec. It
+downloads nothing."""
 
 from __future__ import annotations
 
@@ -21,20 +22,28 @@ MISSING = object()
 """The value of a key that is not there."""
 NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "initializer_range")
 DTYPES = ("float32", "bfloat16", "float16")
-"""What changes no byte and no FLOP, but what transformers must be able to use where the model is run for real."""
+"""What changes no byte and no FLOP, but what transformers must be able to use where the model is
+run for real."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies are made with the model."""
 
 
 def load(path: str, *, folder: Path | None, sequence_length: int) -> ModelSpec:
-    """The model of the config at `path`, relative to the scenario's `folder`; ScenarioError when of no known kind."""
-    return from_config(_read((folder or Path()) / path, path), where=path, sequence_length=sequence_length)
+    """The model of the config at `path`, relative to the scenario's `folder`; ScenarioError when of
+    no known kind."""
+    return from_config(
+        _read((folder or Path()) / path, path), where=path, sequence_length=sequence_length
+    )
 
 
-def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequence_length: int = 1) -> ModelSpec:
-    """The model of a parsed config.json; ScenarioError, naming `where` and the key, when it is none of the known kinds.
+def from_config(
+    config: Mapping[str, Any], *, where: str = "config.json", sequence_length: int = 1
+) -> ModelSpec:
+    """The model of a parsed config.json; ScenarioError, naming `where` and the key, when it is none
+    of the known kinds.
 
-    It is the module that transformers makes of the config, operator by operator: names of parameters are its own.
+    It is the module that transformers makes of the config, operator by operator: names of
+    parameters are its own.
     """
     kind = config.get("model_type", MISSING)
     if not isinstance(kind, str) or kind not in KINDS:
@@ -47,26 +56,33 @@ def from_config(config: Mapping[str, Any], *, where: str = "config.json", sequen
 
 def _problem(path: str, key: str, expected: str, found: object) -> str:
     """What is wrong with a key; `found` is MISSING where it is not there."""
-    said = f"missing; expected {expected}" if found is MISSING else f"expected {expected}, found {shown(found)}"
+    said = (
+        f"missing; expected {expected}"
+        if found is MISSING
+        else f"expected {expected}, found {shown(found)}"
+    )
     return f"model.huggingface: {path[:200]}: {key}: {said}"
 
 
 def _read(file: Path, path: str) -> Mapping[str, Any]:
     try:
         if not file.is_file():
-            raise ScenarioError((f"model.huggingface: {path[:200]}: no such file, or not a plain one",))
+            raise ScenarioError((f"model.huggingface: {path[:200]}: no such file, or not a plain "
+                                 f"one",))
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
         config = json.loads(data) if len(data) <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise ScenarioError((f"model.huggingface: {path[:200]}: expected a config.json: one JSON object of at most 1 MiB",))
+        raise ScenarioError((f"model.huggingface: {path[:200]}: expected a config.json: one JSON "
+                             f"object of at most 1 MiB",))
     return config
 
 
 class _Config:
-    """The values of one config, each checked as it is asked for; what is wrong is noted, and something that fits is given instead."""
+    """The values of one config, each checked as it is asked for; what is wrong is noted, and
+    something that fits is given instead."""
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path, self.values = path, values
@@ -92,15 +108,21 @@ class _Config:
             return 1
         return value
 
-    def require_heads(self, *, heads: str, width: str, shared: str = "", head_dim: str = "", divides: bool = True) -> None:
-        """Note heads, by the names of their keys, that do not divide the width, or that their keys and values do not divide.
+    def require_heads(
+        self, *, heads: str, width: str, shared: str = "", head_dim: str = "", divides: bool = True
+    ) -> None:
+        """Note heads, by the names of their keys, that do not divide the width, or that their keys
+        and values do not divide.
 
-        Rotary positions, which kinds with shared heads have, turn pairs of features. Not `divides`: of a width that heads do not divide
-        the rest is left over, as transformers does with kinds that do not check it.
+        Rotary positions, which kinds with shared heads have, turn pairs of features. Not `divides`:
+        of a width that heads do not divide the rest is left over, as transformers does with kinds
+        that do not check it.
         """
         if {heads, width, shared, head_dim} & self.problems.keys():
             return
-        number, features, of = self.size(heads), self.size(width), self.size(head_dim, 0) if head_dim else 0
+        number, features, of = (
+            self.size(heads), self.size(width), self.size(head_dim, 0) if head_dim else 0,
+        )
         common = self.size(shared, number) if shared else number
         if divides and features % number:
             self.wrong(heads, f"a divisor of {width}, {features}", number)
@@ -109,18 +131,28 @@ class _Config:
         elif number % common:
             self.wrong(shared, f"a divisor of {heads}, {number}", common)
         elif shared and (of or features // number) % 2:
-            key, what = (head_dim, "an even number") if of else (heads, f"heads of an even size, as a part of {width}, {features}")
+            key, what = (
+                (head_dim, "an even number")
+                if of
+                else (heads, f"heads of an even size, as a part of {width}, {features}")
+            )
             self.wrong(key, f"{what}, for rotary positions", of or number)
 
     def require_usable(self) -> None:
         """Note a number or a dtype that transformers cannot make the module with."""
         for key in NUMBERS:
             value = self.values.get(key)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12):
+            if value is not None and (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < 1e12
+            ):
                 self.wrong(key, "a number above 0", value)
         for key in ("torch_dtype", "dtype"):
             value = self.values.get(key)
-            if value is not None and (not isinstance(value, str) or value.removeprefix("torch.") not in DTYPES):
+            if value is not None and (
+                not isinstance(value, str) or value.removeprefix("torch.") not in DTYPES
+            ):
                 self.wrong(key, f"one of {', '.join(DTYPES)}", value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -156,26 +188,36 @@ class _Config:
             self.wrong(key, f"one of {', '.join(known)}", value)
 
     def refuse_window(self, sequence_length: int) -> None:
-        """Note when attention looks back no farther than a sequence is long: it then has a mask of its own."""
+        """Note when attention looks back no farther than a sequence is long: it then has a mask of
+        its own."""
         window = self.size("sliding_window", sequence_length + 1)
         if window <= sequence_length:
-            self.wrong("sliding_window", f"more than the sequence length, {sequence_length}", window)
+            self.wrong(
+                "sliding_window", f"more than the sequence length, {sequence_length}", window
+            )
 
     def require_full_attention(self) -> None:
         """Note where some layer attends in another way than to all positions before."""
         kinds = self.values.get("layer_types") or ["full_attention"]
         if not isinstance(kinds, list) or set(map(str, kinds)) != {"full_attention"}:
-            self.wrong("layer_types", '"full_attention" alone, as anything else is not modelled', kinds)
+            self.wrong(
+                "layer_types", '"full_attention" alone, as anything else is not modelled', kinds
+            )
 
     def refuse_rope(self) -> None:
         """Note rotary positions that are made anew while a model runs."""
         rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+        kind = (
+            rope.get("rope_type", rope.get("type", "default"))
+            if isinstance(rope, Mapping)
+            else rope
+        )
         if kind not in ROPES:
             self.wrong("rope_scaling", f"one of {', '.join(ROPES)}", kind)
 
     def require_causal(self, architecture: str) -> None:
-        """Note another head than that of causal language models, for experts, and for weights that are quantized."""
+        """Note another head than that of causal language models, for experts, and for weights that
+        are quantized."""
         named = self.values.get("architectures")
         if named not in (None, [], [architecture]):
             self.wrong("architectures", f'["{architecture}"], the causal language model', named)
@@ -215,7 +257,9 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
     return transformers.gpt2(sizes, activation=activation, config=config.text, dropout=dropout)
 
 
-def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False) -> ModelSpec:
+def _llama(
+    config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False
+) -> ModelSpec:
     config.require("hidden_act", ("silu", "swish"))
     config.refuse_outputs()
     config.refuse_rope()
@@ -234,8 +278,14 @@ def _llama(config: _Config, sequence_length: int, *, name: str = "llama", qkv_bi
         tied=config.flag("tie_word_embeddings", False),
     )
     if config.share("attention_dropout", 0.0):
-        config.wrong("attention_dropout", "0, as in all published models of this kind", config.values["attention_dropout"])
-    keys = {"heads": "num_attention_heads", "width": "hidden_size", "shared": "num_key_value_heads", "head_dim": "head_dim"}
+        config.wrong(
+            "attention_dropout", "0, as in all published models of this kind",
+            config.values["attention_dropout"],
+        )
+    keys = {
+        "heads": "num_attention_heads", "width": "hidden_size", "shared": "num_key_value_heads",
+        "head_dim": "head_dim",
+    }
     config.require_heads(**keys, divides=name == "llama")
     config.require_right()
     return transformers.llama(sizes, name=name, config=config.text)
@@ -268,4 +318,5 @@ CAUSAL = {
 """The module of each kind that is simulated."""
 
 FOREIGN = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")
-"""What other modules than those are made by: mixtures of experts, and weights of less than two bytes."""
+"""What other modules than those are made by: mixtures of experts, and weights of less than two
+bytes."""

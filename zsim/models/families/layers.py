@@ -1,4 +1,5 @@
-"""Pieces that the families share: operators with their usual names, and the parameters that operators have."""
+"""Pieces that the families share: operators with their usual names, and the parameters that
+operators have."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
 
-def linear(name: str, source: str, output: str, in_features: int, out_features: int, *, bias: bool = True) -> Operator:
+def linear(
+    name: str, source: str, output: str, in_features: int, out_features: int, *, bias: bool = True
+) -> Operator:
     """A linear layer whose parameters are `name.weight` and, with `bias`, `name.bias`."""
     return Operator(
         kind="linear",
@@ -42,17 +45,23 @@ def norm(kind: str, name: str, source: str, output: str, width: int) -> Operator
 
 
 LossDtype = Literal["model", "float32"]
-"""What the loss is computed in: the dtype of the logits, or float32 after a cast of them, as torchtitan and Hugging Face do."""
+"""What the loss is computed in: the dtype of the logits, or float32 after a cast of them, as
+torchtitan and Hugging Face do."""
 
 
 def cross_entropy(source: str, vocabulary: int, loss_dtype: LossDtype) -> tuple[Operator, ...]:
-    """The mean cross-entropy of the logits `source` against the targets, after a cast where one is asked for."""
+    """The mean cross-entropy of the logits `source` against the targets, after a cast where one is
+    asked for."""
     loss = Operator(
-        kind="cross_entropy", name="loss", inputs=(source, "targets"), output="loss", out_features=vocabulary
+        kind="cross_entropy", name="loss", inputs=(source, "targets"), output="loss",
+        out_features=vocabulary,
     )
     if loss_dtype == "model":
         return (loss,)
-    wide = replace(loss, kind="cast", name="logits", inputs=(source,), output=f"{source}_wide", dtype=loss_dtype)
+    wide = replace(
+        loss, kind="cast", name="logits", inputs=(source,), output=f"{source}_wide",
+        dtype=loss_dtype,
+    )
     return (wide, replace(loss, inputs=(wide.output, "targets"), dtype=loss_dtype))
 
 
@@ -80,7 +89,8 @@ def parameters_of(*modules: Module) -> tuple[Parameter, ...]:
 
 
 def embedding(kind: str, name: str, source: str, output: str, *, rows: int, width: int) -> Operator:
-    """A table `name.weight` of `rows` × `width`: looked up by tokens ("embedding") or added by place ("positions")."""
+    """A table `name.weight` of `rows` × `width`: looked up by tokens ("embedding") or added by
+    place ("positions")."""
     return Operator(
         kind=kind,  # type: ignore[arg-type]
         name=name,
@@ -93,14 +103,20 @@ def embedding(kind: str, name: str, source: str, output: str, *, rows: int, widt
 
 
 def head(final_norm: Operator, *, vocabulary: int, tied: bool, loss_dtype: LossDtype) -> Module:
-    """The root's last module: the final norm from "x" to "n", the logits (with the embedding's weight if `tied`), the loss."""
+    """The root's last module: the final norm from "x" to "n", the logits (with the embedding's
+    weight if `tied`), the loss."""
     logits = linear("lm_head", "n", "logits", final_norm.out_features, vocabulary, bias=False)
     if tied:
         logits = replace(logits, weight="wte.weight")
-    return Module(fqn="head", unit=ROOT, operators=(final_norm, logits, *cross_entropy("logits", vocabulary, loss_dtype)))
+    return Module(
+        fqn="head", unit=ROOT,
+        operators=(final_norm, logits, *cross_entropy("logits", vocabulary, loss_dtype)),
+    )
 
 
-def language_model(name: str, *, family: str, embed: Module, blocks: tuple[Module, ...], head: Module) -> ModelSpec:
+def language_model(
+    name: str, *, family: str, embed: Module, blocks: tuple[Module, ...], head: Module
+) -> ModelSpec:
     """A decoder with one unit per block and one, the root's, for embedding and head."""
     units = [ParamGroup(fqn=ROOT, parameters=parameters_of(embed, head))]
     units += [ParamGroup(fqn=block.fqn, parameters=parameters_of(block)) for block in blocks]

@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.errors import ScenarioError
-from zsim.models.families.layers import LossDtype, elementwise, embedding, head, language_model, linear, norm
+from zsim.models.families.layers import (
+    LossDtype,
+    elementwise,
+    embedding,
+    head,
+    language_model,
+    linear,
+    norm,
+)
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
 
@@ -38,7 +46,8 @@ def _attention(sizes: LlamaSizes, fqn: str) -> tuple[Operator, ...]:
     width, bias = sizes.hidden_size, sizes.qkv_bias
     heads = {"q": sizes.num_heads, "k": kv_heads, "v": kv_heads}
     projections = [
-        linear(f"{fqn}.attn.{part}", "n1", part, width, count * head_dim, bias=bias) for part, count in heads.items()
+        linear(f"{fqn}.attn.{part}", "n1", part, width, count * head_dim, bias=bias)
+        for part, count in heads.items()
     ]
     rotated = [
         Operator(
@@ -61,7 +70,9 @@ def _attention(sizes: LlamaSizes, fqn: str) -> tuple[Operator, ...]:
         head_dim=head_dim,
         implementation=sizes.attention,
     )
-    out = linear(f"{fqn}.attn.o", "mixed", "a", sizes.num_heads * head_dim, width, bias=sizes.output_bias)
+    out = linear(
+        f"{fqn}.attn.o", "mixed", "a", sizes.num_heads * head_dim, width, bias=sizes.output_bias
+    )
     return (*projections, *rotated, mix, out)
 
 
@@ -85,15 +96,19 @@ def _block(sizes: LlamaSizes, index: int) -> Module:
 
 
 def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
-    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide hidden_size."""
+    """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide
+    hidden_size."""
     if sizes.num_heads < 1 or (not sizes.head_dim and sizes.hidden_size % sizes.num_heads):
-        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of {sizes.hidden_size}",))
-    tokens = embedding("embedding", "wte", "tokens", "h", rows=sizes.vocabulary, width=sizes.hidden_size)
+        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of "
+                             f"{sizes.hidden_size}",))
+    tokens = embedding(
+        "embedding", "wte", "tokens", "h", rows=sizes.vocabulary, width=sizes.hidden_size
+    )
     final_norm = norm("rms_norm", "norm_f", "x", "n", sizes.hidden_size)
     return language_model(
-        name,
-        family="llama",
-        embed=Module(fqn="embed", unit=ROOT, operators=(tokens,)),
+        name, family="llama", embed=Module(fqn="embed", unit=ROOT, operators=(tokens,)),
         blocks=tuple(_block(sizes, index) for index in range(sizes.num_layers)),
-        head=head(final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype),
+        head=head(
+            final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype
+        ),
     )

@@ -1,4 +1,5 @@
-"""mlp: blocks of linear, GELU, linear without residual, then a classifier that belongs to the root."""
+"""mlp: blocks of linear, GELU, linear without residual, then a classifier that belongs to the root.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSizes:
-    """`dims` are the widths between blocks (one more than there are blocks); each block widens to `hidden`."""
+    """`dims` are the widths between blocks (one more than there are blocks); each block widens to
+    `hidden`."""
 
     dims: tuple[int, ...]
     hidden: int
@@ -23,18 +25,19 @@ class MlpSizes:
 def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; the input is float, (micro_batch, dims[0]), one token per sequence."""
     if not sizes.dims:
-        raise ScenarioError(("model.sizes.dims: expected the widths before, between and after blocks, found none",))
+        raise ScenarioError(("model.sizes.dims: expected the widths before, between and after "
+                             "blocks, found none",))
     modules = []
     for i, (width, out) in enumerate(zip(sizes.dims, sizes.dims[1:], strict=False)):
         fqn = f"blocks.{i}"
         modules.append(
             Module(
-                fqn=fqn,
-                unit=fqn,
+                fqn=fqn, unit=fqn,
                 operators=(
                     linear(f"{fqn}.fc1", "x", "wide", width, sizes.hidden),
                     Operator(
-                        kind="gelu", name=f"{fqn}.gelu", inputs=("wide",), output="act", out_features=sizes.hidden
+                        kind="gelu", name=f"{fqn}.gelu", inputs=("wide",), output="act",
+                        out_features=sizes.hidden,
                     ),
                     linear(f"{fqn}.fc2", "act", "y", sizes.hidden, out),
                 ),

@@ -1,4 +1,5 @@
-"""Whether a ModelSpec is one that can run: sizes that divide, positions for every token, no empty weight."""
+"""Whether a ModelSpec is one that can run: sizes that divide, positions for every token, no empty
+weight."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from zsim.models.spec import ModelSpec
 
 
 def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
-    """What keeps `model` from running on sequences of that length, each once, with the scenario's key in front."""
+    """What keeps `model` from running on sequences of that length, each once, with the scenario's
+    key in front."""
     found: list[str] = []
     if model.family == "mlp" and sequence_length != 1:
-        found.append(f"batch.sequence_length: expected 1 for an mlp, which has no sequences, found {sequence_length}")
+        found.append(f"batch.sequence_length: expected 1 for an mlp, which has no sequences, "
+                     f"found {sequence_length}")
     if model.modules and not model.parameters:
         found.append("model: expected parameters, found none")
     for module in model.modules:
@@ -24,12 +27,18 @@ def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
 def _problems(operator: Operator, sequence_length: int) -> Iterator[str]:
     kind, heads = operator.kind, operator.num_heads
     if kind == "linear" and min(operator.in_features, operator.out_features) < 1:
-        yield f"model: {operator.name}: expected features of at least 1, found an empty linear layer"
+        yield (
+            f"model: {operator.name}: expected features of at least 1, found an empty linear layer"
+        )
     if kind == "embedding" and min(operator.num_embeddings, operator.out_features) < 1:
-        yield f"model: {operator.name}: expected a vocabulary and features of at least 1, found an empty embedding"
+        yield (
+            f"model: {operator.name}: expected a vocabulary and features of at least 1, found an "
+            f"empty embedding"
+        )
     if kind == "positions" and operator.num_embeddings < sequence_length:
         yield (
-            f"batch.sequence_length: expected at most {operator.num_embeddings}, the model's positions, "
+            f"batch.sequence_length: expected at most {operator.num_embeddings}, the model's "
+            f"positions, "
             f"found {sequence_length}"
         )
     shared, width = operator.num_kv_heads, operator.head_dim

@@ -1,7 +1,9 @@
-"""gpt2, llama, mistral and qwen2 as the modules of transformers run them: their names, their operators, the order of their parameters.
+"""gpt2, llama, mistral and qwen2 as the modules of transformers run them: their names, their
+operators, the order of their parameters.
 
-The sizes are those of the families; what differs is how the code computes. Trained as its Trainer does: in training mode, without a cache
-of keys and values, with labels, from which the module itself makes the loss.
+The sizes are those of the families; what differs is how the code computes. Trained as its Trainer
+does: in training mode, without a cache of keys and values, with labels, from which the module
+itself makes the loss.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class TransformersModel(ModelSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropout:
-    """Whether anything is dropped of embeddings, of what attention and MLP give, and of attention's probabilities."""
+    """Whether anything is dropped of embeddings, of what attention and MLP give, and of attention's
+    probabilities."""
 
     embedding: bool = False
     residual: bool = False
@@ -48,7 +51,8 @@ def _dropped(asked: bool, name: str, value: str, width: int) -> tuple[tuple[Oper
 
 
 def _loss(norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: str) -> Module:
-    """The last norm, after which the inner model's locals go; logits, which the output holds until the loss is taken from it."""
+    """The last norm, after which the inner model's locals go; logits, which the output holds until
+    the loss is taken from it."""
     width = norm_f.out_features
     return Module(
         fqn=HEAD,
@@ -69,13 +73,19 @@ def _loss(norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: 
 
 
 def _assembled(
-    name: str, embed: Module, blocks: tuple[Module, ...], head: Module, *, config: str, order: tuple[str, ...], buffers: tuple[int, ...]
+    name: str, embed: Module, blocks: tuple[Module, ...], head: Module, *, config: str,
+    order: tuple[str, ...], buffers: tuple[int, ...],
 ) -> TransformersModel:
-    """The model; `order` are the names of a block's parameters, without their last parts, as it registers them, `buffers` bytes."""
+    """The model; `order` are the names of a block's parameters, without their last parts, as it
+    registers them, `buffers` bytes."""
 
     def own(block: Module) -> tuple[Parameter, ...]:
         places = {f"{block.fqn}.{part}": place for place, part in enumerate(order)}
-        return tuple(sorted(parameters_of(block), key=lambda parameter: places[parameter.fqn.rpartition(".")[0]]))
+        return tuple(
+            sorted(
+                parameters_of(block), key=lambda parameter: places[parameter.fqn.rpartition(".")[0]]
+            )
+        )
 
     root = parameters_of(embed, head)
     units = tuple(ParamGroup(fqn=block.fqn, parameters=own(block)) for block in blocks)
@@ -111,27 +121,31 @@ def llama(sizes: LlamaSizes, *, name: str, config: str) -> TransformersModel:
     """LlamaForCausalLM and those that are like it."""
     width, head_dim = sizes.hidden_size, sizes.head_dim or sizes.hidden_size // sizes.num_heads
     tables = Operator(
-        kind="rotary_tables", name="model.rotary_emb", inputs=("e",), output="h", out_features=width, head_dim=head_dim
+        kind="rotary_tables", name="model.rotary_emb", inputs=("e",), output="h",
+        out_features=width, head_dim=head_dim,
     )
-    tokens = embedding("embedding", "model.embed_tokens", "tokens", "e", rows=sizes.vocabulary, width=width)
+    tokens = embedding(
+        "embedding", "model.embed_tokens", "tokens", "e", rows=sizes.vocabulary, width=width
+    )
     return _assembled(
-        name,
-        Module(fqn=EMBED, unit=ROOT, operators=(tokens, tables)),
+        name, Module(fqn=EMBED, unit=ROOT, operators=(tokens, tables)),
         tuple(_llama_block(sizes, f"model.layers.{i}", head_dim) for i in range(sizes.num_layers)),
         _loss(
             norm("upcast_norm", "model.norm", "x", "n", width),
-            frame=(*((f"{EMBED}:e", PLACES) if name == "qwen2" else (PLACES, f"{EMBED}:e")), *TABLES),
+            frame=(
+                *((f"{EMBED}:e", PLACES) if name == "qwen2" else (PLACES, f"{EMBED}:e")), *TABLES
+            ),
             vocabulary=sizes.vocabulary,
             weight="model.embed_tokens.weight" if sizes.tied else "lm_head.weight",
         ),
-        config=config,
-        order=LLAMA_ORDER,
-        buffers=(2 * head_dim, 2 * head_dim),
+        config=config, order=LLAMA_ORDER, buffers=(2 * head_dim, 2 * head_dim),
     )
 
 
 def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
-    width, wide, kv_heads = sizes.hidden_size, sizes.feed_forward, sizes.num_kv_heads or sizes.num_heads
+    width, wide, kv_heads = (
+        sizes.hidden_size, sizes.feed_forward, sizes.num_kv_heads or sizes.num_heads,
+    )
     attention = f"{fqn}.self_attn"
     heads = {"q": sizes.num_heads, "k": kv_heads, "v": kv_heads}
     shape = Operator(
@@ -148,7 +162,10 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
         for part, count in heads.items()
     ]
     in_heads = [
-        replace(shape, kind="heads", name=f"{attention}.{part}_heads", inputs=(part,), output=f"{part}_heads", num_heads=count)
+        replace(
+            shape, kind="heads", name=f"{attention}.{part}_heads", inputs=(part,),
+            output=f"{part}_heads", num_heads=count,
+        )
         for part, count in heads.items()
         if part != "v"  # whose gradient comes as it lies
     ]
@@ -162,15 +179,17 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
         output="mixed",
         implementation=sizes.attention,
     )
-    attended = linear(f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width, bias=sizes.output_bias)
+    attended = linear(
+        f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width,
+        bias=sizes.output_bias,
+    )
     return Module(
-        fqn=fqn,
-        unit=fqn,
+        fqn=fqn, unit=fqn,
         operators=(
-            replace(norm("upcast_norm", f"{fqn}.input_layernorm", "x", "n1", width), reads=(PLACES,)),
-            *(query, in_heads[0], key, in_heads[1], value),
-            replace(shape, reads=TABLES),
-            mix,
+            replace(
+                norm("upcast_norm", f"{fqn}.input_layernorm", "x", "n1", width), reads=(PLACES,)
+            ),
+            *(query, in_heads[0], key, in_heads[1], value), replace(shape, reads=TABLES), mix,
             replace(attended, drops=("mixed", "turned.query", "turned", "v", "n1")),
             elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
             norm("upcast_norm", f"{fqn}.post_attention_layernorm", "h", "n2", width),
@@ -178,8 +197,13 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
             elementwise("silu", f"{fqn}.mlp.act_fn", ("gate",), "silu", wide),
             linear(f"{fqn}.mlp.up_proj", "n2", "up", width, wide, bias=sizes.mlp_bias),
             elementwise("multiply", f"{fqn}.mlp.product", ("silu", "up"), "act", wide),
-            replace(linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias), drops=("act", "n2")),
-            replace(elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width), drops=("m", "h")),
+            replace(
+                linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias),
+                drops=("act", "n2"),
+            ),
+            replace(
+                elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width), drops=("m", "h")
+            ),
         ),
     )
 
@@ -190,24 +214,28 @@ GPT2_ORDER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_p
 
 
 def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> TransformersModel:
-    """GPT2LMHeadModel. `activation` is "gelu_new", written out in Python, or one that is a kernel of torch."""
+    """GPT2LMHeadModel. `activation` is "gelu_new", written out in Python, or one that is a kernel
+    of torch."""
     width = sizes.hidden_size
-    tokens = embedding("embedding", "transformer.wte", "tokens", "e", rows=sizes.vocabulary, width=width)
-    places = embedding("position_embedding", "transformer.wpe", "e", "h", rows=sizes.max_positions, width=width)
+    tokens = embedding(
+        "embedding", "transformer.wte", "tokens", "e", rows=sizes.vocabulary, width=width
+    )
+    places = embedding(
+        "position_embedding", "transformer.wpe", "e", "h", rows=sizes.max_positions, width=width
+    )
     dropping, _ = _dropped(dropout.embedding, "transformer.drop", "h", width)
     return _assembled(
-        "gpt2",
-        Module(fqn=EMBED, unit=ROOT, operators=(tokens, places, *dropping)),
-        tuple(_gpt2_block(sizes, f"transformer.h.{i}", activation, dropout) for i in range(sizes.num_layers)),
+        "gpt2", Module(fqn=EMBED, unit=ROOT, operators=(tokens, places, *dropping)),
+        tuple(
+            _gpt2_block(sizes, f"transformer.h.{i}", activation, dropout)
+            for i in range(sizes.num_layers)
+        ),
         _loss(
             norm("layer_norm", "transformer.ln_f", "x", "n", width),
-            frame=(PLACES, f"{EMBED}:e", f"{EMBED}:h.rows"),
-            vocabulary=sizes.vocabulary,
+            frame=(PLACES, f"{EMBED}:e", f"{EMBED}:h.rows"), vocabulary=sizes.vocabulary,
             weight="transformer.wte.weight" if sizes.tied else "lm_head.weight",
         ),
-        config=config,
-        order=GPT2_ORDER,
-        buffers=(),
+        config=config, order=GPT2_ORDER, buffers=(),
     )
 
 
@@ -232,20 +260,22 @@ def _gpt2_block(sizes: GptSizes, fqn: str, activation: str, dropout: Dropout) ->
         dropout=dropout.attention,
     )
     return Module(
-        fqn=fqn,
-        unit=fqn,
+        fqn=fqn, unit=fqn,
         operators=(
             replace(norm("layer_norm", f"{fqn}.ln_1", "x", "n1", width), reads=(PLACES,)),
             _conv1d(f"{fqn}.attn.c_attn", "n1", "qkv", width, 3 * width),
-            elementwise("split", f"{fqn}.attn.split", ("qkv",), "q", width),
-            mix,
-            *projected,
+            elementwise("split", f"{fqn}.attn.split", ("qkv",), "q", width), mix, *projected,
             replace(elementwise("residual", f"{fqn}.add_1", (a, "x"), "h", width), drops=("n1",)),
             norm("layer_norm", f"{fqn}.ln_2", "h", "n2", width),
             _conv1d(f"{fqn}.mlp.c_fc", "n2", "wide", width, feed_forward),
-            elementwise("gelu_new" if activation == "gelu_new" else "gelu", f"{fqn}.mlp.act", ("wide",), "act", feed_forward),
-            _conv1d(f"{fqn}.mlp.c_proj", "act", "m", feed_forward, width),
-            *fed,
-            replace(elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width), drops=("n2", "h", a, m)),
+            elementwise(
+                "gelu_new" if activation == "gelu_new" else "gelu", f"{fqn}.mlp.act", ("wide",),
+                "act", feed_forward,
+            ),
+            _conv1d(f"{fqn}.mlp.c_proj", "act", "m", feed_forward, width), *fed,
+            replace(
+                elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width),
+                drops=("n2", "h", a, m),
+            ),
         ),
     )

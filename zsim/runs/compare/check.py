@@ -11,7 +11,8 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding. `predicted` and `measured` are figures where it has some; `detail` says how it was compared."""
+    """One finding. `predicted` and `measured` are figures where it has some; `detail` says how it
+    was compared."""
 
     name: str
     status: Status

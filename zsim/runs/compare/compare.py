@@ -1,7 +1,8 @@
-"""Two Runs of one scenario, compared in order of rigour: collective order, bytes, memory, numerics, time.
+"""Two Runs of one scenario, compared in order of rigour: collective order, bytes, memory, numerics,
+time.
 
-A check that one side cannot make is `unsupported`, with the reason; no events at all is a failure, never a pass.
-It reads Runs and nothing else.
+A check that one side cannot make is `unsupported`, with the reason; no events at all is a failure,
+never a pass. It reads Runs and nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class _Pair:
 
 
 def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> tuple[Check, ...]:
-    """Every check, most rigorous first. Ranks are matched by number; a folded rank stands for those it says."""
+    """Every check, most rigorous first. Ranks are matched by number; a folded rank stands for those
+    it says."""
     limits = bounds or Bounds()
     other = _other_experiment(predicted, measured)
     if other:
@@ -49,7 +51,10 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
     pairs = tuple(_pairs(predicted, measured))
     whole = (*_completeness(predicted, measured), *_coverage(predicted, measured))
     if not pairs:
-        return (*whole, Check(name="ranks", status="failed", detail="the two Runs have no rank in common"))
+        return (
+            *whole,
+            Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),
+        )
     return (
         *whole,
         _order(pairs, predicted.world_size),
@@ -69,22 +74,38 @@ def agrees(checks: tuple[Check, ...]) -> bool:
 
 def _other_experiment(predicted: Run, measured: Run) -> str:
     """What shows that the two Runs are not of one scenario, or ""."""
-    pairs = [("ranks", predicted.world_size, measured.world_size), ("mesh", predicted.mesh, measured.mesh)]
+    pairs = [
+        ("ranks", predicted.world_size, measured.world_size),
+        ("mesh", predicted.mesh, measured.mesh),
+    ]
     for key in ("strategy", "fingerprint"):
         left, right = predicted.provenance.get(key), measured.provenance.get(key)
         pairs += [(key, left, right)] if left is not None and right is not None else []
-    return next((f"{what}: {left} predicted, {right} measured" for what, left, right in pairs if left != right), "")
+    return next(
+        (
+            f"{what}: {left} predicted, {right} measured"
+            for what, left, right in pairs
+            if left != right
+        ),
+        "",
+    )
 
 
 def _completeness(predicted: Run, measured: Run) -> Iterator[Check]:
     for word, run in (("predicted", predicted), ("measured", measured)):
         if run.failure or not run.complete:
             why = f": {run.failure}" if run.failure else ""
-            yield Check(name="complete", status="failed", detail=f"the {word} Run did not reach its end{why}")
+            yield Check(name="complete", status="failed", detail=f"the {word} Run did not reach "
+                                                                 f"its end{why}")
             continue
-        short = [(rank.rank, phase) for rank in run.ranks for phase in PHASES if phase not in rank.phases]
+        short = [
+            (rank.rank, phase) for rank in run.ranks for phase in PHASES if phase not in rank.phases
+        ]
         if short:
-            detail = f"the {word} Run says it is complete, but rank {short[0][0]} has no {short[0][1]} phase"
+            detail = (
+                f"the {word} Run says it is complete, but rank {short[0][0]} has no {short[0][1]} "
+                f"phase"
+            )
             yield Check(name="complete", status="failed", detail=detail)
 
 
@@ -92,12 +113,22 @@ def _coverage(predicted: Run, measured: Run) -> Iterator[Check]:
     """Every rank was measured, or the Run says which; and every measured rank was predicted."""
     seen = {rank.rank for rank in measured.ranks}
     announced = " ".join(str(rank.rank) for rank in measured.ranks)
-    if not measured.stand_ins and len(seen) < measured.world_size and measured.provenance.get("ranks") != announced:
-        detail = f"{len(seen)} of {measured.world_size} ranks were measured, and the Run does not say that only they were asked for"
+    if (
+        not measured.stand_ins
+        and len(seen) < measured.world_size
+        and measured.provenance.get("ranks") != announced
+    ):
+        detail = (
+            f"{len(seen)} of {measured.world_size} ranks were measured, and the Run does not say "
+            f"that only they were asked for"
+        )
         yield Check(name="ranks", status="failed", detail=detail)
     alone = sorted(seen - set(_partners(predicted)))
     if alone:
-        detail = f"{len(alone)} measured ranks were not predicted, rank {alone[0]} first; predict them with --all-ranks"
+        detail = (
+            f"{len(alone)} measured ranks were not predicted, rank {alone[0]} first; predict them "
+            f"with --all-ranks"
+        )
         yield Check(name="ranks", status="failed", detail=detail)
 
 
@@ -157,7 +188,8 @@ def _context(pair: _Pair, place: int) -> str:
     for i in range(max(0, place - CONTEXT), place + CONTEXT):
         left, right = _line(pair.predicted.collectives, i), _line(pair.measured.collectives, i)
         if left or right:
-            lines.append(f"{'>' if i == place else ' '} {i:4} predicted {left or '-':44} measured {right or '-'}")
+            lines.append(f"{'>' if i == place else ' '} {i:4} predicted {left or '-':44} measured "
+                         f"{right or '-'}")
     return "\n".join(lines)
 
 
@@ -173,7 +205,9 @@ def _bytes(pairs: tuple[_Pair, ...], world_size: int) -> Check:
     left = sum(record.nbytes for pair in pairs for record in pair.predicted.collectives)
     right = sum(record.nbytes for pair in pairs for record in pair.measured.collectives)
     count = sum(len(pair.measured.collectives) for pair in pairs)
-    first = _nothing_seen(pairs, world_size) or next((text for pair in pairs if (text := _bytes_difference(pair))), "")
+    first = _nothing_seen(pairs, world_size) or next(
+        (text for pair in pairs if (text := _bytes_difference(pair))), ""
+    )
     return Check(
         name="bytes",
         status="failed" if first else "ok",
@@ -194,8 +228,11 @@ def _bytes_difference(pair: _Pair) -> str:
 
 
 def _groups(predicted: Run, measured: Run) -> Check:
-    """The ranks of each group that real ranks communicated in, against those of the mesh that the Program was planned for."""
-    seen = [(rank.rank, name, ranks) for rank in measured.ranks for name, ranks in rank.groups.items()]
+    """The ranks of each group that real ranks communicated in, against those of the mesh that the
+    Program was planned for."""
+    seen = [
+        (rank.rank, name, ranks) for rank in measured.ranks for name, ranks in rank.groups.items()
+    ]
     if not seen and measured.world_size > 1:
         detail = "unsupported: the measured Run does not tell the ranks of its groups"
         return Check(name="groups", status="unsupported", detail=detail)
@@ -209,18 +246,34 @@ def _groups(predicted: Run, measured: Run) -> Check:
             wanted = ()
         if ranks != wanted:
             where = f"rank {rank}, {name}: predicted {_some(wanted)}, measured {_some(ranks)}"
-            return Check(name="groups", status="failed", predicted=len(wanted), measured=len(ranks), detail=where)
+            return Check(
+                name="groups", status="failed", predicted=len(wanted), measured=len(ranks),
+                detail=where,
+            )
     sizes = dict.fromkeys(f"{name}({len(ranks)})" for _, name, ranks in seen)
-    detail = f"exact    {len(seen)} of {len(seen)}: {', '.join(sizes)}" if seen else "exact    one rank, no group"
+    detail = (
+        f"exact    {len(seen)} of {len(seen)}: {', '.join(sizes)}"
+        if seen
+        else "exact    one rank, no group"
+    )
     return Check(name="groups", status="ok", predicted=len(seen), measured=len(seen), detail=detail)
 
 
 def _untold(rank: RankRun) -> str:
-    """The axis of a collective of which this rank does not tell the members, though others tell theirs, or ""."""
+    """The axis of a collective of which this rank does not tell the members, though others tell
+    theirs, or ""."""
     told = {name.partition(":")[0] for name in rank.groups}
-    axes = (record.group.partition(":")[0] for phase in rank.phases.values() for record in phase.collectives)
+    axes = (
+        record.group.partition(":")[0]
+        for phase in rank.phases.values()
+        for record in phase.collectives
+    )
     missing = next((axis for axis in axes if axis not in told), "")
-    return f"rank {rank.rank} communicates over {missing} and does not tell with whom" if missing else ""
+    return (
+        f"rank {rank.rank} communicates over {missing} and does not tell with whom"
+        if missing
+        else ""
+    )
 
 
 def _some(ranks: tuple[int, ...]) -> str:
@@ -233,13 +286,19 @@ def _relative(predicted: Number, measured: Number) -> float:
     return (predicted - measured) / measured if measured else math.inf
 
 
-def _memory(pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: float) -> Iterator[Check]:
+def _memory(
+    pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: float
+) -> Iterator[Check]:
     for phase in PHASES:
         found = [pair for pair in pairs if pair.phase == phase]
         if found:
-            yield _phase_memory(f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound)
+            yield _phase_memory(
+                f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound
+            )
     yield _rest(pairs, predicted, measured)
-    yield _parts([pair for pair in pairs if pair.phase != "construction"], predicted, measured, bound)
+    yield _parts(
+        [pair for pair in pairs if pair.phase != "construction"], predicted, measured, bound
+    )
     blind = _blind(predicted, measured, "memory")
     if not blind and any(pair.measured.memory.held for pair in pairs):
         yield _memory_by_kind([pair for pair in pairs if pair.phase != "construction"])
@@ -255,7 +314,10 @@ def _rest(pairs: tuple[_Pair, ...], predicted: Run, measured: Run) -> Check:
         return Check(name=memory_at_rest.NAME, status="unsupported", detail=blind)
     return memory_at_rest.compare_rest(
         [
-            memory_at_rest.Phase(rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
+            memory_at_rest.Phase(
+                rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory,
+                found=pair.measured.memory,
+            )
             for pair in pairs
         ]
     )
@@ -265,12 +327,20 @@ def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> C
     """Forward, backward, optimizer and zero_grad of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind or not pairs:
-        return Check(name=memory_by_part.NAME, status="unsupported", detail=blind or "unsupported: no step was ended")
+        return Check(
+            name=memory_by_part.NAME, status="unsupported",
+            detail=blind or "unsupported: no step was ended",
+        )
     steps = [
-        memory_by_part.Measured(rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory, found=pair.measured.memory)
+        memory_by_part.Measured(
+            rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory,
+            found=pair.measured.memory,
+        )
         for pair in pairs
     ]
-    return memory_by_part.compare_parts(steps, exact=measured.provenance.get("memory") == memory_by_part.EXACT, bound=bound)
+    return memory_by_part.compare_parts(
+        steps, exact=measured.provenance.get("memory") == memory_by_part.EXACT, bound=bound
+    )
 
 
 def _memory_by_kind(pairs: list[_Pair]) -> Check:
@@ -280,12 +350,21 @@ def _memory_by_kind(pairs: list[_Pair]) -> Check:
         for kind in sorted({*wanted_kinds, *held}):
             nbytes, wanted = held.get(kind, 0), wanted_kinds.get(kind, 0)
             if nbytes != wanted:
-                where = f"rank {pair.rank}, {pair.phase}: {kind}: predicted {wanted:,} B, measured {nbytes:,} B"
-                return Check(name="memory by kind", status="failed", predicted=wanted, measured=nbytes, detail=where)
+                where = (
+                    f"rank {pair.rank}, {pair.phase}: {kind}: predicted {wanted:,} B, measured "
+                    f"{nbytes:,} B"
+                )
+                return Check(
+                    name="memory by kind", status="failed", predicted=wanted, measured=nbytes,
+                    detail=where,
+                )
     seen = pairs[-1].measured.memory.held
     kinds = ", ".join(f"{kind} {nbytes:,} B" for kind, nbytes in seen.items())
     total = sum(seen.values())
-    return Check(name="memory by kind", status="ok", predicted=total, measured=total, detail=f"exact    {kinds}")
+    return Check(
+        name="memory by kind", status="ok", predicted=total, measured=total,
+        detail=f"exact    {kinds}",
+    )
 
 
 def _blind(predicted: Run, measured: Run, what: str) -> str:
@@ -319,11 +398,16 @@ def _memory_detail(pair: _Pair, num_ranks: int, bound: float) -> str:
     left, right = pair.predicted.memory, pair.measured.memory
     place = f" ({right.peak_at or left.peak_at})" if right.peak_at or left.peak_at else ""
     if left.peak_bytes == right.peak_bytes:
-        ranks = f"on rank {pair.rank}" if num_ranks == 1 else f"on rank {pair.rank}, exact on all {num_ranks} observed"
+        ranks = (
+            f"on rank {pair.rank}"
+            if num_ranks == 1
+            else f"on rank {pair.rank}, exact on all {num_ranks} observed"
+        )
         return f"exact    {right.peak_bytes:,} B {ranks}{place}"
     word = "within" if abs(_peak_error(pair)) <= bound else "beyond"
     difference = left.peak_bytes - right.peak_bytes
     return (
-        f"{word} {bound:.0%}: predicted {left.peak_bytes:,} B, measured {right.peak_bytes:,} B on rank {pair.rank}, "
+        f"{word} {bound:.0%}: predicted {left.peak_bytes:,} B, measured {right.peak_bytes:,} B on "
+        f"rank {pair.rank}, "
         f"{difference:+,} B, {_peak_error(pair):+.2%}{place}"
     )

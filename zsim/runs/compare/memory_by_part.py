@@ -1,7 +1,9 @@
-"""Start and peak of each part of a step (forward, backward, optimizer, zero_grad), predicted against measured.
+"""Start and peak of each part of a step (forward, backward, optimizer, zero_grad), predicted
+against measured.
 
-They are held to the byte where the measured Run says that its memory follows the host, and elsewhere within a share of the step's
-peak: a worker thread of gloo may let go of a buffer after the part in which the host did.
+They are held to the byte where the measured Run says that its memory follows the host, and
+elsewhere within a share of the step's peak: a worker thread of gloo may let go of a buffer after
+the part in which the host did.
 """
 
 from __future__ import annotations
@@ -50,14 +52,20 @@ class _Figure:
 
 
 def compare_parts(steps: Sequence[Measured], *, exact: bool, bound: float) -> Check:
-    """Every start and every peak; `exact`: none may differ, else none by more than `bound` of the measured peak of the step."""
-    for side, records in (("measured", [one.found for one in steps]), ("predicted", [one.predicted for one in steps])):
+    """Every start and every peak; `exact`: none may differ, else none by more than `bound` of the
+    measured peak of the step."""
+    for side, records in (
+        ("measured", [one.found for one in steps]), ("predicted", [one.predicted for one in steps])
+    ):
         if not any(record.parts for record in records):
-            return Check(name=NAME, status="unsupported", detail=f"unsupported: the {side} Run does not tell the parts of its steps")
+            return Check(name=NAME, status="unsupported", detail=f"unsupported: the {side} Run "
+                                                                 f"does not tell the parts of its "
+                                                                 f"steps")
     other = next((one for one in steps if _names(one.predicted) != _names(one.found)), None)
     if other is not None:
         left, right = " ".join(_names(other.predicted)), " ".join(_names(other.found))
-        return Check(name=NAME, status="failed", detail=f"{other.where}: parts {left or 'none'} predicted, {right or 'none'} measured")
+        return Check(name=NAME, status="failed", detail=f"{other.where}: parts {left or 'none'} "
+                                                        f"predicted, {right or 'none'} measured")
     figures = list(_figures(steps))
     worst = max(figures, key=lambda figure: abs(figure.error))
     return Check(
@@ -82,17 +90,29 @@ def _figures(steps: Sequence[Measured]) -> Iterator[_Figure]:
     for one in steps:
         for left, right in zip(one.predicted.parts, one.found.parts, strict=True):
             peak = one.found.peak_bytes
-            yield _Figure(f"start of {_name(left)}, {one.where}", left.start_bytes, right.start_bytes, peak)
-            yield _Figure(f"peak of {_name(left)}, {one.where}", left.peak_bytes, right.peak_bytes, peak)
+            yield _Figure(
+                f"start of {_name(left)}, {one.where}", left.start_bytes, right.start_bytes, peak
+            )
+            yield _Figure(
+                f"peak of {_name(left)}, {one.where}", left.peak_bytes, right.peak_bytes, peak
+            )
 
 
 def _detail(figures: list[_Figure], worst: _Figure, *, exact: bool, bound: float) -> str:
     alike = sum(figure.error == 0 for figure in figures)
     if alike == len(figures):
-        return f"exact    {alike} of {alike} starts and peaks of forward, backward, optimizer and zero_grad"
-    word = "differs" if exact else f"{'within' if abs(worst.error) <= bound else 'beyond'} {bound:.0%} of the step's peak"
+        return (
+            f"exact    {alike} of {alike} starts and peaks of forward, backward, optimizer and "
+            f"zero_grad"
+        )
+    word = (
+        "differs"
+        if exact
+        else f"{'within' if abs(worst.error) <= bound else 'beyond'} {bound:.0%} of the step's peak"
+    )
     difference = worst.predicted - worst.found
     return (
-        f"{word}: {alike} of {len(figures)} exact; {worst.where}: predicted {worst.predicted:,} B, measured {worst.found:,} B, "
+        f"{word}: {alike} of {len(figures)} exact; {worst.where}: predicted {worst.predicted:,} "
+        f"B, measured {worst.found:,} B, "
         f"{difference:+,} B, {worst.error:+.2%}"
     )

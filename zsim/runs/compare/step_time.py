@@ -1,7 +1,9 @@
-"""The step time of two Runs: judged where somebody has measured it on the device it was predicted for, and that device is calibrated.
+"""The step time of two Runs: judged where somebody has measured it on the device it was predicted
+for, and that device is calibrated.
 
-What a real step takes is no property of the scenario alone, so a prediction is held to its own band: how far off it may be follows from
-the constants behind it. Elsewhere both times are told, and nobody is held to them. It reads Runs and nothing else.
+What a real step takes is no property of the scenario alone, so a prediction is held to its own
+band: how far off it may be follows from the constants behind it. Elsewhere both times are told, and
+nobody is held to them. It reads Runs and nothing else.
 """
 
 from __future__ import annotations
@@ -15,14 +17,20 @@ NAME = "step time"
 
 
 def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
-    """The measured time within the prediction's band; within a share `bound` where real ranks timed nothing, or there is no band."""
+    """The measured time within the prediction's band; within a share `bound` where real ranks timed
+    nothing, or there is no band."""
     left, right = predicted.step_time_ns, measured.step_time_ns
     blind = _blind(predicted, measured)
     if blind or not left or not right:
-        return Check(name=NAME, status="unsupported", detail=blind or "unsupported: one side has no step time")
+        return Check(
+            name=NAME, status="unsupported",
+            detail=blind or "unsupported: one side has no step time",
+        )
     reason = _not_judged(predicted, measured)
     if reason:
-        detail = f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
+        detail = (
+            f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
+        )
         return Check(name=NAME, status="unsupported", predicted=left, measured=right, detail=detail)
     error = (left - right) / right
     band = band_of(predicted) if _is_timed(measured) else None
@@ -34,7 +42,10 @@ def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
         good = low <= right <= high
         ends = f"{format_time(low)} to {format_time(high)}"
         word = "within" if good else "beyond"
-        detail = f"{word} the band: predicted {format_time(left)} ({ends}), measured {format_time(right)}, {error:+.1%}"
+        detail = (
+            f"{word} the band: predicted {format_time(left)} ({ends}), measured "
+            f"{format_time(right)}, {error:+.1%}"
+        )
     return Check(
         name=NAME,
         status="ok" if good else "failed",
@@ -46,20 +57,32 @@ def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
 
 
 def _is_timed(run: Run) -> bool:
-    """Whether real ranks timed a step that nobody watched, though their backend sees no time of single operators."""
+    """Whether real ranks timed a step that nobody watched, though their backend sees no time of
+    single operators."""
     return "timed" in run.provenance and run.step_time_ns is not None
 
 
 def _blind(predicted: Run, measured: Run) -> str:
-    blind = [run.backend for run in (predicted, measured) if not sees(run, "time") and not (run is measured and _is_timed(run))]
+    blind = [
+        run.backend
+        for run in (predicted, measured)
+        if not sees(run, "time") and not (run is measured and _is_timed(run))
+    ]
     return f"unsupported: {' and '.join(blind)} cannot see time" if blind else ""
 
 
 def _not_judged(predicted: Run, measured: Run) -> str:
     """Why the two times say nothing of one another, or ""."""
-    assumed = [run for run in (predicted, measured) if run.provenance.get("calibration", "measured") == "assumed"]
+    assumed = [
+        run
+        for run in (predicted, measured)
+        if run.provenance.get("calibration", "measured") == "assumed"
+    ]
     if assumed:
-        return f"{assumed[0].provenance.get('cluster', 'this hardware')} is not calibrated here (its constants are assumed)"
+        return (
+            f"{assumed[0].provenance.get('cluster', 'this hardware')} is not calibrated here (its "
+            f"constants are assumed)"
+        )
     kind, ran_on = predicted.provenance.get("device"), measured.provenance.get("device")
     name = predicted.provenance.get("device_name", kind)
     if kind is None or name is None or ran_on is None or ran_on == kind or is_called(name, ran_on):

@@ -26,7 +26,8 @@ PRODUCTS = ("linear", "conv1d")
 
 @dataclass(slots=True)
 class Again:
-    """What a recomputation does up to its end, or up to a `call` of a unit in the block that it recomputes, or to its return.
+    """What a recomputation does up to its end, or up to a `call` of a unit in the block that it
+    recomputes, or to its return.
 
     `inside`: the unit whose module runs meanwhile, "" for the block itself.
     """
@@ -41,19 +42,27 @@ BackwardEvent = MemoryEvent | Recomputed | InnerCall
 
 
 def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
-    """A backward's memory events in two: up to the end of its recomputation, nothing when there is none, and after it."""
+    """A backward's memory events in two: up to the end of its recomputation, nothing when there is
+    none, and after it."""
     events = list(tape)
     kinds = list(map(type, events))
     end = kinds.index(Recomputed) if Recomputed in kinds else 0
     return storage_events(events[:end]), storage_events(events[end:])
 
 
-def recomputed_in_turn(tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]) -> tuple[list[Again], list[MemoryEvent]]:
-    """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of units in the block."""
+def recomputed_in_turn(
+    tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]
+) -> tuple[list[Again], list[MemoryEvent]]:
+    """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of
+    units in the block."""
     events, again, after = list(tape), list[Again](), list[MemoryEvent]()
     kinds = set(map(type, events))
     if InnerCall not in kinds:
-        before, after = until_recomputed(events) if Recomputed in kinds else ([], cast(list[MemoryEvent], events))
+        before, after = (
+            until_recomputed(events)
+            if Recomputed in kinds
+            else ([], cast(list[MemoryEvent], events))
+        )
         return [Again("", kernels, before)] if before or kernels else [], after
     inside, start = "", 0
     for event in events:
@@ -70,22 +79,35 @@ def recomputed_in_turn(tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...
 
 
 def late_weights(training: Training) -> frozenset[str]:
-    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is added first, as Conv1D's is anyway.
+    """Weights of linears with a bias: a further node transposes their gradient, so the bias's is
+    added first, as Conv1D's is anyway.
 
-    Not under autocast, where the nodes that cast both gradients come in the order of the casts: the bias, cast first, is last.
+    Not under autocast, where the nodes that cast both gradients come in the order of the casts: the
+    bias, cast first, is last.
     """
     if training.precision.autocast != "none":
         return frozenset()
-    return frozenset(op.weight for m in training.model.modules for op in m.operators if op.kind in PRODUCTS and op.bias)
+    return frozenset(
+        op.weight
+        for m in training.model.modules
+        for op in m.operators
+        if op.kind in PRODUCTS and op.bias
+    )
 
 
 def accumulated_after_sums(training: Training) -> frozenset[str]:
-    """Parameters whose gradient is accumulated after the gradient of the same node's input has been added to what other nodes made.
+    """Parameters whose gradient is accumulated after the gradient of the same node's input has been
+    added to what other nodes made.
 
-    The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear with a bias the input goes
-    through a node more, so that its parameters are accumulated first.
+    The engine adds when a node is over, and accumulates when it comes to the next one. Of a linear
+    with a bias the input goes through a node more, so that its parameters are accumulated first.
     """
-    operators = [op for module in training.model.modules for op in module.operators if not (op.kind in PRODUCTS and op.bias)]
+    operators = [
+        op
+        for module in training.model.modules
+        for op in module.operators
+        if not (op.kind in PRODUCTS and op.bias)
+    ]
     return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
 
 
@@ -101,10 +123,12 @@ def accumulated(
     after_sums: frozenset[str],
     waiting: dict[str, list[Free]],
 ) -> list[BackwardEvent]:
-    """A module's backward, in which `born` says what a gradient allocates and what goes once it is accumulated.
+    """A module's backward, in which `born` says what a gradient allocates and what goes once it is
+    accumulated.
 
-    Where the tape does not say when that is, it is when the node that made it is over, and has let go of what it held; for those in
-    `after_sums` later still. `waiting` is what goes with gradients that wait for the tape to say so, which may be in a later module.
+    Where the tape does not say when that is, it is when the node that made it is over, and has let
+    go of what it held; for those in `after_sums` later still. `waiting` is what goes with gradients
+    that wait for the tape to say so, which may be in a later module.
     """
     found = list[BackwardEvent]()
     early, late = list[Free](), list[Free]()

@@ -1,7 +1,9 @@
-"""Gradient clipping by the global norm: what torch.nn.utils.clip_grad_norm_ allocates, and the work of it.
+"""Gradient clipping by the global norm: what torch.nn.utils.clip_grad_norm_ allocates, and the work
+of it.
 
-One norm per gradient, stacked; sharded ones are squared, all-reduced and rooted, element by element, before the total. All of
-this is a few bytes per parameter; the gradients are scaled in place. Seen with a dispatch-level meter on torch 2.13.
+One norm per gradient, stacked; sharded ones are squared, all-reduced and rooted, element by
+element, before the total. All of this is a few bytes per parameter; the gradients are scaled in
+place. Seen with a dispatch-level meter on torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ NORMS, CLIP = "gradient_norm", "gradient_clip"
 
 
 def norms_memory(count: int, *, dtype: str, sharded: bool) -> Iterator[MemoryEvent]:
-    """The norms of `count` gradients, stacked; squared where they are `sharded`, and all of it kept, or the total made at once."""
+    """The norms of `count` gradients, stacked; squared where they are `sharded`, and all of it
+    kept, or the total made at once."""
     element = DTYPE_NBYTES[dtype]
     yield from (Alloc(f"norm.{i}", "temporaries", element) for i in range(count))
     yield Alloc("norm.stack", "temporaries", element * count)

@@ -17,13 +17,19 @@ def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
 
 
 def move_gradients(numel: int, *, source: str, target: str, reduced_in: str) -> Kernel:
-    """A copy of gradients into what is reduced, or back; a cast to something narrower than float32 is a plain copy, always made."""
+    """A copy of gradients into what is reduced, or back; a cast to something narrower than float32
+    is a plain copy, always made."""
     copy = copy_kernel(numel, source=source, target=target)
-    return replace(copy, operator=MOVE_GRADIENT) if source == target or reduced_in == MASTER_DTYPE else copy
+    return (
+        replace(copy, operator=MOVE_GRADIENT)
+        if source == target or reduced_in == MASTER_DTYPE
+        else copy
+    )
 
 
 def add_kernel(numel: int, *, of: str, to: str) -> Kernel:
-    """Elements of dtype `of` added in place to as many of dtype `to`: both read, the sum written."""
+    """Elements of dtype `of` added in place to as many of dtype `to`: both read, the sum written.
+    """
     return Kernel("add", numel, numel * (DTYPE_NBYTES[of] + 2 * DTYPE_NBYTES[to]), to)
 
 

@@ -1,7 +1,9 @@
-"""What torch's optimizers keep, and what a step of theirs allocates: AdamW and SGD; foreach, for-loop and fused.
+"""What torch's optimizers keep, and what a step of theirs allocates: AdamW and SGD; foreach,
+for-loop and fused.
 
-A parameter is known by its element count alone, so shards, padded flat buffers and whole parameters are all alike.
-Seen with a dispatch-level meter on torch 2.13. Sources: torch/optim/adam.py, sgd.py. This module knows no strategy.
+A parameter is known by its element count alone, so shards, padded flat buffers and whole parameters
+are all alike. Seen with a dispatch-level meter on torch 2.13. Sources: torch/optim/adam.py, sgd.py.
+This module knows no strategy.
 """
 
 from __future__ import annotations
@@ -23,23 +25,31 @@ def state_names(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def step_nbytes(optimizer: Optimizer, *, device: str) -> int:
-    """Bytes of AdamW's step counter on the device; on CUDA all but the fused implementation keep it in host memory."""
+    """Bytes of AdamW's step counter on the device; on CUDA all but the fused implementation keep it
+    in host memory."""
     on_device = device == "cpu" or optimizer.implementation == "fused"
     return STEP_NBYTES if optimizer.name == "adamw" and on_device else 0
 
 
-def states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> tuple[Alloc, ...]:
-    """The state buffers that the first step makes, in its order: per parameter the step counter, then full-size states.
+def states(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str
+) -> tuple[Alloc, ...]:
+    """The state buffers that the first step makes, in its order: per parameter the step counter,
+    then full-size states.
 
-    `numels` are the elements of each parameter that this rank steps (a shard, a flat buffer, a whole parameter); an
-    empty one still has a step counter. States have the `dtype` of the parameter. Buffers are called
-    "<owner>.<place>.<state>", with `owner` unique within the rank.
+    `numels` are the elements of each parameter that this rank steps (a shard, a flat buffer, a
+    whole parameter); an empty one still has a step counter. States have the `dtype` of the
+    parameter. Buffers are called "<owner>.<place>.<state>", with `owner` unique within the rank.
     """
     return tuple(_states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner))
 
 
-def _states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> Iterator[Alloc]:
-    step, names, element = step_nbytes(optimizer, device=device), state_names(optimizer), DTYPE_NBYTES[dtype]
+def _states(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str
+) -> Iterator[Alloc]:
+    step, names, element = (
+        step_nbytes(optimizer, device=device), state_names(optimizer), DTYPE_NBYTES[dtype],
+    )
     for place, numel in enumerate(numels):
         if step:
             yield Alloc(f"{owner}.{place}.step", "optimizer_states", step)
@@ -48,24 +58,36 @@ def _states(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: 
                 yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * element)
 
 
-def step_memory(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str) -> tuple[MemoryEvent, ...]:
+def step_memory(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str
+) -> tuple[MemoryEvent, ...]:
     """The temporaries of one `optimizer.step()`, in order; all of them are freed by its end.
 
-    foreach: where AdamW's step counters are in host memory, the 1.0 that is added to all of them is there for a moment; then one set
-    as large as all parameters (the square roots of AdamW, the decayed gradients of SGD). for-loop: AdamW's square root and its
-    quotient, of which the quotient outlives the next parameter's; SGD's decayed gradient. fused: none.
+    foreach: where AdamW's step counters are in host memory, the 1.0 that is added to all of them is
+    there for a moment; then one set as large as all parameters (the square roots of AdamW, the
+    decayed gradients of SGD). for-loop: AdamW's square root and its quotient, of which the quotient
+    outlives the next parameter's; SGD's decayed gradient. fused: none.
     """
-    all_sizes = [(f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels)]
+    all_sizes = [
+        (f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels)
+    ]
     sizes = [(name, nbytes) for name, nbytes in all_sizes if nbytes]
-    if optimizer.implementation == "fused" or (optimizer.name == "sgd" and not optimizer.weight_decay):
+    if optimizer.implementation == "fused" or (
+        optimizer.name == "sgd" and not optimizer.weight_decay
+    ):
         return ()
     if optimizer.implementation == "foreach":
-        return (*_counted(numels, device=device, owner=owner), *_set(sizes)) if optimizer.name == "adamw" else _set(sizes)
+        return (
+            (*_counted(numels, device=device, owner=owner), *_set(sizes))
+            if optimizer.name == "adamw"
+            else _set(sizes)
+        )
     return tuple(_adamw_loop(all_sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
 
 
 def _counted(numels: Sequence[int], *, device: str, owner: str) -> tuple[MemoryEvent, ...]:
-    """The tensor that foreach adds to all step counters at once; on CUDA it is in host memory, as they are."""
+    """The tensor that foreach adds to all step counters at once; on CUDA it is in host memory, as
+    they are."""
     one = Alloc(f"{owner}.one", "temporaries", STEP_NBYTES)
     return (one, Free(one.buffer)) if device == "cpu" and numels else ()
 
@@ -101,7 +123,8 @@ def memory(
 ) -> tuple[MemoryEvent, ...]:
     """All that one `optimizer.step()` allocates and frees; the first makes the states too.
 
-    for-loop SGD makes each momentum from the decayed gradient, which it then drops; all others make their states first.
+    for-loop SGD makes each momentum from the decayed gradient, which it then drops; all others make
+    their states first.
     """
     temporaries = step_memory(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
     if not first:
@@ -113,7 +136,8 @@ def memory(
 def first_and_later(
     numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, owner: str
 ) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
-    """`memory` of the first step and of a later one; the temporaries of both are the same events."""
+    """`memory` of the first step and of a later one; the temporaries of both are the same events.
+    """
     later = step_memory(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
     made = states(numels, optimizer=optimizer, dtype=dtype, device=device, owner=owner)
     return _with_states(made, later, optimizer), later
@@ -122,21 +146,30 @@ def first_and_later(
 def _with_states(
     made: tuple[Alloc, ...], temporaries: tuple[MemoryEvent, ...], optimizer: Optimizer
 ) -> tuple[MemoryEvent, ...]:
-    if not made or not temporaries or (optimizer.name, optimizer.implementation) != ("sgd", "for-loop"):
+    if (
+        not made
+        or not temporaries
+        or (optimizer.name, optimizer.implementation) != ("sgd", "for-loop")
+    ):
         return (*made, *temporaries)
     turns = zip(temporaries[::2], made, temporaries[1::2], strict=True)
     return tuple(event for turn in turns for event in turn)
 
 
-def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, of: str = "") -> tuple[Kernel, ...]:
-    """The work of one step: what it must read and write (parameter, gradient, states), times the passes it makes.
+def kernels(
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, of: str = ""
+) -> tuple[Kernel, ...]:
+    """The work of one step: what it must read and write (parameter, gradient, states), times the
+    passes it makes.
 
-    Where parameters are `of` another dtype, the step is that of master copies: gradients are cast to `dtype` before it, and what has been
-    stepped is cast back after it, in a call for all tensors together, or by for-loop in one for each.
+    Where parameters are `of` another dtype, the step is that of master copies: gradients are cast
+    to `dtype` before it, and what has been stepped is cast back after it, in a call for all tensors
+    together, or by for-loop in one for each.
 
-    A fused step is one pass: the parameter and its states read and written, the gradient read. foreach and for-loop
-    read each operand of an aten call once and write its result once. foreach makes its calls for all tensors together, and counts as
-    one kernel; for-loop makes each for every tensor by itself, which the host has to issue.
+    A fused step is one pass: the parameter and its states read and written, the gradient read.
+    foreach and for-loop read each operand of an aten call once and write its result once. foreach
+    makes its calls for all tensors together, and counts as one kernel; for-loop makes each for
+    every tensor by itself, which the host has to issue.
     """
     if of not in ("", dtype):
         together = numels if optimizer.implementation == "for-loop" else [sum(numels)]
@@ -149,18 +182,31 @@ def kernels(numels: Sequence[int], *, optimizer: Optimizer, dtype: str, of: str 
     flops = {0: 4, 1: 6, 2: 14}[num_states]
     if optimizer.implementation == "for-loop":
         calls = _accesses_by_call(optimizer)
-        each = {n: tuple(Kernel(optimizer.name, flops * n // len(calls), call * n * size, dtype) for call in calls) for n in set(numels)}
+        each = {
+            n: tuple(
+                Kernel(optimizer.name, flops * n // len(calls), call * n * size, dtype)
+                for call in calls
+            )
+            for n in set(numels)
+        }
         return tuple(kernel for n in numels for kernel in each[n])
-    accesses = 3 + 2 * num_states if optimizer.implementation == "fused" else sum(_accesses_by_call(optimizer))
+    accesses = (
+        3 + 2 * num_states
+        if optimizer.implementation == "fused"
+        else sum(_accesses_by_call(optimizer))
+    )
     return (Kernel(optimizer.name, flops * sum(numels), accesses * sum(numels) * size, dtype),)
 
 
 def _accesses_by_call(optimizer: Optimizer) -> tuple[int, ...]:
-    """By aten call on a tensor, as torch.optim's _single_tensor functions make them: operands read, and the result written.
+    """By aten call on a tensor, as torch.optim's _single_tensor functions make them: operands read,
+    and the result written.
 
-    AdamW: weight decay, the first moment, the second's decay and addition, root, division, epsilon, update. SGD: weight decay, momentum's
-    decay and addition, update.
+    AdamW: weight decay, the first moment, the second's decay and addition, root, division, epsilon,
+    update. SGD: weight decay, momentum's decay and addition, update.
     """
     if optimizer.name == "adamw":
         return (*([2] if optimizer.weight_decay else []), 3, 2, 3, 2, 2, 2, 4)
-    return (*([3] if optimizer.weight_decay else []), *([2, 3] if state_names(optimizer) else []), 3)
+    return (
+        *([3] if optimizer.weight_decay else []), *([2, 3] if state_names(optimizer) else []), 3
+    )

@@ -7,17 +7,23 @@ from zsim.models.spec import ModelSpec, Module, Parameter
 
 def used_parameters(module: Module) -> tuple[str, ...]:
     """The fqns that the operators of `module` read, each once."""
-    return tuple(dict.fromkeys([fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn]))
+    return tuple(
+        dict.fromkeys([fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn])
+    )
 
 
 def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """By module: the units that own the parameters it reads."""
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
-    return {m.fqn: tuple(dict.fromkeys([owner[fqn] for fqn in used_parameters(m)])) for m in model.modules}
+    return {
+        m.fqn: tuple(dict.fromkeys([owner[fqn] for fqn in used_parameters(m)]))
+        for m in model.modules
+    }
 
 
 def units_read_by_blocks(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """By part of a block in parts: the units that own the parameters which the block reads itself, outside the units in it."""
+    """By part of a block in parts: the units that own the parameters which the block reads itself,
+    outside the units in it."""
     own = {part.whole: dict[str, None]() for part in model.modules if part.within}
     reads = units_read(model)
     for part in model.modules:

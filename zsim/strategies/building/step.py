@@ -1,8 +1,10 @@
-"""The words that strategies are written in: a Step collects ops in issue order, a FlatStep speaks of flat param groups.
+"""The words that strategies are written in: a Step collects ops in issue order, a FlatStep speaks
+of flat param groups.
 
-A strategy says who issues what and when; this module turns each word into ops with streams, waits and memory. It
-decides no order. Gradients of a step are sums over micro-batches of means over ranks; they are kept in the dtype of
-the parameters and only the reduction itself runs in the reduce dtype.
+A strategy says who issues what and when; this module turns each word into ops with streams, waits
+and memory. It decides no order. Gradients of a step are sums over micro-batches of means over
+ranks; they are kept in the dtype of the parameters and only the reduction itself runs in the reduce
+dtype.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from zsim.ir.program import Part, PartName, Program, RankProgram
 
 @dataclass(slots=True)
 class Step:
-    """The ops of one phase, in issue order. `issue` appends one and returns its index, for others to wait on."""
+    """The ops of one phase, in issue order. `issue` appends one and returns its index, for others
+    to wait on."""
 
     ops: list[Op] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -48,19 +51,27 @@ class Step:
         if len(waits) > 1:
             waits = tuple(sorted(set(waits)))
         # Each field by its place: by keyword an Op takes three times as long to make.
-        op = Op(index, kind, unit, stream, waits, group, nbytes, root, dtype, micro_batch, reads, kernels, tuple(memory))
+        op = Op(
+            index, kind, unit, stream, waits, group, nbytes, root, dtype, micro_batch, reads,
+            kernels, tuple(memory),
+        )
         self.ops.append(op)
         return index
 
 
-def spmd(mesh: Mesh, *, construction: Step, first: Step, steady: Step, second: Iterable[Op] = ()) -> Program:
+def spmd(
+    mesh: Mesh, *, construction: Step, first: Step, steady: Step, second: Iterable[Op] = ()
+) -> Program:
     """A Program in which every rank runs the same ops."""
     rank = rank_program(construction.ops, first=first, steady=steady, second=second)
     return Program(mesh=mesh, ranks=(rank,), assignment=(0,) * mesh.world_size)
 
 
-def rank_program(construction: Iterable[Op], *, first: Step, steady: Step, second: Iterable[Op] = ()) -> RankProgram:
-    """What one rank runs: the ops of both steps and their parts, and between them those of `second`."""
+def rank_program(
+    construction: Iterable[Op], *, first: Step, steady: Step, second: Iterable[Op] = ()
+) -> RankProgram:
+    """What one rank runs: the ops of both steps and their parts, and between them those of
+    `second`."""
     return RankProgram(
         construction=tuple(construction),
         first=tuple(first.ops),

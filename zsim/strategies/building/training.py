@@ -14,7 +14,8 @@ from zsim.models.training_options import Batch, Device, Optimizer, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything that `strategies.*.plan(training, mesh=…, options=…)` may look at. It holds no time."""
+    """Everything that `strategies.*.plan(training, mesh=…, options=…)` may look at. It holds no
+    time."""
 
     model: ModelSpec
     modules: tuple[LoweredModule, ...]
@@ -30,7 +31,9 @@ class Training:
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:
         """The modules, forward by forward; more than one where several come before a backward."""
         size = len(self.modules) // self.model.forwards
-        return tuple(self.modules[start : start + size] for start in range(0, len(self.modules), size))
+        return tuple(
+            self.modules[start : start + size] for start in range(0, len(self.modules), size)
+        )
 
     @property
     def uncached(self) -> tuple[Free, ...]:
@@ -39,7 +42,8 @@ class Training:
 
     @property
     def backward_modules(self) -> tuple[LoweredModule, ...]:
-        """The modules that run backward, in its order: all but those before the first parameter that needs a gradient."""
+        """The modules that run backward, in its order: all but those before the first parameter
+        that needs a gradient."""
         return tuple([module for module in self.modules[::-1] if module.differentiates])
 
     @property

@@ -18,9 +18,10 @@ def regroup(
 ) -> tuple[ParamGroup, ...]:
     """The param groups that are sharded and reduced together.
 
-    "unit" keeps the units; "parameter" makes a group of each parameter; a number of bytes packs consecutive parameters,
-    across units, and closes a bucket once it has reached that size (the rule of torch's DDP). New groups bear the name
-    of their first parameter, so that no two share a name.
+    "unit" keeps the units; "parameter" makes a group of each parameter; a number of bytes packs
+    consecutive parameters, across units, and closes a bucket once it has reached that size (the
+    rule of torch's DDP). New groups bear the name of their first parameter, so that no two share a
+    name.
     """
     if granularity == "unit":
         return tuple(units)
@@ -42,7 +43,8 @@ def _buckets(units: Iterable[ParamGroup], *, cap: int, element_nbytes: int) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatGroup:
-    """A param group as one flat buffer, cut into shards; one that is not `trained` has no gradients and is not stepped."""
+    """A param group as one flat buffer, cut into shards; one that is not `trained` has no gradients
+    and is not stepped."""
 
     group: ParamGroup
     layout: FlatLayout
@@ -57,9 +59,11 @@ class FlatGroup:
 def flat_groups(
     model: ModelSpec, *, granularity: Granularity, num_shards: int, dtype: str
 ) -> tuple[FlatGroup, ...]:
-    """The flat buffers of a model; `granularity` is "unit", "parameter" or a bucket size in bytes of `dtype`.
+    """The flat buffers of a model; `granularity` is "unit", "parameter" or a bucket size in bytes
+    of `dtype`.
 
-    Parameters that get no gradient lie in buffers of their own, those of a whole unit in "<unit>.frozen".
+    Parameters that get no gradient lie in buffers of their own, those of a whole unit in
+    "<unit>.frozen".
     """
     trained, element = model.trained, DTYPE_NBYTES[dtype]
     kept = _parts(model.units, lambda parameter: parameter.fqn in trained)
@@ -67,7 +71,9 @@ def flat_groups(
     return tuple(
         FlatGroup(
             group=group,
-            layout=FlatLayout(numels=tuple(p.numel for p in group.parameters), num_shards=num_shards),
+            layout=FlatLayout(
+                numels=tuple(p.numel for p in group.parameters), num_shards=num_shards
+            ),
             trained=steps,
         )
         for units, steps in ((kept, True), (rest, False))
@@ -75,7 +81,17 @@ def flat_groups(
     )
 
 
-def _parts(units: Sequence[ParamGroup], wanted: Callable[[Parameter], bool], *, suffix: str = "") -> list[ParamGroup]:
-    """The wanted parameters of each unit that has some; without a suffix a unit of no parameters at all stays."""
-    parts = [replace(u, fqn=u.fqn + suffix, parameters=tuple(filter(wanted, u.parameters))) for u in units]
-    return [part for part, unit in zip(parts, units, strict=True) if part.parameters or not (suffix or unit.parameters)]
+def _parts(
+    units: Sequence[ParamGroup], wanted: Callable[[Parameter], bool], *, suffix: str = ""
+) -> list[ParamGroup]:
+    """The wanted parameters of each unit that has some; without a suffix a unit of no parameters at
+    all stays."""
+    parts = [
+        replace(u, fqn=u.fqn + suffix, parameters=tuple(filter(wanted, u.parameters)))
+        for u in units
+    ]
+    return [
+        part
+        for part, unit in zip(parts, units, strict=True)
+        if part.parameters or not (suffix or unit.parameters)
+    ]

@@ -1,4 +1,5 @@
-"""A model cut into flat buffers for ZeRO: which modules need which, how large they are, and how they come to be."""
+"""A model cut into flat buffers for ZeRO: which modules need which, how large they are, and how
+they come to be."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ AXIS = "dp_shard"
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A Training whose param groups are flat buffers cut into `num_shards`; which modules need which groups."""
+    """A Training whose param groups are flat buffers cut into `num_shards`; which modules need
+    which groups."""
 
     training: Training
     groups: tuple[FlatGroup, ...]
@@ -58,22 +60,35 @@ class FlatModel:
     @cached_property
     def needs(self) -> dict[str, tuple[FlatGroup, ...]]:
         """By module: the groups with any parameter that it reads, in group order."""
-        place = {parameter.fqn: place for place, group in enumerate(self.groups) for parameter in group.group.parameters}
+        place = {
+            parameter.fqn: place
+            for place, group in enumerate(self.groups)
+            for parameter in group.group.parameters
+        }
         modules = self.training.model.modules
         return {
-            module.fqn: tuple([self.groups[at] for at in sorted({place[fqn] for fqn in used_parameters(module) if fqn in place})])
+            module.fqn: tuple(
+                [
+                    self.groups[at]
+                    for at in sorted(
+                        {place[fqn] for fqn in used_parameters(module) if fqn in place}
+                    )
+                ]
+            )
             for module in modules
         }
 
     @cached_property
     def uses(self) -> Counter[str]:
-        """How many gradients autograd makes of each parameter in one backward; more than one where it is tied."""
+        """How many gradients autograd makes of each parameter in one backward; more than one where
+        it is tied."""
         events = (event for module in self.training.modules for event in module.backward.memory)
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
 
     @cached_property
     def adding_kernels(self) -> dict[str, tuple[Kernel, ...]]:
-        """By module: its backward, with additions into flat gradients of the parameters whose last gradient it makes."""
+        """By module: its backward, with additions into flat gradients of the parameters whose last
+        gradient it makes."""
         made: Counter[str] = Counter()
         found = dict[str, tuple[Kernel, ...]]()
         for module in self.training.modules[::-1]:
@@ -93,7 +108,8 @@ class FlatModel:
 
     @cached_property
     def after_sums(self) -> frozenset[str]:
-        """Parameters whose gradients are accumulated after their node's others have been added up."""
+        """Parameters whose gradients are accumulated after their node's others have been added up.
+        """
         return accumulated_after_sums(self.training)
 
     @cached_property
@@ -120,7 +136,8 @@ class FlatModel:
         return group.layout.shard_numel * DTYPE_NBYTES[dtype or self.dtype]
 
     def last_users(self, order: Iterable[LoweredModule]) -> dict[str, tuple[FlatGroup, ...]]:
-        """By module: the groups that no later module of `order` needs; those that come last first."""
+        """By module: the groups that no later module of `order` needs; those that come last first.
+        """
         last = {group.fqn: module.fqn for module in order for group in self.needs[module.fqn]}
         users: dict[str, list[FlatGroup]] = {fqn: [] for fqn in self.needs}
         for group in reversed(self.groups):
@@ -130,13 +147,20 @@ class FlatModel:
 
 
 def construction(model: FlatModel, *, sharded: bool) -> Step:
-    """Build the whole model, make each param group a flat buffer and, if `sharded`, keep only this rank's shard."""
+    """Build the whole model, make each param group a flat buffer and, if `sharded`, keep only this
+    rank's shard."""
     step, element = Step(), DTYPE_NBYTES[MASTER_DTYPE]
     for unit in model.training.model.units:
-        whole = (Alloc(parameter.fqn, "parameters", parameter.numel * element) for parameter in unit.parameters)
+        whole = (
+            Alloc(parameter.fqn, "parameters", parameter.numel * element)
+            for parameter in unit.parameters
+        )
         step.issue("alloc", unit.fqn, stream="host", memory=whole)
     for group in model.groups:
-        step.issue("copy", group.fqn, kernels=_copies(model, group), memory=_flatten(model, group, sharded=sharded))
+        step.issue(
+            "copy", group.fqn, kernels=_copies(model, group),
+            memory=_flatten(model, group, sharded=sharded),
+        )
         if sharded:
             step.issue("free", group.fqn, stream="host", memory=(Free(f"{group.fqn}:unsharded"),))
     return step
@@ -147,8 +171,11 @@ def _copies(model: FlatModel, group: FlatGroup) -> tuple[Kernel, ...]:
 
 
 def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[MemoryEvent]:
-    """The float32 parameters become one flat buffer, of which 2-byte parameters are a rounded copy."""
-    kept: tuple[str, MemoryKind] = ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
+    """The float32 parameters become one flat buffer, of which 2-byte parameters are a rounded copy.
+    """
+    kept: tuple[str, MemoryKind] = (
+        ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
+    )
     whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.has_master else kept
     yield Alloc(f"{group.fqn}:{whole[0]}", whole[1], model.full_nbytes(group, MASTER_DTYPE))
     for parameter in group.group.parameters:
@@ -158,6 +185,8 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
     if sharded:
         yield Alloc(f"{group.fqn}:parameters", "parameters", model.shard_nbytes(group))
     if model.has_master and group.trained:
-        yield Alloc(f"{group.fqn}:master", "optimizer_states", model.shard_nbytes(group, MASTER_DTYPE))
+        yield Alloc(
+            f"{group.fqn}:master", "optimizer_states", model.shard_nbytes(group, MASTER_DTYPE)
+        )
     if model.has_master:
         yield Free(f"{group.fqn}:exact")

@@ -1,7 +1,7 @@
 """The vocabulary of ZeRO on flat buffers: unshard, forward, backward, reduce, step.
 
-Strategies compose these words; the order is theirs. Buffers are called "<param group>:<what>"; the executor frees and
-makes real ones by these names.
+Strategies compose these words; the order is theirs. Buffers are called "<param group>:<what>"; the
+executor frees and makes real ones by these names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
-from zsim.strategies.building.backward_events import BackwardEvent, accumulated, forward_memory, until_recomputed
+from zsim.strategies.building.backward_events import (
+    BackwardEvent,
+    accumulated,
+    forward_memory,
+    until_recomputed,
+)
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.step import Step
 from zsim.strategies.flat_buffer.groups import FlatGroup
@@ -28,7 +33,8 @@ Reduction = Literal["all_reduce", "reduce_scatter"]
 
 @dataclass(slots=True)
 class FlatStep:
-    """One training step in the words of ZeRO. It remembers what is gathered and which gradients live.
+    """One training step in the words of ZeRO. It remembers what is gathered and which gradients
+    live.
 
     `sharded`: parameters are, so that compute reads gathered ones.
     """
@@ -51,7 +57,8 @@ class FlatStep:
     _filling: dict[tuple[str, ...], tuple[Kernel, ...]] = field(default_factory=dict)
 
     def unshard(self, *groups: FlatGroup) -> None:
-        """All-gather what is not gathered yet, once the compute issued so far has ended: its memory is reused."""
+        """All-gather what is not gathered yet, once the compute issued so far has ended: its memory
+        is reused."""
         for group in groups:
             if group.fqn not in self._gathered:
                 nbytes = self.model.full_nbytes(group)
@@ -79,49 +86,70 @@ class FlatStep:
         self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
 
     def backward(self, module: LoweredModule) -> None:
-        """Compute; each gradient is added into the flat gradient of its group, which is made, of zeros, when missing."""
-        missing = [group for group in self.model.needs[module.fqn] if group.trained and group.fqn not in self._gradients]
+        """Compute; each gradient is added into the flat gradient of its group, which is made, of
+        zeros, when missing."""
+        missing = [
+            group
+            for group in self.model.needs[module.fqn]
+            if group.trained and group.fqn not in self._gradients
+        ]
         recomputation, memory = until_recomputed(self._backward_memory(module, missing))
-        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
+        # cheap ones are kernels of no weight, and make memory all the same
+        if module.recompute or recomputation:
             self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)
-        self._issue_compute("backward", module, kernels=self._backward_kernels(module, missing), memory=memory)
+        self._issue_compute(
+            "backward", module, kernels=self._backward_kernels(module, missing), memory=memory
+        )
 
-    def _backward_kernels(self, module: LoweredModule, missing: list[FlatGroup]) -> tuple[Kernel, ...]:
-        """The same tuple for every micro-batch that finds the same gradients missing: kernels are timed once for each tuple."""
+    def _backward_kernels(
+        self, module: LoweredModule, missing: list[FlatGroup]
+    ) -> tuple[Kernel, ...]:
+        """The same tuple for every micro-batch that finds the same gradients missing: kernels are
+        timed once for each tuple."""
         key = (module.fqn, *(group.fqn for group in missing))
         if key not in self._filling:
-            fills = [fill_kernel(group.layout.padded_numel, dtype=self.model.dtype) for group in missing]
+            fills = [
+                fill_kernel(group.layout.padded_numel, dtype=self.model.dtype) for group in missing
+            ]
             self._filling[key] = (*fills, *self.model.adding_kernels[module.fqn])
         return self._filling[key]
 
     def _issue_compute(
-        self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...], memory: Iterable[MemoryEvent]
+        self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...],
+        memory: Iterable[MemoryEvent],
     ) -> None:
         backward = kind != "forward"
         reads = tuple(group.fqn for group in self.model.needs[module.fqn] if self.sharded)
         index = self.step.issue(
-            kind,
-            module.unit,
-            waits=(*(self._gathered[fqn] for fqn in reads), *(self._added_to(module) if backward else ())),
-            micro_batch=self.micro_batch,
-            reads=reads,
-            kernels=kernels,
-            memory=memory,
+            kind, module.unit,
+            waits=(
+                *(self._gathered[fqn] for fqn in reads),
+                *(self._added_to(module) if backward else ()),
+            ),
+            micro_batch=self.micro_batch, reads=reads, kernels=kernels, memory=memory,
         )
         self._compute.append(index)
 
     def _added_to(self, module: LoweredModule) -> list[int]:
         """The reductions in place of the gradients that `module` adds to."""
-        return [self._in_place[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._in_place]
+        return [
+            self._in_place[g.fqn] for g in self.model.needs[module.fqn] if g.fqn in self._in_place
+        ]
 
-    def _backward_memory(self, module: LoweredModule, missing: list[FlatGroup]) -> Iterator[BackwardEvent]:
+    def _backward_memory(
+        self, module: LoweredModule, missing: list[FlatGroup]
+    ) -> Iterator[BackwardEvent]:
         for group in missing:
             self._gradients.add(group.fqn)
             yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
-        yield from accumulated(module.backward.memory, self._born, after_sums=self.model.after_sums, waiting=self._waiting)
+        yield from accumulated(
+            module.backward.memory, self._born, after_sums=self.model.after_sums,
+            waiting=self._waiting,
+        )
 
     def _born(self, event: ParameterGradient) -> tuple[list[Alloc], list[Free]]:
-        """A gradient is made apart; the last of a parameter's gradients lets all of them be added and freed."""
+        """A gradient is made apart; the last of a parameter's gradients lets all of them be added
+        and freed."""
         fqn = event.fqn
         self._made[fqn] += 1
         number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
@@ -140,19 +168,23 @@ class FlatStep:
         self._put_back(group, "reduce_scatter", numel=group.layout.shard_numel)
 
     def _put_back(self, group: FlatGroup, stream: Reduction, *, numel: int) -> None:
-        """On the reduction's stream: `numel` elements are cast back into the gradient; where micro-batches follow, each rank goes on
-        with its own slice of the sum alone, and zeros elsewhere."""
+        """On the reduction's stream: `numel` elements are cast back into the gradient; where
+        micro-batches follow, each rank goes on with its own slice of the sum alone, and zeros
+        elsewhere."""
         model, kernels = self.model, list[Kernel]()
         if model.casts_gradients:
             kernels.append(self._moved(numel, back=True))
         if self.micro_batch < model.training.batch.accumulation - 1:
-            kernels.append(fill_kernel(group.layout.padded_numel - group.layout.shard_numel, dtype=model.dtype))
+            kernels.append(
+                fill_kernel(group.layout.padded_numel - group.layout.shard_numel, dtype=model.dtype)
+            )
         if kernels:
             self._issue_after_reduction(group, stream, kernels, self._input_gone(group))
         self._in_place[group.fqn] = self._reduced[-1]
 
     def reduce_scatter_gradients(self, group: FlatGroup) -> None:
-        """Average into the gradient shard, which is made or added to, and free the whole gradient."""
+        """Average into the gradient shard, which is made or added to, and free the whole gradient.
+        """
         model, kept, shard = self.model, group.fqn in self._shards, group.layout.shard_numel
         made = Alloc(f"{group.fqn}:gradient_shard", "gradients", model.shard_nbytes(group))
         self._shards.add(group.fqn)
@@ -160,9 +192,15 @@ class FlatStep:
             self._reduce(group, "reduce_scatter", memory=(made,))
         else:
             dtype = model.training.precision.reduce
-            output = Alloc(f"{group.fqn}:reduce_output", "communication", model.shard_nbytes(group, dtype))
+            output = Alloc(
+                f"{group.fqn}:reduce_output", "communication", model.shard_nbytes(group, dtype)
+            )
             self._reduce(group, "reduce_scatter", memory=(output, *self._input_gone(group)))
-            kernel = add_kernel(shard, of=dtype, to=model.dtype) if kept else self._moved(shard, back=True)
+            kernel = (
+                add_kernel(shard, of=dtype, to=model.dtype)
+                if kept
+                else self._moved(shard, back=True)
+            )
             memory = (*(() if kept else (made,)), Free(output.buffer))
             self._issue_after_reduction(group, "reduce_scatter", [kernel], memory)
         self._gradients.remove(group.fqn)
@@ -177,7 +215,9 @@ class FlatStep:
         source, target = (reduced_in, kept) if back else (kept, reduced_in)
         return move_gradients(numel, source=source, target=target, reduced_in=reduced_in)
 
-    def _reduce(self, group: FlatGroup, kind: Reduction, *, memory: tuple[MemoryEvent, ...] = ()) -> None:
+    def _reduce(
+        self, group: FlatGroup, kind: Reduction, *, memory: tuple[MemoryEvent, ...] = ()
+    ) -> None:
         """The collective, of a copy of the gradient where it is reduced in another dtype."""
         reduce_dtype = self.model.training.precision.reduce
         nbytes = self.model.full_nbytes(group, reduce_dtype)
@@ -205,9 +245,11 @@ class FlatStep:
         )
 
     def _issue_after_reduction(
-        self, group: FlatGroup, stream: Reduction, kernels: list[Kernel], memory: tuple[MemoryEvent, ...]
+        self, group: FlatGroup, stream: Reduction, kernels: list[Kernel],
+        memory: tuple[MemoryEvent, ...],
     ) -> None:
-        """What is done with the output of a group's reduction, behind it; whoever waits for that reduction waits for this."""
+        """What is done with the output of a group's reduction, behind it; whoever waits for that
+        reduction waits for this."""
         self._reduced[-1] = self.step.issue(
             "copy",
             group.fqn,
@@ -219,17 +261,22 @@ class FlatStep:
         )
 
     def optimizer(self, *, first: bool) -> int:
-        """Step this rank's shards in float32 and return the op; the first step makes the optimizer's states."""
+        """Step this rank's shards in float32 and return the op; the first step makes the
+        optimizer's states."""
         model = self.model
         self.step.begin("optimizer")
-        kernels = optimizers.kernels(model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE, of=model.dtype)
+        kernels = optimizers.kernels(
+            model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE, of=model.dtype
+        )
         waits = self._clip() if model.training.optimizer.clip_norm else self._reduced
         return self.step.issue(
-            "optimizer", ROOT, waits=waits, kernels=kernels, memory=self._optimizer_memory(first=first)
+            "optimizer", ROOT, waits=waits, kernels=kernels,
+            memory=self._optimizer_memory(first=first),
         )
 
     def _clip(self) -> list[int]:
-        """Clip this rank's shards by the norm of all of them: the norms of its own, all-reduced, and the total of those."""
+        """Clip this rank's shards by the norm of all of them: the norms of its own, all-reduced,
+        and the total of those."""
         model, dtype = self.model, self.model.dtype
         count, sharded = len(model.stepped), model.num_shards > 1
         norms = self.step.issue(
@@ -263,7 +310,10 @@ class FlatStep:
         model, optimizer = self.model, self.model.training.optimizer
         casts = [group for group in model.trained if model.has_master]
         for group in casts:
-            yield Alloc(f"{group.fqn}:master_gradient", "temporaries", model.shard_nbytes(group, MASTER_DTYPE))
+            yield Alloc(
+                f"{group.fqn}:master_gradient", "temporaries",
+                model.shard_nbytes(group, MASTER_DTYPE),
+            )
         yield from optimizers.memory(
             model.stepped,
             optimizer=optimizer,
@@ -298,4 +348,6 @@ class FlatStep:
 
     def _free(self, group: FlatGroup, what: str) -> None:
         buffer = Free(f"{group.fqn}:{what}")
-        self.step.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=(buffer,))
+        self.step.issue(
+            "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=(buffer,)
+        )

@@ -1,4 +1,5 @@
-"""How flat parameters come to be: in construction, and with the first forward, as torch's FSDP makes them."""
+"""How flat parameters come to be: in construction, and with the first forward, as torch's FSDP
+makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from zsim.strategies.fsdp.passes import ORIGINAL
 
 
 def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:
-    """The whole model is there; then every unit's parameters are concatenated, and a shard is copied out: units in units first.
+    """The whole model is there; then every unit's parameters are concatenated, and a shard is
+    copied out: units in units first.
 
     `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
     """
@@ -31,7 +33,8 @@ def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[in
 
 
 def _flattened(flat: FlatParameter, kept: int) -> Iterator[MemoryEvent]:
-    """Padding is made of ones; the shard is a copy of a chunk, and padded by another copy where the chunk is short or empty."""
+    """Padding is made of ones; the shard is a copy of a chunk, and padded by another copy where the
+    chunk is short or empty."""
     element = DTYPE_NBYTES[ORIGINAL]
     for place, numel in enumerate(flat.paddings):
         yield Alloc(f"{flat.fqn}.ones", "temporaries", numel * element)
@@ -54,7 +57,8 @@ def _flattened(flat: FlatParameter, kept: int) -> Iterator[MemoryEvent]:
 
 
 def lazy_init(step: FlatShardedStep, flats: list[FlatParameter]) -> None:
-    """The first forward makes each storage that will be resized, the cast shard's first, and frees it at once."""
+    """The first forward makes each storage that will be resized, the cast shard's first, and frees
+    it at once."""
     narrow = DTYPE_NBYTES[step.training.precision.parameters]
     casts = step.training.precision.parameters != ORIGINAL
     for flat in flats:

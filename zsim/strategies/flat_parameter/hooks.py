@@ -1,8 +1,10 @@
-"""The order in which fsdp1 gathers, frees and reduces in a forward and a backward, as the hooks of FullyShardedDataParallel decide it.
+"""The order in which fsdp1 gathers, frees and reduces in a forward and a backward, as the hooks of
+FullyShardedDataParallel decide it.
 
-Hooks on the output of a unit begin its backward, once until it runs forward again; a hook on the accumulator of a flat parameter ends it,
-when the views of all its runs have their gradients. One that is not trained has no accumulator: a hook on what its unit took in its
-first run ends it, and where that needs no gradient the end of backward does. See torch/distributed/fsdp/_runtime_utils.py.
+Hooks on the output of a unit begin its backward, once until it runs forward again; a hook on the
+accumulator of a flat parameter ends it, when the views of all its runs have their gradients. One
+that is not trained has no accumulator: a hook on what its unit took in its first run ends it, and
+where that needs no gradient the end of backward does. See torch/distributed/fsdp/_runtime_utils.py.
 """
 
 from __future__ import annotations
@@ -43,12 +45,17 @@ class Order:
         """The one that forward gathers after `flat`, if that is known and is not there already."""
         place = self.forward.index(flat) + 1
         found = self.forward[place] if place < len(self.forward) else None
-        return found if found is not None and found.awaits_forward and not found.prefetched else None
+        return (
+            found if found is not None and found.awaits_forward and not found.prefetched else None
+        )
 
     def before(self, flat: FlatParameter) -> FlatParameter | None:
-        """The one whose forward ended before that of `flat`, unless it has begun backward or is there already."""
+        """The one whose forward ended before that of `flat`, unless it has begun backward or is
+        there already."""
         found = self.ended[flat.place - 1] if flat.place else None
-        return found if found is not None and found.awaits_backward and not found.prefetched else None
+        return (
+            found if found is not None and found.awaits_backward and not found.prefetched else None
+        )
 
     def end_micro_batch(self) -> None:
         """The first order of forward is known; that of this micro-batch is over."""
@@ -58,17 +65,20 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """By module: its place, and the unit that begins with it, or ends with it. The root's begins and ends with the forward itself."""
+    """By module: its place, and the unit that begins with it, or ends with it. The root's begins
+    and ends with the forward itself."""
 
     places: dict[str, int]
     begin: dict[str, str]
     end: dict[str, str]
     differentiated: frozenset[str]
-    """The modules with which a run begins of which anything goes into the loss: those of that run, or of units in the unit."""
+    """The modules with which a run begins of which anything goes into the loss: those of that run,
+    or of units in the unit."""
 
     @classmethod
     def of(cls, training: Training) -> Units:
-        """Those of the model; each unit but the root's is one module, which may stand there in parts."""
+        """Those of the model; each unit but the root's is one module, which may stand there in
+        parts."""
         wrapped_by = {fqn: unit for fqn, unit in training.model.wrapped_by.items() if unit != ROOT}
         path = {fqn: fqn.partition(RUN)[0] for fqn in wrapped_by}
         last = {unit: fqn for fqn, unit in wrapped_by.items() if path[fqn] == fqn}
@@ -82,8 +92,11 @@ class Units:
         )
 
 
-def _differentiated(modules: Iterable[LoweredModule], begin: Container[str], end: Container[str]) -> Iterator[str]:
-    """Of the modules in `begin`, those before whose `end` any module differentiates; a unit's first part may be empty."""
+def _differentiated(
+    modules: Iterable[LoweredModule], begin: Container[str], end: Container[str]
+) -> Iterator[str]:
+    """Of the modules in `begin`, those before whose `end` any module differentiates; a unit's first
+    part may be empty."""
     running = list[str]()
     for module in modules:
         running += [module.fqn] if module.fqn in begin else []
@@ -93,7 +106,8 @@ def _differentiated(modules: Iterable[LoweredModule], begin: Container[str], end
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The node of autograd that cuts a flat parameter into the views of a run; forward makes it before the module at `place`."""
+    """The node of autograd that cuts a flat parameter into the views of a run; forward makes it
+    before the module at `place`."""
 
     flat: FlatParameter
     run: int
@@ -123,7 +137,8 @@ class MicroBatch:
     """The units that are not trained and have run."""
 
     def forward(self, modules: tuple[LoweredModule, ...]) -> None:
-        """The root first, then each unit just in time; with forward_prefetch, the one before gathers it."""
+        """The root first, then each unit just in time; with forward_prefetch, the one before
+        gathers it."""
         step, root, begin, end = self.step, self.flats.get(ROOT), self.units.begin, self.units.end
         for flat in self.flats.values() if self.forward_prefetch else ():
             flat.awaits_forward, flat.prefetched = True, False
@@ -137,22 +152,26 @@ class MicroBatch:
             step.forward(module, reads_input=module is modules[0])
             if module.fqn in end:
                 flat = self.flats[end[module.fqn]]
-                self._post_forward(flat, differentiates=module.differentiates or flat.trained)  # hooks are put on what is detached too
+                # hooks are put on what is detached too
+                self._post_forward(flat, differentiates=module.differentiates or flat.trained)
         if root is not None:
             self._post_forward(root, differentiates=True)
         step.sum_losses(modules[-1])
 
     def backward(self) -> None:
-        """Each unit is gathered if need be and runs; once autograd comes to the splits of its views, it is freed and reduces."""
+        """Each unit is gathered if need be and runs; once autograd comes to the splits of its
+        views, it is freed and reduces."""
         step, entering, leaving = self.step, list[FlatParameter](), list[FlatParameter]()
         step.begin_backward()
         if ROOT in self.flats:
             self._pre_backward(self.flats[ROOT])
         for module in step.training.backward_modules:
             self._split_backward(after=self.units.places[module.fqn])
-            if module.fqn in self.units.end:  # a unit that returns what one in it has made has the later hook on that
+            # a unit that returns what one in it has made has the later hook on that
+            if module.fqn in self.units.end:
                 entering.insert(0, self.flats[self.units.end[module.fqn]])
-            if module.forward.kernels:  # else it is a part of a unit that only lets go of values, and no node of autograd
+            # else it is a part of a unit that only lets go of values, and no node of autograd
+            if module.forward.kernels:
                 for flat in entering:
                     self._pre_backward(flat)
                 for flat in leaving:
@@ -181,7 +200,9 @@ class MicroBatch:
             following.prefetched = True
         if not flat.trained and flat.fqn not in self.hooked:
             self.hooked.add(flat.fqn)
-            self.ends.setdefault(module.fqn, []).extend([flat] if module.input_needs_gradient and flat.fqn != ROOT else [])
+            self.ends.setdefault(module.fqn, []).extend(
+                [flat] if module.input_needs_gradient and flat.fqn != ROOT else []
+            )
 
     def _unshard_in_forward(self, flat: FlatParameter, module: LoweredModule) -> None:
         self.step.unshard(flat)
@@ -191,7 +212,8 @@ class MicroBatch:
             self.splits.append(Split(flat, flat.runs, self.units.places[module.fqn]))
 
     def _drop_split(self, flat: FlatParameter) -> None:
-        """Nothing of the run that now begins goes into the loss, so that autograd does not come to its views."""
+        """Nothing of the run that now begins goes into the loss, so that autograd does not come to
+        its views."""
         last = max(place for place, split in enumerate(self.splits) if split.flat is flat)
         del self.splits[last]
         flat.splits -= 1
@@ -220,7 +242,8 @@ class MicroBatch:
             before.prefetched = True
 
     def _split_backward(self, *, after: int = -1) -> None:
-        """Autograd comes to what forward made `after` the module at this place began; a flat parameter's last split ends it."""
+        """Autograd comes to what forward made `after` the module at this place began; a flat
+        parameter's last split ends it."""
         while self.splits and self.splits[-1].place > after:
             split = self.splits.pop()
             split.flat.splits -= 1
@@ -242,7 +265,8 @@ class MicroBatch:
             self._prefetch_before(flat)
 
     def _finish(self) -> None:
-        """The root's final callback: what is still unsharded is resharded, and nothing is awaited any more."""
+        """The root's final callback: what is still unsharded is resharded, and nothing is awaited
+        any more."""
         for flat in self.flats.values():
             if flat.in_use:
                 self.step.reshard(flat, free=self.sync or self.frees)

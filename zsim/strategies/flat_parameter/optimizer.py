@@ -1,4 +1,5 @@
-"""Clipping and the optimizer's step over shards of flat parameters: FullyShardedDataParallel.clip_grad_norm_, then torch.optim."""
+"""Clipping and the optimizer's step over shards of flat parameters:
+FullyShardedDataParallel.clip_grad_norm_, then torch.optim."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from zsim.strategies.fsdp.passes import ORIGINAL
 
 
 def optimizer(
-    step: FlatShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...], *, first: bool, keeps_gradients: bool
+    step: FlatShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...], *, first: bool,
+    keeps_gradients: bool,
 ) -> FlatShardedStep:
-    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped.
+    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients
+    are dropped.
 
     `keeps_gradients`: the flat parameters still hold theirs, until the next forward.
     """
@@ -25,13 +28,16 @@ def optimizer(
     kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
     step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
     step.begin("zero_grad")
-    gradients = [] if keeps_gradients else step.drop_each([f"{unit}.gradient" for unit in step.units])
+    gradients = (
+        [] if keeps_gradients else step.drop_each([f"{unit}.gradient" for unit in step.units])
+    )
     step.issue("free", ROOT, stream="host", memory=gradients)
     return step
 
 
 def clip(step: FlatShardedStep, numels: list[int], *, first: bool) -> list[int]:
-    """Clip by the norm over all ranks: this rank's, squared, is all-reduced. Returns what to wait for."""
+    """Clip by the norm over all ranks: this rank's, squared, is all-reduced. Returns what to wait
+    for."""
     norms = step.issue(
         "optimizer",
         clipping.NORMS,
@@ -58,7 +64,8 @@ def clip(step: FlatShardedStep, numels: list[int], *, first: bool) -> list[int]:
 
 
 def _norms_memory(count: int, *, first: bool) -> Iterator[MemoryEvent]:
-    """A zero for ranks without gradients, made once and kept; the norms, stacked, their norm, and its square, in this order."""
+    """A zero for ranks without gradients, made once and kept; the norms, stacked, their norm, and
+    its square, in this order."""
     element = DTYPE_NBYTES[ORIGINAL]
     if first:
         yield Alloc("norm.zero", "temporaries", element)
@@ -72,7 +79,8 @@ def _norms_memory(count: int, *, first: bool) -> Iterator[MemoryEvent]:
 
 
 def _clip_memory(*, held: bool) -> Iterator[MemoryEvent]:
-    """The root of what was all-reduced, and the coefficient min(1, max_norm / (norm + ε)), by which gradients are scaled in place."""
+    """The root of what was all-reduced, and the coefficient min(1, max_norm / (norm + ε)), by which
+    gradients are scaled in place."""
     element = DTYPE_NBYTES[ORIGINAL]
     yield Alloc("norm.total", "temporaries", element)
     yield Free("norm.square")

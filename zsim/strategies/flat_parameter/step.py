@@ -1,9 +1,12 @@
-"""The words that fsdp1 is written in: unshard, reshard, post_backward, as torch's FSDP does each with a flat parameter.
+"""The words that fsdp1 is written in: unshard, reshard, post_backward, as torch's FSDP does each
+with a flat parameter.
 
-Lifetimes follow the host's order; streams and waits are those of torch/distributed/fsdp/_runtime_utils.py: the pre-unshard stream is
-called all_gather_copy_in, the unshard stream all_gather, the post-backward stream reduce_scatter. Memory of these streams that
-compute reads is freed by an op of the compute stream: torch tells the allocator so (record_stream), and it is that op's event for
-which the limiter blocks the host. Nothing here decides which unit comes next; see fsdp1.py.
+Lifetimes follow the host's order; streams and waits are those of
+torch/distributed/fsdp/_runtime_utils.py: the pre-unshard stream is called all_gather_copy_in, the
+unshard stream all_gather, the post-backward stream reduce_scatter. Memory of these streams that
+compute reads is freed by an op of the compute stream: torch tells the allocator so (record_stream),
+and it is that op's event for which the limiter blocks the host. Nothing here decides which unit
+comes next; see fsdp1.py.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from zsim.strategies.fsdp.gradient_division import divide_kernels, division
 from zsim.strategies.fsdp.passes import ORIGINAL, Passes
 
 MAX_PENDING_FREES = 2
-"""At so many the limiter waits for the oldest before it gathers (_FreeEventQueue._max_num_inflight_all_gathers)."""
+"""At so many the limiter waits for the oldest before it gathers
+(_FreeEventQueue._max_num_inflight_all_gathers)."""
 EARLIER_STEP = -1
 """The event of a free in an earlier step, which is over."""
 
@@ -33,25 +37,32 @@ class FlatShardedStep(Passes):
     units: tuple[str, ...] = ()
     """The units that have a flat parameter."""
     hollow: frozenset[str] = frozenset()
-    """Those of which this rank's shard has nothing of original parameters that are trained: only padding, or frozen ones."""
+    """Those of which this rank's shard has nothing of original parameters that are trained: only
+    padding, or frozen ones."""
     originals: bool = False
     """Whether the original parameters are visible (use_orig_params)."""
     hung: list[tuple[int, str]] = field(default_factory=list)
-    """The ops in which unsharded gradients are hung on original parameters for the first time, and the units of these."""
+    """The ops in which unsharded gradients are hung on original parameters for the first time, and
+    the units of these."""
     frees: list[int] = field(default_factory=list)
     """The events of frees that the limiter has not waited for, oldest first."""
     gather_waits: dict[Stream, list[int]] = field(default_factory=dict)
-    """What the first op of each gather stream waits for in this forward: the compute stream as it was."""
+    """What the first op of each gather stream waits for in this forward: the compute stream as it
+    was."""
     last_gather: list[int] = field(default_factory=list)
     reduced: dict[Stream, int] = field(default_factory=dict)
     """The last op of each of the streams that reduce."""
 
     def copy(self) -> FlatShardedStep:
         """This step so far, to be ended in another way."""
-        return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live), hung=list(self.hung))
+        return replace(
+            self, ops=list(self.ops), parts=list(self.parts), live=set(self.live),
+            hung=list(self.hung),
+        )
 
     def hang_gradients(self, placeholders: dict[str, tuple[int, ...]]) -> None:
-        """Fill in what a rank makes, by unit, to hang unsharded gradients on original parameters: each for a moment."""
+        """Fill in what a rank makes, by unit, to hang unsharded gradients on original parameters:
+        each for a moment."""
         for index, unit in self.hung:
             memory: list[MemoryEvent] = []
             for place, numel in enumerate(placeholders[unit]):
@@ -62,7 +73,8 @@ class FlatShardedStep(Passes):
     # -- unshard and reshard
 
     def unshard(self, flat: FlatParameter) -> None:
-        """Cast the shard, let the limiter wait, all-gather; of one that is unsharded already only the limiter's part."""
+        """Cast the shard, let the limiter wait, all-gather; of one that is unsharded already only
+        the limiter's part."""
         dtype, cast = self.training.precision.parameters, list[MemoryEvent]()
         waits = self.gather_waits.pop("all_gather", []) if not flat.unsharded else []
         if not flat.unsharded and dtype != ORIGINAL:
@@ -98,18 +110,23 @@ class FlatShardedStep(Passes):
         self.last_gather = [gathered]
 
     def _limit(self, flat: FlatParameter) -> None:
-        """Block the host until the compute stream has come to the oldest of too many pending frees."""
+        """Block the host until the compute stream has come to the oldest of too many pending frees.
+        """
         if self.limits and len(self.frees) >= MAX_PENDING_FREES:
             event = self.frees.pop(0)
             if event != EARLIER_STEP:
-                self.issue("host_wait", flat.fqn, stream="host", waits=(event,), micro_batch=self.micro_batch)
+                self.issue(
+                    "host_wait", flat.fqn, stream="host", waits=(event,),
+                    micro_batch=self.micro_batch,
+                )
 
     def wait_for_unshard(self) -> None:
         """The compute stream waits for all that the unshard stream has been given."""
         self.waits = [*self.waits, *self.last_gather]
 
     def reshard(self, flat: FlatParameter, *, free: bool, keeps_views: bool = False) -> None:
-        """The unit is over, and its unsharded storage is freed, or kept; with `keeps_views` the original parameters stay in it."""
+        """The unit is over, and its unsharded storage is freed, or kept; with `keeps_views` the
+        original parameters stay in it."""
         flat.prefetched, flat.in_use = False, keeps_views
         if free:
             flat.unsharded = False
@@ -118,11 +135,15 @@ class FlatShardedStep(Passes):
             self.frees += [event] if self.limits else []
 
     def begin_forward(self) -> None:
-        """The root's forward begins: gradients that only flat parameters still hold go, and gathers wait for the compute stream.
+        """The root's forward begins: gradients that only flat parameters still hold go, and gathers
+        wait for the compute stream.
 
-        In a later micro-batch these are of hollow shards, in which no original parameter has a gradient (_reset_flat_param_grad_info).
+        In a later micro-batch these are of hollow shards, in which no original parameter has a
+        gradient (_reset_flat_param_grad_info).
         """
-        gone = self.drop_each([f"{fqn}.gradient" for fqn in (self.hollow if self.micro_batch else self.units)])
+        gone = self.drop_each(
+            [f"{fqn}.gradient" for fqn in (self.hollow if self.micro_batch else self.units)]
+        )
         if gone:
             self.issue("free", ROOT, stream="host", memory=gone)
         last = self.last_computed()
@@ -135,26 +156,49 @@ class FlatShardedStep(Passes):
     # -- reduce
 
     def concatenate_gradients(self, flat: FlatParameter, *, run: int) -> None:
-        """The backward of the split into the views of a `run`: their gradients are copied into one, beside zeros for what has none.
+        """The backward of the split into the views of a `run`: their gradients are copied into one,
+        beside zeros for what has none.
 
-        Where the unit ran several times autograd adds these up first, unless each run has an accumulator of its own: casts change the
-        flat parameter's dtype, and with it what accumulates for it. What earlier micro-batches have left unreduced is added to in
-        place; the hook that follows the last run holds what was added to its end.
+        Where the unit ran several times autograd adds these up first, unless each run has an
+        accumulator of its own: casts change the flat parameter's dtype, and with it what
+        accumulates for it. What earlier micro-batches have left unreduced is added to in place; the
+        hook that follows the last run holds what was added to its end.
         """
-        dtype, own, last = self.training.precision.parameters, f"{flat.fqn}.unsharded_gradient", not flat.splits
-        nbytes, apart, waiting = self.nbytes(flat.numel, dtype), dtype != ORIGINAL, flat.accumulating
-        in_place = self.training.device == "cuda"  # autograd adds out of place where a meter watches, see zsim/autograd/tape.py
+        dtype, own, last = (
+            self.training.precision.parameters, f"{flat.fqn}.unsharded_gradient", not flat.splits,
+        )
+        nbytes, apart, waiting = (
+            self.nbytes(flat.numel, dtype), dtype != ORIGINAL, flat.accumulating,
+        )
+        in_place = (
+            self.training.device == "cuda"
+        )  # autograd adds out of place where a meter watches, see zsim/autograd/tape.py
         parts = [f"{view(fqn, run)}.unsharded_gradient" if fqn else "" for fqn, _ in flat.pieces]
-        copies = self.gradients.copied([view(fqn, run) for fqn, _ in reversed(flat.pieces) if fqn], self.live)
-        empty = [numel for (_, numel), part in zip(flat.pieces, parts, strict=True) if part not in self.live]
-        zeros = [(f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype)) for place, numel in enumerate(empty)]
+        copies = self.gradients.copied(
+            [view(fqn, run) for fqn, _ in reversed(flat.pieces) if fqn], self.live
+        )
+        empty = [
+            numel
+            for (_, numel), part in zip(flat.pieces, parts, strict=True)
+            if part not in self.live
+        ]
+        zeros = [
+            (f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype))
+            for place, numel in enumerate(empty)
+        ]
         total = f"{own}.added" if own in self.live and waiting != own else own
         made = total if apart or (not waiting and (last or in_place)) else f"{own}.of{flat.splits}"
-        memory = copies + self.alloc_each(zeros, "temporaries") + self.alloc(made, "unsharded_gradients", nbytes)
+        memory = (
+            copies
+            + self.alloc_each(zeros, "temporaries")
+            + self.alloc(made, "unsharded_gradients", nbytes)
+        )
         memory += self.drop_each([name for name, _ in zeros]) + self.drop_each(parts)
         if waiting and not in_place:
             flat.accumulating = total if last else f"{own}.sum{flat.splits}"
-            memory += self.alloc(flat.accumulating, "unsharded_gradients", nbytes) + self.drop_each([waiting, made])
+            memory += self.alloc(flat.accumulating, "unsharded_gradients", nbytes) + self.drop_each(
+                [waiting, made]
+            )
         elif waiting or (apart and total != own and not last):
             memory += self.drop(made)
         elif not apart:
@@ -162,11 +206,15 @@ class FlatShardedStep(Passes):
         if last:
             flat.accumulating = ""
         sums = bool(waiting) + (total != own and (apart or last))
-        kernels = (copy_kernel(flat.numel, source=dtype, target=dtype), *[Kernel("add", flat.numel, 3 * nbytes, dtype)] * sums)
+        kernels = (
+            copy_kernel(flat.numel, source=dtype, target=dtype),
+            *[Kernel("add", flat.numel, 3 * nbytes, dtype)] * sums,
+        )
         self.issue("copy", flat.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
 
     def reduce(self, flat: FlatParameter) -> None:
-        """Cast, pad and divide the flat gradient, reduce-scatter, over replicas all-reduce, divide, cast and add the shard."""
+        """Cast, pad and divide the flat gradient, reduce-scatter, over replicas all-reduce, divide,
+        cast and add the shard."""
         dtype = self.training.precision.reduce
         kernels, memory = self._reduce_input(flat)
         fresh = f"{flat.fqn}.gradient" not in self.live
@@ -201,12 +249,17 @@ class FlatShardedStep(Passes):
                 micro_batch=self.micro_batch,
             )
         kernels, memory = self._accumulated(flat, fresh=fresh)
-        memory += self.drop_each([f"{flat.fqn}.{name}" for name in ("reduced", "cast_gradient", "padded_gradient")])
-        memory += self.drop_each([f"{flat.fqn}.unsharded_gradient", f"{flat.fqn}.unsharded_gradient.added"])
+        memory += self.drop_each(
+            [f"{flat.fqn}.{name}" for name in ("reduced", "cast_gradient", "padded_gradient")]
+        )
+        memory += self.drop_each(
+            [f"{flat.fqn}.unsharded_gradient", f"{flat.fqn}.unsharded_gradient.added"]
+        )
         self._on(stream, flat, kernels, memory=memory)
 
     def accumulate_without_sync(self, flat: FlatParameter) -> None:
-        """Keep the unsharded gradient, in the dtype of the parameters, for a later micro-batch (no_sync)."""
+        """Keep the unsharded gradient, in the dtype of the parameters, for a later micro-batch
+        (no_sync)."""
         if self.originals and not self.micro_batch:
             self.hung.append((self.issue("alloc", flat.fqn, stream="host"), flat.fqn))
         memory = self.drop(f"{flat.fqn}.unsharded_gradient.added")
@@ -219,22 +272,37 @@ class FlatShardedStep(Passes):
         kernels, memory = tuple[Kernel, ...](), list[MemoryEvent]()
         if source != dtype:
             kernels += (copy_kernel(flat.numel, source=source, target=dtype),)
-            memory += self.alloc(f"{flat.fqn}.cast_gradient", "communication", self.nbytes(flat.numel, dtype))
+            memory += self.alloc(
+                f"{flat.fqn}.cast_gradient", "communication", self.nbytes(flat.numel, dtype)
+            )
         if flat.padded > flat.numel:
             moved = self.nbytes(flat.padded + 2 * flat.numel, dtype)  # filled, then copied into
             kernels += (Kernel("pad", 0, moved, dtype),)
-            memory += self.alloc(f"{flat.fqn}.padded_gradient", "communication", self.nbytes(flat.padded, dtype))
+            memory += self.alloc(
+                f"{flat.fqn}.padded_gradient", "communication", self.nbytes(flat.padded, dtype)
+            )
         before, _ = division(self.mesh.world_size)
-        return kernels + divide_kernels(flat.padded, by=before, dtype=self.training.precision.reduce), memory
+        return kernels + divide_kernels(
+            flat.padded, by=before, dtype=self.training.precision.reduce
+        ), memory
 
-    def _accumulated(self, flat: FlatParameter, *, fresh: bool) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
-        """What makes the reduced shard the rank's gradient, or adds it to that of earlier micro-batches."""
+    def _accumulated(
+        self, flat: FlatParameter, *, fresh: bool
+    ) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
+        """What makes the reduced shard the rank's gradient, or adds it to that of earlier
+        micro-batches."""
         dtype, name = self.training.precision.reduce, f"{flat.fqn}.gradient"
         _, after = division(self.mesh.world_size)
-        kernels, memory = divide_kernels(flat.shard, by=after, dtype=self.training.precision.reduce), list[MemoryEvent]()
+        kernels, memory = (
+            divide_kernels(flat.shard, by=after, dtype=self.training.precision.reduce),
+            list[MemoryEvent](),
+        )
         if dtype != ORIGINAL:
             kernels += (copy_kernel(flat.shard, source=dtype, target=ORIGINAL),)
-            memory += self.alloc(name if fresh else f"{flat.fqn}.new_gradient", "gradients", self.nbytes(flat.shard, ORIGINAL))
+            memory += self.alloc(
+                name if fresh else f"{flat.fqn}.new_gradient", "gradients",
+                self.nbytes(flat.shard, ORIGINAL),
+            )
             memory += self.drop(f"{flat.fqn}.reduced")
         if not fresh:
             kernels += (Kernel("add", flat.shard, 3 * self.nbytes(flat.shard, ORIGINAL), ORIGINAL),)

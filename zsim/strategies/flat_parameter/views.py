@@ -1,7 +1,9 @@
-"""What autograd differentiates under fsdp1: not parameters, but the views that every unshard in forward makes of a flat one.
+"""What autograd differentiates under fsdp1: not parameters, but the views that every unshard in
+forward makes of a flat one.
 
-A unit that runs again is unsharded again, and has other views then, whose gradients meet in the flat parameter. One trained
-parameter makes all views of its flat one need a gradient. And views are no leaves, so that autocast does not cache their casts.
+A unit that runs again is unsharded again, and has other views then, whose gradients meet in the
+flat parameter. One trained parameter makes all views of its flat one need a gradient. And views are
+no leaves, so that autocast does not cache their casts.
 """
 
 from __future__ import annotations
@@ -16,24 +18,34 @@ from zsim.models.spec import ROOT, RUN, ModelSpec, Module, Parameter
 
 
 def view(fqn: str, run: int) -> str:
-    """What the view of the parameter `fqn` is called that the `run`-th unshard of its unit in forward makes, from 1."""
+    """What the view of the parameter `fqn` is called that the `run`-th unshard of its unit in
+    forward makes, from 1."""
     return f"{fqn}{RUN}{run}" if run > 1 else fqn
 
 
 def viewed(model: ModelSpec) -> ModelSpec:
-    """`model` with views for parameters; of a traced one only their names, as what reads them was recorded with them."""
+    """`model` with views for parameters; of a traced one only their names, as what reads them was
+    recorded with them."""
     runs = most_runs(model)
     if runs == 1 and (isinstance(model, TracedModel) or not model.frozen):
         return model
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
     units = [
-        replace(unit, parameters=tuple(_views(unit.parameters, runs=runs if unit.fqn != ROOT else model.forwards)))
+        replace(
+            unit,
+            parameters=tuple(
+                _views(unit.parameters, runs=runs if unit.fqn != ROOT else model.forwards)
+            ),
+        )
         for unit in model.units
     ]
     if isinstance(model, TracedModel):
         return replace(model, units=tuple(units))
     size = len(model.modules) // model.forwards
-    modules = [_reading_views(module, owner, forward=place // size + 1) for place, module in enumerate(model.modules)]
+    modules = [
+        _reading_views(module, owner, forward=place // size + 1)
+        for place, module in enumerate(model.modules)
+    ]
     return replace(model, modules=tuple(modules), units=tuple(units))
 
 
@@ -45,11 +57,14 @@ def _views(parameters: tuple[Parameter, ...], *, runs: int) -> Iterator[Paramete
 
 
 def _reading_views(module: Module, owner: dict[str, str], *, forward: int) -> Module:
-    """`module`, whose operators read the views of this run: of the root's parameters there are new ones in each forward."""
+    """`module`, whose operators read the views of this run: of the root's parameters there are new
+    ones in each forward."""
     own = int(module.fqn.partition(RUN)[2] or 1)
 
     def named(fqn: str) -> str:
         return view(fqn, forward if owner[fqn] == ROOT else own) if fqn else ""
 
-    operators: list[Operator] = [replace(op, weight=named(op.weight), bias=named(op.bias)) for op in module.operators]
+    operators: list[Operator] = [
+        replace(op, weight=named(op.weight), bias=named(op.bias)) for op in module.operators
+    ]
     return replace(module, operators=tuple(operators))

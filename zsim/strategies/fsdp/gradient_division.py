@@ -1,4 +1,5 @@
-"""By what both FSDPs divide gradients around a reduction, so that sums of many ranks stay within narrow dtypes, and what that costs."""
+"""By what both FSDPs divide gradients around a reduction, so that sums of many ranks stay within
+narrow dtypes, and what that costs."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from zsim.models.training_options import DTYPE_NBYTES
 
 
 def division(world_size: int) -> tuple[float, float]:
-    """By what gradients are divided before and after the reduction: powers of two near the root of `world_size`, and the rest.
+    """By what gradients are divided before and after the reduction: powers of two near the root of
+    `world_size`, and the rest.
 
-    Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py, DefaultState._get_gradient_predivide_factor.
+    Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py,
+    DefaultState._get_gradient_predivide_factor.
     """
     before = 1
     while world_size % before == 0 and world_size / before > before:

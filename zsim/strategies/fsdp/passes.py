@@ -1,6 +1,8 @@
-"""Forward and backward of the modules of a step whose parameters torch shards, whichever of its two FSDPs does it.
+"""Forward and backward of the modules of a step whose parameters torch shards, whichever of its two
+FSDPs does it.
 
-What a rank has alive is known by name; gradients of parameters are born unsharded. Nothing here gathers, reduces or decides an order.
+What a rank has alive is known by name; gradients of parameters are born unsharded. Nothing here
+gathers, reduces or decides an order.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Passes(Step):
     reads: dict[str, tuple[str, ...]]
     """By module: the groups whose parameters it reads."""
     block_reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By part of a block in parts: those that the block reads itself, which is recomputed with any of them."""
+    """By part of a block in parts: those that the block reads itself, which is recomputed with any
+    of them."""
     micro_batch: int = 0
     live: set[str] = field(default_factory=set)
     waits: list[int] = field(default_factory=list)
@@ -81,16 +84,25 @@ class Passes(Step):
         live.difference_update(gone)
         return [Free(name) for name in gone]
 
-    def forward(self, module: LoweredModule, *, reads_input: bool = False, holds: bool = False) -> list[MemoryEvent]:
-        """A module's forward; where it `reads_input`, the model's own, that was made by the root beforehand.
+    def forward(
+        self, module: LoweredModule, *, reads_input: bool = False, holds: bool = False
+    ) -> list[MemoryEvent]:
+        """A module's forward; where it `reads_input`, the model's own, that was made by the root
+        beforehand.
 
-        A module's call holds its inputs until its hooks have run. With `holds` the frees of those are left out, and returned.
+        A module's call holds its inputs until its hooks have run. With `holds` the frees of those
+        are left out, and returned.
         """
         memory = storage_events(module.forward.memory)
         if reads_input:
             memory = [event for event in memory if not makes_model_input(event)]
         held: list[MemoryEvent] = []
-        while holds and memory and isinstance(memory[-1], Free) and self._is_input(memory[-1].buffer, module):
+        while (
+            holds
+            and memory
+            and isinstance(memory[-1], Free)
+            and self._is_input(memory[-1].buffer, module)
+        ):
             held.insert(0, memory.pop())
         if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
             return held
@@ -98,7 +110,8 @@ class Passes(Step):
         return held
 
     def _is_input(self, buffer: str, module: LoweredModule) -> bool:
-        """Whether the caller of `module` lets `buffer` go; that of the root's last part has only given what the model takes."""
+        """Whether the caller of `module` lets `buffer` go; that of the root's last part has only
+        given what the model takes."""
         if module.unit == ROOT:
             return is_model_input(buffer)
         if isinstance(self.training.model, TracedModel):
@@ -116,18 +129,24 @@ class Passes(Step):
         if module.sums_losses:
             self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=module.sums_losses)
 
-    def backward(self, module: LoweredModule, *, hook: Callable[[InnerCall], None] | None = None) -> None:
-        """A module's backward: gradients of parameters are born unsharded, or added to what is there.
+    def backward(
+        self, module: LoweredModule, *, hook: Callable[[InnerCall], None] | None = None
+    ) -> None:
+        """A module's backward: gradients of parameters are born unsharded, or added to what is
+        there.
 
-        Before it, what is recomputed, with the `hook` of each unit in the block that is called again. The loss, its gradient and what the
-        graph holds outlive it: torch reduces the last groups before `loss.backward()` returns.
+        Before it, what is recomputed, with the `hook` of each unit in the block that is called
+        again. The loss, its gradient and what the graph holds outlive it: torch reduces the last
+        groups before `loss.backward()` returns.
         """
         tape: Sequence[TapeEvent] = module.backward.memory
         if hook is None:  # no node of a unit stands between it and the block
             tape = [*tape, *module.passes_on]
         if module is self.training.modules[-1]:
             seed, _ = loss_buffers(self.training.model)
-            tape = [event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)]
+            tape = [
+                event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)
+            ]
         if module is self.training.last_of_backward:
             seed, _ = loss_buffers(self.training.model)
             ended = tape.index(Free(seed))
@@ -135,29 +154,41 @@ class Passes(Step):
             tape = tape[:ended]
         again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
         for one in again:
-            if one.kernels or one.memory:  # cheap ones are kernels of no weight, and make memory all the same
+            # cheap ones are kernels of no weight, and make memory all the same
+            if one.kernels or one.memory:
                 reads = (one.inside,) if one.inside else self.block_reads.get(module.fqn)
-                self._compute("recompute", module, kernels=one.kernels, memory=one.memory, reads=reads)
+                self._compute(
+                    "recompute", module, kernels=one.kernels, memory=one.memory, reads=reads
+                )
             if one.call is not None and hook is not None:
                 hook(one.call)
-        if module.forward != NOTHING or module.backward != NOTHING:  # the root may only sum gradients between two units
+        # the root may only sum gradients between two units
+        if module.forward != NOTHING or module.backward != NOTHING:
             self._compute("backward", module, kernels=self._backward_kernels(module), memory=memory)
 
     def _backward_kernels(self, module: LoweredModule) -> tuple[Kernel, ...]:
-        """A module's backward, with additions to gradients that earlier micro-batches have left; the same object for the same ones."""
+        """A module's backward, with additions to gradients that earlier micro-batches have left;
+        the same object for the same ones."""
         added, dtype = tuple(self.gradients.added), self.training.precision.parameters
         if not added:
             return module.backward.kernels
         key = module.fqn, added
         if key not in self.adding:
             numels = [self.gradients.nbytes[fqn] // DTYPE_NBYTES[dtype] for fqn in added]
-            self.adding[key] = (*module.backward.kernels, *(accumulate_kernel(numel, dtype=dtype) for numel in numels))
+            self.adding[key] = (
+                *module.backward.kernels,
+                *(accumulate_kernel(numel, dtype=dtype) for numel in numels),
+            )
         return self.adding[key]
 
     def pass_on(self, module: LoweredModule) -> None:
-        """A unit in a block has run its hook after backward: the gradient of its input goes on to what others have made of it."""
+        """A unit in a block has run its hook after backward: the gradient of its input goes on to
+        what others have made of it."""
         if module.passes_on:
-            self.issue("backward", module.unit, micro_batch=self.micro_batch, memory=storage_events(module.passes_on))
+            self.issue(
+                "backward", module.unit, micro_batch=self.micro_batch,
+                memory=storage_events(module.passes_on),
+            )
 
     def _compute(
         self,
@@ -180,7 +211,8 @@ class Passes(Step):
         )
 
     def begin_backward(self) -> None:
-        """A backward begins, which will make every gradient of the model once more; the loss's own comes before any hook."""
+        """A backward begins, which will make every gradient of the model once more; the loss's own
+        comes before any hook."""
         self.gradients.begin(self.training.modules)
         seed, _ = loss_buffers(self.training.model)
         made = self.training.modules[-1].backward.memory
@@ -188,6 +220,7 @@ class Passes(Step):
         self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=memory)
 
     def release_loss(self) -> None:
-        """`loss.backward()` returns: the loss's gradient goes, what the graph held, and the loss."""
+        """`loss.backward()` returns: the loss's gradient goes, what the graph held, and the loss.
+        """
         memory, self.loss = self.loss, []
         self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)

@@ -1,4 +1,5 @@
-"""Unsharded gradients as backward makes them: born, or added to older ones, in the order of autograd's engine."""
+"""Unsharded gradients as backward makes them: born, or added to older ones, in the order of
+autograd's engine."""
 
 from __future__ import annotations
 
@@ -13,43 +14,59 @@ from zsim.strategies.building.backward_events import BackwardEvent, accumulated
 
 @dataclass(slots=True, kw_only=True)
 class UnshardedGradients:
-    """The unsharded gradients of one rank, "<fqn>.unsharded_gradient" each; `nbytes` of each whole parameter, by fqn."""
+    """The unsharded gradients of one rank, "<fqn>.unsharded_gradient" each; `nbytes` of each whole
+    parameter, by fqn."""
 
     nbytes: dict[str, int]
     after_sums: frozenset[str]
     """Parameters whose gradients are accumulated after their node's others have been added up."""
     uses_left: Counter[str] = field(default_factory=Counter)
-    """Gradients of each parameter still to come in this backward: a tied one has several, summed before they are kept."""
+    """Gradients of each parameter still to come in this backward: a tied one has several, summed
+    before they are kept."""
     tied_parts: dict[str, list[str]] = field(default_factory=dict)
     born: set[str] = field(default_factory=set)
-    """Parameters whose gradient this backward has made anew, rather than found from an earlier micro-batch."""
+    """Parameters whose gradient this backward has made anew, rather than found from an earlier
+    micro-batch."""
     waiting: dict[str, list[Free]] = field(default_factory=dict)
     """By parameter: what goes when the gradient that is there is accumulated."""
     of_views: bool = False
-    """Whether parameters are views, whose own backward copies what does not lie as they do: after all that comes before it in backward."""
+    """Whether parameters are views, whose own backward copies what does not lie as they do: after
+    all that comes before it in backward."""
     uncopied: dict[str, str] = field(default_factory=dict)
     """By view: the buffer of its gradient that it will copy."""
     added: list[str] = field(default_factory=list)
     """Those that the module at hand has added to one found, in its order."""
 
     def begin(self, modules: tuple[LoweredModule, ...]) -> None:
-        """A backward over `modules` begins: count the gradients that it will make of each parameter."""
+        """A backward over `modules` begins: count the gradients that it will make of each
+        parameter."""
         self.uses_left = Counter(
-            [event.fqn for module in modules for event in module.backward.memory if type(event) is ParameterGradient]
+            [
+                event.fqn
+                for module in modules
+                for event in module.backward.memory
+                if type(event) is ParameterGradient
+            ]
         )
         self.born = set()
 
     def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[BackwardEvent]:
-        """A module's backward; `live` are the rank's live buffers, and learns of gradients that are born.
+        """A module's backward; `live` are the rank's live buffers, and learns of gradients that are
+        born.
 
-        A gradient that finds an older one is added to it when it is accumulated; `added` names those.
+        A gradient that finds an older one is added to it when it is accumulated; `added` names
+        those.
         """
         self.added = []
         tape = self._left_to_views(tape) if self.of_views else tape
-        return accumulated(tape, lambda event: self._born(event, live), after_sums=self.after_sums, waiting=self.waiting)
+        return accumulated(
+            tape, lambda event: self._born(event, live), after_sums=self.after_sums,
+            waiting=self.waiting,
+        )
 
     def _left_to_views(self, tape: Iterable[TapeEvent]) -> Iterator[TapeEvent]:
-        """The tape without the copies of gradients that lie otherwise than their parameters, and without the frees of what is copied."""
+        """The tape without the copies of gradients that lie otherwise than their parameters, and
+        without the frees of what is copied."""
         copy = None
         for event in tape:
             if copy is not None and isinstance(event, Free):

@@ -1,4 +1,5 @@
-"""How fully_shard is constructed: whole parameters, group by group cut into shards, and what a derived mesh costs in host memory."""
+"""How fully_shard is constructed: whole parameters, group by group cut into shards, and what a
+derived mesh costs in host memory."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from zsim.strategies.fully_shard.param_group import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedMesh:
-    """What torch's DeviceMesh holds in host memory where a mesh is derived from another: 2-D, or for an int reshard.
+    """What torch's DeviceMesh holds in host memory where a mesh is derived from another: 2-D, or
+    for an int reshard.
 
-    A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a byte per rank) and
-    lists the place (an int64 per axis, of which there are two): for each parameter of a 2-D mesh, for each group of an int
-    reshard. torch/distributed/device_mesh.py, get_coordinate.
+    A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a
+    byte per rank) and lists the place (an int64 per axis, of which there are two): for each
+    parameter of a 2-D mesh, for each group of an int reshard. torch/distributed/device_mesh.py,
+    get_coordinate.
 
     `resharded_to`: the ranks that an int reshard is over, 0 where there is none.
     """
@@ -41,12 +44,17 @@ class DerivedMesh:
         needed = self.resharded_to if of == "group" else self.mesh.dp_replicate > 1
         if not needed or self.training.device != "cpu":
             return []
-        found = Alloc("mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"])
+        found = Alloc(
+            "mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"]
+        )
         return [found, Free(found.buffer)]
 
 
-def construction(groups: dict[str, Group], order: list[str], *, derived: DerivedMesh, offloaded: bool) -> Step:
-    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards are made before its whole ones go.
+def construction(
+    groups: dict[str, Group], order: list[str], *, derived: DerivedMesh, offloaded: bool
+) -> Step:
+    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards
+    are made before its whole ones go.
 
     Offloaded shards leave the device as soon as each is cut.
     """

@@ -1,7 +1,9 @@
-"""What the hooks of units call in a block of which outputs are kept, as torch's selective activation checkpointing counts it.
+"""What the hooks of units call in a block of which outputs are kept, as torch's selective
+activation checkpointing counts it.
 
-It numbers the calls of each operator in forward, and refuses a recomputation that has one more: torch/utils/checkpoint.py,
-_CachedTorchDispatchMode. The operators of the model are the same both times, those of fully_shard's hooks are not.
+It numbers the calls of each operator in forward, and refuses a recomputation that has one more:
+torch/utils/checkpoint.py, _CachedTorchDispatchMode. The operators of the model are the same both
+times, those of fully_shard's hooks are not.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def watched(training: Training) -> Mapping[str, str]:
 
 @dataclass(slots=True, kw_only=True)
 class HookCalls:
-    """The calls of one micro-batch's hooks, by run of a block; nothing is counted outside of `watched` units."""
+    """The calls of one micro-batch's hooks, by run of a block; nothing is counted outside of
+    `watched` units."""
 
     watched: Mapping[str, str] = field(default_factory=dict)
     in_forward: dict[str, Counter[str]] = field(default_factory=dict)
@@ -51,16 +54,20 @@ class HookCalls:
             self.now.update(called)
 
     def require_found(self, whole: str) -> None:
-        """ScenarioError where the recomputation of `whole` has made a call more than its forward."""
+        """ScenarioError where the recomputation of `whole` has made a call more than its forward.
+        """
         again, self.now = self.now or Counter(), None
         before = self.in_forward.get(whole, Counter())
         for called, times in again.items():
             if times > before[called]:
                 raise ScenarioError(
                     (
-                        "activation_checkpointing.save: expected hooks of units in a block to call no more while it is recomputed than in "
-                        f'forward, as torch 2.13 requires ("{called} … encountered during backward but not found in storage"), found '
-                        f'{times} calls and {before[called]} in {whole}; use mode = "full", reshard_after_forward = false, or other '
+                        "activation_checkpointing.save: expected hooks of units in a block to "
+                        "call no more while it is recomputed than in "
+                        f'forward, as torch 2.13 requires ("{called} … encountered during '
+                        f'backward but not found in storage"), found '
+                        f'{times} calls and {before[called]} in {whole}; use mode = "full", '
+                        f'reshard_after_forward = false, or other '
                         "wrapping.nested units",
                     )
                 )

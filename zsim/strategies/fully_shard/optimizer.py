@@ -1,4 +1,5 @@
-"""The optimizer's step on fully_shard's shards: clipped by the norm of all of them, stepped where they live, gradients dropped."""
+"""The optimizer's step on fully_shard's shards: clipped by the norm of all of them, stepped where
+they live, gradients dropped."""
 
 from __future__ import annotations
 
@@ -12,20 +13,21 @@ from zsim.strategies.fully_shard.step import ShardedStep
 
 
 def _clip(step: ShardedStep, numels: list[int]) -> list[int]:
-    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the shards. Returns what to wait for.
+    """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the
+    shards. Returns what to wait for.
 
-    Offloaded gradients are clipped by the host, which takes a process group that also has a backend for host memory.
+    Offloaded gradients are clipped by the host, which takes a process group that also has a backend
+    for host memory.
     """
     count, sharded = len(numels), step.mesh.dp_shard > 1
     waits = step.reduces
     stream: Stream = "host" if step.elsewhere else "compute"
     norms = step.issue(
-        "optimizer",
-        clipping.NORMS,
-        stream=stream,
-        waits=waits,
+        "optimizer", clipping.NORMS, stream=stream, waits=waits,
         kernels=step.where_shards_are(clipping.norms_kernels(numels, dtype=ORIGINAL)),
-        memory=() if step.elsewhere else clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
+        memory=()
+        if step.elsewhere
+        else clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
     )
     if sharded:
         norms = step.issue(
@@ -39,25 +41,31 @@ def _clip(step: ShardedStep, numels: list[int]) -> list[int]:
             memory=() if step.elsewhere else clipping.reduced_memory(count, dtype=ORIGINAL),
         )
     clipped = step.issue(
-        "optimizer",
-        clipping.CLIP,
-        stream=stream,
-        waits=(norms, *waits),
+        "optimizer", clipping.CLIP, stream=stream, waits=(norms, *waits),
         kernels=step.where_shards_are(clipping.clip_kernels(numels, dtype=ORIGINAL)),
-        memory=() if step.elsewhere else clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
+        memory=()
+        if step.elsewhere
+        else clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
     )
     return [clipped]
 
 
-def memory_of(training: Training, numels: list[int]) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
-    """What the optimizer allocates and frees for parameters of `numels` in the first step, and in later ones."""
+def memory_of(
+    training: Training, numels: list[int]
+) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
+    """What the optimizer allocates and frees for parameters of `numels` in the first step, and in
+    later ones."""
     return optimizers.first_and_later(
-        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device, owner="optimizer"
+        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device,
+        owner="optimizer",
     )
 
 
-def step_shards(step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]) -> ShardedStep:
-    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients are dropped."""
+def step_shards(
+    step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]
+) -> ShardedStep:
+    """The optimizer steps this rank's shards; its states are made in the first step. Then gradients
+    are dropped."""
     settings = step.training.optimizer
     step.begin("optimizer")
     kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)

@@ -1,4 +1,5 @@
-"""Param groups cut along dim 0, as `fully_shard` cuts them: what a rank holds of each, and what of it is alive now."""
+"""Param groups cut along dim 0, as `fully_shard` cuts them: what a rank holds of each, and what of
+it is alive now."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from zsim.strategies.building.parameters import trained_parameters
 
 @dataclass(slots=True, unsafe_hash=True)
 class Sharded:
-    """One parameter as every rank holds it: `shard` padded elements of it, some of which may be padding.
+    """One parameter as every rank holds it: `shard` padded elements of it, some of which may be
+    padding.
 
     One that is not `trained`, frozen or of a unit that forward passes by, gets no gradient.
     """
@@ -36,11 +38,13 @@ class Group:
     state: Literal["idle", "pre_backward", "post_backward"] = "idle"
     """Where backward is with it, as torch's TrainingState says."""
     in_backward: bool = False
-    """Whether the hook before its backward has run in this backward: then a recomputation finds no forward to begin or to end."""
+    """Whether the hook before its backward has run in this backward: then a recomputation finds no
+    forward to begin or to end."""
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
     part: str = ""
-    """What the buffers of that part are called, which outlive it where no backward comes: until the next part is there."""
+    """What the buffers of that part are called, which outlive it where no backward comes: until the
+    next part is there."""
 
     totals: dict[str, int] = field(init=False)
     """The sums over parameters of "numel", "shard" and "padded"."""
@@ -66,9 +70,13 @@ def _totals(parameters: tuple[Sharded, ...]) -> dict[str, int]:
 
 
 def sharded_groups(model: ModelSpec, *, num_shards: int) -> dict[str, Group]:
-    """The units of `model` by fqn, cut along dim 0: padded to equal shards, so that every rank holds the same."""
+    """The units of `model` by fqn, cut along dim 0: padded to equal shards, so that every rank
+    holds the same."""
     trained, layouts = model.trained, _layouts(model.parameters, num_shards)
-    sizes = {shape: (prod(shape), layout.shard_numel, layout.padded_numel) for shape, layout in layouts.items()}
+    sizes = {
+        shape: (prod(shape), layout.shard_numel, layout.padded_numel)
+        for shape, layout in layouts.items()
+    }
     groups = {}
     for unit in model.units:
         parameters = [Sharded(p.fqn, *sizes[p.shape], p.fqn in trained) for p in unit.parameters]
@@ -77,12 +85,21 @@ def sharded_groups(model: ModelSpec, *, num_shards: int) -> dict[str, Group]:
 
 
 def local_numels(model: ModelSpec, *, num_shards: int, rank: int) -> list[int]:
-    """The elements, without padding, that `rank` holds of each trained parameter, in the optimizer's order."""
+    """The elements, without padding, that `rank` holds of each trained parameter, in the
+    optimizer's order."""
     parameters = trained_parameters(model)
-    local = {shape: layout.local_numel(rank) for shape, layout in _layouts(parameters, num_shards).items()}
+    local = {
+        shape: layout.local_numel(rank)
+        for shape, layout in _layouts(parameters, num_shards).items()
+    }
     return [local[parameter.shape] for parameter in parameters]
 
 
-def _layouts(parameters: tuple[Parameter, ...], num_shards: int) -> dict[tuple[int, ...], Dim0Layout]:
+def _layouts(
+    parameters: tuple[Parameter, ...], num_shards: int
+) -> dict[tuple[int, ...], Dim0Layout]:
     """Each shape's layout: a model has many parameters, but of few shapes."""
-    return {shape: Dim0Layout(shape=shape, num_shards=num_shards) for shape in {parameter.shape for parameter in parameters}}
+    return {
+        shape: Dim0Layout(shape=shape, num_shards=num_shards)
+        for shape in {parameter.shape for parameter in parameters}
+    }

@@ -1,4 +1,5 @@
-"""What becomes of gradients, as torch's FSDPParamGroup has it: kept unsharded for later, or reduced over shards and replicas, and added."""
+"""What becomes of gradients, as torch's FSDPParamGroup has it: kept unsharded for later, or reduced
+over shards and replicas, and added."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ACCUMULATED = ".accumulated_gradient"
 
 @lru_cache(maxsize=1024)
 def additions(numels: tuple[int, ...], *, of: str, to: str) -> tuple[Kernel, ...]:
-    """A kernel for each parameter, as torch adds gradients, of so many elements; the same object for the same ones."""
+    """A kernel for each parameter, as torch adds gradients, of so many elements; the same object
+    for the same ones."""
     return tuple([add_kernel(numel, of=of, to=to) for numel in numels])
 
 
@@ -29,9 +31,11 @@ class ReducingStep(UnshardingStep):
     on_host: set[str] = field(default_factory=set)
     """The groups whose gradients this step has brought to the host."""
     over_replicas: bool = True
-    """Whether this micro-batch's reductions go on over replicas, or are kept for a later one to add."""
+    """Whether this micro-batch's reductions go on over replicas, or are kept for a later one to
+    add."""
     reduce_input: tuple[str, int] | None = None
-    """The input of the last reduce-scatter, which lives until the next one is copied in, and that reduction."""
+    """The input of the last reduce-scatter, which lives until the next one is copied in, and that
+    reduction."""
     reduces: list[int] = field(default_factory=list)
     """All reductions of the step, which the optimizer waits for."""
     unfinished: list[int] = field(default_factory=list)
@@ -40,9 +44,11 @@ class ReducingStep(UnshardingStep):
     """The reduction of each group in this backward; a second one of the same group waits for it."""
 
     def accumulate_without_sync(self, group: Group) -> None:
-        """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is another one.
+        """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is
+        another one.
 
-        Those that have been added to what was there are gone: torch's to_accumulated_grad_if_needed returns where it finds none.
+        Those that have been added to what was there are gone: torch's to_accumulated_grad_if_needed
+        returns where it finds none.
         """
         precision = self.training.precision
         if precision.reduce == precision.parameters:
@@ -54,37 +60,61 @@ class ReducingStep(UnshardingStep):
             if gradient in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
                 memory += self.alloc(f"{parameter.fqn}{ACCUMULATED}", "unsharded_gradients", nbytes)
-                kernels.append(copy_kernel(parameter.numel, source=precision.parameters, target=precision.reduce))
+                kernels.append(
+                    copy_kernel(
+                        parameter.numel, source=precision.parameters, target=precision.reduce
+                    )
+                )
                 memory += self.drop(gradient)
         if memory:
-            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=tuple(kernels), memory=memory)
+            self.issue(
+                "copy", group.fqn, micro_batch=self.micro_batch, kernels=tuple(kernels),
+                memory=memory,
+            )
 
     def add_accumulated(self, group: Group) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
         live, precision = self.live, self.training.precision
-        both = [p for p in group.trained if f"{p.fqn}{ACCUMULATED}" in live and f"{p.fqn}.unsharded_gradient" in live]
+        both = [
+            p
+            for p in group.trained
+            if f"{p.fqn}{ACCUMULATED}" in live and f"{p.fqn}.unsharded_gradient" in live
+        ]
         if both:
-            kernels = additions(tuple([p.numel for p in both]), of=precision.parameters, to=precision.reduce)
+            kernels = additions(
+                tuple([p.numel for p in both]), of=precision.parameters, to=precision.reduce
+            )
             memory = self.drop_each([f"{p.fqn}.unsharded_gradient" for p in both])
-            self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
+            self.issue(
+                "copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory
+            )
 
     def _gradient_buffers(self, group: Group) -> list[str]:
         live, fqns = self.live, [parameter.fqn for parameter in group.trained]
-        return [a if (a := f"{fqn}{ACCUMULATED}") in live else f"{fqn}.unsharded_gradient" for fqn in fqns]
+        return [
+            a if (a := f"{fqn}{ACCUMULATED}") in live else f"{fqn}.unsharded_gradient"
+            for fqn in fqns
+        ]
 
     def has_gradients(self, group: Group) -> bool:
-        """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones."""
+        """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones.
+        """
         return not self.live.isdisjoint(self._gradient_buffers(group))
 
     def drop_reduce_input(self, group: Group) -> None:
-        """Wait for the last reduce-scatter and let its input go, as before a reduction, where `group` has nothing to reduce."""
+        """Wait for the last reduce-scatter and let its input go, as before a reduction, where
+        `group` has nothing to reduce."""
         if self.reduce_input is not None:
             (buffer, event), self.reduce_input = self.reduce_input, None
             memory = self.drop(buffer)
-            self.issue("free", group.fqn, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory)
+            self.issue(
+                "free", group.fqn, stream="compute", waits=(event,), micro_batch=self.micro_batch,
+                memory=memory,
+            )
 
     def reduce(self, group: Group) -> None:
-        """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original dtype, accumulate."""
+        """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original
+        dtype, accumulate."""
         dtype = self.training.precision.reduce
         waits: list[int] = []
         memory: list[MemoryEvent] = []
@@ -99,18 +129,25 @@ class ReducingStep(UnshardingStep):
         output = self._reduced_into(group, fresh=fresh)
         source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
-        held = gradients[-1:] if self.mesh.dp_shard > 1 else []  # by torch's loop over shards, until it returns
-        kept = any(name.endswith(ACCUMULATED) for name in gradients)  # of earlier micro-batches, in the reduce dtype already
+        # by torch's loop over shards, until it returns
+        held = gradients[-1:] if self.mesh.dp_shard > 1 else []
+        # of earlier micro-batches, in the reduce dtype already
+        kept = any(name.endswith(ACCUMULATED) for name in gradients)
         read = dtype if kept else self.training.precision.parameters
         memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
         memory += self.drop_each([name for name in gradients if name not in held])
-        made = self.alloc(output, "gradients", self.nbytes(group.reduces["shard"], dtype))  # on the reduction's stream
+        made = self.alloc(
+            output, "gradients", self.nbytes(group.reduces["shard"], dtype)
+        )  # on the reduction's stream
         copy = self.issue(
-            "copy",
-            group.fqn,
-            waits=waits,
-            micro_batch=self.micro_batch,
-            kernels=(Kernel("copy", 0, self.nbytes(group.reduces["numel"], read) + self.nbytes(group.reduces["padded"], dtype), dtype),),
+            "copy", group.fqn, waits=waits, micro_batch=self.micro_batch,
+            kernels=(
+                Kernel(
+                    "copy", 0,
+                    self.nbytes(group.reduces["numel"], read)
+                    + self.nbytes(group.reduces["padded"], dtype), dtype,
+                ),
+            ),
             memory=memory,
         )
         divides = divide_kernels(group.reduces["padded"], by=self._divided_by[0], dtype=dtype)
@@ -162,7 +199,8 @@ class ReducingStep(UnshardingStep):
         )
 
     def _reduced_into(self, group: Group, *, fresh: bool) -> str:
-        """The buffer that the shards' reduction makes: one that stays, or one that is cast or added to what is there."""
+        """The buffer that the shards' reduction makes: one that stays, or one that is cast or added
+        to what is there."""
         if not self.over_replicas:
             partial = f"{group.fqn}.partial_gradient"
             return f"{group.fqn}.reduced" if partial in self.live else partial
@@ -171,23 +209,33 @@ class ReducingStep(UnshardingStep):
 
     @property
     def _divided_by(self) -> tuple[float, float]:
-        """By what kernels divide before and after the reduction: NCCL averages itself what is as wide as bf16's exponents.
+        """By what kernels divide before and after the reduction: NCCL averages itself what is as
+        wide as bf16's exponents.
 
-        Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, _get_gradient_divide_factors.
+        Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+        _get_gradient_divide_factors.
         """
-        return division(self.mesh.world_size) if self.training.precision.reduce == "float16" else (1.0, 1.0)
+        return (
+            division(self.mesh.world_size)
+            if self.training.precision.reduce == "float16"
+            else (1.0, 1.0)
+        )
 
     def _add_to_partial(self, group: Group) -> tuple[Kernel, ...]:
-        """The group's reduced shard added to its partial gradient, or the other way round, all at once."""
+        """The group's reduced shard added to its partial gradient, or the other way round, all at
+        once."""
         dtype = self.training.precision.reduce
         return additions((group.reduces["shard"],), of=dtype, to=dtype)
 
     def _add_to_shards(self, group: Group) -> tuple[Kernel, ...]:
         """The reduced gradient of each parameter added to that of earlier micro-batches."""
-        return additions(tuple([parameter.shard for parameter in group.trained]), of=ORIGINAL, to=ORIGINAL)
+        return additions(
+            tuple([parameter.shard for parameter in group.trained]), of=ORIGINAL, to=ORIGINAL
+        )
 
     def _on_reductions_stream(
-        self, group: Group, kernels: tuple[Kernel, ...], *, after: int, memory: list[MemoryEvent] | None = None
+        self, group: Group, kernels: tuple[Kernel, ...], *, after: int,
+        memory: list[MemoryEvent] | None = None,
     ) -> int:
         """What torch does between copying in and all-reducing, on the stream of reduce-scatters."""
         return self.issue(
@@ -201,36 +249,52 @@ class ReducingStep(UnshardingStep):
         )
 
     def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
-        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the reduction's stream."""
+        """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the
+        reduction's stream."""
         again = output == f"{group.fqn}.reduced"
         memory = [event for name in ([output] if again else []) + last for event in self.drop(name)]
-        return self._on_reductions_stream(group, self._add_to_partial(group) if again else (), after=done, memory=memory)
+        return self._on_reductions_stream(
+            group, self._add_to_partial(group) if again else (), after=done, memory=memory
+        )
 
     def _add_partial(self, group: Group, *, after: int) -> int:
-        """Add the partial gradient of earlier micro-batches, if there is one, before the all-reduce. Returns what to wait for."""
+        """Add the partial gradient of earlier micro-batches, if there is one, before the
+        all-reduce. Returns what to wait for."""
         if f"{group.fqn}.partial_gradient" not in self.live:
             return after
         return self._on_reductions_stream(group, self._add_to_partial(group), after=after)
 
-    def _post_reduce(self, group: Group, output: str, done: int, last: list[str], *, fresh: bool) -> int:
-        """Divide, cast, and add to the sharded gradient of earlier micro-batches; the last unsharded gradient goes only now.
+    def _post_reduce(
+        self, group: Group, output: str, done: int, last: list[str], *, fresh: bool
+    ) -> int:
+        """Divide, cast, and add to the sharded gradient of earlier micro-batches; the last
+        unsharded gradient goes only now.
 
         Offloaded, the gradient goes to the host instead, and what the device has of it goes too.
         """
         dtype, shard = self.training.precision.reduce, group.reduces["shard"]
-        held = self.mesh.dp_replicate > 1  # torch holds the all-reduce's buffer until the end of backward
+        # torch holds the all-reduce's buffer until the end of backward
+        held = self.mesh.dp_replicate > 1
         memory: list[MemoryEvent] = []
         kernels = divide_kernels(shard, by=self._divided_by[1], dtype=dtype)
         result = output
         if dtype != ORIGINAL:
-            result = f"{group.fqn}.gradient" if fresh and not self.elsewhere else f"{group.fqn}.cast_gradient"
+            result = (
+                f"{group.fqn}.gradient"
+                if fresh and not self.elsewhere
+                else f"{group.fqn}.cast_gradient"
+            )
             memory += self.alloc(result, "gradients", self.nbytes(shard, ORIGINAL))
             kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
             memory += [] if held else self.drop(output)
         if not fresh or self.elsewhere:
-            kernels += self._transfer("to_host", group.reduces["shard"]) or self._add_to_shards(group)
+            kernels += self._transfer("to_host", group.reduces["shard"]) or self._add_to_shards(
+                group
+            )
             memory += [] if held and result == output else self.drop(result)
-        memory += [event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)]
+        memory += [
+            event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)
+        ]
         return self.issue(
             "copy",
             group.fqn,
@@ -242,6 +306,10 @@ class ReducingStep(UnshardingStep):
         )
 
     def _add_on_host(self, group: Group, done: int) -> int:
-        """Add what has come from the device to the gradient of earlier micro-batches: torch's copy blocks for it."""
+        """Add what has come from the device to the gradient of earlier micro-batches: torch's copy
+        blocks for it."""
         kernels = tuple([replace(kernel, place="host") for kernel in self._add_to_shards(group)])
-        return self.issue("copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch, kernels=kernels)
+        return self.issue(
+            "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch,
+            kernels=kernels,
+        )

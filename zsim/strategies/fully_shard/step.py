@@ -1,4 +1,5 @@
-"""The words that fsdp2 and hsdp are written in: what hooks do when units are called, and where a forward and a backward end.
+"""The words that fsdp2 and hsdp are written in: what hooks do when units are called, and where a
+forward and a backward end.
 
 Nothing here decides which group comes next; see fsdp2.py.
 """
@@ -28,13 +29,15 @@ class ShardedStep(ReducingStep):
         return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
     def begin_forward(self) -> None:
-        """The root's forward begins: the all-gather streams wait for whatever the compute stream was last given."""
+        """The root's forward begins: the all-gather streams wait for whatever the compute stream
+        was last given."""
         last = next((op.index for op in reversed(self.ops) if op.stream == "compute"), None)
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
 
     def call(self, group: Group, following: Sequence[Group]) -> None:
-        """The pre-forward hook: gather the group if need be, wait for it, and prefetch the `following` ones."""
+        """The pre-forward hook: gather the group if need be, wait for it, and prefetch the
+        `following` ones."""
         self._count_steps(1 + len(following))
         self.unshard(group)
         self.wait_for_unshard(group, forward=True)
@@ -43,7 +46,8 @@ class ShardedStep(ReducingStep):
     def call_again(self, group: Group, following: Sequence[Group]) -> None:
         """The pre-forward hook of a unit whose block is recomputed.
 
-        In its own backward it only needs its parameters. Before that it begins a forward, of which it is the root if it is in no other.
+        In its own backward it only needs its parameters. Before that it begins a forward, of which
+        it is the root if it is in no other.
         """
         if group.in_backward:
             self._count_steps(0)
@@ -52,7 +56,9 @@ class ShardedStep(ReducingStep):
             return
         if not self.root_again:
             self.root_again = group.fqn
-            self.calls.count(RECORD, *([RECORD] if self.training.device != "cpu" else []))  # inputs are brought to a device
+            self.calls.count(
+                RECORD, *([RECORD] if self.training.device != "cpu" else [])
+            )  # inputs are brought to a device
             self.begin_forward()
             self.last_copy_out = self.gather_waits
         self.call(group, following)
@@ -62,7 +68,8 @@ class ShardedStep(ReducingStep):
         self.calls.count(*[RECORD] * (number + (self.training.precision.parameters != ORIGINAL)))
 
     def return_again(self, group: Group) -> None:
-        """Its post-forward hook, which in backward reshards nothing: a root lets the last all-gather's output go."""
+        """Its post-forward hook, which in backward reshards nothing: a root lets the last
+        all-gather's output go."""
         if not group.in_backward:
             self.calls.count(RECORD)
         if self.root_again == group.fqn:
@@ -70,17 +77,23 @@ class ShardedStep(ReducingStep):
             self.end_forward()
 
     def end_forward(self, held: Sequence[MemoryEvent] = ()) -> None:
-        """The root's forward is over: the last all-gather output goes, then what the root `held` of its inputs."""
+        """The root's forward is over: the last all-gather output goes, then what the root `held` of
+        its inputs."""
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out or self.gather_waits
         if group is not None:
             memory, self.forward_output = [*self.drop(self.forward_output), *held], ""
-            self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+            self.issue(
+                "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory
+            )
 
     def leave_autocast(self) -> None:
         """The last forward before a backward is over: autocast's cache is emptied."""
         if self.training.uncached:
-            self.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=self.training.uncached)
+            self.issue(
+                "free", ROOT, stream="host", micro_batch=self.micro_batch,
+                memory=self.training.uncached,
+            )
 
     def finalize_backward(self, group: Group) -> None:
         """The compute stream waits for the reductions so far, and what they held of `group` goes.
@@ -94,14 +107,21 @@ class ShardedStep(ReducingStep):
             self.unfinished += [self.gathers[group.fqn]] if group.fqn in self.gathers else []
         if memory or self.unfinished:
             waits, self.unfinished = self.unfinished, []
-            self.issue("free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch, memory=memory)
+            self.issue(
+                "free", group.fqn, stream="compute", waits=waits, micro_batch=self.micro_batch,
+                memory=memory,
+            )
 
     def end_backward(self) -> None:
-        """The end of the root's final callback: the last reduce-scatter's input goes; backward returns, and the loss goes."""
+        """The end of the root's final callback: the last reduce-scatter's input goes; backward
+        returns, and the loss goes."""
         self.gather_waits, self.last_copy_out, self.post_reduces = [], [], {}
         if self.reduce_input is not None:
             (buffer, event), self.reduce_input = self.reduce_input, None
             memory = self.drop(buffer)
             if memory:
-                self.issue("free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch, memory=memory)
+                self.issue(
+                    "free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch,
+                    memory=memory,
+                )
         self.release_loss()

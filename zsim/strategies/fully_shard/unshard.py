@@ -1,7 +1,8 @@
-"""Gathering and letting go of parameters, as torch's FSDPParamGroup does: unshard, wait for it, reshard.
+"""Gathering and letting go of parameters, as torch's FSDPParamGroup does: unshard, wait for it,
+reshard.
 
-Lifetimes follow the host's order: a buffer lives from the line of torch that makes it to the line that drops its last
-reference. Streams and waits follow FSDPCommContext.
+Lifetimes follow the host's order: a buffer lives from the line of torch that makes it to the line
+that drops its last reference. Streams and waits follow FSDPCommContext.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from zsim.strategies.fully_shard.param_group import Group, Sharded
 
 @dataclass(slots=True, kw_only=True)
 class UnshardingStep(Passes):
-    """What a step of one rank has gathered. The last events of each stream's kind are kept for the waits that torch makes."""
+    """What a step of one rank has gathered. The last events of each stream's kind are kept for the
+    waits that torch makes."""
 
     offload: bool = False
-    """Whether sharded parameters, their gradients and optimizer states live in host memory (CPUOffloadPolicy)."""
+    """Whether sharded parameters, their gradients and optimizer states live in host memory
+    (CPUOffloadPolicy)."""
     gather_waits: list[int] = field(default_factory=list)
-    """What the next all-gather waits for: a copy-out, in forward the one before the last, in backward the last."""
+    """What the next all-gather waits for: a copy-out, in forward the one before the last, in
+    backward the last."""
     last_copy_out: list[int] = field(default_factory=list)
     forward_gather: Group | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
@@ -36,7 +40,8 @@ class UnshardingStep(Passes):
     """The last all-gather output of each group; one that runs twice in a row has two at once."""
     gathers: dict[str, int] = field(default_factory=dict)
     reshards: dict[str, int] = field(default_factory=dict)
-    """The copy that kept a part of each group after forward; the group's next all-gather waits for it."""
+    """The copy that kept a part of each group after forward; the group's next all-gather waits for
+    it."""
 
     def unshard(self, group: Group) -> None:
         """Issue the all-gather of a group that is neither gathered nor unsharded."""
@@ -52,16 +57,18 @@ class UnshardingStep(Passes):
         inputs, transfers = self._all_gather_inputs(group, part)
         name = f"{group.fqn}.all_gather"
         self.outputs[group.fqn] = f"{name}.again" if name in self.live else name
-        output = self.alloc(self.outputs[group.fqn], "communication", self.nbytes(group.totals["padded"], dtype))
+        output = self.alloc(
+            self.outputs[group.fqn], "communication", self.nbytes(group.totals["padded"], dtype)
+        )
         if group.fqn in self.reshards:
             self.gather_waits = [*self.gather_waits, self.reshards.pop(group.fqn)]
         copy = self.issue(
-            "copy",
-            group.fqn,
-            stream="all_gather_copy_in",
-            waits=self.gather_waits,
+            "copy", group.fqn, stream="all_gather_copy_in", waits=self.gather_waits,
             micro_batch=self.micro_batch,
-            kernels=(*transfers, copy_kernel(part, source=dtype if group.resharded_to else ORIGINAL, target=dtype)),
+            kernels=(
+                *transfers,
+                copy_kernel(part, source=dtype if group.resharded_to else ORIGINAL, target=dtype),
+            ),
             memory=(*inputs, *output),
         )
         self.gathers[group.fqn] = self.issue(
@@ -76,12 +83,17 @@ class UnshardingStep(Passes):
             memory=self._dropped(inputs),
         )
 
-    def _all_gather_inputs(self, group: Group, part: int) -> tuple[list[MemoryEvent], tuple[Kernel, ...]]:
-        """What an all-gather reads: the shards, cast all at once, or, offloaded, each brought to the device and cast by itself."""
+    def _all_gather_inputs(
+        self, group: Group, part: int
+    ) -> tuple[list[MemoryEvent], tuple[Kernel, ...]]:
+        """What an all-gather reads: the shards, cast all at once, or, offloaded, each brought to
+        the device and cast by itself."""
         dtype = self.training.precision.parameters
         if not self.offload:
             casts = dtype != ORIGINAL
-            return self.alloc(f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)) if casts else [], ()
+            return self.alloc(
+                f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)
+            ) if casts else [], ()
         if group.resharded_to:  # what forward kept is on the device, in the dtype of compute
             return [], ()
         memory: list[MemoryEvent] = []
@@ -90,18 +102,27 @@ class UnshardingStep(Passes):
         return memory, self._transfer("to_device", group.totals["shard"])
 
     def _onloaded(self, parameter: Sharded) -> list[MemoryEvent]:
-        """One shard as the device reads it: from the host where it is there, in the dtype of compute."""
+        """One shard as the device reads it: from the host where it is there, in the dtype of
+        compute."""
         dtype, memory = self.training.precision.parameters, list[MemoryEvent]()
         if self.elsewhere:
-            memory += self.alloc(f"{parameter.fqn}.onloaded", "communication", self.nbytes(parameter.shard, ORIGINAL))
+            memory += self.alloc(
+                f"{parameter.fqn}.onloaded", "communication", self.nbytes(parameter.shard, ORIGINAL)
+            )
         if dtype != ORIGINAL:
-            memory += self.alloc(f"{parameter.fqn}.cast", "communication", self.nbytes(parameter.shard, dtype))
+            memory += self.alloc(
+                f"{parameter.fqn}.cast", "communication", self.nbytes(parameter.shard, dtype)
+            )
             memory += self.drop(f"{parameter.fqn}.onloaded")
         return memory
 
     def _dropped(self, made: list[MemoryEvent]) -> list[MemoryEvent]:
         """The frees of what of `made` lives."""
-        return self.drop_each([event.buffer for event in made if isinstance(event, Alloc)]) if made else []
+        return (
+            self.drop_each([event.buffer for event in made if isinstance(event, Alloc)])
+            if made
+            else []
+        )
 
     @property
     def elsewhere(self) -> bool:
@@ -110,10 +131,15 @@ class UnshardingStep(Passes):
 
     def where_shards_are(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         """`kernels` of the optimizer, run by the host where the shards lie in its memory."""
-        return tuple(replace(kernel, place="host") for kernel in kernels) if self.elsewhere else kernels
+        return (
+            tuple(replace(kernel, place="host") for kernel in kernels)
+            if self.elsewhere
+            else kernels
+        )
 
     def _transfer(self, name: str, numel: int) -> tuple[Kernel, ...]:
-        """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are kept in."""
+        """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are
+        kept in."""
         nbytes = self.nbytes(numel, ORIGINAL)
         return (Kernel(name, 0, nbytes, ORIGINAL, place="link"),) if self.elsewhere else ()
 
@@ -123,7 +149,8 @@ class UnshardingStep(Passes):
             self.unshard(group)
 
     def wait_for_unshard(self, group: Group, *, forward: bool) -> None:
-        """Copy the all-gather's output out into the unsharded parameters; the next all-gathers wait for that copy."""
+        """Copy the all-gather's output out into the unsharded parameters; the next all-gathers wait
+        for that copy."""
         if group.unsharded:
             return
         if self.mesh.dp_shard > 1:
@@ -131,9 +158,13 @@ class UnshardingStep(Passes):
         dtype = self.training.precision.parameters
         memory = self._unsharded(group)
         if group.resharded_to:
-            memory += self.drop_each([f"{parameter.fqn}.{group.part}" for parameter in group.parameters])
+            memory += self.drop_each(
+                [f"{parameter.fqn}.{group.part}" for parameter in group.parameters]
+            )
             group.part = ""
-        transfers = self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
+        transfers = (
+            self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
+        )
         group.resharded_to = 0
         gathered = self.outputs.get(group.fqn, "")
         if forward:
@@ -156,22 +187,28 @@ class UnshardingStep(Passes):
     def _unsharded(self, group: Group) -> list[MemoryEvent]:
         """The allocations of a group's unsharded parameters."""
         element = DTYPE_NBYTES[self.training.precision.parameters]
-        sizes = [(f"{parameter.fqn}.unsharded", parameter.padded * element) for parameter in group.parameters]
+        sizes = [
+            (f"{parameter.fqn}.unsharded", parameter.padded * element)
+            for parameter in group.parameters
+        ]
         if self.mesh.dp_shard > 1:
             return self.alloc_each(sizes, "unsharded_parameters")
         memory: list[MemoryEvent] = []
         before: list[MemoryEvent] = []
         for parameter, size in zip(group.parameters, sizes, strict=True):
-            read = self._onloaded(parameter)  # no all-gather: each shard is read by itself, and dropped once the next one is
+            # no all-gather: each shard is read by itself, and dropped once the next one is
+            read = self._onloaded(parameter)
             memory += [*read, *before]
             before = self._dropped(read)
             memory += self.alloc_each([size], "unsharded_parameters")
         return memory + before
 
     def reshard(self, group: Group, *, to: int = 0, held: Sequence[MemoryEvent] = ()) -> None:
-        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in backward, and then let `held` go.
+        """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in
+        backward, and then let `held` go.
 
-        A group without a backward is sharded again at its end, as nothing has gathered it, but its part goes with the next one only.
+        A group without a backward is sharded again at its end, as nothing has gathered it, but its
+        part goes with the next one only.
         """
         if not group.unsharded:
             group.resharded_to = 0
@@ -179,17 +216,27 @@ class UnshardingStep(Passes):
         if to:
             memory: list[MemoryEvent] = []
             dtype = self.training.precision.parameters
-            before, group.part = group.part, "resharded" if group.part != "resharded" else "resharded.again"
+            before, group.part = (
+                group.part, "resharded" if group.part != "resharded" else "resharded.again",
+            )
             for parameter in group.parameters:
                 nbytes = self.nbytes(parameter.padded // to, dtype)
-                memory += self.alloc(f"{parameter.fqn}.{group.part}", "unsharded_parameters", nbytes)
+                memory += self.alloc(
+                    f"{parameter.fqn}.{group.part}", "unsharded_parameters", nbytes
+                )
                 memory += self.drop(f"{parameter.fqn}.{before}")
                 memory += self.drop(f"{parameter.fqn}.unsharded")
             memory += held
             kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
-            copied = self.issue("copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
+            copied = self.issue(
+                "copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory
+            )
             self.reshards[group.fqn] = copied
         else:
-            memory = self.drop_each([f"{parameter.fqn}.unsharded" for parameter in group.parameters])
-            self.issue("free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
+            memory = self.drop_each(
+                [f"{parameter.fqn}.unsharded" for parameter in group.parameters]
+            )
+            self.issue(
+                "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory
+            )
         group.unsharded, group.resharded_to = False, to

@@ -1,4 +1,5 @@
-"""What DDP knows of a model: which parameters are in buckets, in which order their gradients are ready, how large they are."""
+"""What DDP knows of a model: which parameters are in buckets, in which order their gradients are
+ready, how large they are."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from zsim.ir.ops import Alloc, Kernel
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
-from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, fill_kernel, move_gradients
+from zsim.strategies.building.kernels import (
+    MASTER_DTYPE,
+    accumulate_kernel,
+    fill_kernel,
+    move_gradients,
+)
 from zsim.strategies.building.parameters import named_parameters, trained_parameters
 from zsim.strategies.building.training import Training
 
@@ -25,27 +31,39 @@ Bucket = tuple[Parameter, ...]
 
 
 def ready_order(training: Training) -> Bucket:
-    """The parameters in the order in which their gradients are ready: a tied one with its last gradient of backward.
+    """The parameters in the order in which their gradients are ready: a tied one with its last
+    gradient of backward.
 
-    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node. Where gradients of several
-    uses are summed, that order is the tape's already. So it is where the tape says when each is accumulated.
+    Of a linear the bias is ready before the weight, whose gradient is transposed by a further node.
+    Where gradients of several uses are summed, that order is the tape's already. So it is where the
+    tape says when each is accumulated.
     """
     parameters = {parameter.fqn: parameter for parameter in training.model.parameters}
     last = late_weights(training)
-    late = {op.weight: op.bias for m in training.model.modules for op in m.operators if op.weight in last}
+    late = {
+        op.weight: op.bias
+        for m in training.model.modules
+        for op in m.operators
+        if op.weight in last
+    }
     events = [
         event.fqn
         for module in training.modules[::-1]
         for event in module.backward.memory
-        if isinstance(event, Accumulated) or (isinstance(event, ParameterGradient) and not event.waits)
+        if isinstance(event, Accumulated)
+        or (isinstance(event, ParameterGradient) and not event.waits)
     ]
     follows = dict(pairwise(events))
-    ready = {fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0) for place, fqn in enumerate(events)}
+    ready = {
+        fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0)
+        for place, fqn in enumerate(events)
+    }
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
 
 
 def reduced_parameters(model: ModelSpec) -> Bucket:
-    """What is in buckets, in the order of `named_parameters()`: all that is not frozen, used or not."""
+    """What is in buckets, in the order of `named_parameters()`: all that is not frozen, used or
+    not."""
     return tuple([parameter for parameter in named_parameters(model) if parameter.requires_grad])
 
 
@@ -53,7 +71,8 @@ def reduced_parameters(model: ModelSpec) -> Bucket:
 class ReplicatedModel:
     """A Training under DDP: its buckets once rebuilt, and whether gradients are views of them.
 
-    `finds_unused`: the buckets are never rebuilt, and ranks tell one another which parameters they have used.
+    `finds_unused`: the buckets are never rebuilt, and ranks tell one another which parameters they
+    have used.
     """
 
     training: Training
@@ -96,8 +115,13 @@ class ReplicatedModel:
     def storages(self) -> tuple[Alloc, ...]:
         """Those of the rebuilt buckets, one for each, in the order in which they are reduced."""
         element = DTYPE_NBYTES[self.dtype]
-        sizes = (element * sum([parameter.numel for parameter in bucket]) for bucket in self.rebuilt)
-        return tuple(Alloc(f"bucket.{number}", "communication", nbytes) for number, nbytes in enumerate(sizes))
+        sizes = (
+            element * sum([parameter.numel for parameter in bucket]) for bucket in self.rebuilt
+        )
+        return tuple(
+            Alloc(f"bucket.{number}", "communication", nbytes)
+            for number, nbytes in enumerate(sizes)
+        )
 
     @property
     def used_nbytes(self) -> int:
@@ -115,7 +139,9 @@ class ReplicatedModel:
         """The buffers of the losses, one for each forward."""
         model = self.training.model
         size = len(model.modules) // model.forwards
-        return frozenset(f"{last.fqn}:{last.operators[-1].output}" for last in model.modules[size - 1 :: size])
+        return frozenset(
+            f"{last.fqn}:{last.operators[-1].output}" for last in model.modules[size - 1 :: size]
+        )
 
     @cached_property
     def turns(self) -> dict[str, int]:
@@ -126,11 +152,14 @@ class ReplicatedModel:
     def nbytes_of(self) -> dict[str, int]:
         """Bytes of each parameter's gradient."""
         element = DTYPE_NBYTES[self.dtype]
-        return {parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters}
+        return {
+            parameter.fqn: parameter.numel * element for parameter in self.training.model.parameters
+        }
 
     @cached_property
     def adding_kernels(self) -> dict[str, tuple[Kernel, ...]]:
-        """By module: its backward, with additions to the gradients of earlier micro-batches where it makes the last ones of a parameter."""
+        """By module: its backward, with additions to the gradients of earlier micro-batches where
+        it makes the last ones of a parameter."""
         last: dict[str, list[Kernel]] = {}
         for fqn, module in self.last_module.items():
             numel = self.nbytes_of[fqn] // DTYPE_NBYTES[self.dtype]
@@ -144,9 +173,13 @@ class ReplicatedModel:
         return tuple([moved(parameter.numel) for parameter in bucket if parameter.fqn in trained])
 
     def filling_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:
-        """What makes `bucket` complete: copies of its gradients, and zeros in place of those that there are not."""
+        """What makes `bucket` complete: copies of its gradients, and zeros in place of those that
+        there are not."""
         trained = self.training.model.trained
-        return (*self.copying_kernels(bucket), *[fill_kernel(p.numel, dtype=self.dtype) for p in bucket if p.fqn not in trained])
+        return (
+            *self.copying_kernels(bucket),
+            *[fill_kernel(p.numel, dtype=self.dtype) for p in bucket if p.fqn not in trained],
+        )
 
     @property
     def casts(self) -> bool:
@@ -165,12 +198,14 @@ class ReplicatedModel:
 
     @cached_property
     def after_sums(self) -> frozenset[str]:
-        """Parameters whose gradients are accumulated after their node's others have been added up."""
+        """Parameters whose gradients are accumulated after their node's others have been added up.
+        """
         return accumulated_after_sums(self.training)
 
     @cached_property
     def last_module(self) -> dict[str, str]:
-        """By parameter: the module in whose backward its last gradient is made and, where the tape tells, accumulated."""
+        """By parameter: the module in whose backward its last gradient is made and, where the tape
+        tells, accumulated."""
         return {
             event.fqn: module.fqn
             for module in self.training.modules[::-1]

@@ -1,4 +1,5 @@
-"""Wrapping a model in DDP: shapes are verified, rank 0's parameters broadcast, the bucket of the first step made.
+"""Wrapping a model in DDP: shapes are verified, rank 0's parameters broadcast, the bucket of the
+first step made.
 
 Where DDP looks for unused parameters it rebuilds nothing, and makes all buckets here.
 """
@@ -18,7 +19,8 @@ from zsim.strategies.replicated.buckets import AXIS, MASTER_NBYTES, USED, Replic
 BROADCAST_CAP = 250 * (1 << 20)
 """torch coalesces broadcasts of parameters and buffers up to this many bytes."""
 ONE_BUCKET = "buckets"
-"""The storage of all gradients together, until buckets are rebuilt in the order in which gradients were ready."""
+"""The storage of all gradients together, until buckets are rebuilt in the order in which gradients
+were ready."""
 IN_FLIGHT = 2
 """The most of such broadcasts at a time."""
 
@@ -26,8 +28,8 @@ IN_FLIGHT = 2
 def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     """Build the model, check and broadcast its parameters, make the first bucket.
 
-    A model that computes in two bytes is built in float32 and cast parameter by parameter; what was built is the master copy,
-    or goes, as it does where a parameter is frozen.
+    A model that computes in two bytes is built in float32 and cast parameter by parameter; what was
+    built is the master copy, or goes, as it does where a parameter is frozen.
     """
     step, element = Step(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
@@ -35,11 +37,16 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     if model.dtype != MASTER_DTYPE:
         kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
         for unit in units:
-            built = [Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES) for p in unit.parameters]
+            built = [
+                Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES)
+                for p in unit.parameters
+            ]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
     owner = {parameter.fqn: unit.fqn for unit in units for parameter in unit.parameters}
     named = model.training.model.named_parameters
-    for unit_fqn, cast in groupby(_children_first(named), key=lambda parameter: owner[parameter.fqn]):
+    for unit_fqn, cast in groupby(
+        _children_first(named), key=lambda parameter: owner[parameter.fqn]
+    ):
         memory: list[MemoryEvent] = []
         for parameter in cast:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
@@ -49,7 +56,11 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     _check_shapes(step, model)
     parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
     _broadcast(step, model, [*parameters, *_buffers(model)])
-    memory = list(model.storages) if model.finds_unused else [Alloc(ONE_BUCKET, "communication", model.nbytes)]
+    memory = (
+        list(model.storages)
+        if model.finds_unused
+        else [Alloc(ONE_BUCKET, "communication", model.nbytes)]
+    )
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
         memory += [Alloc(f"{USED}:{place}", "communication", model.used_nbytes) for place in places]
@@ -58,26 +69,43 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
 
 
 def _children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[Parameter]:
-    """In the order in which `Module.to` casts them: those of a module's children before its own (torch.nn.Module._apply)."""
+    """In the order in which `Module.to` casts them: those of a module's children before its own
+    (torch.nn.Module._apply)."""
     own: list[Parameter] = []
     children: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         child, *inside = parameter.fqn.split(".")[depth:]
         (children.setdefault(child, []) if inside else own).append(parameter)
-    return [*(one for child in children.values() for one in _children_first(child, depth=depth + 1)), *own]
+    return [
+        *(one for child in children.values() for one in _children_first(child, depth=depth + 1)),
+        *own,
+    ]
 
 
 def _check_shapes(step: Step, model: ReplicatedModel) -> None:
-    """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast and checked against a copy.
+    """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast and
+    checked against a copy.
 
     All of these live until the check is over, also on one rank, which communicates nothing.
     """
-    count, shapes = DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.reduced)
-    counts = (Alloc("shapes:count", "communication", count), Alloc("shapes:counts", "communication", count * model.num_replicas))
-    sizes = (Alloc("shapes:sizes", "communication", shapes), Alloc("shapes:expected", "communication", shapes))
-    collective_over_replicas(step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts)
+    count, shapes = (
+        DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.reduced),
+    )
+    counts = (
+        Alloc("shapes:count", "communication", count),
+        Alloc("shapes:counts", "communication", count * model.num_replicas),
+    )
+    sizes = (
+        Alloc("shapes:sizes", "communication", shapes),
+        Alloc("shapes:expected", "communication", shapes),
+    )
+    collective_over_replicas(
+        step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts
+    )
     freed = tuple(Free(alloc.buffer) for alloc in (*sizes, *counts))
-    collective_over_replicas(step, model, "broadcast", "shapes", shapes, dtype="int64", memory=(*sizes, *freed))
+    collective_over_replicas(
+        step, model, "broadcast", "shapes", shapes, dtype="int64", memory=(*sizes, *freed)
+    )
 
 
 State = tuple[str, str, int]
@@ -95,20 +123,32 @@ def broadcast_buffers(step: Step, model: ReplicatedModel, *, micro_batch: int) -
     _broadcast(step, model, _buffers(model), micro_batch=micro_batch)
 
 
-def _broadcast(step: Step, model: ReplicatedModel, states: list[State], *, micro_batch: int = 0) -> None:
-    """Rank 0's `states` in flat pieces of one dtype each, in the order of what they begin with; two are under way at a time.
+def _broadcast(
+    step: Step, model: ReplicatedModel, states: list[State], *, micro_batch: int = 0
+) -> None:
+    """Rank 0's `states` in flat pieces of one dtype each, in the order of what they begin with; two
+    are under way at a time.
 
-    A piece of one tensor is that tensor, and no copy. torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size),
-    comm.cpp (broadcast_coalesced) and torch/csrc/utils/tensor_flatten.h (flatten_dense_tensors).
+    A piece of one tensor is that tensor, and no copy. torch/csrc/distributed/c10d/reducer.cpp
+    (compute_bucket_assignment_by_size), comm.cpp (broadcast_coalesced) and
+    torch/csrc/utils/tensor_flatten.h (flatten_dense_tensors).
     """
     pieces = _coalesced(states)
-    flat = [f"{unit}:broadcast{f'.{place}' if place else ''}" if count > 1 else "" for place, (unit, _, _, count) in enumerate(pieces)]
+    flat = [
+        f"{unit}:broadcast{f'.{place}' if place else ''}" if count > 1 else ""
+        for place, (unit, _, _, count) in enumerate(pieces)
+    ]
     for place, (unit, dtype, nbytes, _) in enumerate(pieces):
         over = [flat[place - IN_FLIGHT]] if place >= IN_FLIGHT else []
         made = [Alloc(flat[place], "communication", nbytes)] if flat[place] else []
         last = flat[max(0, place + 1 - IN_FLIGHT) :] if place == len(pieces) - 1 else []
-        memory: tuple[MemoryEvent, ...] = (*(Free(name) for name in over if name), *made, *(Free(name) for name in last if name))
-        collective_over_replicas(step, model, "broadcast", unit, nbytes, dtype=dtype, memory=memory, micro_batch=micro_batch)
+        memory: tuple[MemoryEvent, ...] = (
+            *(Free(name) for name in over if name), *made, *(Free(name) for name in last if name),
+        )
+        collective_over_replicas(
+            step, model, "broadcast", unit, nbytes, dtype=dtype, memory=memory,
+            micro_batch=micro_batch,
+        )
 
 
 def _coalesced(states: list[State]) -> list[Piece]:
@@ -126,11 +166,13 @@ def _coalesced(states: list[State]) -> list[Piece]:
 
 
 def collective_over_replicas(
-    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str, memory: tuple[MemoryEvent, ...],
-    micro_batch: int = 0,
+    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str,
+    memory: tuple[MemoryEvent, ...], micro_batch: int = 0,
 ) -> None:
     """A collective over the replicas; on one rank its memory alone."""
     if model.num_replicas == 1:
         step.issue("alloc", unit, stream="host", micro_batch=micro_batch, memory=memory)
         return
-    step.issue(kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, micro_batch=micro_batch, memory=memory)
+    step.issue(
+        kind, unit, group=AXIS, nbytes=nbytes, dtype=dtype, micro_batch=micro_batch, memory=memory
+    )

@@ -1,4 +1,5 @@
-"""The vocabulary of DDP, for ddp and zero_redundancy: whole parameters everywhere, gradients reduced in buckets."""
+"""The vocabulary of DDP, for ddp and zero_redundancy: whole parameters everywhere, gradients
+reduced in buckets."""
 
 from __future__ import annotations
 
@@ -6,12 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lower_model import loss_buffers
-from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient, storage_events
+from zsim.autograd.lowered import (
+    Accumulated,
+    LoweredModule,
+    NodeOver,
+    ParameterGradient,
+    storage_events,
+)
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
-from zsim.strategies.building.backward_events import BackwardEvent, adds_up, forward_memory, until_recomputed
+from zsim.strategies.building.backward_events import (
+    BackwardEvent,
+    adds_up,
+    forward_memory,
+    until_recomputed,
+)
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
 from zsim.strategies.building.step import Step
 from zsim.strategies.replicated import construction
@@ -40,7 +52,8 @@ class ReplicatedStep:
     _last_of: tuple[Bucket, ...] | None = None
     """Of which buckets `_last` are the last gradients."""
     _casts: dict[str, list[MemoryEvent]] = field(default_factory=dict)
-    """By the parameter whose gradient lets buckets be reduced: their casts, which a hook makes and drops inside backward."""
+    """By the parameter whose gradient lets buckets be reduced: their casts, which a hook makes and
+    drops inside backward."""
 
     def copy(self) -> ReplicatedStep:
         """This step so far, to be ended in another way."""
@@ -61,10 +74,12 @@ class ReplicatedStep:
         return self._in_one_bucket and bool(self._reduced)
 
     def rebuild_buckets(self) -> None:
-        """Broadcast rank 0's order and the buckets' sizes; replace the one bucket by those of later backwards, a storage for each.
+        """Broadcast rank 0's order and the buckets' sizes; replace the one bucket by those of later
+        backwards, a storage for each.
 
-        The old one goes first, unless gradients are views of it: then it goes when they have moved. What is broadcast is
-        written on the host and copied, and both live until all is sent. torch/csrc/distributed/c10d/reducer.cpp.
+        The old one goes first, unless gradients are views of it: then it goes when they have moved.
+        What is broadcast is written on the host and copied, and both live until all is sent.
+        torch/csrc/distributed/c10d/reducer.cpp.
         """
         self.buckets, self._in_one_bucket = self.model.rebuilt, False
         order = len(self.model.reduced) + 1
@@ -74,44 +89,68 @@ class ReplicatedStep:
             made = [Alloc(f"{unit}:{copy}", "communication", 4 * count) for copy in copies]
             sent = [*(Free(alloc.buffer) for alloc in made), *sent]
             ended = sent if unit == "bucket_sizes" else []
-            collective_over_replicas(self.step, self.model, "broadcast", unit, 4 * count, dtype="int32", memory=(*made, *ended))
+            collective_over_replicas(
+                self.step, self.model, "broadcast", unit, 4 * count, dtype="int32",
+                memory=(*made, *ended),
+            )
         storages, gone = self.model.storages, Free(construction.ONE_BUCKET)
         memory: tuple[MemoryEvent, ...] = (*storages, gone) if self._viewed else (gone, *storages)
-        self.step.issue("alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory)
+        self.step.issue(
+            "alloc", "buckets", stream="host", micro_batch=self.micro_batch, memory=memory
+        )
 
     def broadcast_buffers(self) -> None:
         """Before a forward: rank 0's buffers for everyone."""
         construction.broadcast_buffers(self.step, self.model, micro_batch=self.micro_batch)
 
     def forward(self, module: LoweredModule) -> None:
-        """Compute with whole parameters. Where DDP looks for unused ones, it returns a copy of the loss, and lets the loss go."""
+        """Compute with whole parameters. Where DDP looks for unused ones, it returns a copy of the
+        loss, and lets the loss go."""
         memory = forward_memory(self.model.training, module)
-        if self.model.finds_unused and any(module is forward[-1] for forward in self.model.training.forwards):
-            losses = [event for event in module.forward.memory if isinstance(event, Alloc) and event.buffer in self.model.losses]
+        if self.model.finds_unused and any(
+            module is forward[-1] for forward in self.model.training.forwards
+        ):
+            losses = [
+                event
+                for event in module.forward.memory
+                if isinstance(event, Alloc) and event.buffer in self.model.losses
+            ]
             made = [Alloc(f"{loss.buffer}.copy", "temporaries", loss.nbytes) for loss in losses]
             place = len(list(storage_events(module.forward.memory)))
             memory[place:place] = [*made, *(Free(copy.buffer) for copy in made)]
         self._compute = self.step.issue(
-            "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels, memory=memory
+            "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
+            memory=memory,
         )
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
-        """Compute; gradients live by themselves, or go into their bucket as soon as they are ready."""
+        """Compute; gradients live by themselves, or go into their bucket as soon as they are ready.
+        """
         self._casts = self._casts_by_gradient() if synchronises and self.model.casts else {}
         tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
         recomputation, memory = until_recomputed(tape)
-        if module.recompute or recomputation:  # cheap ones are kernels of no weight, and make memory all the same
+        # cheap ones are kernels of no weight, and make memory all the same
+        if module.recompute or recomputation:
             self.step.issue(
-                "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute, memory=recomputation
+                "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute,
+                memory=recomputation,
             )
-        kernels = self.model.adding_kernels[module.fqn] if self.micro_batch else module.backward.kernels
-        self._compute = self.step.issue("backward", module.unit, micro_batch=self.micro_batch, kernels=kernels, memory=memory)
+        kernels = (
+            self.model.adding_kernels[module.fqn] if self.micro_batch else module.backward.kernels
+        )
+        self._compute = self.step.issue(
+            "backward", module.unit, micro_batch=self.micro_batch, kernels=kernels, memory=memory
+        )
 
-    def _backward_memory(self, module: LoweredModule, *, into_buckets: bool) -> Iterator[BackwardEvent]:
-        """A node makes its gradients, then frees what it held; only then are the gradients accumulated, and full buckets reduced.
+    def _backward_memory(
+        self, module: LoweredModule, *, into_buckets: bool
+    ) -> Iterator[BackwardEvent]:
+        """A node makes its gradients, then frees what it held; only then are the gradients
+        accumulated, and full buckets reduced.
 
-        A late weight is accumulated after its bias although it is made before; parameters of other nodes after the gradient of the
-        input has been added to what other nodes made of it. Where the tape says when one is accumulated, it is then.
+        A late weight is accumulated after its bias although it is made before; parameters of other
+        nodes after the gradient of the input has been added to what other nodes made of it. Where
+        the tape says when one is accumulated, it is then.
         """
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
@@ -130,7 +169,13 @@ class ReplicatedStep:
                 goes_on = event.goes_on
                 made, rest = self._born(event, into_buckets=into_buckets)
                 yield from made
-                turn = late if event.fqn in self.model.late else last if event.fqn in self.model.after_sums else early
+                turn = (
+                    late
+                    if event.fqn in self.model.late
+                    else last
+                    if event.fqn in self.model.after_sums
+                    else early
+                )
                 (self._waiting.setdefault(event.fqn, []) if event.waits else turn).extend(rest)
             elif isinstance(event, Accumulated):
                 yield from self._waiting.pop(event.fqn, ())
@@ -143,8 +188,11 @@ class ReplicatedStep:
                 yield event
         yield from (*early, *late, *last)
 
-    def _born(self, event: ParameterGradient, *, into_buckets: bool) -> tuple[list[Alloc], list[MemoryEvent]]:
-        """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are added to it. And what comes after that."""
+    def _born(
+        self, event: ParameterGradient, *, into_buckets: bool
+    ) -> tuple[list[Alloc], list[MemoryEvent]]:
+        """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are
+        added to it. And what comes after that."""
         fqn, nbytes = event.fqn, self.model.nbytes_of[event.fqn]
         made = self._made.setdefault(fqn, [])
         kept = fqn in self._live or self._viewed
@@ -163,11 +211,13 @@ class ReplicatedStep:
         moved = [Free(f"{fqn}.gradient")] if into_buckets and fqn in self._live else []
         if moved:
             del self._live[fqn]
-        # What was there has moved into its bucket when the hook runs; what has just come lives until it is over.
+        # What was there has moved into its bucket when the hook runs; what has just come lives
+        # until it is over.
         return births, [*(moved if parts else ()), *self._casts.get(fqn, ()), *(parts or moved)]
 
     def _last_gradients(self) -> list[str]:
-        """By bucket: the gradient after which it is reduced. Buckets are reduced in their order, thus none before those ahead of it.
+        """By bucket: the gradient after which it is reduced. Buckets are reduced in their order,
+        thus none before those ahead of it.
 
         What is unused is ready with the first gradient of all.
         """
@@ -175,7 +225,10 @@ class ReplicatedStep:
             readiness = self.model.readiness
             last = [min(readiness, key=readiness.__getitem__)]
             for bucket in self.buckets:
-                ready = [last[-1], *(parameter.fqn for parameter in bucket if parameter.fqn in readiness)]
+                ready = [
+                    last[-1],
+                    *(parameter.fqn for parameter in bucket if parameter.fqn in readiness),
+                ]
                 last.append(max(ready, key=readiness.__getitem__))
             self._last, self._last_of = last[1:], self.buckets
         return self._last
@@ -190,12 +243,17 @@ class ReplicatedStep:
         return casts
 
     def reduce_ready_buckets(self, module: LoweredModule) -> None:
-        """Copy into their bucket, and average, the gradients of each bucket that `module` has made complete."""
+        """Copy into their bucket, and average, the gradients of each bucket that `module` has made
+        complete."""
         last = self._last_gradients()
         for number, fqn in enumerate(last):
             if self.model.last_module[fqn] == module.fqn:
                 self._reduce(number)
-        if self.model.finds_unused and self.model.num_replicas > 1 and self.model.last_module[last[-1]] == module.fqn:
+        if (
+            self.model.finds_unused
+            and self.model.num_replicas > 1
+            and self.model.last_module[last[-1]] == module.fqn
+        ):
             self._reduce_used()
 
     def _reduce_used(self) -> None:
@@ -213,19 +271,26 @@ class ReplicatedStep:
         self._reductions.append(reduced)
 
     def _reduce(self, number: int) -> None:
-        """Copy gradients into their bucket, a kernel for each, which divides by the number of replicas too; all-reduce it.
+        """Copy gradients into their bucket, a kernel for each, which divides by the number of
+        replicas too; all-reduce it.
 
-        In another dtype the bucket is cast, divided and cast back by a hook of its own (default_hooks.py). It casts back in a callback
-        of the all-reduce's future, beside the next all-reduce (ATen/core/ivalue_inl.h, invokeCallback: a stream from the pool).
+        In another dtype the bucket is cast, divided and cast back by a hook of its own
+        (default_hooks.py). It casts back in a callback of the all-reduce's future, beside the next
+        all-reduce (ATen/core/ivalue_inl.h, invokeCallback: a stream from the pool).
         """
-        model, dtype, unit, bucket = self.model, self.model.training.precision.reduce, f"bucket.{number}", self.buckets[number]
+        model, dtype, unit, bucket = (
+            self.model, self.model.training.precision.reduce, f"bucket.{number}",
+            self.buckets[number],
+        )
         numel = sum([parameter.numel for parameter in bucket])
         nbytes = numel * DTYPE_NBYTES[dtype]
         kernels = model.filling_kernels(bucket)
         if model.casts:
             cast = move_gradients(numel, source=model.dtype, target=dtype, reduced_in=dtype)
             kernels = (*kernels, cast, Kernel("divide", numel, 2 * nbytes, dtype))
-        reduced = self.step.issue("copy", unit, waits=(self._compute,), micro_batch=self.micro_batch, kernels=kernels)
+        reduced = self.step.issue(
+            "copy", unit, waits=(self._compute,), micro_batch=self.micro_batch, kernels=kernels
+        )
         if model.num_replicas > 1:
             reduced = self.step.issue(
                 "all_reduce",
@@ -240,36 +305,44 @@ class ReplicatedStep:
         if model.casts:
             back = (move_gradients(numel, source=dtype, target=model.dtype, reduced_in=dtype),)
             reduced = self.step.issue(
-                "copy", unit, stream="callback", waits=(reduced,), micro_batch=self.micro_batch, kernels=back
+                "copy", unit, stream="callback", waits=(reduced,), micro_batch=self.micro_batch,
+                kernels=back,
             )
         self._reductions.append(reduced)
 
     def copy_back(self) -> None:
-        """The end of a synchronised backward: bucket by bucket, wait for it and, unless they are views of it, fill its gradients.
+        """The end of a synchronised backward: bucket by bucket, wait for it and, unless they are
+        views of it, fill its gradients.
 
-        torch/csrc/distributed/c10d/reducer.cpp, finalize_backward. With the last bucket, wait for the map of used parameters.
+        torch/csrc/distributed/c10d/reducer.cpp, finalize_backward. With the last bucket, wait for
+        the map of used parameters.
         """
         self._viewed = self.model.views
         last = len(self.buckets) - 1
         for number, bucket in enumerate(self.buckets):
             self._reduced = [
                 self.step.issue(
-                    "copy",
-                    f"bucket.{number}",
-                    waits=self._reductions[number:] if number == last else (self._reductions[number],),
-                    micro_batch=self.micro_batch,
+                    "copy", f"bucket.{number}",
+                    waits=self._reductions[number:]
+                    if number == last
+                    else (self._reductions[number],), micro_batch=self.micro_batch,
                     kernels=() if self.model.views else self.model.copying_kernels(bucket),
                 )
             ]
         self._reductions = []
 
     def optimizer(self, owned: Sequence[int], *, first: bool, has_master: bool) -> int:
-        """Step the parameters of `owned` elements; with a master copy their gradients are cast to float32 for it."""
+        """Step the parameters of `owned` elements; with a master copy their gradients are cast to
+        float32 for it."""
         optimizer, device = self.model.training.optimizer, self.model.training.device
         dtype = MASTER_DTYPE if has_master else self.model.dtype
         self.step.begin("optimizer")
         memory: list[MemoryEvent] = []
-        casts = [Alloc(f"master_gradient.{i}", "temporaries", 4 * n) for i, n in enumerate(owned) if has_master]
+        casts = [
+            Alloc(f"master_gradient.{i}", "temporaries", 4 * n)
+            for i, n in enumerate(owned)
+            if has_master
+        ]
         memory += casts
         memory += optimizers.memory(
             owned, optimizer=optimizer, dtype=dtype, device=device, owner="optimizer", first=first
@@ -290,7 +363,11 @@ class ReplicatedStep:
             *clipping.norms_kernels(numels, dtype=self.model.dtype),
             *clipping.clip_kernels(numels, dtype=self.model.dtype),
         )
-        return [self.step.issue("optimizer", clipping.CLIP, waits=self._reduced, kernels=kernels, memory=memory)]
+        return [
+            self.step.issue(
+                "optimizer", clipping.CLIP, waits=self._reduced, kernels=kernels, memory=memory
+            )
+        ]
 
     def zero_grad(self) -> None:
         """Free the gradients that are not views of their buckets."""

@@ -1,4 +1,5 @@
-"""Lines of an nccl-tests log: none that holds a row is lost, whatever was written before it or into it."""
+"""Lines of an nccl-tests log: none that holds a row is lost, whatever was written before it or into
+it."""
 
 from __future__ import annotations
 
@@ -25,20 +26,40 @@ def with_second(line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("node0: NCCL WARN foo" + ROWS[1], "expected a size in bytes where its line begins, found 'node0:'"),
+        (
+            "node0: NCCL WARN foo" + ROWS[1],
+            "expected a size in bytes where its line begins, found 'node0:'",
+        ),
         ("+ " + ROWS[1], "expected a size in bytes where its line begins, found '+'"),
         ("# " + ROWS[1], "expected a size in bytes where its line begins, found '#'"),
-        (ROWS[1].replace("2147483648", "2G"), "expected a size in bytes where its line begins, found '2G'"),
+        (
+            ROWS[1].replace("2147483648", "2G"),
+            "expected a size in bytes where its line begins, found '2G'",
+        ),
         ("2G " + ROWS[1], "expected a size in bytes where its line begins, found '2G'"),
-        (ROWS[1].replace("2147483648", "2.1e9"), "expected a size in bytes where its line begins, found '2.1e9'"),
-        (ROWS[1].replace("2147483648", "2,147,483,648"), "expected a size in bytes where its line begins, found '2,147,483,648'"),
+        (
+            ROWS[1].replace("2147483648", "2.1e9"),
+            "expected a size in bytes where its line begins, found '2.1e9'",
+        ),
+        (
+            ROWS[1].replace("2147483648", "2,147,483,648"),
+            "expected a size in bytes where its line begins, found '2,147,483,648'",
+        ),
         ("2G 536870912 float sum", "expected a size in bytes where its line begins, found '2G'"),
         (ROWS[1][:50], "fewer fields than the table has"),
-        (ROWS[1].replace(" 5990.00", " node0: NCCL WARN foo 5990.00", 1), "time: expected a number of at least 0, found 'node0:'"),
-        (" 5990.00 358.51 358.51 0 5990.00 358.51 358.51 0", "expected a size in bytes where its line begins, found '5990.00'"),
+        (
+            ROWS[1].replace(" 5990.00", " node0: NCCL WARN foo 5990.00", 1),
+            "time: expected a number of at least 0, found 'node0:'",
+        ),
+        (
+            " 5990.00 358.51 358.51 0 5990.00 358.51 358.51 0",
+            "expected a size in bytes where its line begins, found '5990.00'",
+        ),
     ],
 )
-def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(tmp_path: Path, line: str, reason: str) -> None:
+def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(
+    tmp_path: Path, line: str, reason: str
+) -> None:
     found = read_text(with_second(line), source="a.log")
     assert [row.size_bytes for row in found.rows] == [GIB]
     assert found.skipped == (Skipped(source="a.log", line=12, reason=reason),)
@@ -64,13 +85,18 @@ def test_lines_that_hold_rows_count_where_a_log_was_cut() -> None:
     cut = with_second("+ " + ROWS[1]).partition("# Out of bounds")[0]
     assert read_text(cut, source="a.log").reasons == {"log cut: no closing summary": 2}
     only = LOG.replace(ROWS[0] + "\n", "").replace(ROWS[1], "+ " + ROWS[1])
-    assert list(read_text(only, source="a.log").reasons) == ["expected a size in bytes where its line begins, found '+'"]
+    assert list(read_text(only, source="a.log").reasons) == ["expected a size in bytes where its "
+                                                             "line begins, found '+'"]
 
 
-def test_a_skipped_line_is_explained_by_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_line_is_explained_by_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.log").write_text(with_second("node0: NCCL WARN foo" + ROWS[1]))
     assert main.main(["accuracy", str(tmp_path), "--explain", "a.log:12"]) == 0
-    assert capsys.readouterr().out == "# skipped: expected a size in bytes where its line begins, found 'node0:'\n"
+    assert capsys.readouterr().out == (
+        "# skipped: expected a size in bytes where its line begins, found 'node0:'\n"
+    )
 
 
 def test_a_size_is_that_of_its_elements() -> None:
@@ -86,18 +112,16 @@ def test_a_size_is_that_of_its_elements() -> None:
 @pytest.mark.parametrize(
     ("collective", "count", "dtype", "fits"),
     [
-        ("all_gather", "32768", "float", True),
-        ("all_gather", "262144", "float", False),
-        ("all_gather", "65536", "bfloat16", True),
-        ("all_gather", "131072", "int8", True),
-        ("reduce_scatter", "16384", "double", True),
-        ("reduce_scatter", "16385", "double", False),
-        ("all_reduce", "262144", "float", True),
-        ("broadcast", "32768", "float", False),
+        ("all_gather", "32768", "float", True), ("all_gather", "262144", "float", False),
+        ("all_gather", "65536", "bfloat16", True), ("all_gather", "131072", "int8", True),
+        ("reduce_scatter", "16384", "double", True), ("reduce_scatter", "16385", "double", False),
+        ("all_reduce", "262144", "float", True), ("broadcast", "32768", "float", False),
         ("broadcast", "1", "float4", True),
     ],
 )
-def test_a_count_is_that_of_a_part_where_each_rank_has_one(collective: str, count: str, dtype: str, fits: bool) -> None:
+def test_a_count_is_that_of_a_part_where_each_rank_has_one(
+    collective: str, count: str, dtype: str, fits: bool
+) -> None:
     """1 MiB of 8 ranks; of a dtype that nobody knows nothing is said."""
     assert (why_not_its_count(collective, ["1048576", count, dtype], ranks=8) == "") == fits
 
@@ -105,8 +129,10 @@ def test_a_count_is_that_of_a_part_where_each_rank_has_one(collective: str, coun
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("nThread 1 nGpus 2", "nThread 1 nGpus 8", "devices of 2 ranks are listed, where each process has 8 (nThread 1, nGpus 8)"),
-        ("nThread 1 nGpus 2", "nThread 4 nGpus 1", "devices of 2 ranks are listed, where each process has 4 (nThread 4, nGpus 1)"),
+        ("nThread 1 nGpus 2", "nThread 1 nGpus 8", "devices of 2 ranks are listed, where each "
+                                                   "process has 8 (nThread 1, nGpus 8)"),
+        ("nThread 1 nGpus 2", "nThread 4 nGpus 1", "devices of 2 ranks are listed, where each "
+                                                   "process has 4 (nThread 4, nGpus 1)"),
         ("Rank  1", "Rank  2", "devices of 2 ranks are listed, and none of rank 1"),
         ("Rank  1", "Rank 9999999", "devices of 2 ranks are listed, and none of rank 1"),
         ("Rank  1", "Rank  0", "devices of 2 ranks are listed, some of them twice"),
@@ -126,22 +152,39 @@ def test_so_is_one_in_json(key: str, value: int) -> None:
     whole = report()
     assert len(read_json(json.dumps(whole), source="a.json").rows) == 1
     whole["config"][key] = value  # type: ignore[index]
-    assert next(iter(read_json(json.dumps(whole), source="a.json").reasons)).startswith("devices of 4 ranks are listed, where each")
+    assert next(iter(read_json(json.dumps(whole), source="a.json").reasons)).startswith(
+        "devices of 4 ranks are listed, where each"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])
 @pytest.mark.parametrize(
     ("header", "key", "fewest", "words"),
     [
-        ("agg iters: 1 validation: 1 graph: {}", "graph", 1, "launched as CUDA graphs (graph: {}), taken for"),
-        ("agg iters: {} validation: 1 graph: 0", "aggregated_iterations", 2, "{} collectives in one launch (agg iters: {}), taken for"),
+        (
+            "agg iters: 1 validation: 1 graph: {}", "graph", 1,
+            "launched as CUDA graphs (graph: {}), taken for",
+        ),
+        (
+            "agg iters: {} validation: 1 graph: 0", "aggregated_iterations", 2,
+            "{} collectives in one launch (agg iters: {}), taken for",
+        ),
     ],
 )
-def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(header: str, key: str, fewest: int, words: str, count: int) -> None:
-    plain = read_text(LOG.replace("iters: 20\n", "iters: 20 agg iters: 1 validation: 1 graph: 0\n"), source="a.log").rows[0]
-    row = read_text(LOG.replace("iters: 20\n", f"iters: 20 {header.format(count)}\n"), source="a.log").rows[0]
+def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(
+    header: str, key: str, fewest: int, words: str, count: int
+) -> None:
+    plain = read_text(
+        LOG.replace("iters: 20\n", "iters: 20 agg iters: 1 validation: 1 graph: 0\n"),
+        source="a.log",
+    ).rows[0]
+    row = read_text(
+        LOG.replace("iters: 20\n", f"iters: 20 {header.format(count)}\n"), source="a.log"
+    ).rows[0]
     assert plain.assumed == ()
-    assert [one.startswith(words.format(count, count)) for one in row.assumed] == [True] * (count >= fewest)
+    assert [one.startswith(words.format(count, count)) for one in row.assumed] == [True] * (
+        count >= fewest
+    )
     assert predict(row).high == pytest.approx((1.5 if count >= fewest else 1) * predict(plain).high)
     whole = report()
     whole["config"][key] = count  # type: ignore[index]
@@ -159,7 +202,9 @@ def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_w
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.log").write_text(LOG + LOG.partition("# Out of bounds")[0])
-    (tmp_path / "b.csv").write_text("collective,size_bytes,time_us\nall_reduce,1,2\nall_reduce,1,2\n")
+    (tmp_path / "b.csv").write_text(
+        "collective,size_bytes,time_us\nall_reduce,1,2\nall_reduce,1,2\n"
+    )
     (tmp_path / "c.csv").write_text("what,who\n1,2\n")
     for place, words in (
         ("a.log:27", "log cut: no closing summary (2 rows)"),
@@ -191,12 +236,14 @@ def test_a_run_that_has_failed_without_a_row_to_blame_is_refused_whole() -> None
 def test_times_of_the_host_are_none_of_a_collective() -> None:
     header = next(line for line in LOG.splitlines() if "#wrong" in line)
     on_the_host = LOG.replace(header, header.replace("  time", "cputime"))
-    assert read_text(on_the_host, source="a.log").reasons == {"times of the host (-C 1), not of the collective": 2}
+    assert read_text(on_the_host, source="a.log").reasons == {"times of the host (-C 1), not of "
+                                                              "the collective": 2}
 
 
 def test_runs_of_several_communicators_at_once_are_refused_by_name() -> None:
     split = read_text(LOG.replace("Rank  1 Group  0", "Rank  1 Group  1"), source="a.log")
-    assert list(split.reasons) == ["2 communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one another"]
+    assert list(split.reasons) == ["2 communicators at once (NCCL_TESTS_SPLIT): no model of what "
+                                   "they take from one another"]
     whole = report()
     whole["config"]["devices"][3]["group"] = 1  # type: ignore[index]
     assert list(read_json(json.dumps(whole), source="a.json").reasons) == [
@@ -205,19 +252,35 @@ def test_runs_of_several_communicators_at_once_are_refused_by_name() -> None:
 
 
 def test_the_environment_in_json_counts_as_variables_of_a_log_do() -> None:
-    forced = read_json(json.dumps({**report(), "env": ["PATH=/usr/bin", "NCCL_ALGO=Tree"]}), source="a.json")
+    forced = read_json(
+        json.dumps({**report(), "env": ["PATH=/usr/bin", "NCCL_ALGO=Tree"]}), source="a.json"
+    )
     assert "NCCL_ALGO=Tree: no model of it" in forced.reasons
     assert read_json(json.dumps({**report(), "env": ["NCCL_DEBUG=INFO"]}), source="a.json").rows
 
 
 @pytest.mark.parametrize("summary", [{"count": 3, "okay": False}, {"count": 3}, {"okay": False}])
-def test_json_that_has_failed_without_a_row_to_blame_is_refused_whole_as_text_is(summary: dict[str, object]) -> None:
+def test_json_that_has_failed_without_a_row_to_blame_is_refused_whole_as_text_is(
+    summary: dict[str, object]
+) -> None:
     run = report() | {"out_of_bounds": summary}
-    assert read_json(json.dumps(run), source="run.json").reasons == {"wrong results: out of bounds values": 2}
+    assert read_json(json.dumps(run), source="run.json").reasons == {
+        "wrong results: out of bounds values": 2
+    }
 
 
-def test_json_without_values_out_of_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -> None:
-    assert len(read_json(json.dumps(report() | {"out_of_bounds": {"count": 0, "okay": True}}), source="run.json").rows) == 1
+def test_json_without_values_out_of_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -> (  # noqa: E501
+    None
+):
+    assert (
+        len(
+            read_json(
+                json.dumps(report() | {"out_of_bounds": {"count": 0, "okay": True}}),
+                source="run.json",
+            ).rows
+        )
+        == 1
+    )
     failed = report() | {"out_of_bounds": {"count": 3, "okay": False}}
     (good, _) = results = failed["results"]  # type: ignore[misc]
     results[1] = {**good, "out_of_place": {**good["out_of_place"], "nwrong": 3}}  # type: ignore[index]

@@ -1,4 +1,5 @@
-"""Of which collective a log of nccl-tests is: what it says itself, and never one that it contradicts."""
+"""Of which collective a log of nccl-tests is: what it says itself, and never one that it
+contradicts."""
 
 from __future__ import annotations
 
@@ -18,10 +19,15 @@ from zsim.cli import main
 COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"
 
 
-@pytest.mark.parametrize("source", ["run.log", "all_reduce.log", "AllReduce-2xH100/run.txt", "all_reduce_and_all_gather.txt"])
+@pytest.mark.parametrize(
+    "source",
+    ["run.log", "all_reduce.log", "AllReduce-2xH100/run.txt", "all_reduce_and_all_gather.txt"],
+)
 @pytest.mark.parametrize("given", ["", "all_reduce"])
 def test_a_log_that_says_its_collective_is_of_that_one(source: str, given: str) -> None:
-    assert [row.collective for row in read_text(LOG, source=source, collective=given).rows] == ["all_reduce"] * 2
+    assert [row.collective for row in read_text(LOG, source=source, collective=given).rows] == [
+        "all_reduce"
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -29,36 +35,67 @@ def test_a_log_that_says_its_collective_is_of_that_one(source: str, given: str) 
     [
         ("all_gather.txt", "", "the file's name says all_gather"),
         ("a.txt", "broadcast", "--collective says broadcast"),
-        ("reduce-scatter/a.txt", "broadcast", "--collective says broadcast; the file's name says reduce_scatter"),
+        (
+            "reduce-scatter/a.txt", "broadcast",
+            "--collective says broadcast; the file's name says reduce_scatter",
+        ),
     ],
 )
-def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(source: str, given: str, others: str) -> None:
+def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(
+    source: str, given: str, others: str
+) -> None:
     found = read_text(LOG, source=source, collective=given)
-    assert (found.rows, found.reasons) == ((), {f"collectives contradict each other: the log says all_reduce; {others}": 2})
+    assert (found.rows, found.reasons) == ((), {f"collectives contradict each other: the log says "
+                                                f"all_reduce; {others}": 2})
     whole = read_json(json.dumps(report()), source=source, collective=given)
     assert whole.rows == ()
-    assert whole.reasons[f"collectives contradict each other: the log says all_reduce; {others}"] == 1
+    assert (
+        whole.reasons[f"collectives contradict each other: the log says all_reduce; {others}"] == 1
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in PROGRAMS
+        if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    ],
+)
 @pytest.mark.parametrize("given", ["", "all_reduce"])
-def test_a_log_of_a_collective_without_a_model_is_skipped_as_that_whatever_it_is_called(name: str, given: str) -> None:
+def test_a_log_of_a_collective_without_a_model_is_skipped_as_that_whatever_it_is_called(
+    name: str, given: str
+) -> None:
     """The rows are those of an all-reduce, so nothing but the name could say it."""
     other = LOG.replace("all_reduce_perf", f"{name}_perf")
-    apart = f"collectives contradict each other: the log says {name}; --collective says all_reduce; " if given else ""
-    assert read_text(other, source="a.log", collective=given).reasons == {f"{apart}{name} has no model": 2}
+    apart = (
+        f"collectives contradict each other: the log says {name}; --collective says all_reduce; "
+        if given
+        else ""
+    )
+    assert read_text(other, source="a.log", collective=given).reasons == {
+        f"{apart}{name} has no model": 2
+    }
     old = other.replace(f"# Collective test starting: {name}_perf", COMMAND.format(f"{name}_perf"))
-    assert read_text(old, source="a.log", collective=given).reasons == {f"{apart}{name} has no model": 2}
+    assert read_text(old, source="a.log", collective=given).reasons == {
+        f"{apart}{name} has no model": 2
+    }
 
 
 def test_a_program_that_nobody_knows_has_no_model() -> None:
-    assert read_text(LOG.replace("all_reduce_perf", "alltoallv_perf"), source="a.log").reasons == {"alltoallv has no model": 2}
+    assert read_text(LOG.replace("all_reduce_perf", "alltoallv_perf"), source="a.log").reasons == {
+        "alltoallv has no model": 2
+    }
 
 
 def test_a_command_behind_a_summary_is_that_of_the_next_run() -> None:
-    """Where nccl-tests says no collective itself: shells echo what they start, and launchers say what has ended."""
+    """Where nccl-tests says no collective itself: shells echo what they start, and launchers say
+    what has ended."""
     unnamed = LOG.replace("# Collective test starting: all_reduce_perf\n", "")
-    text = "".join(f"+ {COMMAND.format(name)}\n{unnamed}" for name in ("all_reduce_perf", "sendrecv_perf", "all_reduce_perf"))
+    text = "".join(
+        f"+ {COMMAND.format(name)}\n{unnamed}"
+        for name in ("all_reduce_perf", "sendrecv_perf", "all_reduce_perf")
+    )
     found = read_text(text + "srun: all_reduce_perf exited\n", source="three.log")
     assert [row.collective for row in found.rows] == ["all_reduce"] * 4
     assert found.reasons == {"sendrecv has no model": 2}
@@ -70,7 +107,10 @@ def test_a_name_of_several_collectives_names_none() -> None:
         "the file's name names several collectives: all_reduce, all_gather": 2
     }
     assert read_text(unnamed, source="run.log").reasons == {UNNAMED: 2}
-    assert len(read_text(unnamed, source="all_reduce_all_gather.log", collective="all_reduce").rows) == 2
+    assert (
+        len(read_text(unnamed, source="all_reduce_all_gather.log", collective="all_reduce").rows)
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,11 +119,12 @@ def test_a_name_of_several_collectives_names_none() -> None:
         ("/opt/nccl_all_gather_perf -b 8", ("all_gather",)),
         ("my_perf ./reduce_scatter_perf", ("reduce_scatter",)),
         ("# Collective test starting: gather_perf\nall_gather_perf", ("gather",)),
-        ("srun all_reduce_perf_mpi -b 512M", ("all_reduce",)),
-        ("perf", ()),
+        ("srun all_reduce_perf_mpi -b 512M", ("all_reduce",)), ("perf", ()),
     ],
 )
-def test_the_longest_program_that_fits_is_meant_and_lines_of_nccl_tests_own_come_first(text: str, names: tuple[str, ...]) -> None:
+def test_the_longest_program_that_fits_is_meant_and_lines_of_nccl_tests_own_come_first(
+    text: str, names: tuple[str, ...]
+) -> None:
     assert said_by(text) == names
 
 
@@ -93,10 +134,17 @@ def test_a_file_is_named_by_itself_before_its_folder() -> None:
     assert said_by_name("all-to-all/sendrecv.txt") == ("sendrecv",)
 
 
-def test_nothing_is_calibrated_on_a_log_of_another_collective(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_calibrated_on_a_log_of_another_collective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "all_reduce.log"
     path.write_text(LOG.replace("all_reduce_perf", "sendrecv_perf"))
-    words = "collectives contradict each other: the log says sendrecv; the file's name says all_reduce; sendrecv has no model"
-    assert tables.rows(path) == [Skipped(source="all_reduce.log", line=15, reason=f"{words} (2 rows)")]
+    words = (
+        "collectives contradict each other: the log says sendrecv; the file's name says "
+        "all_reduce; sendrecv has no model"
+    )
+    assert tables.rows(path) == [
+        Skipped(source="all_reduce.log", line=15, reason=f"{words} (2 rows)")
+    ]
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100"]) == 2
     assert words in capsys.readouterr().err

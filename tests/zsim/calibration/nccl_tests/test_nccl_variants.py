@@ -1,4 +1,5 @@
-"""Logs as they are found: behind tags and times of launchers, of old versions, of launches that wait; and CSVs that begin with remarks."""
+"""Logs as they are found: behind tags and times of launchers, of old versions, of launches that
+wait; and CSVs that begin with remarks."""
 
 from __future__ import annotations
 
@@ -71,18 +72,32 @@ def test_what_stands_before_every_line_changes_nothing(tmp_path: Path, name: str
     numbers=st.lists(st.sampled_from(["", "at", "7 ", "at: "]), max_size=3),
     bare=st.sets(st.integers(1, 14)),
 )
-def test_no_prefix_is_ever_taken_for_data(words: list[str], numbers: list[str], bare: set[int]) -> None:
-    """Whatever stands before lines, of which some may have nothing: a row is read as it is, or not at all."""
+def test_no_prefix_is_ever_taken_for_data(
+    words: list[str], numbers: list[str], bare: set[int]
+) -> None:
+    """Whatever stands before lines, of which some may have nothing: a row is read as it is, or not
+    at all."""
     parts = [part for pair in zip(words, [*numbers, "", "", "", ""], strict=False) for part in pair]
-    text = behind(lambda at: "" if at in bare else "".join(str(at) if part == "at" else part for part in parts))
-    expected = {(row.line, row.size_bytes, row.microseconds, row.n_ranks) for row in read_text(LOG, source="a").rows}
-    assert {(row.line, row.size_bytes, row.microseconds, row.n_ranks) for row in read_any(text, source="a").rows} <= expected
+    text = behind(
+        lambda at: (
+            "" if at in bare else "".join(str(at) if part == "at" else part for part in parts)
+        )
+    )
+    expected = {
+        (row.line, row.size_bytes, row.microseconds, row.n_ranks)
+        for row in read_text(LOG, source="a").rows
+    }
+    assert {
+        (row.line, row.size_bytes, row.microseconds, row.n_ranks)
+        for row in read_any(text, source="a").rows
+    } <= expected
 
 
 def test_a_row_alone_behind_a_number_is_no_other_row() -> None:
     """A number, a size and a count are no size, count and dtype."""
     found = read_text(LOG.replace(ROW, f"512 {ROW}"), source="a")
-    assert found.skipped == (Skipped(source="a", line=11, reason="expected a size in bytes where its line begins, found '512'"),)
+    assert found.skipped == (Skipped(source="a", line=11, reason="expected a size in bytes where "
+                                                                 "its line begins, found '512'"),)
     other = read_text(behind(lambda at: "" if at == 11 else "7 "), source="a")
     assert ([row.line for row in other.rows], other.skipped[0].line) == ([12], 11)
 
@@ -90,7 +105,9 @@ def test_a_row_alone_behind_a_number_is_no_other_row() -> None:
 def test_a_remark_that_cites_one_line_of_nccl_tests_is_no_prefix() -> None:
     table = 'gpu,notes\nA100,"as # nThread 1"\nH100,"as # nThread 1"\n'
     assert plain(table) == table
-    assert plain("12: # nThread 1 nGpus 2\n12: # Using devices\n12 B\n") == "# nThread 1 nGpus 2\n# Using devices\n12 B\n"
+    assert plain("12: # nThread 1 nGpus 2\n12: # Using devices\n12 B\n") == (
+        "# nThread 1 nGpus 2\n# Using devices\n12 B\n"
+    )
 
 
 def test_shapes_are_as_few_and_as_short_as_prefixes_are() -> None:
@@ -127,21 +144,32 @@ def test_json_is_what_parses_or_begins_as_it_does(text: str, is_one: bool) -> No
 def test_words_that_begin_as_json_does_are_none_of_it(tmp_path: Path) -> None:
     for before in ('{"event": "start"}\n', '[{"event": "start"}]\n', "[rank0]: starting\n"):
         assert [row.line for row in read_any(before + LOG, source="a").rows] == [12, 13]
-    assert read_any('{"version": 2, "results": [{"size": 8,', source="a").reasons == {"JSON cut or damaged": 1}
-    assert read_any("[1,0]<stdout>:hello\n", source="a").reasons == {"log cut: no closing summary": 1}
+    assert read_any('{"version": 2, "results": [{"size": 8,', source="a").reasons == {
+        "JSON cut or damaged": 1
+    }
+    assert read_any("[1,0]<stdout>:hello\n", source="a").reasons == {
+        "log cut: no closing summary": 1
+    }
     path = tmp_path / "a.log"
     path.write_text("[1,0]<stdout>:hello\n")
     reason = "columns of no known source: [1, 0]<stdout>:hello"
     assert tables.rows(path) == [tables.Skipped(source="a.log", line=1, reason=reason)]
 
 
-NAMES_ABOVE = "#       size         count      type{0}     time   algbw   busbw  error     time   algbw   busbw  error\n"
+NAMES_ABOVE = (
+    "#       size         count      type{0}     time   algbw   busbw  error     time   algbw   "
+    "busbw  error\n"
+)
 OLD = (
     """# nThread 1 nGpus 8 minBytes 1073741824 maxBytes 2147483648 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 #
 # Using devices
-"""
-    + "".join(f"#   Rank  {rank} Pid  28888 on     node-a device  {rank} [0x{rank:02x}] NVIDIA A100-SXM4-80GB\n" for rank in range(8))
+"""  # noqa: E501
+    + "".join(
+        f"#   Rank  {rank} Pid  28888 on     node-a device  {rank} [0x{rank:02x}] NVIDIA "
+        f"A100-SXM4-80GB\n"
+        for rank in range(8)
+    )
     + """#
 #                                                       out-of-place                       in-place
 """
@@ -151,15 +179,20 @@ OLD = (
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 229.4
 #
-"""
+"""  # noqa: E501
 )
 OLD_ROWS = {
-    "all_reduce": ("   redop", "1073741824     268435456     float     sum   8203.9  130.88  229.04  {0}  8203.9  130.88  229.04  {0}"),
-    "reduce_scatter": ("   redop", "1073741824   33554432     float     sum   4101.9  261.76  229.04  {0}  4101.9  261.76  229.04  {0}"),
-    "all_gather": ("", "1073741824      33554432     float   4101.9  261.76  229.04  {0}  4101.9  261.76  229.04  {0}"),
-    "broadcast": ("    root", "1073741824     268435456     float       0   4687.9  229.04  229.04  {0}  4687.9  229.04  229.04  {0}"),
+    "all_reduce": ("   redop", "1073741824     268435456     float     sum   8203.9  130.88  "
+                               "229.04  {0}  8203.9  130.88  229.04  {0}"),
+    "reduce_scatter": ("   redop", "1073741824   33554432     float     sum   4101.9  261.76  "
+                                   "229.04  {0}  4101.9  261.76  229.04  {0}"),
+    "all_gather": ("", "1073741824      33554432     float   4101.9  261.76  229.04  {0}  4101.9 "
+                       " 261.76  229.04  {0}"),
+    "broadcast": ("    root", "1073741824     268435456     float       0   4687.9  229.04  "
+                              "229.04  {0}  4687.9  229.04  229.04  {0}"),
 }
-"""The columns and the lines that each program printed before 2.11, from `print_header` and `print_line_header` of each."""
+"""The columns and the lines that each program printed before 2.11, from `print_header` and
+`print_line_header` of each."""
 
 
 def old(collective: str, error: str = "0e+00") -> str:
@@ -169,7 +202,9 @@ def old(collective: str, error: str = "0e+00") -> str:
 
 @pytest.mark.parametrize("error", ["0e+00", "5e-07", "N/A"])
 @pytest.mark.parametrize("collective", OLD_ROWS)
-def test_a_table_of_before_2_11_is_read_by_the_names_of_its_columns(collective: str, error: str) -> None:
+def test_a_table_of_before_2_11_is_read_by_the_names_of_its_columns(
+    collective: str, error: str
+) -> None:
     found = read_text(old(collective, error), source=f"{collective}.txt")
     assert [(row.collective, row.n_ranks, row.size_bytes, row.gpu) for row in found.rows] == [
         (collective, 8, GIB, "NVIDIA A100-SXM4-80GB")
@@ -179,12 +214,16 @@ def test_a_table_of_before_2_11_is_read_by_the_names_of_its_columns(collective: 
 
 @pytest.mark.parametrize("given", OLD_ROWS)
 @pytest.mark.parametrize("collective", OLD_ROWS)
-def test_a_table_of_before_2_11_contradicts_a_collective_that_has_other_columns(collective: str, given: str) -> None:
+def test_a_table_of_before_2_11_contradicts_a_collective_that_has_other_columns(
+    collective: str, given: str
+) -> None:
     has = {"all_gather": "no redop and no root", "broadcast": "root"}.get(collective, "redop")
     reasons = list(read_text(old(collective), source="a.txt", collective=given).reasons)
     if OLD_ROWS[given][0] != OLD_ROWS[collective][0]:
         found = next(reason for reason in reasons)
-        assert found == f"its table has {has}, which contradicts {given}" or found.startswith("size ")
+        assert found == f"its table has {has}, which contradicts {given}" or found.startswith(
+            "size "
+        )
     else:
         assert (reasons == []) == (given == collective)
 
@@ -198,32 +237,48 @@ def test_a_run_of_before_2_11_that_was_cut_before_its_table_and_started_anew_is_
 def test_wrong_results_of_before_2_11_are_those_of_its_summary() -> None:
     """Its errors are how far results are off, which sums of floats always are."""
     text = old("all_reduce", "5e-07").replace(": 0 OK", ": 16 FAILED")
-    assert read_text(text, source="all_reduce.txt").reasons == {"wrong results: out of bounds values": 1}
+    assert read_text(text, source="all_reduce.txt").reasons == {"wrong results: out of bounds "
+                                                                "values": 1}
 
 
 def test_the_first_versions_print_the_bus_bandwidth_of_an_all_gather_twice() -> None:
     twice = old("all_gather").replace("261.76", "229.04")
     assert len(read_text(twice, source="all_gather.txt").rows) == 1
     wrong = old("all_gather").replace("261.76", "231.04")
-    assert read_text(wrong, source="all_gather.txt").reasons == {"time, size and bus bandwidth contradict one another": 1}
+    assert read_text(wrong, source="all_gather.txt").reasons == {"time, size and bus bandwidth "
+                                                                 "contradict one another": 1}
 
 
 def test_a_table_in_milliseconds_or_with_fewer_cells_than_columns_is_refused_as_before() -> None:
-    assert read_text(old("all_reduce").replace("(us)", "(ms)"), source="all_reduce.txt").reasons == {"no time in us": 1}
+    assert read_text(
+        old("all_reduce").replace("(us)", "(ms)"), source="all_reduce.txt"
+    ).reasons == {"no time in us": 1}
     blank = old("all_reduce").replace("  sum ", "      ")
-    assert read_text(blank, source="alltoall_is_not_all_reduce/all_reduce.txt").reasons == {"fewer fields than the table has": 1}
-    assert read_text(LOG.replace("algbw", "other"), source="a").rows == read_text(LOG, source="a").rows
+    assert read_text(blank, source="alltoall_is_not_all_reduce/all_reduce.txt").reasons == {
+        "fewer fields than the table has": 1
+    }
+    assert (
+        read_text(LOG.replace("algbw", "other"), source="a").rows == read_text(LOG, source="a").rows
+    )
     unnamed = LOG.replace("     time   algbw", "     when   algbw")
     (reason,) = read_text(unnamed, source="a").reasons
-    assert reason.startswith("no names of its columns: expected a line '# size count type ... time algbw busbw' above the rows, found size")
+    assert reason.startswith("no names of its columns: expected a line '# size count type ... "
+                             "time algbw busbw' above the rows, found size")
 
 
 @pytest.mark.parametrize(
-    "words", ["wait for completion and barrier after each collective ", "wait for completion after each collective (no barrier) "]
+    "words",
+    [
+        "wait for completion and barrier after each collective ",
+        "wait for completion after each collective (no barrier) ",
+    ],
 )
 def test_launches_that_wait_are_refused_by_name(words: str) -> None:
     text = LOG.replace("# Using devices", f"# Blocking Enabled: {words}\n#\n# Using devices")
-    reason = "blocking launches (-z 1): times with the host's launch and wait of each collective, not of the collective"
+    reason = (
+        "blocking launches (-z 1): times with the host's launch and wait of each collective, not "
+        "of the collective"
+    )
     assert read_text(text, source="a").reasons == {reason: 2}
     whole = report()
     for value in ("true", True, 1, 2):
@@ -238,20 +293,33 @@ def test_times_of_the_host_in_json_are_refused_as_those_of_text() -> None:
     whole = report()
     timed = whole["results"][0]["out_of_place"]  # type: ignore[index]
     timed["cpu_time"] = timed.pop("time")
-    assert "times of the host (-C 1), not of the collective" in read_json(json.dumps(whole), source="a.json").reasons
+    assert (
+        "times of the host (-C 1), not of the collective"
+        in read_json(json.dumps(whole), source="a.json").reasons
+    )
 
 
-@pytest.mark.parametrize("before", ["\n", "# who: me\n", "\n# nThread is no column\n  \n#\n", "\r\n"])
+@pytest.mark.parametrize(
+    "before", ["\n", "# who: me\n", "\n# nThread is no column\n  \n#\n", "\r\n"]
+)
 def test_a_csv_may_begin_with_blank_lines_and_comments(tmp_path: Path, before: str) -> None:
-    table, path = f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\nall_reduce,A100,8,1\n", tmp_path / "a.csv"
+    table, path = (
+        f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\nall_reduce,A100,8,1\n",
+        tmp_path / "a.csv",
+    )
     path.write_bytes((before + table).encode())
     lines = before.count("\n")
     (row, skipped) = tables.rows(path)
     assert isinstance(row, NcclRow)
     assert (row.line, row.microseconds, skipped.line) == (2 + lines, 8203.9, 3 + lines)
     without = read_any(before + "collective,size_bytes\na,b\n", source="a").skipped[0]
-    assert (without.line, without.reason) == (1 + lines, "no column gpu, n_ranks, time_us_oop or time_us")
-    assert read_csv(f"{before}{table}all_reduce,A100,8,1,{GIB},8203.9,229.04", source="a").rows[1].cautions
+    assert (without.line, without.reason) == (1 + lines, "no column gpu, n_ranks, time_us_oop or "
+                                                         "time_us")
+    assert (
+        read_csv(f"{before}{table}all_reduce,A100,8,1,{GIB},8203.9,229.04", source="a")
+        .rows[1]
+        .cautions
+    )
 
 
 def test_so_may_a_table_of_steps(tmp_path: Path) -> None:
@@ -262,44 +330,75 @@ def test_so_may_a_table_of_steps(tmp_path: Path) -> None:
     assert tables.rows(path) == [replace(one, line=one.line + 2) for one in plainly]
 
 
-@pytest.mark.parametrize("column", ["job_id", "rack", "operator_name", "day", "iteration", "slurm_partition", "cluster name"])
+@pytest.mark.parametrize(
+    "column",
+    ["job_id", "rack", "operator_name", "day", "iteration", "slurm_partition", "cluster name"],
+)
 def test_a_column_that_is_no_setting_is_named_and_widens_nothing(column: str) -> None:
     (known,) = read_csv(f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\n", source="a").rows
-    (row,) = read_csv(f"{HEADER.strip()},{column}\nall_reduce,A100,8,1,{GIB},8203.9,229.04,42\n", source="a").rows
+    (row,) = read_csv(
+        f"{HEADER.strip()},{column}\nall_reduce,A100,8,1,{GIB},8203.9,229.04,42\n", source="a"
+    ).rows
     name = column.replace(" ", "_")
-    assert (row.assumed, row.cautions) == ((), (f"{name} = '42' is ignored: the column is not known, and its name is no setting's",))
+    assert (row.assumed, row.cautions) == ((), (f"{name} = '42' is ignored: the column is not "
+                                                f"known, and its name is no setting's",))
     assert (predict(row).low, predict(row).high) == (predict(known).low, predict(known).high)
     assert predict(row).assumed == row.cautions
     assert of_row(row)["assumed"] == list(row.cautions)
 
 
-@pytest.mark.parametrize("column", ["gpu_clocks", "NCCL_BUFFSIZE", "network load", "nic", "p2p_level", "blocking", "numa-affinity"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        "gpu_clocks", "NCCL_BUFFSIZE", "network load", "nic", "p2p_level", "blocking",
+        "numa-affinity",
+    ],
+)
 def test_a_column_that_could_be_a_setting_widens_the_band(column: str) -> None:
     assert is_setting(column)
     (known,) = read_csv(f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\n", source="a").rows
-    (row,) = read_csv(f"{HEADER.strip()},{column}\nall_reduce,A100,8,1,{GIB},8203.9,229.04,42\n", source="a").rows
+    (row,) = read_csv(
+        f"{HEADER.strip()},{column}\nall_reduce,A100,8,1,{GIB},8203.9,229.04,42\n", source="a"
+    ).rows
     assert row.cautions == ()
     assert predict(row).high == pytest.approx(1.5 * predict(known).high)
 
 
 def test_an_unnamed_log_whose_results_are_checked_out_of_place_alone_is_of_none_of_ours() -> None:
-    """An all-to-all's rows are those of an all-gather but for its results in place, which nccl-tests never checks."""
+    """An all-to-all's rows are those of an all-gather but for its results in place, which
+    nccl-tests never checks."""
     gathers = LOG.replace("all_reduce_perf", "perf").replace("    sum ", "   none ")
-    for old_cell, new_cell in ((" 268435456 ", " 134217728 "), (" 536870912 ", " 268435456 "), ("357.91  357.91", "357.91  178.96")):
+    for old_cell, new_cell in (
+        (" 268435456 ", " 134217728 "), (" 536870912 ", " 268435456 "),
+        ("357.91  357.91", "357.91  178.96"),
+    ):
         gathers = gathers.replace(old_cell, new_cell)
     gathers = gathers.replace("358.51  358.51", "358.51  179.25")
     assert len(read_text(gathers, source="a", collective="all_gather").rows) == 2
-    exchanges = "\n".join(line[:-1] + "N/A" if line.endswith(" 0") else line for line in gathers.splitlines()) + "\n"
+    exchanges = (
+        "\n".join(
+            line[:-1] + "N/A" if line.endswith(" 0") else line for line in gathers.splitlines()
+        )
+        + "\n"
+    )
     assert exchanges.count("N/A") == 2
-    reason = "its results are checked out of place alone, as of alltoall and sendrecv, which contradicts all_gather"
+    reason = (
+        "its results are checked out of place alone, as of alltoall and sendrecv, which "
+        "contradicts all_gather"
+    )
     assert read_text(exchanges, source="a", collective="all_gather").reasons == {reason: 2}
     named = exchanges.replace("starting: perf", "starting: all_gather_perf")
     assert len(read_text(named, source="a").rows) == 2
-    unchecked = exchanges.replace("       0  3", "     N/A  3").replace("       0  5", "     N/A  5")
+    unchecked = exchanges.replace("       0  3", "     N/A  3").replace(
+        "       0  5", "     N/A  5"
+    )
     assert unchecked.count("N/A") == 4
     assert len(read_text(unchecked, source="a", collective="all_gather").rows) == 2
 
 
 def test_a_count_of_wrong_results_that_is_none_is_refused() -> None:
-    found = read_text(LOG.replace("357.91       0\n", '357.91       0","stream":"out"}\n'), source="a")
-    assert list(found.reasons) == ["#wrong: expected a number or N/A, found '0\",\"stream\":\"out\"}'"]
+    found = read_text(
+        LOG.replace("357.91       0\n", '357.91       0","stream":"out"}\n'), source="a"
+    )
+    assert list(found.reasons) == ["#wrong: expected a number or N/A, found "
+                                   "'0\",\"stream\":\"out\"}'"]

@@ -1,4 +1,5 @@
-"""Rows of published measurements: each known schema becomes scenarios, and what cannot be used is skipped by name."""
+"""Rows of published measurements: each known schema becomes scenarios, and what cannot be used is
+skipped by name."""
 
 from __future__ import annotations
 
@@ -160,7 +161,10 @@ def test_a_row_of_llm_foundry_says_in_a_scenario_what_it_ran(tmp_path: Path) -> 
     assert read.cluster.name == "dgx-h100"
     assert step.seconds == 512 * 2048 / 154171
     older = scenario.parse(
-        found(table(tmp_path / "t.csv", row | {"gpu": "a100_80gb", "precision": "amp_bf16"}))[0].scenario.encode(), where="row"
+        found(table(tmp_path / "t.csv", row | {"gpu": "a100_80gb", "precision": "amp_bf16"}))[
+            0
+        ].scenario.encode(),
+        where="row",
     )  # type: ignore[union-attr]
     assert not older.checkpointing.early_stop
 
@@ -175,19 +179,27 @@ def test_a_row_of_llm_foundry_says_in_a_scenario_what_it_ran(tmp_path: Path) -> 
         ({"n_layers": "2.5"}, "n_layers: expected a whole number of at least 1, found '2.5'"),
         ({"gpu": "v100"}, "gpu: expected an A100 SXM of 80 GB, A100 SXM of 40 GB, H100"),
         ({"mp_mode": "OTHER"}, "mp_mode: expected one of DEFAULT, PURE, FULL, found 'OTHER'"),
-        ({"global_batch_seqs": "500"}, "global_batch_seqs: 500 contradicts 512, which the other fields say"),
+        (
+            {"global_batch_seqs": "500"},
+            "global_batch_seqs: 500 contradicts 512, which the other fields say",
+        ),
         ({"tokens_per_s_per_gpu": "154171"}, "tokens_per_s_per_gpu: 154171 contradicts 19271.4"),
         ({"activation_checkpointing": "maybe"}, "activation_checkpointing: not known: 'maybe'"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_skipped_by_name(tmp_path: Path, change: dict[str, str], message: str) -> None:
+def test_a_row_that_cannot_be_used_is_skipped_by_name(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
     assert reason(tmp_path, FOUNDRY | change).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("row", "axis"), [(MEGATRON, "tp"), (MEGATRON, "pp"), (TITAN, "tp"), (TITAN, "cp"), (NANOTRON, "pp")]
+    ("row", "axis"),
+    [(MEGATRON, "tp"), (MEGATRON, "pp"), (TITAN, "tp"), (TITAN, "cp"), (NANOTRON, "pp")],
 )
-def test_other_axes_than_data_parallel_ones_are_skipped_by_name(tmp_path: Path, row: dict[str, str], axis: str) -> None:
+def test_other_axes_than_data_parallel_ones_are_skipped_by_name(
+    tmp_path: Path, row: dict[str, str], axis: str
+) -> None:
     assert reason(tmp_path, row | {axis: "2"}) == f"{axis} = 2: only data parallelism is simulated"
 
 
@@ -205,9 +217,16 @@ def test_a_line_with_more_fields_than_columns_is_skipped(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_line_that_ends_early_is_skipped_wherever_it_was_cut(tmp_path: Path, name: str) -> None:
-    """Also in the middle of a rate behind which only remarks follow, which without its end is a rate as well; the row before it is kept."""
-    rate = next(column for column in ("tokens_per_s", "tokens_per_s_per_gpu", "iter_time_ms") if column in ROWS[name])
-    row = {key: value for key, value in ROWS[name].items() if key not in RATES} | {rate: ROWS[name][rate], "date": "2024-12", "source": "x"}
+    """Also in the middle of a rate behind which only remarks follow, which without its end is a
+    rate as well; the row before it is kept."""
+    rate = next(
+        column
+        for column in ("tokens_per_s", "tokens_per_s_per_gpu", "iter_time_ms")
+        if column in ROWS[name]
+    )
+    row = {key: value for key, value in ROWS[name].items() if key not in RATES} | {
+        rate: ROWS[name][rate], "date": "2024-12", "source": "x"
+    }
     path = table(tmp_path / "t.csv", row, row)
     whole = path.read_text()
     begin = len(whole) - len(f"{row[rate]},2024-12,x\n")
@@ -216,12 +235,16 @@ def test_a_line_that_ends_early_is_skipped_wherever_it_was_cut(tmp_path: Path, n
         kept, skipped = found(path)
         assert isinstance(kept, Step)
         assert isinstance(skipped, Skipped)
-        assert (skipped.line, skipped.reason.partition(" between")[0]) == (3, f"{OTHER_FIELDS}: expected {len(row)}")
+        assert (skipped.line, skipped.reason.partition(" between")[0]) == (
+            3, f"{OTHER_FIELDS}: expected {len(row)}",
+        )
 
 
 def test_a_field_that_is_read_and_may_have_lost_its_end_is_named(tmp_path: Path) -> None:
     """Of a whole file, and of one whose last field nobody reads, there is nothing to name."""
-    last = {key: value for key, value in TITAN.items() if key != "tokens_per_s_per_gpu"} | {"tokens_per_s_per_gpu": "5762"}
+    last = {key: value for key, value in TITAN.items() if key != "tokens_per_s_per_gpu"} | {
+        "tokens_per_s_per_gpu": "5762"
+    }
     words = "tokens_per_s_per_gpu = '576' whole, though the file ends there without a line end"
     for row, end, expected in ((last, 2, [words]), (last, 1, []), (last | {"source": "x"}, 1, [])):
         path = table(tmp_path / "t.csv", row, row)
@@ -246,7 +269,10 @@ def test_a_column_without_a_name_spoils_no_row(tmp_path: Path) -> None:
         (b'a,b\n"unclosed', "expected a CSV table in UTF-8"),
         (b"a,b, a\n1,2,3\n", "two columns 'a'"),
         (b"a,b\n" + b"x" * 30_000 + b",1\n", "a field of more than 20,000 characters"),
-        (b",".join(b"c%d" % place for place in range(1001)) + b"\n", "1,001 columns, more than 1,000"),
+        (
+            b",".join(b"c%d" % place for place in range(1001)) + b"\n",
+            "1,001 columns, more than 1,000",
+        ),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
@@ -257,20 +283,30 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, data: bytes, message
 
 
 def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementError, match="expected a folder with CSV files of measurements, or logs of nccl-tests, found none"):
+    with pytest.raises(MeasurementError, match="expected a folder with CSV files of "
+                                               "measurements, or logs of nccl-tests, found none"):
         tables.files(tmp_path)
 
 
 def test_words_of_a_row_cannot_change_its_scenario(tmp_path: Path) -> None:
-    (step,) = found(table(tmp_path / "t.csv", FOUNDRY | {"model": 'x"\n[expect]\nall_gathers = 1 #'}))
+    (step,) = found(table(tmp_path / "t.csv", FOUNDRY | {"model": 'x"\n[expect]\nall_gathers = 1 '
+                                                                  '#'}))
     assert isinstance(step, Step)
     assert scenario.parse(step.scenario.encode(), where="row").expect == ()
 
 
 @pytest.mark.parametrize("words", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 def test_on_one_gpu_nothing_is_sharded(tmp_path: Path, words: str) -> None:
-    alone = {name: value for name, value in FOUNDRY.items() if name not in ("tokens_per_s_per_gpu", "global_batch_seqs")}
-    (one,) = found(table(tmp_path / "t.csv", alone | {"n_gpus": "1", "sharding": words, "tokens_per_s": "19271"}))
+    alone = {
+        name: value
+        for name, value in FOUNDRY.items()
+        if name not in ("tokens_per_s_per_gpu", "global_batch_seqs")
+    }
+    (one,) = found(
+        table(
+            tmp_path / "t.csv", alone | {"n_gpus": "1", "sharding": words, "tokens_per_s": "19271"}
+        )
+    )
     assert isinstance(one, Step)
     read = scenario.parse(one.scenario.encode(), where="row")
     assert (read.strategy, read.world_size) == ("ddp", 1)

@@ -1,7 +1,7 @@
 """Device memory that NCCL keeps for a communicator at one rank, connection by connection.
 
-Sizes and their rounding follow NCCL 2.30.7 (src/init.cc, src/transport/p2p.cc, net.cc, nvls.cc). It knows no GPU by name:
-channels, and whether a receiver reads from its sender, are given.
+Sizes and their rounding follow NCCL 2.30.7 (src/init.cc, src/transport/p2p.cc, net.cc, nvls.cc). It
+knows no GPU by name: channels, and whether a receiver reads from its sender, are given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ HEADER = 4 * KIB
 NVLS_STEP = 128 * KIB * 8
 """One channel's NVLS buffer per head and direction: its largest chunk, in 8 steps."""
 SHARED_NETWORK = 512 * MIB
-"""Network buffers of send and receive together, as allocated in NVIDIA nccl issue 2363; they belong to connections between nodes."""
+"""Network buffers of send and receive together, as allocated in NVIDIA nccl issue 2363; they belong
+to connections between nodes."""
 
 
 def _shared(nbytes: int) -> int:
@@ -32,7 +33,8 @@ def _shared(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Bytes of device memory of one channel's connection, at the rank that receives and at the one that sends."""
+    """Bytes of device memory of one channel's connection, at the rank that receives and at the one
+    that sends."""
 
     receive: int
     send: int
@@ -48,8 +50,8 @@ READS = Wire(receive=_shared(HEADER + LL + LL128), send=_shared(HEADER + SIMPLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """How a communicator is laid out at one rank: its channels, its place among the group's members on its node, and
-    whether the group spans nodes."""
+    """How a communicator is laid out at one rank: its channels, its place among the group's members
+    on its node, and whether the group spans nodes."""
 
     channels: int
     members: int
@@ -59,40 +61,50 @@ class Ring:
 
     @property
     def crossing(self) -> int:
-        """Channels whose ring enters the node at this rank, and as many leave it here; the members take turns."""
+        """Channels whose ring enters the node at this rank, and as many leave it here; the members
+        take turns."""
         return ceil(self.channels / self.members) if self.nodes > 1 else 0
 
     def ring_bytes(self) -> int:
-        """Buffers to receive from the rank before and to send to the rank behind, in every channel."""
+        """Buffers to receive from the rank before and to send to the rank behind, in every channel.
+        """
         inside = self.channels - self.crossing
-        return inside * (self.inner.receive + self.inner.send) + self.crossing * (NETWORK.receive + NETWORK.send)
+        return inside * (self.inner.receive + self.inner.send) + self.crossing * (
+            NETWORK.receive + NETWORK.send
+        )
 
     def chain_bytes(self) -> int:
-        """What trees add to the ring inside a node, where they are a chain along which data also runs back: a rank
-        receives from the one behind it and sends to the one before it. Two ranks are neighbours both ways already."""
+        """What trees add to the ring inside a node, where they are a chain along which data also
+        runs back: a rank receives from the one behind it and sends to the one before it. Two ranks
+        are neighbours both ways already."""
         first, last = self.place == 0, self.place == self.members - 1
         per_channel = self.inner.receive * (not last) + self.inner.send * (not first)
         return self.channels * per_channel if self.members > 2 else 0
 
     def tree_bytes(self) -> int:
-        """What trees add between nodes: in two binary trees a node has on the average two neighbours that the ring has
-        not, where there are as many."""
+        """What trees add between nodes: in two binary trees a node has on the average two
+        neighbours that the ring has not, where there are as many."""
         return self.crossing * min(2, max(0, self.nodes - 2)) * (NETWORK.receive + NETWORK.send)
 
     def nvls_bytes(self, channels: int) -> int:
-        """NVLS in a node: `channels`, each with a buffer to reduce and one to broadcast for every head, at most 8."""
+        """NVLS in a node: `channels`, each with a buffer to reduce and one to broadcast for every
+        head, at most 8."""
         return channels * 2 * NVLS_STEP * min(self.members, 8) if self.members > 1 else 0
 
 
-def layout(cluster: ClusterSpec, ranks: tuple[int, ...], rank: int, *, channels: int, reads: bool) -> Ring:
-    """The communicator of `ranks`, which are evenly spaced, seen by `rank`: `channels` inside a node; between nodes two per
-    NIC that the group's members on a node have among them, at least two."""
+def layout(
+    cluster: ClusterSpec, ranks: tuple[int, ...], rank: int, *, channels: int, reads: bool
+) -> Ring:
+    """The communicator of `ranks`, which are evenly spaced, seen by `rank`: `channels` inside a
+    node; between nodes two per NIC that the group's members on a node have among them, at least
+    two."""
     begin = cluster.node_of(rank) * cluster.devices_per_node
     first = bisect_left(ranks, begin)
     members = bisect_left(ranks, begin + cluster.devices_per_node) - first
     apart = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     spanned = cluster.node_of(ranks[-1]) - cluster.node_of(ranks[0]) + 1
-    nodes = spanned if apart <= cluster.devices_per_node else len(ranks)  # further apart, each has a node of its own
+    # further apart, each has a node of its own
+    nodes = spanned if apart <= cluster.devices_per_node else len(ranks)
     if nodes > 1:
         channels = max(2, 2 * cluster.nics_per_node * members // cluster.devices_per_node)
     return Ring(

@@ -1,4 +1,5 @@
-"""What NCCL is asked about, a group of ranks as it lays its rings over them, and what it answers, a time with its band."""
+"""What NCCL is asked about, a group of ranks as it lays its rings over them, and what it answers, a
+time with its band."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from zsim.cluster.collectives.nccl.tuner import Algorithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its narrowest shared place; `inside_gb_s`
-    that of a ring inside a node where parts have fewer NVLinks than their generation, else no less than the generation's. `fullest` are
-    the ranks of the node with most of them where nodes have not as many each, else 0."""
+    """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its
+    narrowest shared place; `inside_gb_s` that of a ring inside a node where parts have fewer
+    NVLinks than their generation, else no less than the generation's. `fullest` are the ranks of
+    the node with most of them where nodes have not as many each, else 0."""
 
     generation: Generation
     num_ranks: int
@@ -31,7 +33,8 @@ class Communicator:
     """Of a node, those over which its rings go."""
     longer_inside_us: float = 0.0
     longer_between_us: float = 0.0
-    """What a hop inside a node, and one between nodes, takes beyond NCCL's own, which its curves have in them."""
+    """What a hop inside a node, and one between nodes, takes beyond NCCL's own, which its curves
+    have in them."""
     algorithm: Algorithm | None = None
     """The one that NCCL is made to take; None for its own choice."""
 
@@ -43,7 +46,8 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """µs of one collective, its band, the algorithm, and where the widest of its constants comes from."""
+    """µs of one collective, its band, the algorithm, and where the widest of its constants comes
+    from."""
 
     microseconds: float
     low: float

@@ -1,6 +1,8 @@
-"""How long each of NCCL's algorithms takes: the tuner's bandwidths and latencies, and curves calibrated on published measurements.
+"""How long each of NCCL's algorithms takes: the tuner's bandwidths and latencies, and curves
+calibrated on published measurements.
 
-The tuner (`nccl_tuning`) says how wide an algorithm is; `nccl_curves` says what a measurement takes beyond that.
+The tuner (`nccl_tuning`) says how wide an algorithm is; `nccl_curves` says what a measurement takes
+beyond that.
 """
 
 from __future__ import annotations
@@ -10,7 +12,14 @@ from dataclasses import replace
 from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
 from zsim.cluster.collectives.nccl.communicator import Communicator, Estimate
-from zsim.cluster.collectives.nccl.curves import CARRIED_OVER, WIDEST, Band, Curve, CurveProvenance, Curves
+from zsim.cluster.collectives.nccl.curves import (
+    CARRIED_OVER,
+    WIDEST,
+    Band,
+    Curve,
+    CurveProvenance,
+    Curves,
+)
 from zsim.cluster.collectives.nccl.tuner import (
     HOPS,
     NVLS_EFFICIENCY,
@@ -24,14 +33,21 @@ from zsim.cluster.collectives.nccl.tuner import (
 )
 
 EFFECT_OF_PCIE = 1.6
-"""A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on PCIe."""
+"""A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on
+PCIe."""
 OF_LONGER_HOPS = 0.5
 """Of what hops longer than NCCL's own add, how far it may be off on both sides."""
 
 
-def by(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """One algorithm's time, and what longer hops than NCCL's own add to it: of that nobody has published a measurement."""
-    found, more = _over_usual_hops(algorithm, op, nbytes, communicator, curves), _longer_hops_us(algorithm, op, communicator)
+def by(
+    algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
+) -> Estimate:
+    """One algorithm's time, and what longer hops than NCCL's own add to it: of that nobody has
+    published a measurement."""
+    found, more = (
+        _over_usual_hops(algorithm, op, nbytes, communicator, curves),
+        _longer_hops_us(algorithm, op, communicator),
+    )
     if not more:
         return found
     return replace(
@@ -44,8 +60,9 @@ def by(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, c
 
 
 def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -> float:
-    """What hops that are longer than NCCL's own add: of a ring those that a part of the message makes one after another, of all-reduces
-    between nodes and of PAT the levels of a tree, once for each way."""
+    """What hops that are longer than NCCL's own add: of a ring those that a part of the message
+    makes one after another, of all-reduces between nodes and of PAT the levels of a tree, once for
+    each way."""
     inside, between = communicator.longer_inside_us, communicator.longer_between_us
     n, m, p = communicator.num_ranks, communicator.num_nodes, communicator.per_node
     if not (inside or between):
@@ -56,14 +73,22 @@ def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -
     if algorithm == "pat":
         return levels * between
     if op == "all_reduce" and m > 1:
-        return 2 * levels * between + (2 * inside if algorithm == "nvls_tree" else 2 * (p - 1) * inside)
+        return 2 * levels * between + (
+            2 * inside if algorithm == "nvls_tree" else 2 * (p - 1) * inside
+        )
     return _passes(op) * ((m - 1) * between + (n - m) * inside)
 
 
-def _over_usual_hops(algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
+def _over_usual_hops(
+    algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
+) -> Estimate:
     if algorithm == "ring":
         return _ring(op, nbytes, communicator, curves)
-    return _pat(op, nbytes, communicator, curves) if algorithm == "pat" else _nvls(nbytes, communicator, curves)
+    return (
+        _pat(op, nbytes, communicator, curves)
+        if algorithm == "pat"
+        else _nvls(nbytes, communicator, curves)
+    )
 
 
 def _passes(op: str) -> int:
@@ -85,29 +110,47 @@ def _ring(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> E
         return _over_pcie(op, nbytes, communicator, wire)
     curve = curves.rings[communicator.generation, "all_gather" if op == "broadcast" else op]
     n = communicator.num_ranks
-    lost = curves.ring_share_lost.get(communicator.generation, 0.0) if n < 8 and op != "broadcast" else 0.0
+    lost = (
+        curves.ring_share_lost.get(communicator.generation, 0.0)
+        if n < 8 and op != "broadcast"
+        else 0.0
+    )
     share = curve.share - lost * (1 / n - 1 / 8)
     longer = _passes(op) * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
     found = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
-    known = curve.provenance == "calibrated" and op != "broadcast" and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))
-    return _estimate(found, nbytes, curve.band if known else CARRIED_OVER, "ring", curve.provenance if known else "assumed")
+    known = (
+        curve.provenance == "calibrated"
+        and op != "broadcast"
+        and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))
+    )
+    return _estimate(
+        found, nbytes, curve.band if known else CARRIED_OVER, "ring",
+        curve.provenance if known else "assumed",
+    )
 
 
-_KNOWN_SIZES: dict[Generation, range] = {"volta": range(2, 9), "ampere": range(2, 9), "hopper": range(4, 9)}
+_KNOWN_SIZES: dict[Generation, range] = {
+    "volta": range(2, 9), "ampere": range(2, 9), "hopper": range(4, 9)
+}
 """Numbers of GPUs in a node for which there are measurements."""
 
 
 def _nvls(nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """All-reduce in the switch; between two nodes its tree crosses once each way, where a ring crosses twice."""
+    """All-reduce in the switch; between two nodes its tree crosses once each way, where a ring
+    crosses twice."""
     generation, n, nodes = communicator.generation, communicator.num_ranks, communicator.num_nodes
     channels, rate = RINGS_IN_NODE[generation]
     graph = nvls_graph(generation, per_node=communicator.per_node)
     assert graph is not None
     whole = graph.channels * graph.intra * NVLS_EFFICIENCY[generation]
     if nodes == 1:
-        curve, scale = (curves.nvls[generation], 1.0) if n <= 8 else (curves.large_domain, _between(n, 8, 72))
+        curve, scale = (
+            (curves.nvls[generation], 1.0) if n <= 8 else (curves.large_domain, _between(n, 8, 72))
+        )
         wire = nbytes / (1000 * whole * communicator.bus_gb_s / (channels * rate) * curve.share)
-        return _estimate(_on(curve, nbytes, wire, scale=scale), nbytes, curve.band, "nvls", curve.provenance)
+        return _estimate(
+            _on(curve, nbytes, wire, scale=scale), nbytes, curve.band, "nvls", curve.provenance
+        )
     in_node = 2 * whole * (communicator.per_node - 1) / communicator.per_node
     most = graph.channels * NVLS_TREE_MOST[generation][0 if nodes == 2 else 1]
     bus = min(in_node, most, 2 * communicator.bus_gb_s) if nodes == 2 else communicator.bus_gb_s
@@ -121,15 +164,20 @@ def _between(n: int, few: int, many: int) -> float:
 
 
 def _pat(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; nobody has published a measurement."""
+    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node;
+    nobody has published a measurement."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
     constants, _, _ = curves.crossing(communicator.fabric, op, communicator.generation)
-    found = constants.floor * latency_us(op, "pat", "Simple", _system(communicator)) + wire / constants.share
+    found = (
+        constants.floor * latency_us(op, "pat", "Simple", _system(communicator))
+        + wire / constants.share
+    )
     return _estimate(found, nbytes, WIDEST, "pat", "assumed")
 
 
 def _across(
-    op: str, nbytes: int, communicator: Communicator, curves: Curves, *, wire_us: float, algorithm: Algorithm
+    op: str, nbytes: int, communicator: Communicator, curves: Curves, *, wire_us: float,
+    algorithm: Algorithm,
 ) -> Estimate:
     """A collective between nodes: the network's floor, its wire time, and what middle sizes add."""
     constants, band, provenance = curves.crossing(communicator.fabric, op, communicator.generation)
@@ -138,31 +186,46 @@ def _across(
     quick = latency_us(like, "tree" if op == "all_reduce" else "ring", "LL", system)
     slow = _filling_us(like, system)
     added = sum(times * slow * nbytes / (nbytes + half) for times, half in constants.added)
-    total = constants.floor * quick + wire_us / (constants.share * _node_share(communicator, op)) + added
+    total = (
+        constants.floor * quick
+        + wire_us / (constants.share * _node_share(communicator, op))
+        + added
+    )
     return _estimate(total, nbytes, band, algorithm, provenance)
 
 
 MEASURED_NODES = 4
-"""Nodes up to which middle sizes of all-reduces have been measured on networks that nobody else used."""
+"""Nodes up to which middle sizes of all-reduces have been measured on networks that nobody else
+used."""
 
 
 def _filling_us(op: str, system: System) -> float:
-    """The latency that what middle and large messages add grows with: a ring's. All-reduces of more nodes go over to trees, which grow
-    with the logarithm of nodes: the best twentieth on a shared cluster of p5 is 219, 193, 188, 194 and 177 GB/s at 4, 8, 16, 32 and 64
-    nodes (nanotron, 256 MiB), where its all-gathers fall from 229 to 44 as rings do."""
+    """The latency that what middle and large messages add grows with: a ring's. All-reduces of more
+    nodes go over to trees, which grow with the logarithm of nodes: the best twentieth on a shared
+    cluster of p5 is 219, 193, 188, 194 and 177 GB/s at 4, 8, 16, 32 and 64 nodes (nanotron, 256
+    MiB), where its all-gathers fall from 229 to 44 as rings do."""
     few = system
     if op == "all_reduce" and system.num_nodes > MEASURED_NODES:
         few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node)
-    longer = latency_us(op, "tree", "Simple", system) / latency_us(op, "tree", "Simple", few) if few is not system else 1.0
+    longer = (
+        latency_us(op, "tree", "Simple", system) / latency_us(op, "tree", "Simple", few)
+        if few is not system
+        else 1.0
+    )
     return latency_us(op, "ring", "LL128", few) * longer
 
 
 def _node_share(communicator: Communicator, op: str) -> float:
-    """Of a network's bandwidth: what rings reach of it, 98 % with A100 on InfiniBand (3 and 4 nodes), 102 % of all-reduces with H200 on EFA
-    (4 nodes), all of it with B200 and where nobody has measured."""
+    """Of a network's bandwidth: what rings reach of it, 98 % with A100 on InfiniBand (3 and 4
+    nodes), 102 % of all-reduces with H200 on EFA (4 nodes), all of it with B200 and where nobody
+    has measured."""
     if communicator.generation == "ampere" and communicator.fabric not in ("efa", "tcp"):
         return 0.98
-    return 1.02 if (communicator.generation, communicator.fabric, op) == ("hopper", "efa", "all_reduce") else 1.0
+    return (
+        1.02
+        if (communicator.generation, communicator.fabric, op) == ("hopper", "efa", "all_reduce")
+        else 1.0
+    )
 
 
 def _over_pcie(op: str, nbytes: int, communicator: Communicator, wire_us: float) -> Estimate:
@@ -186,8 +249,11 @@ def _system(communicator: Communicator) -> System:
     )
 
 
-def _on(curve: Curve, nbytes: int, wire_us: float, *, scale: float = 1.0, more_us: float = 0.0) -> float:
-    """A point of the curve; `scale` multiplies what middle sizes add, `more_us` the floor of longer or shorter rings."""
+def _on(
+    curve: Curve, nbytes: int, wire_us: float, *, scale: float = 1.0, more_us: float = 0.0
+) -> float:
+    """A point of the curve; `scale` multiplies what middle sizes add, `more_us` the floor of longer
+    or shorter rings."""
     added = sum(each.microseconds * scale * nbytes / (nbytes + each.half) for each in curve.added)
     return max(1.0, curve.floor_us + more_us) + wire_us + added
 

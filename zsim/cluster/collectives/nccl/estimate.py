@@ -1,7 +1,8 @@
-"""Which of its algorithms NCCL takes for a collective, how long that takes, and what it occupies of the device.
+"""Which of its algorithms NCCL takes for a collective, how long that takes, and what it occupies of
+the device.
 
-`nccl_durations` says how long each takes; bytes on the wire, and the explicit steps over links that nobody else uses, are the ring's.
-Knows no stream and no preset.
+`nccl_durations` says how long each takes; bytes on the wire, and the explicit steps over links that
+nobody else uses, are the ring's. Knows no stream and no preset.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.cluster.collectives.ring import bytes_sent, duration_ns, steps
 from zsim.errors import ZsimError
 
-__all__ = ["Communicator", "Estimate", "algorithms", "bytes_sent", "channels", "duration_ns", "estimate", "steps", "time_ns"]
+__all__ = [
+    "Communicator", "Estimate", "algorithms", "bytes_sent", "channels", "duration_ns", "estimate",
+    "steps", "time_ns",
+]
 
 CTAS: dict[Generation, tuple[int, int, int]] = {
     "volta": (24, 24, 16),
@@ -27,16 +31,18 @@ CTAS: dict[Generation, tuple[int, int, int]] = {
     "hopper": (24, 16, 16),
     "blackwell": (28, 24, 16),
 }
-"""Channels, each of which occupies a multiprocessor: of rings inside a node, of the switch, between nodes (of Blackwell's 24 to 32 the
-middle; Volta as Ampere)."""
+"""Channels, each of which occupies a multiprocessor: of rings inside a node, of the switch, between
+nodes (of Blackwell's 24 to 32 the middle; Volta as Ampere)."""
 CTAS_OVER_PCIE = 4
 CTAS_OF_RING, CTAS_OF_FAST_RING = 2, 4
-"""Between nodes there is a ring for each NIC, and two channels for each ring; from Hopper on four, where two would not come to the most
-(NCCL, graph/connect.cc: on nodes of fewer than 8 ranks it takes four to reach the NICs' bandwidth)."""
+"""Between nodes there is a ring for each NIC, and two channels for each ring; from Hopper on four,
+where two would not come to the most (NCCL, graph/connect.cc: on nodes of fewer than 8 ranks it
+takes four to reach the NICs' bandwidth)."""
 
 
 def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> int:
-    """Nanoseconds of `op` over a message of `nbytes` (the full one) alone on its links, rounded up; 0 for one rank."""
+    """Nanoseconds of `op` over a message of `nbytes` (the full one) alone on its links, rounded up;
+    0 for one rank."""
     if communicator.num_ranks == 1:
         return 0
     return max(1, ceil(estimate(op, nbytes, communicator, curves).microseconds * 1000))
@@ -44,22 +50,30 @@ def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = C
 
 @lru_cache(maxsize=1 << 14)
 def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> Estimate:
-    """What nccl-tests would show for `op`; KeyError for an unknown collective, ZsimError for an algorithm that cannot run it there."""
+    """What nccl-tests would show for `op`; KeyError for an unknown collective, ZsimError for an
+    algorithm that cannot run it there."""
     among = algorithms(op, communicator)
     known = [one for one in among if communicator.algorithm in (None, one)]
     if communicator.algorithm is None and _has_own_switch(communicator, curves) and "nvls" in known:
         known = ["nvls"]
     if not known:
         raise ZsimError(
-            where=f"{op} of {communicator.num_ranks} ranks on {communicator.num_nodes} nodes of {communicator.generation}",
+            where=f"{op} of {communicator.num_ranks} ranks on {communicator.num_nodes} nodes of "
+                  f"{communicator.generation}",
             expected=f"an algorithm among {', '.join(among)}",
             found=str(communicator.algorithm),
             remedy="or None for NCCL's own choice",
         )
-    found = min((durations.by(one, op, nbytes, communicator, curves) for one in known), key=lambda each: each.microseconds)
+    found = min(
+        (durations.by(one, op, nbytes, communicator, curves) for one in known),
+        key=lambda each: each.microseconds,
+    )
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
         return found
-    return max(found, estimate(op, nbytes, _one_node(communicator), curves), key=lambda each: each.microseconds)
+    return max(
+        found, estimate(op, nbytes, _one_node(communicator), curves),
+        key=lambda each: each.microseconds,
+    )
 
 
 def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
@@ -67,14 +81,23 @@ def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
     found: list[Algorithm] = ["ring"]
     if op == "all_reduce" and _can_use_nvls(communicator):
         found.append("nvls" if communicator.num_nodes == 1 else "nvls_tree")
-    if op in ("all_gather", "reduce_scatter") and communicator.per_node == 1 and communicator.num_nodes > 1:
+    if (
+        op in ("all_gather", "reduce_scatter")
+        and communicator.per_node == 1
+        and communicator.num_nodes > 1
+    ):
         found.append("pat")
     return tuple(found)
 
 
 def _has_own_switch(communicator: Communicator, curves: Curves) -> bool:
-    """Whether `curves` were measured on such a node's own switch; in a domain of more ranks the switch has another curve."""
-    return communicator.num_nodes == 1 and communicator.num_ranks <= 8 and communicator.generation in curves.own_switch
+    """Whether `curves` were measured on such a node's own switch; in a domain of more ranks the
+    switch has another curve."""
+    return (
+        communicator.num_nodes == 1
+        and communicator.num_ranks <= 8
+        and communicator.generation in curves.own_switch
+    )
 
 
 def _can_use_nvls(communicator: Communicator) -> bool:
@@ -87,11 +110,15 @@ def _can_use_nvls(communicator: Communicator) -> bool:
 
 
 def _one_node(communicator: Communicator) -> Communicator:
-    """One of its nodes alone, which the whole is never faster than: with many NICs a node is the narrower part."""
+    """One of its nodes alone, which the whole is never faster than: with many NICs a node is the
+    narrower part."""
     channels, rate = RINGS_IN_NODE[communicator.generation]
     inside = min(channels * rate, communicator.inside_gb_s)
     bus_gb_s = max(inside, communicator.bus_gb_s)
-    return replace(communicator, num_ranks=communicator.per_node, num_nodes=1, fullest=0, algorithm=None, bus_gb_s=bus_gb_s)
+    return replace(
+        communicator, num_ranks=communicator.per_node, num_nodes=1, fullest=0, algorithm=None,
+        bus_gb_s=bus_gb_s,
+    )
 
 
 def channels(communicator: Communicator, algorithm: Algorithm) -> int:

@@ -1,4 +1,5 @@
-"""A cluster's own measured curves in place of those of its generation and of its kind of network."""
+"""A cluster's own measured curves in place of those of its generation and of its kind of network.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +7,19 @@ from dataclasses import replace
 from functools import lru_cache
 
 from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, Nccl
-from zsim.cluster.collectives.nccl.curves import CURVES, Added, Band, Crossing, Curve, CurveProvenance, Curves
+from zsim.cluster.collectives.nccl.curves import (
+    CURVES,
+    Added,
+    Band,
+    Crossing,
+    Curve,
+    CurveProvenance,
+    Curves,
+)
 
-PROVENANCES: dict[str, CurveProvenance] = {"measured": "calibrated", "calibrated": "calibrated", "published": "published"}
+PROVENANCES: dict[str, CurveProvenance] = {
+    "measured": "calibrated", "calibrated": "calibrated", "published": "published"
+}
 
 
 def curves_of(cluster: ClusterSpec) -> Curves:
@@ -25,7 +36,8 @@ def _curves(measured: tuple[MeasuredCurve, ...], node: Nccl) -> Curves:
 
 
 def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
-    """`curves` with `one` for the generation and the network of `node`; with one of its switch NCCL's own choice goes by that alone."""
+    """`curves` with `one` for the generation and the network of `node`; with one of its switch
+    NCCL's own choice goes by that alone."""
     band = Band(large=one.band, middle=one.band_middle, small=one.band_small)
     provenance = PROVENANCES.get(one.provenance, "assumed")
     if one.scope == "network":
@@ -49,12 +61,16 @@ def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
         source=one.source,
     )
     if one.scope == "nvls":
-        return replace(curves, nvls={**curves.nvls, node.generation: curve}, own_switch=curves.own_switch | {node.generation})
+        return replace(
+            curves, nvls={**curves.nvls, node.generation: curve},
+            own_switch=curves.own_switch | {node.generation},
+        )
     return replace(curves, rings={**curves.rings, (node.generation, one.collective): curve})
 
 
 def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> MeasuredCurve | None:
-    """The curve that `curves` have, in the words of a measured one; None where the generation has none."""
+    """The curve that `curves` have, in the words of a measured one; None where the generation has
+    none."""
     if scope == "network":
         crossing, band, provenance = curves.crossing(node.fabric, collective, node.generation)
         return MeasuredCurve(
@@ -69,7 +85,11 @@ def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> Measure
             provenance=provenance,
             source=crossing.source,
         )
-    curve = curves.nvls.get(node.generation) if scope == "nvls" else curves.rings.get((node.generation, collective))
+    curve = (
+        curves.nvls.get(node.generation)
+        if scope == "nvls"
+        else curves.rings.get((node.generation, collective))
+    )
     if curve is None:
         return None
     return MeasuredCurve(

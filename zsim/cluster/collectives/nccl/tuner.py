@@ -1,9 +1,11 @@
-"""NCCL's tuner as a pure selection model: which algorithm and protocol it picks, and the time that it believes in.
+"""NCCL's tuner as a pure selection model: which algorithm and protocol it picks, and the time that
+it believes in.
 
-NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words: each algorithm and protocol has a latency, made of a base and of
-hops, and a bandwidth, made of its channels and of caps; the smallest sum wins. These times choose; they are systematically
-too short below 1 GB, so `zsim.cluster.collectives.nccl.estimate` calibrates what a simulation uses. GB/s are bytes per nanosecond here, and
-times microseconds, as in NCCL's own tables. Knows no cluster and no preset.
+NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words: each algorithm and protocol has a
+latency, made of a base and of hops, and a bandwidth, made of its channels and of caps; the smallest
+sum wins. These times choose; they are systematically too short below 1 GB, so
+`zsim.cluster.collectives.nccl.estimate` calibrates what a simulation uses. GB/s are bytes per
+nanosecond here, and times microseconds, as in NCCL's own tables. Knows no cluster and no preset.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ GENERATIONS: tuple[Generation, ...] = ("volta", "ampere", "hopper", "blackwell")
 RING_STEPS: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 """How often a ring of N ranks goes its N−1 steps."""
 
-# Source of every table below: NCCL 2.30.7, src/graph/tuning.cc; microseconds, or GB/s per channel where that is said.
+# Source of every table below: NCCL 2.30.7, src/graph/tuning.cc; microseconds, or GB/s per channel
+# where that is said.
 BASE: dict[Algorithm, dict[Protocol, float]] = {
     "tree": {"LL": 6.8, "LL128": 14.0, "Simple": 8.4},
     "ring": {"LL": 6.6, "LL128": 14.0, "Simple": 8.4},
@@ -57,9 +60,12 @@ LL_MOST: dict[Generation, tuple[float, float, float]] = {
     "hopper": (141.0, 45.0, 35.0),
     "blackwell": (282.0, 90.0, 70.0),
 }
-"""GB/s of LL on 1, 2 and more nodes. Between nodes NCCL looks up its row by processor: Intel reads Volta's, AMD Ampere's."""
+"""GB/s of LL on 1, 2 and more nodes. Between nodes NCCL looks up its row by processor: Intel reads
+Volta's, AMD Ampere's."""
 LL_ROW: dict[Processor, Generation] = {"intel": "volta", "amd": "ampere"}
-RING_LL128: dict[Generation, float] = {"volta": 20.0, "ampere": 20.0, "hopper": 36.7, "blackwell": 40.0}
+RING_LL128: dict[Generation, float] = {
+    "volta": 20.0, "ampere": 20.0, "hopper": 36.7, "blackwell": 40.0
+}
 TREE_LL128: dict[Generation, tuple[float, float, float]] = {
     "volta": (20.0, 20.0, 20.0),
     "ampere": (20.0, 20.0, 20.0),
@@ -72,17 +78,21 @@ TREE_MOST: dict[Generation, tuple[float, float, float]] = {
     "hopper": (38.7, 41.4, 36.0),
     "blackwell": (70.0, 42.8, 24.0),
 }
-NVLS_TREE_MOST: dict[Generation, tuple[float, float]] = {"hopper": (57.7, 45.5), "blackwell": (96.0, 80.0)}
+NVLS_TREE_MOST: dict[Generation, tuple[float, float]] = {
+    "hopper": (57.7, 45.5), "blackwell": (96.0, 80.0)
+}
 """GB/s per channel on 2 and on more nodes."""
 NVLS_EFFICIENCY: dict[Generation, float] = {"hopper": 0.85, "blackwell": 0.74}
 NETWORK_OVERHEAD: dict[Processor, float] = {"intel": 1.0, "amd": 2.0}
-"""µs that no ring step takes less of, once a ring leaves the node; three times as much for Simple."""
+"""µs that no ring step takes less of, once a ring leaves the node; three times as much for Simple.
+"""
 PAT_SHARE, TREE_SHARE, LL128_SHARE, LL_SHARE = 0.75, 0.92, 0.92, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """What NCCL's channel search found for one algorithm: channels, and GB/s of each inside a node and between nodes."""
+    """What NCCL's channel search found for one algorithm: channels, and GB/s of each inside a node
+    and between nodes."""
 
     channels: int
     intra: float
@@ -91,8 +101,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A communicator as the tuner sees it. `nvls` is None where the switch cannot reduce; `links` joins GPUs of a node; `fullest` are the
-    ranks of the node with most of them, 0 for what NCCL's own tuner takes: as many for each node, rounded down."""
+    """A communicator as the tuner sees it. `nvls` is None where the switch cannot reduce; `links`
+    joins GPUs of a node; `fullest` are the ranks of the node with most of them, 0 for what NCCL's
+    own tuner takes: as many for each node, rounded down."""
 
     generation: Generation
     num_ranks: int
@@ -112,7 +123,8 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One algorithm and protocol for one message: µs of latency, GB/s of the message, and the sum in µs."""
+    """One algorithm and protocol for one message: µs of latency, GB/s of the message, and the sum
+    in µs."""
 
     algorithm: Algorithm
     protocol: Protocol
@@ -122,12 +134,14 @@ class Choice:
 
 
 def hop_us(kind: str) -> float:
-    """What NCCL takes a hop over links of a `kind` of `HOPS` to be for large messages, µs: Ring Simple's."""
+    """What NCCL takes a hop over links of a `kind` of `HOPS` to be for large messages, µs: Ring
+    Simple's."""
     return HOPS[kind]["ring"]["Simple"]
 
 
 def num_steps(op: str, num_ranks: int) -> int:
-    """Steps of a ring: 2(N−1) for all-reduce, N−1 for all-gather and reduce-scatter. KeyError for another collective."""
+    """Steps of a ring: 2(N−1) for all-reduce, N−1 for all-gather and reduce-scatter. KeyError for
+    another collective."""
     return RING_STEPS[op] * (num_ranks - 1)
 
 
@@ -137,19 +151,26 @@ def bus_factor(op: str, num_ranks: int) -> float:
 
 
 def choose(op: str, nbytes: int, system: System) -> Choice:
-    """What NCCL would run for a message of `nbytes` (the full one), by the smallest modelled time."""
+    """What NCCL would run for a message of `nbytes` (the full one), by the smallest modelled time.
+    """
     return min(choices(op, nbytes, system), key=lambda choice: choice.time_us)
 
 
 def choices(op: str, nbytes: int, system: System) -> Iterator[Choice]:
-    """Every algorithm and protocol that is enabled for `op` on `system`, with its modelled time for `nbytes`."""
+    """Every algorithm and protocol that is enabled for `op` on `system`, with its modelled time for
+    `nbytes`."""
     for algorithm, protocols in BASE.items():
         if not _is_enabled(algorithm, op, system):
             continue
         for protocol in protocols:
-            if protocol not in HOPS["network"][algorithm] or (protocol == "LL128" and not system.has_ll128):
+            if protocol not in HOPS["network"][algorithm] or (
+                protocol == "LL128" and not system.has_ll128
+            ):
                 continue
-            latency, rate = latency_us(op, algorithm, protocol, system), rate_gb_s(op, algorithm, protocol, system)
+            latency, rate = (
+                latency_us(op, algorithm, protocol, system),
+                rate_gb_s(op, algorithm, protocol, system),
+            )
             latency *= plateau(op, nbytes, algorithm, protocol, system)
             rate *= _tree_dip(nbytes) if algorithm == "tree" else 1.0
             yield Choice(
@@ -162,7 +183,8 @@ def choices(op: str, nbytes: int, system: System) -> Iterator[Choice]:
 
 
 def _is_enabled(algorithm: Algorithm, op: str, system: System) -> bool:
-    """All-gather and reduce-scatter run on rings, or on PAT with one GPU per node; trees and NVLS reduce everything."""
+    """All-gather and reduce-scatter run on rings, or on PAT with one GPU per node; trees and NVLS
+    reduce everything."""
     if algorithm == "ring":
         return True
     if algorithm == "pat":
@@ -171,14 +193,23 @@ def _is_enabled(algorithm: Algorithm, op: str, system: System) -> bool:
         return False
     if algorithm == "tree":
         return system.num_nodes > 1
-    has_nvls = system.nvls is not None and system.nvls.channels >= 2 and system.generation in NVLS_EFFICIENCY
+    has_nvls = (
+        system.nvls is not None
+        and system.nvls.channels >= 2
+        and system.generation in NVLS_EFFICIENCY
+    )
     return has_nvls and (algorithm == "nvls_tree") == (system.num_nodes > 1)
 
 
-def plateau(op: str, nbytes: int, algorithm: Algorithm, protocol: Protocol, system: System) -> float:
-    """What Ring Simple's latency is multiplied by between nodes, once a rank's part of a channel has 64 B: 1.4, or 1.9 on Volta."""
+def plateau(
+    op: str, nbytes: int, algorithm: Algorithm, protocol: Protocol, system: System
+) -> float:
+    """What Ring Simple's latency is multiplied by between nodes, once a rank's part of a channel
+    has 64 B: 1.4, or 1.9 on Volta."""
     per_part = nbytes / (system.ring.channels * system.num_ranks)
-    concerned = (op, algorithm, protocol) == ("all_reduce", "ring", "Simple") and system.num_nodes > 1
+    concerned = (op, algorithm, protocol) == (
+        "all_reduce", "ring", "Simple",
+    ) and system.num_nodes > 1
     return (1.9 if system.generation == "volta" else 1.4) if concerned and per_part >= 64 else 1.0
 
 
@@ -192,7 +223,11 @@ def latency_us(op: str, algorithm: Algorithm, protocol: Protocol, system: System
     levels = m.bit_length() - 1
     if algorithm == "ring":
         crossing = RING_STEPS[op] * (m - 1)
-        overhead = NETWORK_OVERHEAD[system.processor] * (3 if protocol == "Simple" else 1) if m > 1 else 0.0
+        overhead = (
+            NETWORK_OVERHEAD[system.processor] * (3 if protocol == "Simple" else 1)
+            if m > 1
+            else 0.0
+        )
         return base + (num_steps(op, n) - crossing) * max(intra, overhead) + crossing * inter
     if algorithm == "tree":
         return base + 2 * ((p - 1) * intra + levels * inter)
@@ -202,7 +237,8 @@ def latency_us(op: str, algorithm: Algorithm, protocol: Protocol, system: System
 
 
 def rate_gb_s(op: str, algorithm: Algorithm, protocol: Protocol, system: System) -> float:
-    """GB/s of the whole message, from the channels' bandwidth and the caps of algorithm and protocol."""
+    """GB/s of the whole message, from the channels' bandwidth and the caps of algorithm and
+    protocol."""
     n = system.num_ranks
     if algorithm == "ring":
         return _ring_bus(protocol, system) / bus_factor(op, n)
@@ -214,8 +250,9 @@ def rate_gb_s(op: str, algorithm: Algorithm, protocol: Protocol, system: System)
 
 
 def _bus(graph: Graph, system: System) -> float:
-    """Up to two nodes the tuner takes a channel's rate inside a node, beyond that the rate between nodes; the search has
-    made the former no larger than the NICs allow where a ring leaves the node."""
+    """Up to two nodes the tuner takes a channel's rate inside a node, beyond that the rate between
+    nodes; the search has made the former no larger than the NICs allow where a ring leaves the
+    node."""
     return graph.channels * (graph.intra if system.num_nodes <= 2 else graph.inter)
 
 
@@ -240,16 +277,22 @@ def _ring_bus(protocol: Protocol, system: System) -> float:
 
 def _tree_bus(protocol: Protocol, system: System) -> float:
     column, channels = _column(system), system.ring.channels
-    bus = min(TREE_SHARE * _bus(system.ring, system), channels * TREE_MOST[system.generation][column])
+    bus = min(
+        TREE_SHARE * _bus(system.ring, system), channels * TREE_MOST[system.generation][column]
+    )
     if protocol == "LL":
         return min(bus / 3.8, _ll_most(system))
     if protocol == "LL128":
-        return min(bus * (7 / 9 if system.num_nodes == 1 else 120 / 128), channels * TREE_LL128[system.generation][column])
+        return min(
+            bus * (7 / 9 if system.num_nodes == 1 else 120 / 128),
+            channels * TREE_LL128[system.generation][column],
+        )
     return bus
 
 
 def _nvls_bus(op: str, system: System) -> float:
-    """The switch reduces: a channel carries its rate times NVLS's efficiency, twice for all-reduce, less its own head's part."""
+    """The switch reduces: a channel carries its rate times NVLS's efficiency, twice for all-reduce,
+    less its own head's part."""
     graph = system.nvls
     assert graph is not None
     channels, efficiency = graph.channels, NVLS_EFFICIENCY[system.generation]
@@ -263,9 +306,11 @@ def _nvls_bus(op: str, system: System) -> float:
 
 
 def _tree_dip(nbytes: int) -> float:
-    """Trees lose bandwidth at middle sizes: to about half from 64 KiB to 2 MiB, little below 4 KiB and above 64 MiB.
+    """Trees lose bandwidth at middle sizes: to about half from 64 KiB to 2 MiB, little below 4 KiB
+    and above 64 MiB.
 
-    NCCL has a table by size and protocol; this is its rough shape, straight between these corners in log2 of the size.
+    NCCL has a table by size and protocol; this is its rough shape, straight between these corners
+    in log2 of the size.
     """
     corners = ((12, 1.0), (16, 0.5), (21, 0.5), (26, 1.0))
     exponent = max(0, nbytes.bit_length() - 1)
