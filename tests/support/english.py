@@ -1,0 +1,68 @@
+"""The English of docstrings, as tests and developers ask for it: where each rule is broken."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_WORDS = 25
+"""Longest sentence of a docstring, in words; what stands in code quotes counts as one."""
+OPENERS = frozenset({"What", "Which", "Whether", "Why", "How", "Of", "By", "Who", "Whose"})
+NO_NAMES = frozenset({"found", "one", "place", "words"})
+"""Names that say nothing of what a variable holds."""
+_SENTENCE_END = re.compile(r"(?<=[.!?:;])[\"'”)]*\s+(?=[A-Z`\"(\d])")
+_CODE = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]|\"[^\"]*\"|https?://\S+")
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring: of modules, classes, functions, and of attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = node.value.value
+            if isinstance(text, str):
+                yield node.lineno, text
+
+
+def prose(text: str) -> Iterator[str]:
+    """Paragraphs of a docstring without doctests, tables, lists of sources and indented code."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.split("\n")
+        if not any(line.lstrip().startswith((">>>", "|", "$", "- ")) for line in lines):
+            yield " ".join(line.strip() for line in lines).strip()
+
+
+def long_sentences(text: str) -> Iterator[str]:
+    """Sentences of more than `MAX_WORDS` words."""
+    for paragraph in prose(text):
+        for sentence in _SENTENCE_END.split(_CODE.sub("code", paragraph)):
+            if len(sentence.split()) > MAX_WORDS:
+                yield sentence
+
+
+def vague_openers(text: str) -> Iterator[str]:
+    """The first word of a docstring, where it is none that names its subject."""
+    if (first := re.match(r"\w+", text.strip())) and first[0] in OPENERS:
+        yield text.strip().split("\n")[0]
+
+
+def vague_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each variable or argument that is called by a word that says nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NO_NAMES:
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg) and node.arg in NO_NAMES:
+            yield node.lineno, node.arg
+
+
+def breaches(file: Path) -> Iterator[str]:
+    """Each breach of a rule in `file`, as FILE:LINE RULE: TEXT."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for line, text in docstrings(tree):
+        for opener in vague_openers(text):
+            yield f"{file}:{line} a noun or a verb first: {opener}"
+        for sentence in long_sentences(text):
+            yield f"{file}:{line} {len(sentence.split())} words in a sentence: {sentence[:90]}…"
+    for line, name in vague_names(tree):
+        yield f"{file}:{line} a name that says nothing: {name}"
