@@ -216,10 +216,7 @@ def fit(
     places = _places(cases, wider)
     at, silent, heard = [0.0] * len(places), set(range(len(places))), set[str]()
     for turn in range(rounds):
-        errors, slopes = _linear(
-            cases, places, at,
-            say=lambda text, turn=turn: say(f"round {turn + 1} of {rounds}: {text}"),
-        )  # type: ignore[misc]
+        errors, slopes = _linear(cases, places, at, say=_in_round(say, turn + 1, rounds))
         # a share that has come to 100 % is quiet too, but was heard before
         silent &= quiet(slopes, places)
         slopes = [
@@ -369,3 +366,8 @@ def solver() -> Any:
 
 def _product(first: float, second: float) -> float:
     return first * second
+
+
+def _in_round(say: Callable[[str], None], number: int, rounds: int) -> Callable[[str], None]:
+    """`say` with the number of the round in front."""
+    return lambda text: say(f"round {number} of {rounds}: {text}")

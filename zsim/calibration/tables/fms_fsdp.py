@@ -128,10 +128,8 @@ def _consistent(
     """RowError where its MFU, which counts all parameters and whole attention, or its HFU, with all
     that ran, is of another rate."""
     sizes = preset(name).sizes
-    flops = (
-        6 * num_parameters({"preset": name}, length)
-        + 12 * sizes.num_layers * sizes.hidden_size * length
-    )  # type: ignore[union-attr]
+    attention = 12 * sizes.num_layers * sizes.hidden_size * length  # type: ignore[union-attr]
+    flops = 6 * num_parameters({"preset": name}, length) + attention
     utilisation(record, ("mfu_frac",), flops * rate, model=place.part.model, percent=False)
     if not again:
         utilisation(record, ("hfu_frac",), flops * rate, model=place.part.model, percent=False)
