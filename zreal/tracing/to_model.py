@@ -67,14 +67,14 @@ class _Stretch:
     reads: dict[str, None]
     forward: list[Entry]
     backward: list[Entry]
-    hands_on: bool = False
-    given_back: list[int] = field(default_factory=list)
+    returns_inner_output: bool = False
+    caller_frees: list[int] = field(default_factory=list)
     """Storages that its caller lets go of when it has returned, the last ones of forward."""
 
     def give_back(self, entries: Iterable[Entry]) -> None:
         """The caller goes on with letting go of these."""
         self.forward += (given := list(entries))
-        self.given_back += [entry.storage for entry in given if isinstance(entry, Died)]
+        self.caller_frees += [entry.storage for entry in given if isinstance(entry, Died)]
 
 
 def traced_model(
@@ -228,10 +228,10 @@ def _seen(
                 fqn=s.fqn, unit=s.unit, forward=f, backward=b,
                 input_needs_gradient=s.needs_gradient,
                 recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
-                given_back=tuple(
-                    buffers.freed[storage] for storage in s.given_back if storage in buffers.freed
+                caller_frees=tuple(
+                    buffers.freed[storage] for storage in s.caller_frees if storage in buffers.freed
                 ),
-                hands_on=s.hands_on,
+                returns_inner_output=s.returns_inner_output,
             )
             for s, f, b in zip(stretches, forward, backward, strict=True)
         ),
@@ -272,11 +272,15 @@ def _stretches(
                 remedy="rename it",
             )
         one = _Stretch(
-            fqn=fqn, unit=visit.unit, needs_gradient=visit.needs_gradient, hands_on=visit.hands_on,
+            fqn=fqn,
+            unit=visit.unit,
+            needs_gradient=visit.needs_gradient,
+            returns_inner_output=visit.returns_inner_output,
             reads=dict.fromkeys(
                 (*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if fqn not in before))
             ),
-            forward=entries.get(here, []), backward=entries.get(back, []),
+            forward=entries.get(here, []),
+            backward=entries.get(back, []),
         )
         while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
             found[-1].give_back([one.forward.pop(0)])
@@ -338,7 +342,7 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
 def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     if born.storage in names.marks:
         return [
-            ParameterGradient(fqn, waits=True, copied=fqn in names.copied)
+            ParameterGradient(fqn, accumulation_is_marked=True, is_copy=fqn in names.copied)
             for fqn in names.marks[born.storage]
         ]
     kind: MemoryKind = "temporaries" if names.backward else "activations"

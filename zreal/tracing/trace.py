@@ -40,8 +40,8 @@ from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.to_model import Step, traced_model, traced_otherwise
 from zreal.tracing.unit_hooks import tensors_in
 from zreal.tracing.watched_step import WatchedStep, steady
-from zsim.autograd.lowered import Autograd, LoweredModule
-from zsim.autograd.traced import DEVICES, Otherwise, TracedModel, TracedModelError, check_whole
+from zsim.autograd.lowered import LoweredModule, UnitHooks
+from zsim.autograd.traced import DEVICES, HookVariant, TracedModel, TracedModelError, check_whole
 from zsim.io.json_reader import MAX_SENTENCE, is_name
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.checkpointing import problems as checkpointing_problems
@@ -118,13 +118,15 @@ def trace(
         name=name,
     )
     try:
-        plain, otherwise = _both(seen)
+        plain, variants_of_hooks = _both(seen)
         variants = []
         for asked in checkpointing:
             again, others = _both(partial(seen, asked, _require_known(asked, plain)), asked)
             variants.append((asked, _alike(plain, again, asked).lowered))
-            otherwise += others
-        return check_whole(replace(plain, recomputing=tuple(variants), otherwise=tuple(otherwise)))
+            variants_of_hooks += others
+        return check_whole(
+            replace(plain, recomputing=tuple(variants), hook_variants=tuple(variants_of_hooks))
+        )
     except TracedModelError as error:  # to trace it again would find the same
         raise refuse(error.where, error.expected, error.found, UNMODELLED) from error
 
@@ -163,13 +165,13 @@ class _Seen:
 
 def _both(
     seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING
-) -> tuple[TracedModel, list[Otherwise]]:
+) -> tuple[TracedModel, list[HookVariant]]:
     """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views
     and on inputs that nobody casts."""
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
-    found, last = list[Otherwise](), model.lowered
-    manners: list[Autograd] = ["plain"] if boundaries.differs or hooked.run.asks_dtypes else []
+    found, last = list[HookVariant](), model.lowered
+    manners: list[UnitHooks] = ["none"] if boundaries.differs or hooked.run.asks_dtypes else []
     if hooked.run.writes:
         fails = _sentence(
             next(
@@ -177,32 +179,38 @@ def _both(
                 for fqn, operator in hooked.run.writes.items()
             )
         )
-        found.append(Otherwise(autograd="views", checkpointing=asked, lowered=(), fails=fails))
+        found.append(
+            HookVariant(unit_hooks="fsdp1_views", checkpointing=asked, lowered=(), fails=fails)
+        )
     elif most_runs(model) > 1 and not (
         model.nested or model.frozen or model.not_in_loss or model.autocast != "none"
     ):  # FSDP1 is refused
-        manners.append("views")
+        manners.append("fsdp1_views")
     if hooked.run.cast_inputs or hooked.run.asks_dtypes:
-        manners.append("bare")
-    for autograd in manners:
+        manners.append("raw_inputs")
+    for unit_hooks in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
-        if hooked.run.asks_dtypes and autograd != "bare":
-            found.append(Otherwise(autograd=autograd, checkpointing=asked, lowered=(), fails=ASKS))
+        if hooked.run.asks_dtypes and unit_hooks != "raw_inputs":
+            found.append(
+                HookVariant(unit_hooks=unit_hooks, checkpointing=asked, lowered=(), fails=ASKS)
+            )
             continue
         try:
             lowered = seen(
-                autograd=autograd,
+                unit_hooks=unit_hooks,
                 runs=Counter(visit.unit for visit in boundaries.visits if visit.begins),
             ).like(model)
         except UntraceableError as error:
             if (
-                autograd == "views" and last
+                unit_hooks == "fsdp1_views" and last
             ):  # else hooks alone make it run, as with casts that a unit needs
                 raise
             fails = _sentence(str(error))
-        if lowered != last or (autograd == "bare" and not lowered):
+        if lowered != last or (unit_hooks == "raw_inputs" and not lowered):
             found.append(
-                Otherwise(autograd=autograd, checkpointing=asked, lowered=lowered, fails=fails)
+                HookVariant(
+                    unit_hooks=unit_hooks, checkpointing=asked, lowered=lowered, fails=fails
+                )
             )
         last = lowered
     return model, found
@@ -254,7 +262,7 @@ def _seen(
     sums_in_place: bool,
     device: Device,
     name: str,
-    autograd: Autograd = "hooked",
+    unit_hooks: UnitHooks = "fully_shard",
     runs: Mapping[str, int] | None = None,
 ) -> _Seen:
     """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often
@@ -267,9 +275,15 @@ def _seen(
         step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
         casts = Precision(parameters=step.dtype, autocast=autocast)
         with choices, ChangedViews(), recomputing(model, recomputed, asked):
-            views = (runs or {}) if autograd == "views" else {}
+            views = (runs or {}) if unit_hooks == "fsdp1_views" else {}
             run, held = steady(
-                step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=views
+                step,
+                log,
+                loss,
+                casts,
+                sums_in_place=sums_in_place,
+                unit_hooks=unit_hooks,
+                runs=views,
             )
     traced = Step(
         name=name or type(model).__name__, groups=step.groups, dtype=step.dtype,

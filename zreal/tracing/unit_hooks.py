@@ -26,7 +26,7 @@ from zreal.tracing.fakes.changed_views import require_history
 from zreal.tracing.fsdp1_views import RunViews
 from zreal.tracing.parameter_gradients import nodes
 from zreal.tracing.storage_log import CalledAgain, Died, Place, StorageLog
-from zsim.autograd.lowered import Autograd
+from zsim.autograd.lowered import UnitHooks
 from zsim.models.spec import ROOT
 
 
@@ -83,13 +83,13 @@ class Visit:
     """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins,
     with inputs that need a gradient.
 
-    Or whether it is where the unit ends, and `hands_on` what a unit in it has made.
+    Or whether it is where the unit ends, and `returns_inner_output` what a unit in it has made.
     """
 
     unit: str
     begins: bool = False
     needs_gradient: bool = False
-    hands_on: bool = False
+    returns_inner_output: bool = False
 
 
 class Boundaries:
@@ -98,9 +98,9 @@ class Boundaries:
 
     A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units
     whose output needs no gradient, as nothing up to them is trained, or goes no way into the loss:
-    they have no backward. `autograd`: what it has of units. Hooks make a difference if they have
+    they have no backward. `unit_hooks`: those of the strategy. Hooks make a difference if they have
     cast something (`casts`), or make sums of gradients of their own (`keeps_apart`), or where
-    backward `goes_on` from a unit whose end no hook sees. `views`: what units read in later runs.
+    backward `passes_by` from a unit whose end no hook sees. `views`: what units read in later runs.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Boundaries:
         *,
         units: Mapping[str, nn.Module],
         dtype: torch.dtype | None,
-        autograd: Autograd = "hooked",
+        unit_hooks: UnitHooks = "fully_shard",
         views: RunViews | None = None,
     ) -> None:
         self.log = log
@@ -121,11 +121,11 @@ class Boundaries:
         self._open: list[int] = []
         self._idle: set[int] = set()
         self._units = units
-        self._hooked = autograd == "hooked"
+        self._hooked = unit_hooks == "fully_shard"
         self._dtype = dtype if self._hooked else None
         self._views = views
         self._since = [0]
-        self.casts = self.keeps_apart = self.goes_on = False
+        self.casts = self.keeps_apart = self.passes_by = False
         self._forward_is_over = False
 
     @contextmanager
@@ -152,7 +152,7 @@ class Boundaries:
     @property
     def differs(self) -> bool:
         """Whether there may be something else without hooks."""
-        return self.casts or self.keeps_apart or self.goes_on
+        return self.casts or self.keeps_apart or self.passes_by
 
     def leave_autocast(self) -> None:
         """Forward is over, and autocast about to drop what it has cached: that has a place of its
@@ -183,7 +183,7 @@ class Boundaries:
         self._pass_by(reached)
         if self._hooked:
             self._unhook_detached(loss)
-            self.goes_on = any(
+            self.passes_by = any(
                 v.begins and not v.needs_gradient and place > min(reached)
                 for place, v in enumerate(self.visits)
             )
@@ -333,7 +333,7 @@ class Boundaries:
             tensor.register_hook(partial(self.gradient_arrives, last))
         if wanted and self._hooked:  # asked last: who asks for a node makes a stale one anew
             self.visits[last] = replace(
-                self.visits[last], hands_on=all(map(self._made_before, wanted))
+                self.visits[last], returns_inner_output=all(map(self._made_before, wanted))
             )
         trains = any(p.requires_grad for p in module.parameters())
         if not wanted and not trains and not self.visits[first].needs_gradient:

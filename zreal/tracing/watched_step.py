@@ -24,7 +24,7 @@ from zreal.tracing.parameter_gradients import ParameterGradients
 from zreal.tracing.sharded_dtypes import sharded_dtypes
 from zreal.tracing.storage_log import Born, Lives, Place, StorageLog, merged
 from zreal.tracing.unit_hooks import Boundaries, cast_floats, tensors_in
-from zsim.autograd.lowered import Autograd
+from zsim.autograd.lowered import UnitHooks
 from zsim.io.units import format_bytes
 from zsim.models.training_options import Precision
 
@@ -55,7 +55,7 @@ def steady(
     casts: Precision,
     *,
     sums_in_place: bool,
-    autograd: Autograd,
+    unit_hooks: UnitHooks,
     runs: Mapping[str, int],
 ) -> tuple[WatchedStep, int]:
     """A step as all later ones are, and the bytes that the module keeps from its first one."""
@@ -64,7 +64,7 @@ def steady(
     for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
         log.ignore(tensor)
     see = partial(
-        _run, step, log, loss, casts, sums_in_place=sums_in_place, autograd=autograd, runs=runs
+        _run, step, log, loss, casts, sums_in_place=sums_in_place, unit_hooks=unit_hooks, runs=runs
     )
     run = see()
     held = sum(born.nbytes for born in run.left.values())
@@ -81,7 +81,7 @@ def _run(
     casts: Precision,
     *,
     sums_in_place: bool,
-    autograd: Autograd,
+    unit_hooks: UnitHooks,
     runs: Mapping[str, int],
 ) -> WatchedStep:
     """One forward and backward. Garbage collection waits for the end, so that it frees nothing at
@@ -89,7 +89,7 @@ def _run(
     views = RunViews(step.groups, step.parameters, runs)
     parameters = {**step.parameters, **views.parameters}
     boundaries, gradients = (
-        Boundaries(log, units=step.units, dtype=step.cast, autograd=autograd, views=views),
+        Boundaries(log, units=step.units, dtype=step.cast, unit_hooks=unit_hooks, views=views),
         ParameterGradients(log),
     )
     versions = {fqn: torch_private.version(parameter) for fqn, parameter in step.parameters.items()}
@@ -97,12 +97,18 @@ def _run(
     gc.disable()
     try:
         with (
-            boundaries.hooks(), gradients.hooks(parameters),
-            _root_cast(step, log, to=None if autograd == "bare" else step.cast) as cast_inputs,
-            as_on_real_tensors(), step.in_place(),
+            boundaries.hooks(),
+            gradients.hooks(parameters),
+            _root_cast(
+                step, log, to=None if unit_hooks == "raw_inputs" else step.cast
+            ) as cast_inputs,
+            as_on_real_tensors(),
+            step.in_place(),
             sharded_dtypes(
-                step.groups, step.parameters, boundaries,
-                apply=step.cast is not None and autograd != "bare",
+                step.groups,
+                step.parameters,
+                boundaries,
+                apply=step.cast is not None and unit_hooks != "raw_inputs",
             ) as dtypes,
             log,
         ):

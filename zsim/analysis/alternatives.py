@@ -105,7 +105,7 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
                 batch,
                 dtype=precision.parameters,
                 casts_input=strategy.casts_input,
-                autograd=strategy.autograd,
+                unit_hooks=strategy.unit_hooks,
                 autocast=precision.autocast,
                 checkpointing=scenario.checkpointing,
             )

@@ -158,7 +158,7 @@ class Gradients:
         ]
         for event in made[:-1]:
             self.storages.events[self.storages.events.index(event, start)] = replace(
-                event, goes_on=True
+                event, node_makes_more=True
             )
         self._end_node()
 

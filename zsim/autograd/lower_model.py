@@ -14,7 +14,13 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from zsim.autograd import lower_module, tape
-from zsim.autograd.lowered import Autograd, Computation, LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowered import (
+    Computation,
+    LoweredModule,
+    ParameterGradient,
+    TapeEvent,
+    UnitHooks,
+)
 from zsim.autograd.traced import TracedModel
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -35,12 +41,12 @@ def lower(
     device: Device = "cpu",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     autocast: str = "none",
-    autograd: Autograd = "hooked",
+    unit_hooks: UnitHooks = "fully_shard",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and
     backward.
 
-    `autograd`: what that has of its units. Views of parameters are no leaves, so that autocast
+    `unit_hooks`: those of the strategy. Views of parameters are no leaves, so that autocast
     caches no casts of them. Equal to `module_lowering.lower_each`, which traces every module by
     itself. A TracedModel brings its own.
     """
@@ -52,7 +58,7 @@ def lower(
             casts_input=casts_input,
             checkpointing=checkpointing,
             autocast=autocast,
-            autograd=autograd,
+            unit_hooks=unit_hooks,
         )
     checkpointed = checkpointing.applies_to(model)
     if repeats(model) or model.nested:
@@ -65,7 +71,7 @@ def lower(
             checkpointing=checkpointing,
             checkpointed=checkpointed,
             autocast=autocast,
-            leaves=autograd != "views",
+            leaves=unit_hooks != "fsdp1_views",
         )
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = tuple(
@@ -81,7 +87,7 @@ def lower(
         checkpointing=checkpointing,
         checkpointed=checkpointed,
         autocast=autocast,
-        leaves=autograd != "views",
+        leaves=unit_hooks != "fsdp1_views",
     )
     traced = iter(each)
     lowered: list[LoweredModule] = []
@@ -164,7 +170,7 @@ parameter's of its own, or neither."""
 def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
     """Every name in the events of `traced` once: whose it is, and what of it stays when the module
     is another."""
-    tape = (*traced.forward.memory, *traced.backward.memory, *traced.uncached)
+    tape = (*traced.forward.memory, *traced.backward.memory, *traced.freed_with_autocast_cache)
     starts = {f"{traced.fqn}:": OWN, f"{before}:": INPUT}
     found = []
     for buffer in dict.fromkeys(event.buffer for event in tape if isinstance(event, (Alloc, Free))):
@@ -181,15 +187,19 @@ def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
 def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> LoweredModule:
     """`traced` as `module`, with `names` for its own."""
     return LoweredModule(
-        fqn=module.fqn, unit=module.unit,
+        fqn=module.fqn,
+        unit=module.unit,
         forward=Computation(
             kernels=traced.forward.kernels, memory=_events(traced.forward.memory, names)
         ),
         backward=Computation(
             kernels=traced.backward.kernels, memory=_events(traced.backward.memory, names)
         ),
-        input_needs_gradient=traced.input_needs_gradient, recompute=traced.recompute,
-        uncached=tuple(Free(names[given.buffer]) for given in traced.uncached),
+        input_needs_gradient=traced.input_needs_gradient,
+        recompute=traced.recompute,
+        freed_with_autocast_cache=tuple(
+            Free(names[given.buffer]) for given in traced.freed_with_autocast_cache
+        ),
         differentiates=traced.differentiates,
     )
 
@@ -202,7 +212,7 @@ def _events(tape: tuple[TapeEvent, ...], names: dict[str, str]) -> tuple[TapeEve
             if type(event) is Alloc
             else Free(names[event.buffer])
             if type(event) is Free
-            else ParameterGradient(names[event.fqn], event.goes_on)
+            else ParameterGradient(names[event.fqn], event.node_makes_more)
             if type(event) is ParameterGradient
             else event
             for event in tape

@@ -66,7 +66,9 @@ def lower_each(
     lowered = []
     for one in reversed(ran):
         ends = (SEED, summed(forward.losses[-1], len(forward.losses))) if one is last else ()
-        lowered.append(backward.run(one, ends=ends, uncached=let_go[one.part.module.fqn]))
+        lowered.append(
+            backward.run(one, ends=ends, freed_with_autocast_cache=let_go[one.part.module.fqn])
+        )
     return tuple(reversed(lowered))
 
 
@@ -126,14 +128,14 @@ class _Forward:
         tape = self.tape
         tape.framed = self._framed.union(self._drops[part.module.whole])
         needs_gradient = part.taken in tape.needs_gradient
-        passes_on = not part.steps and part.entry in tape.needs_gradient
+        carries_gradient = not part.steps and part.entry in tape.needs_gradient
         tape.run_forward(
             part.steps, entry=part.taken, later=part.later, over=self._over.get(part.module.fqn, ())
         )
         if is_end:
             tape.end_forward(self._source)
         memory = tape.storages.take()
-        differentiates = passes_on or any(
+        differentiates = carries_gradient or any(
             call.output in tape.needs_gradient for step in part.steps for call in step.calls
         )
         return _Ran(
@@ -158,7 +160,9 @@ class _Backward:
             tape, dtype, parameters, Counter[str](),
         )
 
-    def run(self, ran: _Ran, *, ends: Iterable[str], uncached: tuple[Free, ...]) -> LoweredModule:
+    def run(
+        self, ran: _Ran, *, ends: Iterable[str], freed_with_autocast_cache: tuple[Free, ...]
+    ) -> LoweredModule:
         """The module that `ran`, lowered; its backward ends with the release of the storages
         `ends`."""
         tape, part, module = self.tape, ran.part, ran.part.module
@@ -172,15 +176,20 @@ class _Backward:
         calls = [call for step in part.steps for call in step.calls]
         again = [call for region in reversed(recomputed) for call in region.kernels]
         return LoweredModule(
-            fqn=module.fqn, unit=module.unit,
+            fqn=module.fqn,
+            unit=module.unit,
             forward=Computation(
                 kernels=forward_kernels(calls, dtype=self.dtype), memory=ran.memory
             ),
-            backward=self._computation(calls, memory), passes_on=tape.storages.take(),
+            backward=self._computation(calls, memory),
+            events_after_hook=tape.storages.take(),
             input_needs_gradient=ran.needs_gradient,
-            recompute=forward_kernels(again, dtype=self.dtype), differentiates=ran.differentiates,
-            takes=part.taken if module.within else "", sums_losses=ran.sums_losses,
-            uncached=uncached, hands_on=not part.steps,
+            recompute=forward_kernels(again, dtype=self.dtype),
+            differentiates=ran.differentiates,
+            input_buffer=part.taken if module.within else "",
+            sums_losses=ran.sums_losses,
+            freed_with_autocast_cache=freed_with_autocast_cache,
+            returns_inner_output=not part.steps,
         )
 
     def _computation(self, calls: Sequence[Call], memory: tuple[TapeEvent, ...]) -> Computation:

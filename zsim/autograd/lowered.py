@@ -8,38 +8,38 @@ from typing import Final, Literal, final
 
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 
-Autograd = Literal["hooked", "plain", "views", "bare"]
-"""What autograd has of a unit besides its operators: "hooked" what fully_shard's hooks make, which
-cast what the unit takes and pass it through a node of their own with an output for each tensor
-given; "plain" nothing; "views" of its parameters, others in each run (FSDP1). With all of these the
-model's own inputs are cast when it is called; "bare" is nothing at all, and inputs as they are
-given."""
+UnitHooks = Literal["fully_shard", "none", "fsdp1_views", "raw_inputs"]
+"""Effects of a strategy's hooks on the autograd graph of a unit.
+
+"fully_shard": casts the unit's inputs and passes them through an autograd node of its own, with one
+output per tensor. "fsdp1_views": FSDP1, the parameters are views of a flat one, new in each run.
+"none": no node and no views. All three cast the model's own inputs to the parameters' dtype.
+"raw_inputs": as "none", and the model's inputs keep the dtype in which the caller gives them."""
 
 
 @final
 @dataclass(slots=True, unsafe_hash=True)
 class ParameterGradient:
-    """Autograd has made the gradient of `fqn`. The strategy says where it lives; the tape only says
-    when it is born.
+    """Autograd makes a gradient of the parameter `fqn`; the strategy decides where it lives.
 
-    `goes_on`: its node makes another one, also where it lets go of something in between. `waits`:
-    an `Accumulated` says when it is accumulated, as in a trace, which sees that; elsewhere it
-    follows from where nodes end. `copied`: what the node made is shared with others, or lies
-    otherwise than the parameter: a copy of it is kept, but where an earlier micro-batch left one it
-    is added as it is.
+    `node_makes_more`: the same autograd node makes another gradient afterwards, even if it frees
+    memory in between. `accumulation_is_marked`: an `Accumulated` event follows, as in a trace;
+    otherwise the gradient is accumulated when its node ends. `is_copy`: torch keeps a copy of the
+    gradient, which is shared or has other strides than the parameter. Where an earlier micro-batch
+    left a gradient, the original is added to it.
     """
 
     fqn: Final[str]
-    goes_on: Final[bool] = False
-    waits: Final[bool] = False
-    copied: Final[bool] = False
+    node_makes_more: Final[bool] = False
+    accumulation_is_marked: Final[bool] = False
+    is_copy: Final[bool] = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """Autograd's engine has accumulated the gradient of `fqn`: kept it or, where an earlier
-    micro-batch left one, added it to that."""
+    """Autograd's engine accumulates the gradient of `fqn`: it stores it or, where an earlier
+    micro-batch left one, adds to that."""
 
     fqn: str
 
@@ -53,8 +53,7 @@ class Recomputed:
 @final
 @dataclass(frozen=True, slots=True)
 class InnerCall:
-    """A recomputation calls the module of a `unit` in its block, or that `returns`; so many of its
-    `kernels` have run before."""
+    """A recomputation enters a nested `unit`, or leaves it (`returns`), after `kernels` kernels."""
 
     unit: str
     returns: bool
@@ -97,20 +96,18 @@ NOTHING: Final = Computation(kernels=(), memory=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredModule:
-    """One module of the model, lowered: what its forward and its backward do for one micro-batch.
+    """One module of the model, lowered: its forward and backward for one micro-batch.
 
-    `recompute` are the kernels that activation checkpointing runs again; their memory events stand
-    in backward, up to the mark `Recomputed`; of a block in parts they stand with the part that asks
-    for them first. One that `differentiates` not makes nothing that needs a gradient: it has no
-    backward. `sums_losses` is what the caller of the model does after its second forward and later
-    ones: it adds the loss to those before. `uncached` goes when the whole forward is over: copies
-    of weights that nobody but autocast's cache holds. `takes` is the buffer that a part of a block
-    is called with: others are called with the last one that is not theirs. Of a unit in a block
-    `passes_on` is what comes when its hook after backward has run: the gradient of its input is
-    added to what others have made. Of a traced one `given_back` are the last buffers that forward
-    frees, when its hooks have run: what its caller gave it, and what that does not keep. One that
-    `hands_on` is the last part of a block that returns what a unit in it made: autograd has no node
-    of its own between them.
+    `recompute`: the kernels that activation checkpointing runs again. Their memory events stand in
+    backward before the mark `Recomputed`; in a block of several parts, with the part whose backward
+    needs them first. `differentiates=False`: no output needs a gradient, so backward is empty.
+    `sums_losses`: memory events of adding this forward's loss to those of earlier forwards.
+    `freed_with_autocast_cache`: copies of weights that only autocast's cache holds until the whole
+    forward ends. `input_buffer`: the buffer that a part of a block takes as input; "" for the last
+    buffer of another module. `events_after_hook`, of a nested unit: its input's gradient is added
+    to others after its post-backward hook. `caller_frees`, of a traced unit: the last buffers that
+    forward frees, after its hooks; the caller holds them. `returns_inner_output`: the last part of
+    a block returns a nested unit's output, with no autograd node of its own in between.
     """
 
     fqn: str
@@ -120,9 +117,9 @@ class LoweredModule:
     input_needs_gradient: bool
     recompute: tuple[Kernel, ...] = ()
     sums_losses: tuple[MemoryEvent, ...] = ()
-    uncached: tuple[Free, ...] = ()
+    freed_with_autocast_cache: tuple[Free, ...] = ()
     differentiates: bool = True
-    takes: str = ""
-    passes_on: tuple[TapeEvent, ...] = ()
-    given_back: tuple[str, ...] = ()
-    hands_on: bool = False
+    input_buffer: str = ""
+    events_after_hook: tuple[TapeEvent, ...] = ()
+    caller_frees: tuple[str, ...] = ()
+    returns_inner_output: bool = False

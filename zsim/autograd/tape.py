@@ -341,7 +341,7 @@ class Tape:
                 and self.storages.events
                 and isinstance(self.storages.events[-1], ParameterGradient)
             ):
-                self.storages.events[-1] = replace(self.storages.events[-1], goes_on=True)
+                self.storages.events[-1] = replace(self.storages.events[-1], node_makes_more=True)
             self._release_saved(saved)
         for name, way in summed.items():
             for place in range(1, len(way)):

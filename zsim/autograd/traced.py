@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from zsim.autograd.lowered import NOTHING, Autograd, LoweredModule
+from zsim.autograd.lowered import NOTHING, LoweredModule, UnitHooks
 from zsim.autograd.traced_checks import problems
 from zsim.errors import ZsimError
 from zsim.ir.ops import Alloc, Free
@@ -26,14 +26,14 @@ LOSS = "loss"
 DEVICES: Final[tuple[Device, ...]] = ("cpu", "cuda")
 DEVICE_NAMES: Final[dict[Device, str]] = {"cpu": "a CPU", "cuda": "CUDA"}
 
-FORMS: Final[dict[Autograd, tuple[Autograd, ...]]] = {
-    "hooked": (),
-    "plain": ("plain",),
-    "views": ("views", "plain"),
-    "bare": ("bare", "plain"),
+FALLBACKS: Final[dict[UnitHooks, tuple[UnitHooks, ...]]] = {
+    "fully_shard": (),
+    "none": ("none",),
+    "fsdp1_views": ("fsdp1_views", "none"),
+    "raw_inputs": ("raw_inputs", "none"),
 }
-"""By what autograd has of units: the forms in which a trace may hold it, the best first, where it
-is not as with hooks."""
+"""By hooks of the strategy: the variants of a trace to look for, the best first; without any of
+them the trace with fully_shard's hooks is the same."""
 
 
 class TracedModelError(ZsimError):
@@ -41,14 +41,13 @@ class TracedModelError(ZsimError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Otherwise:
-    """The lowered modules with `checkpointing`, where autograd has something else of units than
-    fully_shard's hooks.
+class HookVariant:
+    """The lowered modules under other `unit_hooks` than fully_shard's, with `checkpointing`.
 
-    () where the module does not run so; `fails` then says how.
+    `lowered` is () where the module fails under them; `fails` is then the error.
     """
 
-    autograd: Autograd
+    unit_hooks: UnitHooks
     checkpointing: Checkpointing
     lowered: tuple[LoweredModule, ...]
     fails: str = ""
@@ -56,17 +55,15 @@ class Otherwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedModel(ModelSpec):
-    """A ModelSpec that brings its lowered modules along. It stands for the batch, dtype and device
-    it was traced at.
+    """A ModelSpec with its lowered modules, valid for the batch, dtype and device of its trace.
 
-    `casts_input`: floating-point inputs, of the model and of its units, were cast to `dtype` as
-    fully_shard does. `autocast`: the dtype of torch.autocast around its forward. `buffer_nbytes`
-    are held by the module itself (its buffers, and what its first forward left in it),
-    `input_nbytes` by the caller; no strategy counts either. `devices`: those whose kernels it
-    shows, both where none of them depends on that. `recomputing`: the lowered modules once more for
-    each activation checkpointing that was put around its units from outside. All these are as
-    fully_shard's hooks make them; `otherwise`, where that differs, once more as other strategies
-    have them.
+    `casts_input`: floating-point inputs of the model and its units are cast to `dtype`, as
+    fully_shard does. `autocast`: the dtype of torch.autocast around its forward. `buffer_nbytes`:
+    bytes of the module's buffers and of what its first forward leaves in it. `input_nbytes`: bytes
+    that the caller holds. No strategy counts either. `devices`: those with the kernels of the
+    trace; both if no kernel depends on the device. `lowered`: under fully_shard's hooks.
+    `recomputing`: the same for each activation checkpointing around its units. `hook_variants`: the
+    lowered modules under the hooks of other strategies, where they differ.
     """
 
     lowered: tuple[LoweredModule, ...]
@@ -78,7 +75,7 @@ class TracedModel(ModelSpec):
     input_nbytes: int = 0
     devices: tuple[Device, ...] = DEVICES
     recomputing: tuple[tuple[Checkpointing, tuple[LoweredModule, ...]], ...] = ()
-    otherwise: tuple[Otherwise, ...] = ()
+    hook_variants: tuple[HookVariant, ...] = ()
 
     def modules_for(
         self,
@@ -89,7 +86,7 @@ class TracedModel(ModelSpec):
         checkpointing: Checkpointing = NO_CHECKPOINTING,
         autocast: str = "none",
         device: Device | None = None,
-        autograd: Autograd = "hooked",
+        unit_hooks: UnitHooks = "fully_shard",
     ) -> tuple[LoweredModule, ...]:
         """The lowered modules; TracedModelError for another batch, dtype, autocast or device, or
         for checkpointing that was not traced.
@@ -140,16 +137,22 @@ class TracedModel(ModelSpec):
                     found=f"{value}",
                     remedy="trace the module again with such inputs",
                 )
-        return self._with(autograd, checkpointing, hooked=variants[checkpointing])
+        return self._with(unit_hooks, checkpointing, hooked=variants[checkpointing])
 
     def _with(
-        self, autograd: Autograd, checkpointing: Checkpointing, *, hooked: tuple[LoweredModule, ...]
+        self,
+        unit_hooks: UnitHooks,
+        checkpointing: Checkpointing,
+        *,
+        hooked: tuple[LoweredModule, ...],
     ) -> tuple[LoweredModule, ...]:
         """The lowered modules where autograd has that of units; TracedModelError where the module
         does not run so."""
-        found = {one.autograd: one for one in self.otherwise if one.checkpointing == checkpointing}
-        form = next((found[one] for one in FORMS[autograd] if one in found), None)
-        if form is not None and not form.lowered and form.autograd == "views":
+        found = {
+            one.unit_hooks: one for one in self.hook_variants if one.checkpointing == checkpointing
+        }
+        form = next((found[one] for one in FALLBACKS[unit_hooks] if one in found), None)
+        if form is not None and not form.lowered and form.unit_hooks == "fsdp1_views":
             raise TracedModelError(
                 where=self.name,
                 expected="a module that changes none of its parameters in forward: FSDP1 makes "
@@ -161,7 +164,7 @@ class TracedModel(ModelSpec):
         if form is not None and not form.lowered:
             given = (
                 f"; trace it with casts_input=False if the model's inputs come in {self.dtype}"
-                if form.autograd == "bare"
+                if form.unit_hooks == "raw_inputs"
                 else ""
             )
             raise TracedModelError(
@@ -216,7 +219,7 @@ def whole(
         replace(one, differentiates=place >= first and _run(one) in runs)
         for place, one in enumerate(found)
     )
-    return (*found[:-1], *(replace(one, uncached=uncached) for one in found[-1:]))
+    return (*found[:-1], *(replace(one, freed_with_autocast_cache=uncached) for one in found[-1:]))
 
 
 def _run(one: LoweredModule) -> tuple[str, str]:
@@ -252,7 +255,7 @@ def _casts_input(module: LoweredModule) -> bool:
 def check_whole(model: TracedModel) -> TracedModel:
     """As `check`; and where inputs of the model are cast, there must be a form for strategies that
     cast none."""
-    known = {one.checkpointing for one in model.otherwise if one.autograd == "bare"}
+    known = {one.checkpointing for one in model.hook_variants if one.unit_hooks == "raw_inputs"}
     for asked, lowered in ((NO_CHECKPOINTING, model.lowered), *model.recomputing):
         if asked not in known and any(map(_casts_input, lowered)):
             expected = (
@@ -273,8 +276,8 @@ def check(model: TracedModel) -> TracedModel:
             raise TracedModelError(
                 where=where, expected=expected, found=found, remedy="trace the module again"
             )
-    known = {(one.autograd, one.checkpointing) for one in model.otherwise}
-    if len(known) < len(model.otherwise) or {asked for _, asked in known} - {
+    known = {(one.unit_hooks, one.checkpointing) for one in model.hook_variants}
+    if len(known) < len(model.hook_variants) or {asked for _, asked in known} - {
         NO_CHECKPOINTING, *(asked for asked, _ in model.recomputing)
     }:
         expected = (
@@ -283,8 +286,8 @@ def check(model: TracedModel) -> TracedModel:
         raise TracedModelError(
             where=model.name, expected=expected, found="others", remedy="trace the module again"
         )
-    for one in model.otherwise:
-        views = one.autograd == "views"
+    for one in model.hook_variants:
+        views = one.unit_hooks == "fsdp1_views"
         for where, expected, found in (
             problems(model, one.lowered, loss=f"{last}:{LOSS}", views=views) if one.lowered else ()
         ):

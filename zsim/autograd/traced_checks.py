@@ -76,7 +76,9 @@ def _lifetime_problems(
     marked: list[str] = []
     passes = [(module, module.forward) for module in lowered]
     passes += [(module, module.backward) for module in reversed(lowered)]
-    for buffer in (event.buffer for module in lowered for event in module.uncached):
+    for buffer in (
+        event.buffer for module in lowered for event in module.freed_with_autocast_cache
+    ):
         if all(
             not isinstance(event, Alloc) or event.buffer != buffer
             for module in lowered
@@ -85,8 +87,8 @@ def _lifetime_problems(
             yield model.name, "what goes after forward to be made in it", buffer
     for module, computation in passes:
         if module is lowered[-1] and computation is module.backward:
-            live.difference_update(event.buffer for event in module.uncached)
-        after = module.passes_on if computation is module.backward else ()
+            live.difference_update(event.buffer for event in module.freed_with_autocast_cache)
+        after = module.events_after_hook if computation is module.backward else ()
         for event in (*computation.memory, *after):
             if isinstance(event, ParameterGradient):
                 fqn = event.fqn
@@ -160,13 +162,13 @@ class _Turns:
     """Those of which a copy is kept: of a sum of several gradients none is."""
 
     def made(self, event: ParameterGradient) -> bool:
-        if not event.waits:
+        if not event.accumulation_is_marked:
             self.untold.add(event.fqn)
             return event.fqn in self.told
         wrong = event.fqn in self.untold | self.copies or (
-            event.fqn in self.told and (event.copied or event.fqn not in self.waiting)
+            event.fqn in self.told and (event.is_copy or event.fqn not in self.waiting)
         )
-        if event.copied:
+        if event.is_copy:
             self.copies.add(event.fqn)
         self.waiting.add(event.fqn)
         self.told.add(event.fqn)

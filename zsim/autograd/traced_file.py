@@ -23,7 +23,7 @@ from zsim.autograd.lowered import (
 from zsim.autograd.traced import (
     DEVICES,
     FAMILY,
-    Otherwise,
+    HookVariant,
     TracedModel,
     TracedModelError,
     check_whole,
@@ -105,27 +105,27 @@ def dump(model: TracedModel) -> str:
         table[RECOMPUTING] = [
             [asdict(asked), _lowered_tables(again)] for asked, again in model.recomputing
         ]
-    if model.otherwise:
+    if model.hook_variants:
         table[OTHERWISE] = [
             [
-                one.autograd,
+                one.unit_hooks,
                 [asdict(one.checkpointing)] * (one.checkpointing != NO_CHECKPOINTING),
                 _lowered_tables(one.lowered),
                 *([one.fails] if one.fails else []),
             ]
-            for one in model.otherwise
+            for one in model.hook_variants
         ]
     if model.autocast != "none":
         table |= {
             "autocast": model.autocast,
-            "uncached": [event.buffer for event in model.lowered[-1].uncached],
+            "uncached": [event.buffer for event in model.lowered[-1].freed_with_autocast_cache],
         }
     return json.dumps(table, separators=(",", ":")) + "\n"
 
 
 def _lowered_tables(modules: Iterable[LoweredModule]) -> list[dict[str, Any]]:
     """Those of another form, the last of which says what autocast's cache holds in it."""
-    uncached = ([event.buffer for event in one.uncached] for one in modules)
+    uncached = ([event.buffer for event in one.freed_with_autocast_cache] for one in modules)
     return [
         _lowered_table(one) | ({UNCACHED: names} if names else {})
         for one, names in zip(modules, uncached, strict=True)
@@ -139,12 +139,12 @@ def _lowered_table(lowered: LoweredModule) -> dict[str, Any]:
         "backward": _computation_table(lowered.backward),
         "recompute": _kernel_table(lowered.recompute),
         **(
-            {PASSES_ON: [_event_table(event) for event in lowered.passes_on]}
-            if lowered.passes_on
+            {PASSES_ON: [_event_table(event) for event in lowered.events_after_hook]}
+            if lowered.events_after_hook
             else {}
         ),
-        **({GIVEN_BACK: list(lowered.given_back)} if lowered.given_back else {}),
-        **({HANDS_ON: [True]} if lowered.hands_on else {}),
+        **({GIVEN_BACK: list(lowered.caller_frees)} if lowered.caller_frees else {}),
+        **({HANDS_ON: [True]} if lowered.returns_inner_output else {}),
     }
 
 
@@ -183,9 +183,9 @@ def _event_table(event: TapeEvent) -> list[Any]:
         return ["-", event.buffer]
     if isinstance(event, Accumulated):
         return [ACCUMULATED, event.fqn]
-    if event.waits:
-        return [COPIED if event.copied else WAITS, event.fqn]
-    return [GOES_ON if event.goes_on else "gradient", event.fqn]
+    if event.accumulation_is_marked:
+        return [COPIED if event.is_copy else WAITS, event.fqn]
+    return [GOES_ON if event.node_makes_more else "gradient", event.fqn]
 
 
 def save(model: TracedModel, path: str | Path) -> None:
@@ -262,7 +262,7 @@ def _model(reader: Reader) -> TracedModel:
         recomputing=tuple(
             _variant(variant, modules) for variant in table[RECOMPUTING].items(at_most=MAX_VARIANTS)
         ),
-        otherwise=tuple(
+        hook_variants=tuple(
             _otherwise(row, modules) for row in table[OTHERWISE].items(at_most=3 * MAX_VARIANTS + 3)
         ),
     )
@@ -275,12 +275,12 @@ def _variant(
     return _checkpointing(asked), _each_lowered(rows, modules)
 
 
-def _otherwise(reader: Reader, modules: list[Module]) -> Otherwise:
+def _otherwise(reader: Reader, modules: list[Module]) -> HookVariant:
     told = isinstance(reader.value, list) and len(reader.value) == 4
-    autograd, given, rows, *fails = reader.row(4 if told else 3)
+    hooks, given, rows, *fails = reader.row(4 if told else 3)
     asked = [_checkpointing(table) for table in given.items(at_most=1)]
-    return Otherwise(
-        autograd=autograd.one_of(("plain", "views", "bare")),
+    return HookVariant(
+        unit_hooks=hooks.one_of(("none", "fsdp1_views", "raw_inputs")),
         checkpointing=asked[0] if asked else NO_CHECKPOINTING,
         lowered=_each_lowered(rows, modules) if list(rows.items(at_most=MAX_MODULES)) else (),
         fails=fails[0].sentence() if fails else "",
@@ -364,9 +364,9 @@ def _lowered(module: Module, table: dict[str, Reader]) -> LoweredModule:
         backward=_computation(table["backward"]),
         input_needs_gradient=table["input_needs_gradient"].truth(),
         recompute=_kernels(table["recompute"]),
-        passes_on=tuple(_event(event) for event in table[PASSES_ON].items()),
-        given_back=tuple(buffer.name() for buffer in table[GIVEN_BACK].items()),
-        hands_on=any(mark.truth() for mark in table[HANDS_ON].items(at_most=1)),
+        events_after_hook=tuple(_event(event) for event in table[PASSES_ON].items()),
+        caller_frees=tuple(buffer.name() for buffer in table[GIVEN_BACK].items()),
+        returns_inner_output=any(mark.truth() for mark in table[HANDS_ON].items(at_most=1)),
     )
 
 
@@ -417,5 +417,8 @@ def _event(reader: Reader) -> TapeEvent:
     if sign == ACCUMULATED:
         return Accumulated(name.name())
     return ParameterGradient(
-        name.name(), goes_on=sign == GOES_ON, waits=sign in (WAITS, COPIED), copied=sign == COPIED
+        name.name(),
+        node_makes_more=sign == GOES_ON,
+        accumulation_is_marked=sign in (WAITS, COPIED),
+        is_copy=sign == COPIED,
     )

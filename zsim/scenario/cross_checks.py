@@ -119,7 +119,7 @@ def check_traced(
             batch,
             dtype=precision.parameters,
             casts_input=traits.casts_input and precision.parameters != "float32",
-            autograd=traits.autograd,
+            unit_hooks=traits.unit_hooks,
             autocast=precision.autocast,
             checkpointing=again,
         )

@@ -32,7 +32,7 @@ def training(scenario: Scenario, *, device: Device) -> Training:
         device=device,
         checkpointing=scenario.checkpointing,
         autocast=scenario.precision.autocast,
-        autograd=strategy.autograd,
+        unit_hooks=strategy.unit_hooks,
     )
     return Training(
         model=model,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from zsim.autograd.lowered import Autograd
+from zsim.autograd.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models import wrapping
@@ -65,8 +65,8 @@ class Strategy:
     units."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _itself
     """The model as autograd sees it, in which modules may read other parameters than its own."""
-    autograd: Autograd = "bare"
-    """What autograd has of a unit besides its operators, which a traced model was recorded with."""
+    unit_hooks: UnitHooks = "raw_inputs"
+    """Effects of its hooks on autograd; a traced model has a recording of each."""
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: what it cannot do of what a scenario asks, one line
     each, with the key in front."""
@@ -77,7 +77,7 @@ class Strategy:
     @property
     def leaves(self) -> bool:
         """Whether what modules read are leaves of autograd, whose casts autocast caches."""
-        return self.autograd != "views"
+        return self.unit_hooks != "fsdp1_views"
 
 
 def model_problems(
@@ -117,42 +117,82 @@ def wrapped(name: str, model: ModelSpec, asked: Wrapping) -> ModelSpec:
 
 STRATEGIES: dict[str, Strategy] = {
     "ddp": Strategy(
-        plan=ddp.plan, options=ddp.Options, axes=("dp_replicate",), formula=Formula("ddp"),
-        nests="nothing", model_problems=ddp.model_problems,
+        plan=ddp.plan,
+        options=ddp.Options,
+        axes=("dp_replicate",),
+        formula=Formula("ddp"),
+        nests="nothing",
+        model_problems=ddp.model_problems,
     ),
     "zero1": Strategy(
-        plan=zero1.plan, options=zero1.Options, axes=("dp_shard",), formula=Formula("zero1"),
+        plan=zero1.plan,
+        options=zero1.Options,
+        axes=("dp_shard",),
+        formula=Formula("zero1"),
         nests="buffers",
     ),
     "zero2": Strategy(
-        plan=zero2.plan, options=zero2.Options, axes=("dp_shard",), formula=Formula("zero2"),
+        plan=zero2.plan,
+        options=zero2.Options,
+        axes=("dp_shard",),
+        formula=Formula("zero2"),
         nests="buffers",
     ),
     "zero3": Strategy(
-        plan=zero3.plan, options=zero3.Options, axes=("dp_shard",), formula=Formula("zero3"),
-        nests="buffers", problems=zero3.problems,
+        plan=zero3.plan,
+        options=zero3.Options,
+        axes=("dp_shard",),
+        formula=Formula("zero3"),
+        nests="buffers",
+        problems=zero3.problems,
     ),
     "fsdp2": Strategy(
-        plan=fsdp2.plan, options=fsdp2.Options, axes=("dp_shard",),
-        formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
-        kinds=fsdp2.kinds, nests="units", autograd="hooked", problems=fsdp2.problems,
+        plan=fsdp2.plan,
+        options=fsdp2.Options,
+        axes=("dp_shard",),
+        formula=Formula("zero3", keeps="float32 shards"),
+        casts_input=True,
+        hooks=True,
+        kinds=fsdp2.kinds,
+        nests="units",
+        unit_hooks="fully_shard",
+        problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
     "hsdp": Strategy(
-        plan=hsdp.plan, options=hsdp.Options, axes=("dp_replicate", "dp_shard"),
-        formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
-        kinds=fsdp2.kinds, nests="units", autograd="hooked", problems=fsdp2.problems,
+        plan=hsdp.plan,
+        options=hsdp.Options,
+        axes=("dp_replicate", "dp_shard"),
+        formula=Formula("zero3", keeps="float32 shards"),
+        casts_input=True,
+        hooks=True,
+        kinds=fsdp2.kinds,
+        nests="units",
+        unit_hooks="fully_shard",
+        problems=fsdp2.problems,
         model_problems=fsdp2.model_problems,
     ),
     "fsdp1": Strategy(
-        plan=fsdp1.plan, options=fsdp1.Options, axes=("dp_replicate", "dp_shard"),
-        formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
-        kinds=fsdp1.kinds, nests="kept units", differentiates=views.viewed, autograd="views",
-        problems=fsdp1.problems, model_problems=fsdp1.model_problems,
+        plan=fsdp1.plan,
+        options=fsdp1.Options,
+        axes=("dp_replicate", "dp_shard"),
+        formula=Formula("zero3", keeps="float32 shards"),
+        casts_input=True,
+        hooks=True,
+        kinds=fsdp1.kinds,
+        nests="kept units",
+        differentiates=views.viewed,
+        unit_hooks="fsdp1_views",
+        problems=fsdp1.problems,
+        model_problems=fsdp1.model_problems,
     ),
     "zero_redundancy": Strategy(
-        plan=zero_redundancy.plan, options=zero_redundancy.Options, axes=("dp_replicate",),
-        formula=Formula("zero1", keeps="no master copy"), nests="nothing",
-        kinds=zero_redundancy.kinds, model_problems=ddp.model_problems,
+        plan=zero_redundancy.plan,
+        options=zero_redundancy.Options,
+        axes=("dp_replicate",),
+        formula=Formula("zero1", keeps="no master copy"),
+        nests="nothing",
+        kinds=zero_redundancy.kinds,
+        model_problems=ddp.model_problems,
     ),
 }

@@ -336,7 +336,7 @@ def backward(
         if own is not None and (own.fqn == ROOT or module.fqn in last):
             returned.insert(0, own)
         # a block that returns what a unit in it made has the later hook on it
-        while returned and not module.hands_on:
+        while returned and not module.returns_inner_output:
             entered = returned.pop(0)
             explicit = _following(entered, reverse, ahead) if entered.fqn != ROOT else []
             _pre_backward(step, entered, order, places[entered.fqn], explicit=explicit)

@@ -39,6 +39,6 @@ def test_sums_of_gradients_come_after_the_hooks_of_a_unit_that_shares_its_input(
         strategy='name = "fsdp2"',
     )
     case = parse(text.encode(), where="shared.toml")
-    assert any(module.passes_on for module in training(case, device="cpu").modules)
+    assert any(module.events_after_hook for module in training(case, device="cpu").modules)
     assert of_program(case) == of_torch(case)
     assert wrong(measured(text)) == []

@@ -58,7 +58,7 @@ def traced(case: Case) -> TracedModel:
 def test_fully_shard_holds_the_bytes_that_the_module_traced_under_autocast_says(name: str) -> None:
     case = casting(name)
     model = traced(case)
-    assert bool(model.lowered[-1].uncached) is (
+    assert bool(model.lowered[-1].freed_with_autocast_cache) is (
         "llama" not in name
     )  # whose weights are all saved, and it has no biases
     assert parse(dump(model).encode()) == model

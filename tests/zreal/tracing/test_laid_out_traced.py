@@ -237,7 +237,7 @@ def test_a_trace_under_autocast_keeps_what_each_form_has_in_autocasts_cache() ->
     model = trace(
         lambda: Adapted(recomputes=True), (torch.randint(0, 40, (2, 8)),), autocast="bfloat16"
     )
-    assert model.otherwise
+    assert model.hook_variants
     assert parse(dump(model).encode()) == model
 
 

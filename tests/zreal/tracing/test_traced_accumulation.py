@@ -116,7 +116,9 @@ def turns(model: TracedModel, unit: str) -> list[str]:
     accumulated."""
     backward = next(module.backward for module in model.lowered if module.unit == unit)
     return [
-        f"[{event.fqn}]" if isinstance(event, Accumulated) else event.fqn + " copied" * event.copied
+        f"[{event.fqn}]"
+        if isinstance(event, Accumulated)
+        else event.fqn + " copied" * event.is_copy
         for event in backward.memory
         if isinstance(event, Accumulated | ParameterGradient)
     ]
@@ -142,6 +144,6 @@ def test_a_copy_is_told_from_what_autograd_keeps_as_it_is() -> None:
 
 def test_a_weight_that_was_turned_before_the_blocks_is_accumulated_after_them() -> None:
     first, *_, last = traced("early").lowered
-    assert ParameterGradient("last", waits=True) in last.backward.memory
+    assert ParameterGradient("last", accumulation_is_marked=True) in last.backward.memory
     assert Accumulated("last") not in last.backward.memory
     assert Accumulated("last") in first.backward.memory

@@ -174,7 +174,7 @@ def simulated_phases(
             dtype=model.dtype,
             casts_input=strategy.casts_input,
             autocast=model.autocast,
-            autograd=strategy.autograd,
+            unit_hooks=strategy.unit_hooks,
         ),
         batch=batch,
         precision=Precision(parameters=model.dtype, reduce="float32", autocast=model.autocast),
@@ -191,13 +191,13 @@ def simulated_phases(
 
 def recomputed(model: TracedModel, asked: Checkpointing) -> TracedModel:
     """`model` as it is with `asked` of what it was traced with."""
-    otherwise = tuple(
+    hook_variants = tuple(
         replace(one, checkpointing=NO_CHECKPOINTING)
-        for one in model.otherwise
+        for one in model.hook_variants
         if one.checkpointing == asked
     )
     return replace(
-        model, lowered=dict(model.recomputing)[asked], recomputing=(), otherwise=otherwise
+        model, lowered=dict(model.recomputing)[asked], recomputing=(), hook_variants=hook_variants
     )
 
 

@@ -161,7 +161,7 @@ def test_without_hooks_every_allocation_and_free_is_that_of_the_plain_module_in_
     name: str
 ) -> None:
     model = seen(SHARED[name])
-    plain = next(one.lowered for one in model.otherwise if one.autograd == "plain")
+    plain = next(one.lowered for one in model.hook_variants if one.unit_hooks == "none")
     case = Case(SHARED[name], "", tokens, num_units=0, more=tuple(UNITS))
     assert traced_events(replace(model, lowered=plain)) == measured_events(case, dtype="float32")
     assert traced_events(model) != measured_events(case, dtype="float32")
@@ -252,13 +252,13 @@ def test_units_that_are_recomputed_have_it_too(make: Callable[[], nn.Module], fo
 
 def test_what_is_the_same_without_hooks_is_kept_once() -> None:
     chain = seen(lambda: Decoder(Recurrent, given=""))
-    assert chain.otherwise == ()
+    assert chain.hook_variants == ()
     again = seen(lambda: Decoder(Recurrent, given="", order="01230"), checkpointing=[EVERY_BLOCK])
-    assert [(one.autograd, one.checkpointing) for one in again.otherwise] == [
-        ("views", NO_CHECKPOINTING), ("views", EVERY_BLOCK)
+    assert [(one.unit_hooks, one.checkpointing) for one in again.hook_variants] == [
+        ("fsdp1_views", NO_CHECKPOINTING), ("fsdp1_views", EVERY_BLOCK)
     ]
     both = seen(SHARED["two runs and a memory"])
-    assert [one.autograd for one in both.otherwise] == ["plain", "views"]
+    assert [one.unit_hooks for one in both.hook_variants] == ["none", "fsdp1_views"]
     assert read(dump(again).encode()) == again
     assert read(dump(both).encode()) == both
 
@@ -329,8 +329,8 @@ def test_what_a_unit_takes_and_does_not_use_gets_zeros_from_fully_shard_alone(
     assert differences(lambda: Unused(True), tokens, FSDP2, tmp_path, ranks=2) == {}
     for strategy in (DDP, FSDP1):
         assert differences(lambda: Unused(False), tokens, strategy, tmp_path, ranks=2) == {}
-    assert [(one.autograd, one.lowered) for one in seen(lambda: Unused(True)).otherwise] == [
-        ("plain", ())
+    assert [(one.unit_hooks, one.lowered) for one in seen(lambda: Unused(True)).hook_variants] == [
+        ("none", ())
     ]
 
 

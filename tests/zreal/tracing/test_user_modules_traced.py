@@ -23,7 +23,7 @@ from tests.zreal.tracing.user_modules import Case
 from zreal import torch_private
 from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.trace import trace
-from zsim.autograd.traced import Otherwise, TracedModel, check
+from zsim.autograd.traced import HookVariant, TracedModel, check
 from zsim.autograd.traced_file import save
 from zsim.errors import ZsimError
 from zsim.ir.ops import Alloc, Free
@@ -585,9 +585,10 @@ precision = { parameters = "bf16", reduce = "fp32" }
 @pytest.mark.parametrize("change", ["twice", "of a checkpointing that was not traced"])
 def test_a_file_with_two_forms_for_one_strategy_is_refused(change: str) -> None:
     model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"])
-    one = Otherwise(
-        autograd="plain", checkpointing=Checkpointing(mode="none" if change == "twice" else "full"),
+    one = HookVariant(
+        unit_hooks="none",
+        checkpointing=Checkpointing(mode="none" if change == "twice" else "full"),
         lowered=(),
     )
     with pytest.raises(ZsimError, match="one form for each way of autograd"):
-        check(replace(model, otherwise=(one, one) if change == "twice" else (one,)))
+        check(replace(model, hook_variants=(one, one) if change == "twice" else (one,)))

@@ -17,10 +17,10 @@ from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import ways
 from zsim.autograd import traced_file
 from zsim.autograd.lower_model import loss_buffers, lower
-from zsim.autograd.lowered import Autograd, LoweredModule
+from zsim.autograd.lowered import LoweredModule, UnitHooks
 from zsim.autograd.traced import (
     FAMILY,
-    Otherwise,
+    HookVariant,
     TracedModel,
     TracedModelError,
     check,
@@ -73,16 +73,16 @@ def model() -> TracedModel:
         casts_input=True,
         buffer_nbytes=12,
         input_nbytes=34,
-        otherwise=(bare(),),
+        hook_variants=(bare(),),
     )
 
 
-def bare(checkpointing: Checkpointing = NO_CHECKPOINTING) -> Otherwise:
+def bare(checkpointing: Checkpointing = NO_CHECKPOINTING) -> HookVariant:
     """The form of it in which nobody casts the model's input."""
     modules = lower(
         SPEC, batch=BATCH, dtype="bfloat16", casts_input=False, checkpointing=checkpointing
     )
-    return Otherwise(autograd="bare", checkpointing=checkpointing, lowered=modules)
+    return HookVariant(unit_hooks="raw_inputs", checkpointing=checkpointing, lowered=modules)
 
 
 MODEL = model()
@@ -105,7 +105,7 @@ def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str
         batch = replace(BATCH, accumulation=2)
         modules = lower(
             spec, batch=batch, dtype="bfloat16", casts_input=strategy.casts_input,
-            autograd=strategy.autograd,
+            unit_hooks=strategy.unit_hooks,
         )
         training = Training(
             model=spec, modules=modules, batch=batch, precision=Precision(parameters="bfloat16")
@@ -130,7 +130,11 @@ def with_every_block_recomputed() -> TracedModel:
     asked = Checkpointing(mode="full")
     modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=asked)
     return check_whole(
-        replace(MODEL, recomputing=((asked, modules),), otherwise=(*MODEL.otherwise, bare(asked)))
+        replace(
+            MODEL,
+            recomputing=((asked, modules),),
+            hook_variants=(*MODEL.hook_variants, bare(asked)),
+        )
     )
 
 
@@ -178,7 +182,7 @@ def test_a_damaged_variant_is_refused(damage: Any) -> None:
 
 
 def with_other_lowered_modules(
-    autograd: Autograd = "plain", gradient: str = "blocks.0.fc1.bias"
+    unit_hooks: UnitHooks = "none", gradient: str = "blocks.0.fc1.bias"
 ) -> TracedModel:
     """MODEL of which strategies without fully_shard's hooks have an activation more, and perhaps a
     gradient of another name."""
@@ -193,65 +197,74 @@ def with_other_lowered_modules(
         forward=replace(first.forward, memory=(*first.forward.memory, *more)),
         backward=replace(first.backward, memory=tuple(named)),
     )
-    otherwise = Otherwise(
-        autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=(other, *MODEL.lowered[1:])
+    variant = HookVariant(
+        unit_hooks=unit_hooks, checkpointing=NO_CHECKPOINTING, lowered=(other, *MODEL.lowered[1:])
     )
     return replace(
-        MODEL, otherwise=(otherwise, *(one for one in MODEL.otherwise if one.autograd != autograd))
+        MODEL,
+        hook_variants=(
+            variant,
+            *(one for one in MODEL.hook_variants if one.unit_hooks != unit_hooks),
+        ),
     )
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("ddp", "bare"), ("zero2", "bare"), ("fsdp1", "plain"), ("fsdp1", "views"), ("fsdp2", ""),
+        ("ddp", "raw_inputs"),
+        ("zero2", "raw_inputs"),
+        ("fsdp1", "none"),
+        ("fsdp1", "fsdp1_views"),
+        ("fsdp2", ""),
         ("hsdp", ""),
     ],
 )
 def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(
-    name: str, form: Autograd | Literal[""]
+    name: str, form: UnitHooks | Literal[""]
 ) -> None:
-    model = check_whole(with_other_lowered_modules(form or "plain"))
+    model = check_whole(with_other_lowered_modules(form or "none"))
     assert parse(dump(model).encode()) == model
     taken = model.modules_for(
-        BATCH, dtype="bfloat16", casts_input=True, autograd=STRATEGIES[name].autograd
+        BATCH, dtype="bfloat16", casts_input=True, unit_hooks=STRATEGIES[name].unit_hooks
     )
-    assert taken == (model.otherwise[0].lowered if form else model.lowered)
-    assert model.otherwise[0].lowered != model.lowered
+    assert taken == (model.hook_variants[0].lowered if form else model.lowered)
+    assert model.hook_variants[0].lowered != model.lowered
 
 
 def test_those_that_only_run_with_hooks_go_through_a_file_and_are_refused_elsewhere() -> None:
     nothing = [
-        Otherwise(autograd=autograd, checkpointing=NO_CHECKPOINTING, lowered=())
-        for autograd in ("plain", "bare")
+        HookVariant(unit_hooks=unit_hooks, checkpointing=NO_CHECKPOINTING, lowered=())
+        for unit_hooks in ("none", "raw_inputs")
     ]
-    model = check_whole(replace(MODEL, otherwise=tuple(nothing)))
+    model = check_whole(replace(MODEL, hook_variants=tuple(nothing)))
     assert parse(dump(model).encode()) == model
     assert model.modules_for(BATCH, dtype="bfloat16", casts_input=True) == MODEL.lowered
-    for autograd in ("plain", "views", "bare"):
+    for unit_hooks in ("none", "fsdp1_views", "raw_inputs"):
         with pytest.raises(TracedModelError, match="expected a module that runs without the "
                                                    "hooks of fully_shard"):
-            model.modules_for(BATCH, dtype="bfloat16", casts_input=True, autograd=autograd)
+            model.modules_for(BATCH, dtype="bfloat16", casts_input=True, unit_hooks=unit_hooks)
 
 
 @pytest.mark.parametrize(
-    ("autograd", "gradient"), [("plain", "blocks.0.fc1.bias#2"), ("views", "blocks.0.fc1.bias#2")]
+    ("unit_hooks", "gradient"),
+    [("none", "blocks.0.fc1.bias#2"), ("fsdp1_views", "blocks.0.fc1.bias#2")],
 )
 def test_gradients_are_of_parameters_or_of_views_in_the_run_that_made_them(
-    autograd: Autograd, gradient: str
+    unit_hooks: UnitHooks, gradient: str
 ) -> None:
     with pytest.raises(
         TracedModelError,
         match=r"^blocks.0: expected gradients of parameters of its own unit.* found blocks.0.fc1.bias#2",  # noqa: E501
     ):
-        check(with_other_lowered_modules(autograd, gradient))
+        check(with_other_lowered_modules(unit_hooks, gradient))
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         lambda rows: rows[0].pop(),
-        lambda rows: rows[0].__setitem__(0, "hooked"),
+        lambda rows: rows[0].__setitem__(0, "fully_shard"),
         lambda rows: rows[0].__setitem__(1, 1),
         lambda rows: rows[0].__setitem__(1, [{}]),
         lambda rows: rows[0][2].pop(),
@@ -282,14 +295,17 @@ def test_a_strategy_that_casts_no_input_gets_no_cast() -> None:
 
     assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=True)) == ["Alloc", "Free"]
     assert (
-        casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, autograd="bare")) == []
+        casts(
+            MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, unit_hooks="raw_inputs")
+        )
+        == []
     )
 
 
 def test_a_file_in_which_every_form_casts_the_models_input_is_refused() -> None:
     with pytest.raises(TracedModelError, match="one form in which the model's inputs are as they "
                                                "were given"):
-        parse(dump(replace(MODEL, otherwise=())).encode())
+        parse(dump(replace(MODEL, hook_variants=())).encode())
 
 
 @pytest.mark.parametrize(
@@ -373,8 +389,8 @@ def frozen(*, made: bool) -> TracedModel:
         )
         return replace(first, backward=replace(first.backward, memory=memory)), *others
 
-    otherwise = tuple(replace(one, lowered=kept(*one.lowered)) for one in MODEL.otherwise)
-    return replace(MODEL, lowered=kept(*MODEL.lowered), otherwise=otherwise, units=units)
+    otherwise = tuple(replace(one, lowered=kept(*one.lowered)) for one in MODEL.hook_variants)
+    return replace(MODEL, lowered=kept(*MODEL.lowered), hook_variants=otherwise, units=units)
 
 
 def test_a_frozen_parameter_has_no_gradient_and_is_frozen_in_the_file() -> None:

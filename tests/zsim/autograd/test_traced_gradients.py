@@ -39,7 +39,12 @@ def telling(model: TracedModel, *, at_once: bool = False, copied: str = "") -> T
             if place == end:
                 yield from due
             if isinstance(event, ParameterGradient):
-                yield replace(event, goes_on=False, waits=True, copied=event.fqn == copied)
+                yield replace(
+                    event,
+                    node_makes_more=False,
+                    accumulation_is_marked=True,
+                    is_copy=event.fqn == copied,
+                )
                 due.append(Accumulated(event.fqn))
                 if at_once:
                     yield due.pop()

@@ -132,9 +132,9 @@ def accumulated(
     """
     found = list[BackwardEvent]()
     early, late = list[Free](), list[Free]()
-    is_over = goes_on = False
+    is_over = node_makes_more = False
     for event in tape:
-        if type(event) is Free and not goes_on:
+        if type(event) is Free and not node_makes_more:
             is_over = True
             found.append(event)
             continue
@@ -148,10 +148,10 @@ def accumulated(
         if type(event) is Alloc:
             found.append(event)
         elif type(event) is ParameterGradient:
-            goes_on = event.goes_on
+            node_makes_more = event.node_makes_more
             made, gone = born(event)
             found += made
-            if gone and event.waits:
+            if gone and event.accumulation_is_marked:
                 waiting.setdefault(event.fqn, []).extend(gone)
             elif gone:
                 (late if event.fqn in after_sums else early).extend(gone)
@@ -168,5 +168,5 @@ def accumulated(
 
 def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:
     """A module's forward; after the last module's autocast empties its cache."""
-    last = training.uncached if module is training.modules[-1] else ()
+    last = training.freed_with_autocast_cache if module is training.modules[-1] else ()
     return [*storage_events(module.forward.memory), *module.sums_losses, *last]

@@ -36,9 +36,9 @@ class Training:
         )
 
     @property
-    def uncached(self) -> tuple[Free, ...]:
+    def freed_with_autocast_cache(self) -> tuple[Free, ...]:
         """What goes with autocast's cache when the forward of the whole model is over."""
-        return tuple(event for module in self.modules for event in module.uncached)
+        return tuple(event for module in self.modules for event in module.freed_with_autocast_cache)
 
     @property
     def backward_modules(self) -> tuple[LoweredModule, ...]:

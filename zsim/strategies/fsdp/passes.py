@@ -115,8 +115,12 @@ class Passes(Step):
         if module.unit == ROOT:
             return is_model_input(buffer)
         if isinstance(self.training.model, TracedModel):
-            return buffer in module.given_back
-        return buffer == module.takes if module.takes else not buffer.startswith(f"{module.fqn}:")
+            return buffer in module.caller_frees
+        return (
+            buffer == module.input_buffer
+            if module.input_buffer
+            else not buffer.startswith(f"{module.fqn}:")
+        )
 
     def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:
         """The root casts floating-point inputs before it gathers anything."""
@@ -141,7 +145,7 @@ class Passes(Step):
         """
         tape: Sequence[TapeEvent] = module.backward.memory
         if hook is None:  # no node of a unit stands between it and the block
-            tape = [*tape, *module.passes_on]
+            tape = [*tape, *module.events_after_hook]
         if module is self.training.modules[-1]:
             seed, _ = loss_buffers(self.training.model)
             tape = [
@@ -184,10 +188,10 @@ class Passes(Step):
     def pass_on(self, module: LoweredModule) -> None:
         """A unit in a block has run its hook after backward: the gradient of its input goes on to
         what others have made of it."""
-        if module.passes_on:
+        if module.events_after_hook:
             self.issue(
                 "backward", module.unit, micro_batch=self.micro_batch,
-                memory=storage_events(module.passes_on),
+                memory=storage_events(module.events_after_hook),
             )
 
     def _compute(

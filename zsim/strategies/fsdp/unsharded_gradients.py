@@ -74,7 +74,7 @@ class UnshardedGradients:
                 continue
             if copy is not None:  # what is copied is somebody else's too
                 yield copy
-            copy = event if isinstance(event, ParameterGradient) and event.copied else None
+            copy = event if isinstance(event, ParameterGradient) and event.is_copy else None
             if copy is None:
                 yield event
         if copy is not None:
@@ -98,7 +98,7 @@ class UnshardedGradients:
             self.born.add(fqn)
             live.add(name)
             return [Alloc(name, "unsharded_gradients", nbytes)], []
-        if event.copied:
+        if event.is_copy:
             self.added.append(fqn)
             return [], []
         part = f"{name}.added{self.uses_left[fqn]}"

@@ -89,10 +89,10 @@ class ShardedStep(ReducingStep):
 
     def leave_autocast(self) -> None:
         """The last forward before a backward is over: autocast's cache is emptied."""
-        if self.training.uncached:
+        if self.training.freed_with_autocast_cache:
             self.issue(
                 "free", ROOT, stream="host", micro_batch=self.micro_batch,
-                memory=self.training.uncached,
+                memory=self.training.freed_with_autocast_cache,
             )
 
     def finalize_backward(self, group: Group) -> None:

@@ -51,7 +51,7 @@ def ready_order(training: Training) -> Bucket:
         for module in training.modules[::-1]
         for event in module.backward.memory
         if isinstance(event, Accumulated)
-        or (isinstance(event, ParameterGradient) and not event.waits)
+        or (isinstance(event, ParameterGradient) and not event.accumulation_is_marked)
     ]
     follows = dict(pairwise(events))
     ready = {

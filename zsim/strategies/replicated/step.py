@@ -154,9 +154,9 @@ class ReplicatedStep:
         """
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
-        is_over = goes_on = False
+        is_over = node_makes_more = False
         for event in tape:
-            frees = isinstance(event, Free) and event.buffer not in loss and not goes_on
+            frees = isinstance(event, Free) and event.buffer not in loss and not node_makes_more
             if is_over and not frees:
                 yield from (*early, *late)
                 early.clear()
@@ -166,7 +166,7 @@ class ReplicatedStep:
                     last.clear()
             is_over = frees
             if isinstance(event, ParameterGradient):
-                goes_on = event.goes_on
+                node_makes_more = event.node_makes_more
                 made, rest = self._born(event, into_buckets=into_buckets)
                 yield from made
                 turn = (
@@ -176,7 +176,11 @@ class ReplicatedStep:
                     if event.fqn in self.model.after_sums
                     else early
                 )
-                (self._waiting.setdefault(event.fqn, []) if event.waits else turn).extend(rest)
+                (
+                    self._waiting.setdefault(event.fqn, [])
+                    if event.accumulation_is_marked
+                    else turn
+                ).extend(rest)
             elif isinstance(event, Accumulated):
                 yield from self._waiting.pop(event.fqn, ())
             elif isinstance(event, NodeOver):
@@ -198,7 +202,7 @@ class ReplicatedStep:
         kept = fqn in self._live or self._viewed
         made.append(f"{fqn}.gradient{len(made) + 1}")
         births = [Alloc(made[-1], "temporaries", nbytes)]
-        if kept and event.copied:
+        if kept and event.is_copy:
             births = []
         elif not kept and len(made) == 1:
             made[-1] = f"{fqn}.gradient"
