@@ -173,7 +173,7 @@ def explain(
     chosen = (
         max(timeline.ranks, key=lambda r: (max(timeline.ranks[r].ends, default=0), -r))
         if rank is None
-        else timeline.stand_ins[rank]
+        else timeline.representatives[rank]
     )
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)

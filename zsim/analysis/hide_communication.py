@@ -39,7 +39,7 @@ from zsim.analysis.hiding_candidates import (
     with_batch,
 )
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program

@@ -25,7 +25,7 @@ from zsim.calibration.rows import shared_network
 from zsim.calibration.tables import NcclRow, Product, Row, Skipped, Step
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import parts
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.errors import ZsimError
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan

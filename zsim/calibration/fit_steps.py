@@ -18,7 +18,7 @@ from zsim.calibration.model_identity import model_of
 from zsim.calibration.tables import Skipped, Step
 from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.scenario import scenario

@@ -19,7 +19,7 @@ from zsim.cluster.cluster import MeasuredCurve
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 
 MISSED = 0.2
 """Median residual of a curve or of steps from which on it is said: curves fitted to published

@@ -14,7 +14,7 @@ from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.cli import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op

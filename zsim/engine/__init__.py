@@ -1,1 +1,2 @@
-"""The engine: stamps times on a Program."""
+"""Times of a Program. The entry is `zsim.engine.step.simulate_step`; the README beside this file
+tells how a time comes about."""

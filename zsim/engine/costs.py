@@ -17,7 +17,7 @@ from zsim.cluster.collectives import ALGORITHMS, communicator
 from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.engine import kernel_time
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.interference import Lost, Taken, lost, taken
+from zsim.engine.interference import DeviceShare, KernelLoss, device_share, lost_share
 from zsim.ir.launch_queue import SYNCHRONOUS
 from zsim.ir.ops import (
     ACCUMULATE,
@@ -47,7 +47,7 @@ class Costs:
     _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
-    _losses: dict[tuple[Kernel, Taken], float] = field(default_factory=dict, repr=False)
+    _losses: dict[tuple[Kernel, DeviceShare], float] = field(default_factory=dict, repr=False)
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of `kernels` one after another on the device; 0 when there are none.
@@ -94,30 +94,30 @@ class Costs:
         alone = kernel_time.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
-    def lost(
+    def kernel_loss(
         self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
-    ) -> Lost:
-        """Of the time in which `kernels` run beside a collective, what they lose to it; nothing
-        where the scenario switches it off."""
+    ) -> KernelLoss:
+        """The share of their time beside a collective that `kernels` lose; 0 where the scenario
+        switches interference off."""
         device = self.cluster.device
         if not (self.execution.interference and device.interference) or len(ranks) == 1:
-            return Lost(0.0, 0.0)
-        from_it = self._taken(kind, nbytes, ranks)
-        return Lost(
-            self._lose(kernels, from_it), self._lose(kernels, replace(from_it, bandwidth=0.0))
+            return KernelLoss(0.0, 0.0)
+        share = self._device_share(kind, nbytes, ranks)
+        return KernelLoss(
+            self._lost_by_all(kernels, share),
+            self._lost_by_all(kernels, replace(share, bandwidth=0.0)),
         )
 
-    def _lose(self, kernels: tuple[Kernel, ...], from_it: Taken) -> float:
-        """The share of their time that `kernels`, one after another, lose to what is taken."""
+    def _lost_by_all(self, kernels: tuple[Kernel, ...], share: DeviceShare) -> float:
+        """The share of their time that `kernels`, in sequence, lose to a collective that takes
+        `share` of the device."""
         total = self.compute_ns(kernels)
-        shares = sum(
-            self.kernel_ns(kernel) * self._kernel_loses(kernel, from_it) for kernel in kernels
-        )
-        return self.cluster.device.interference * shares / total if total else 0.0
+        lost = sum(self.kernel_ns(kernel) * self._lost_share(kernel, share) for kernel in kernels)
+        return self.cluster.device.interference * lost / total if total else 0.0
 
-    def _taken(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> Taken:
-        """What the collective takes of the device; on a library that is not NCCL, as many channels
-        as an H100's ring."""
+    def _device_share(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> DeviceShare:
+        """The share of the device that a collective takes. A library other than NCCL opens as many
+        channels as NCCL's ring does on an H100."""
         cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
         if cluster.collectives == "nccl" and cluster.nccl is not None:
             group = communicator(cluster, self._path(self._layout(ranks), ranks))
@@ -128,16 +128,18 @@ class Costs:
                 estimate.channels(group, algorithm), algorithm in ("nvls", "nvls_tree"),
             )
         ns = self.collective_ns(kind, nbytes, ranks)
-        return taken(
+        return device_share(
             kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch,
             device=cluster.device,
         )
 
-    def _kernel_loses(self, kernel: Kernel, from_it: Taken) -> float:
-        key = kernel, from_it
+    def _lost_share(self, kernel: Kernel, share: DeviceShare) -> float:
+        key = kernel, share
         known = self._losses.get(key)
         if known is None:
-            known = self._losses[key] = lost(kernel, self.cluster.device, self.execution, from_it)
+            known = self._losses[key] = lost_share(
+                kernel, self.cluster.device, self.execution, share
+            )
         return known
 
     @property

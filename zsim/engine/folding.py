@@ -1,5 +1,4 @@
-"""Folding: ranks that are alike do the same at the same time, so one stands for all, and meets
-those that stand for its partners.
+"""Folding: ranks that are alike do the same at the same time, so one of them represents all.
 
 Ranks are alike when they run the same program, when collectives over their groups take equally long
 (a group inside a node is not like one that crosses nodes) and as much of their links, and when
@@ -15,19 +14,18 @@ from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 
 Group = tuple[int, ...]
-Durations = Callable[[str, int, Group], int]
-Usages = Callable[[Group], Mapping[int, Mapping[str, Fraction]]]
+CollectiveTime = Callable[[str, int, Group], int]
+LinkUsage = Callable[[Group], Mapping[int, Mapping[str, Fraction]]]
 
 
-def stand_ins(
-    program: Program, *, duration_ns: Durations, usage: Usages | None = None
+def representatives(
+    program: Program, *, duration_ns: CollectiveTime, usage: LinkUsage | None = None
 ) -> tuple[int, ...]:
-    """By rank: the first rank that is like it. `duration_ns(kind, nbytes, group)` tells groups
-    apart.
+    """By rank: the first rank that is like it.
 
     Classes of ranks, at first by program, are split by the durations and the classes of their
-    groups until no split is left. Where several groups may contend, `usage` of a group tells its
-    members apart, by what it takes of their links.
+    groups until no split is left. `duration_ns(kind, nbytes, group)` tells groups apart; `usage`,
+    where several groups may contend, tells their members apart by the links they use.
     """
     sizes: dict[str, set[tuple[str, int]]] = {}
     for ops in program.ranks:
@@ -58,45 +56,47 @@ def stand_ins(
     return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
 
 
-def _used(members: tuple[Group, ...], usage: Usages) -> list[int]:
-    """By rank: a number for what its group takes of its links."""
-    found: dict[int, Mapping[str, Fraction]] = {}
+def _used(members: tuple[Group, ...], usage: LinkUsage) -> list[int]:
+    """By rank: a number for the link shares that its group takes."""
+    parts_by_rank: dict[int, Mapping[str, Fraction]] = {}
     nothing: dict[str, Fraction] = {}
     for group in members:
-        found |= usage(group) or dict.fromkeys(group, nothing)
-    # which are few: members of a node have one in common
-    marks = {id(parts): tuple(sorted(parts.items())) for parts in found.values()}
-    return _numbered(marks[id(found[rank])] for rank in range(len(found)))
+        parts_by_rank |= usage(group) or dict.fromkeys(group, nothing)
+    # members of a node share one mapping, so few are sorted
+    marks = {id(parts): tuple(sorted(parts.items())) for parts in parts_by_rank.values()}
+    return _numbered(marks[id(parts_by_rank[rank])] for rank in range(len(parts_by_rank)))
 
 
 def _met(members: tuple[Group, ...], classes: list[int], costs: list[tuple[int, ...]]) -> list[int]:
-    """By rank: a number for what the group it is in costs and which classes meet there."""
-    found = [0] * len(classes)
+    """By rank: a number for the cost of its group and the classes that meet there."""
+    met = [0] * len(classes)
     numbers = _numbered(
         (cost, frozenset(classes[rank] for rank in group))
         for group, cost in zip(members, costs, strict=True)
     )
     for group, number in zip(members, numbers, strict=True):
         for rank in group:
-            found[rank] = number
-    return found
+            met[rank] = number
+    return met
 
 
 def _numbered(marks: Iterable[Hashable]) -> list[int]:
-    """Equal marks get equal numbers, in the order in which they appear."""
+    """A number for each mark: equal marks have equal numbers, in the order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(mark, len(numbers)) for mark in marks]
 
 
 class Meetings:
-    """Which of the ranks that stand for others meet in groups of one name; `stand_ins` are those of
-    every rank."""
+    """Members of each simulated communicator after folding."""
 
-    def __init__(self, program: Program, stand_ins: tuple[int, ...]) -> None:
-        self.program, self.stand_ins = program, stand_ins
+    def __init__(self, program: Program, representatives: tuple[int, ...]) -> None:
+        """`representatives`, by rank, as of the function of that name."""
+        self.program, self.representatives = program, representatives
 
     def present(self, axis: str, rank: int) -> Group:
         """The simulated ranks that a simulated rank meets, itself among them, in order."""
         return tuple(
-            sorted({self.stand_ins[member] for member in self.program.mesh.group(axis, rank)})
+            sorted(
+                {self.representatives[member] for member in self.program.mesh.group(axis, rank)}
+            )
         )

@@ -1,10 +1,9 @@
-"""What a collective takes of the device from the kernels that run beside it: multiprocessors and
-memory bandwidth.
+"""Interference: the multiprocessors and memory bandwidth that a collective takes from kernels.
 
-NCCL's kernel occupies a multiprocessor with each of its channels for as long as it runs, and moves
-its bytes through the device's memory. A kernel beside it has what is left of both: products make
-their tiles in more waves, and whatever is bound by its bytes waits for them, which is little where
-the collective itself waits for a network, or for others that use its links.
+NCCL's kernel occupies one multiprocessor with each of its channels for as long as it runs, and
+moves its bytes through the device's memory. A kernel beside it has the rest of both: products make
+their tiles in more waves, and kernels bound by memory bandwidth wait. A collective that waits for a
+network, or for others on its links, takes little bandwidth.
 """
 
 from __future__ import annotations
@@ -16,73 +15,77 @@ from zsim.engine import kernel_time
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
 
-PASSES = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0, "broadcast": 2.0}
-"""Reads and writes of the device's memory for each byte that a ring brings to a rank: what is
-gathered is written, and read to be passed on; what is reduced is read twice and written."""
-IN_THE_SWITCH = 2.0
-"""Of a message that the switch reduces: each rank reads its own and writes the sum."""
-MOST = 0.9
-PER_CHANNEL = 512 * 64
-"""Bytes below which a channel of NCCL is not opened: 512 threads of 64 bytes."""
+MEMORY_PASSES = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0, "broadcast": 2.0}
+"""Reads and writes of device memory per byte that a ring brings to a rank. Gathered bytes are
+written and read once to be passed on; reduced bytes are read twice and written."""
+SWITCH_PASSES = 2.0
+"""Reads and writes per byte of a message that the switch reduces: each rank reads its own and
+writes the sum."""
+LARGEST_SHARE = 0.9
+"""Share of a device: the most that a collective takes. Assumed."""
+CHANNEL_NBYTES = 512 * 64
+"""Bytes for which NCCL opens one more channel: 512 threads of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The shares of a device that a collective has: of its multiprocessors, and of the bandwidth of
-    its memory."""
+class DeviceShare:
+    """The shares of a device that a collective takes: of its multiprocessors, and of its memory
+    bandwidth."""
 
     multiprocessors: float
     bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The share of their time beside a collective that kernels lose: to one that `moves` as fast as
-    it does alone, and to one that `waits`.
+class KernelLoss:
+    """The share of their time beside a collective that kernels lose: while it is `moving` as fast
+    as alone, and while it is `waiting`.
 
-    One that waits, for others on its links or for the kernels themselves, holds its multiprocessors
-    and moves nothing meanwhile.
+    A collective that waits, for others on its links or for the kernels themselves, holds its
+    multiprocessors and moves no bytes.
     """
 
-    moves: float
-    waits: float
+    moving: float
+    waiting: float
 
     def at(self, speed: float) -> float:
-        """Beside one that runs at `speed`, a share of what it has alone: it moves the same bytes,
-        in 1 / `speed` of the time."""
-        return self.waits + (self.moves - self.waits) * speed
+        """The share lost to a collective that runs at `speed`, a share of its speed alone: it moves
+        the same bytes in 1 / `speed` of the time."""
+        return self.waiting + (self.moving - self.waiting) * speed
 
 
-def taken(
+def device_share(
     kind: str, nbytes: int, *, ranks: int, ns: int, channels: int, in_the_switch: bool,
     device: Device,
-) -> Taken:
-    """What a collective of `nbytes` over so many ranks takes of `device`, which lasts `ns` and has
-    `channels` at most."""
-    opened = min(channels, max(1, nbytes // PER_CHANNEL))
-    moved = nbytes * (IN_THE_SWITCH if in_the_switch else PASSES[kind] * (ranks - 1) / ranks)
+) -> DeviceShare:
+    """The share of `device` that a collective of `nbytes` takes, which lasts `ns` and opens at most
+    `channels`."""
+    opened = min(channels, max(1, nbytes // CHANNEL_NBYTES))
+    moved = nbytes * (SWITCH_PASSES if in_the_switch else MEMORY_PASSES[kind] * (ranks - 1) / ranks)
     rate = moved * 1e9 / max(1, ns)
-    return Taken(
-        min(MOST, opened / device.num_sms),
-        min(MOST, rate / (device.memory_bandwidth * device.memory_efficiency)),
+    return DeviceShare(
+        min(LARGEST_SHARE, opened / device.num_sms),
+        min(LARGEST_SHARE, rate / (device.memory_bandwidth * device.memory_efficiency)),
     )
 
 
-def lost(kernel: Kernel, device: Device, execution: Execution, from_it: Taken) -> float:
-    """The share of its time beside a collective in which `kernel` gets nothing done; 0 for work
-    that is not the device's."""
+def lost_share(
+    kernel: Kernel, device: Device, execution: Execution, collective: DeviceShare
+) -> float:
+    """The share of its time that `kernel` loses while `collective` takes its part of `device`; 0
+    for work off the device."""
     if kernel.place != "device":
         return 0.0
     alone = kernel_time.kernel_ns(kernel, device, execution)
-    sms = max(1, device.num_sms - round(from_it.multiprocessors * device.num_sms))
-    left = replace(
+    sms = max(1, device.num_sms - round(collective.multiprocessors * device.num_sms))
+    rest = replace(
         device, num_sms=sms, matmul_efficiency=device.matmul_efficiency * sms / device.num_sms,
         float8_efficiency=device.float8_efficiency * sms / device.num_sms,
-        memory_bandwidth=round(device.memory_bandwidth * (1 - from_it.bandwidth)),
+        memory_bandwidth=round(device.memory_bandwidth * (1 - collective.bandwidth)),
         attention={
             name: replace(rate, rate=round(rate.rate * sms / device.num_sms))
             for name, rate in device.attention.items()
         },
         exponentials=round(device.exponentials * sms / device.num_sms),
     )
-    return max(0.0, 1 - alone / kernel_time.kernel_ns(kernel, left, execution))
+    return max(0.0, 1 - alone / kernel_time.kernel_ns(kernel, rest, execution))

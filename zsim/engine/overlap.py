@@ -1,12 +1,14 @@
-"""What makes ops take longer than they do alone: kernels and collectives that run beside one
-another, and the trainer's pauses.
+"""Overlap: the time that ops lose to whatever runs beside them on their rank.
 
-A collective takes multiprocessors and memory bandwidth from the kernels that it overlaps, and they
-from it. Kernels of several streams have one device between them: side by side they take as long as
-one after another. How much all these overlap follows from the times and changes them, so a step is
-simulated, its overlaps are added up, and it is simulated with them once more, until they settle:
-mostly at once, and in a few rounds where much runs beside one another, as FSDP1's copies beside its
-backward.
+[Note: overlap] Three losses, all measured on the times of a simulated step:
+
+- kernels lose to a collective, which holds multiprocessors and memory bandwidth
+  (`zsim.engine.interference`);
+- collectives lose a share of the time in which kernels run beside them;
+- kernels of several streams share one device: side by side they take as long as in sequence.
+
+Losses change the times that they are measured on; `zsim.engine.step` repeats both until they
+settle. In a first round times are those of ops alone, in later rounds they contain the losses.
 """
 
 from __future__ import annotations
@@ -16,146 +18,91 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from zsim.engine.execution import Execution
-from zsim.engine.interference import Lost
-from zsim.engine.simulate import Prepared
-from zsim.engine.timeline import Delays, Durations, Timeline, Times
+from zsim.engine.interference import KernelLoss
+from zsim.engine.timeline import CostModel, Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.ir.program import Program
 
 
-class StepCosts(Durations, Protocol):
-    """Durations that also know how the step is executed, and what kernels and collectives beside
-    one another lose."""
+class OverlapCosts(CostModel, Protocol):
+    """A cost model that also knows the losses of kernels and collectives beside one another."""
 
-    @property
-    def execution(self) -> Execution:
-        """The scenario's."""
-        ...
-
-    def lost(
+    def kernel_loss(
         self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
-    ) -> Lost:
-        """Of the time in which `kernels` run beside a collective, what they lose; nothing where it
-        is switched off."""
+    ) -> KernelLoss:
+        """The share of their time beside a collective that `kernels` lose; 0 where the scenario
+        switches interference off."""
         ...
 
     @property
     def collective_interference(self) -> float:
-        """Of the time of kernels beside a collective, the share that it loses; 0 where it is
-        switched off."""
+        """The share of its time beside kernels that a collective loses; 0 where the scenario
+        switches interference off."""
         ...
 
 
 COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
-Share = Callable[[float], float]
-MOST = 0.9
-"""Of its time, what an op loses at most, whatever runs beside it."""
-
-SETTLED = 0.002
-"""Of a step's time: when what is lost changes by less, another round would move the step by less
-than a measurement's noise."""
-ROUNDS = 16
-"""Rounds at most: each changes what is lost by a fraction of what the one before did, seven tenths
-where FSDP1's copies run beside much."""
+LARGEST_LOSS = 0.9
+"""Share of its time: the most that an op loses to all that runs beside it. Assumed."""
+_OfAlone = Callable[[float], float]
+"""A loss as a share of the times at hand, from its share of the lengthened time."""
+_Interval = tuple[int, int, int]
+"""Start and end in ns, then the index of an op, or the number of ops that run."""
 
 
-def simulate_step(
-    program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True
-) -> Timeline:
-    """The times of the steady step with all that slows it down; without `contention`, no two
-    collectives share a link."""
-    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
-    prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
-    alone = prepared.simulate([Delays(one, one) for one in pauses])
-    lost = interference(program, alone, costs=costs, pauses=pauses)
-    if not any(lost.values()):
-        return alone
-    for _ in range(ROUNDS):
-        timeline = prepared.simulate(
-            [Delays(_sum(one, lost.get(kind, {})), one) for kind, one in enumerate(pauses)]
-        )
-        before, lost = (
-            lost, interference(program, timeline, costs=costs, pauses=pauses, lengthened=True),
-        )
-        if _change(before, lost) < SETTLED * timeline.step_time_ns:
-            break
-    return timeline
-
-
-def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
-    """A pause before the first kernels of each micro-batch, and that of the step before the
-    optimizer's.
-
-    In it the trainer has waited for the device and does something else, so neither of them works:
-    the op takes as much longer, whether the device comes to it from other work or was idle, and
-    what is behind it is issued as much later.
-    """
-    found: dict[int, int] = {}
-    if execution.micro_batch_overhead_ns:
-        firsts = {op.micro_batch: op.index for op in reversed(ops) if op.kind == "forward"}
-        found = dict.fromkeys(firsts.values(), execution.micro_batch_overhead_ns)
-    step = next((op.index for op in ops if op.kind == "optimizer"), None)
-    if execution.step_overhead_ns and step is not None:
-        found[step] = found.get(step, 0) + execution.step_overhead_ns
-    return found
-
-
-def interference(
-    program: Program, timeline: Timeline, *, costs: StepCosts,
+def overlap_losses(
+    program: Program, timeline: Timeline, *, costs: OverlapCosts,
     pauses: Sequence[Mapping[int, int]] = (), lengthened: bool = False,
 ) -> dict[int, dict[int, int]]:
-    """Nanoseconds that each op of a rank program loses to what runs beside it on its rank.
+    """Nanoseconds that each op loses to overlap, by rank program and op index.
 
-    Kernels lose to each collective what it takes from them, collectives a share of the time of
-    kernels, and kernels of several streams that run at once all but their part of the device, of
-    the time that they take with these losses: `lengthened` times have those in them already. Of
-    ranks that run the same program the first stands for all. In `pauses`, with which ops of each
-    rank program begin, no kernel runs.
+    `lengthened`: the times of `timeline` contain losses already. `pauses`, by rank program and op:
+    idle ns with which ops begin. Of ranks with one program the first stands for all.
     """
-    of = float if lengthened else _of_alone
-    found: dict[int, dict[int, int]] = {}
+    share_of = float if lengthened else _of_alone
+    losses: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
         kind = program.assignment[rank]
-        if kind in found:
+        if kind in losses:
             continue
         ops = program.ranks[kind].steady
         times = _after_pauses(times, pauses[kind]) if pauses and pauses[kind] else times
         kernels = [op for op in ops if op.kind in COMPUTE and op.stream == "compute"]
         collectives = [op for op in ops if op.kind in COLLECTIVES]
         copies = [op for op in ops if op.kind == "copy" and op.stream != "compute"]
-        lost = _to_collectives(
-            kernels, collectives, times, program=program, rank=rank, costs=costs, of=of
+        own = _losses_to_collectives(
+            ops, _intervals(kernels, times), _intervals(collectives, times),
+            groups={
+                name: program.mesh.group(name, rank) for name in {op.group for op in collectives}
+            },
+            costs=costs, share_of=share_of,
         )
         if costs.collective_interference:
-            lost |= _beside(
-                _whole(collectives, times), _whole(kernels, times),
-                share=of(costs.collective_interference),
+            own |= _losses_to_kernels(
+                _intervals(collectives, times), _intervals(kernels, times),
+                share=share_of(costs.collective_interference),
             )
         if copies:
-            lost = _sum(
-                lost,
-                _to_one_another(
-                    [*_on_device(kernels, times, costs), *_on_device(copies, times, costs)], of=of
+            own = add(
+                own, _losses_to_streams(
+                    sorted(_on_device([*kernels, *copies], times, costs)), share_of=share_of
                 ),
             )
-        found[kind] = lost
-    return found
+        losses[kind] = own
+    return losses
+
+
+def add(losses: Mapping[int, int], more: Mapping[int, int]) -> dict[int, int]:
+    """Nanoseconds by op of both."""
+    total = defaultdict(int, losses)
+    for index, ns in more.items():
+        total[index] += ns
+    return dict(total)
 
 
 def _of_alone(share: float) -> float:
-    """Of the time without what is lost, where `share` is of the time with it."""
-    return share / (1 - min(share, MOST))
-
-
-def _change(before: Mapping[int, Mapping[int, int]], after: Mapping[int, Mapping[int, int]]) -> int:
-    """Nanoseconds by which what the ops of a rank lose differs, of the rank program with the most.
-    """
-    differs = (
-        _sum(dict(lost), {op: -ns for op, ns in before.get(kind, {}).items()})
-        for kind, lost in after.items()
-    )
-    return max((sum(map(abs, each.values())) for each in differs), default=0)
+    """The loss per time alone of an op that loses `share` of its lengthened time."""
+    return share / (1 - min(share, LARGEST_LOSS))
 
 
 def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
@@ -166,132 +113,118 @@ def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
     return replace(times, starts=starts)
 
 
-def _to_collectives(
-    kernels: list[Op], collectives: list[Op], times: Times, *, program: Program, rank: int,
-    costs: StepCosts, of: Share,
+def _losses_to_collectives(
+    ops: Sequence[Op], kernels: list[_Interval], collectives: list[_Interval], *,
+    groups: Mapping[str, tuple[int, ...]], costs: OverlapCosts, share_of: _OfAlone,
 ) -> dict[int, int]:
-    """By op: what its kernels lose to each collective beside it; collectives of several
-    communicators take from it at once.
+    """By op: ns that its kernels lose to the collectives beside it; several take from it at once.
 
-    One that takes longer than alone, since others use its links or kernels run beside it, moves its
+    A collective that takes longer than alone, slowed by other collectives or by kernels, moves its
     bytes as much slower.
     """
-    losses: dict[tuple[int, str, int, str], Lost] = {}
-    groups = {name: program.mesh.group(name, rank) for name in {op.group for op in collectives}}
-    ordered = sorted(
-        (times.starts[op.index], times.ends[op.index], op.index, op) for op in collectives
-    )
     speeds = [
         _speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group]))
-        for start, end, _, op in ordered
+        for start, end, index in collectives
+        for op in (ops[index],)
     ]
-    lost: dict[int, int] = {}
-    first = 0
-    for start, end, index, op in sorted(
-        (times.starts[op.index], times.ends[op.index], op.index, op) for op in kernels
-    ):
-        while first < len(ordered) and ordered[first][1] <= start:
-            first += 1
-        total = 0.0
-        for place in range(first, len(ordered)):  # a slice would copy all that follow, for each op
-            begin, over, _, other = ordered[place]
-            if begin >= end:
-                break
-            overlap = min(end, over) - max(start, begin)
-            if overlap > 0:
-                key = id(op.kernels), other.kind, other.nbytes, other.group
-                loses = losses.get(key)
-                if loses is None:
-                    loses = losses[key] = costs.lost(
-                        op.kernels, other.kind, other.nbytes, groups[other.group]
-                    )
-                total += overlap * of(loses.at(speeds[place]))
-        if total:
-            lost[index] = round(min(total, of(MOST) * (end - start)))
-    return lost
+    known: dict[tuple[int, str, int, str], KernelLoss] = {}
+    totals: dict[int, float] = {}
+    for place, other, ns in _overlaps(kernels, collectives):
+        op, beside = ops[kernels[place][2]], ops[collectives[other][2]]
+        key = id(op.kernels), beside.kind, beside.nbytes, beside.group
+        loss = known.get(key)
+        if loss is None:
+            loss = known[key] = costs.kernel_loss(
+                op.kernels, beside.kind, beside.nbytes, groups[beside.group]
+            )
+        totals[place] = totals.get(place, 0.0) + ns * share_of(loss.at(speeds[other]))
+    most = share_of(LARGEST_LOSS)
+    return {
+        kernels[place][2]: round(min(total, most * (kernels[place][1] - kernels[place][0])))
+        for place, total in totals.items()
+        if total
+    }
 
 
-def _speed(taken: int, alone: int) -> float:
-    """That of a collective which took so long: 1 when nothing held it up."""
-    return alone / taken if taken > alone else 1.0
+def _speed(ns: int, alone_ns: int) -> float:
+    """The speed of a collective that took `ns`: 1 when nothing slowed it down."""
+    return alone_ns / ns if ns > alone_ns else 1.0
 
 
-Span = tuple[int, int, int]
-"""When an op begins and ends, and its index."""
+def _losses_to_kernels(
+    collectives: list[_Interval], kernels: list[_Interval], *, share: float
+) -> dict[int, int]:
+    """By op: `share` of the time of a collective in which any kernel runs, in ns."""
+    totals = Counter[int]()
+    for place, _, ns in _overlaps(collectives, _concurrency(kernels)):
+        totals[collectives[place][2]] += ns
+    return {index: round(ns * share) for index, ns in totals.items()}
 
 
-def _whole(ops: list[Op], times: Times) -> list[Span]:
+def _losses_to_streams(kernels: list[_Interval], *, share_of: _OfAlone) -> dict[int, int]:
+    """By op: ns that kernels lose which run at once, each on a stream of its own.
+
+    Each fills the device alone, and those that run at once have equal parts of it. FSDP1 so casts
+    and divides its gradients beside the backward (assumed: no published measurement).
+    """
+    shared = [piece for piece in _concurrency(kernels) if piece[2] > 1]
+    totals: dict[int, float] = {}
+    for place, other, ns in _overlaps(kernels, shared):
+        index = kernels[place][2]
+        totals[index] = totals.get(index, 0.0) + ns * share_of(1 - 1 / shared[other][2])
+    return {index: loss for index, total in totals.items() if (loss := round(total))}
+
+
+def _intervals(ops: list[Op], times: Times) -> list[_Interval]:
+    """The whole time of each op, in the order of starts."""
     return sorted((times.starts[op.index], times.ends[op.index], op.index) for op in ops)
 
 
-def _on_device(ops: list[Op], times: Times, costs: StepCosts) -> Iterator[Span]:
-    """When the kernels of `ops` that run on the device do: before a transfer to the host that is of
-    the same op, or after one from it."""
+def _on_device(ops: list[Op], times: Times, costs: OverlapCosts) -> Iterator[_Interval]:
+    """The time of the kernels of `ops` that run on the device: before the transfer to the host
+    that belongs to the same op, or after the transfer from it."""
     for op in ops:
         start, end = times.starts[op.index], times.ends[op.index]
         here = tuple([kernel for kernel in op.kernels if kernel.place == "device"])
-        if here and len(here) < len(op.kernels):  # what is lost is lost on the device
-            taken = end - start - costs.compute_ns(op.kernels) + costs.compute_ns(here)
+        if here and len(here) < len(op.kernels):  # all loss is the device's
+            own = end - start - costs.compute_ns(op.kernels) + costs.compute_ns(here)
             yield (
-                (start, start + taken, op.index)
+                (start, start + own, op.index)
                 if op.kernels[0] in here
-                else (end - taken, end, op.index)
+                else (end - own, end, op.index)
             )
         elif here:
             yield start, end, op.index
 
 
-def _beside(spans: list[Span], others: list[Span], *, share: float) -> dict[int, int]:
-    """By op: `share` of its span in which any of `others` runs. Both come in the order of starts,
-    so that one walk is enough."""
-    busy = _union([(start, end) for start, end, _ in others])
-    lost: dict[int, int] = {}
-    place = 0
-    for start, end, index in spans:
-        while place < len(busy) and busy[place][1] <= start:
-            place += 1
-        overlap, further = 0, place
-        while further < len(busy) and busy[further][0] < end:
-            overlap += min(end, busy[further][1]) - max(start, busy[further][0])
-            further += 1
-        if overlap:
-            lost[index] = round(overlap * share)
-    return lost
+def _overlaps(
+    intervals: list[_Interval], others: list[_Interval]
+) -> Iterator[tuple[int, int, int]]:
+    """The place of an interval, that of another which overlaps it, and for how many ns. Both come
+    in the order of starts, so one walk is enough."""
+    first = 0
+    for place, (start, end, _) in enumerate(intervals):
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        for other in range(first, len(others)):
+            other_start, other_end, _ = others[other]
+            if other_start >= end:
+                break
+            ns = min(end, other_end) - max(start, other_start)
+            if ns > 0:
+                yield place, other, ns
 
 
-def _to_one_another(spans: list[Span], *, of: Share) -> dict[int, int]:
-    """By op: what kernels lose that run at once, each on a stream of its own.
-
-    Each fills the device alone, and as many as run have equal parts of it: they take as long side
-    by side as one after another. FSDP1 casts and divides its gradients so, beside the backward that
-    goes on (assumed: nobody has published a measurement).
-    """
+def _concurrency(intervals: list[_Interval]) -> list[_Interval]:
+    """Intervals in which a constant number of `intervals`, at least one, runs, with that number."""
     edges = Counter[int]()
-    for start, end, _ in spans:
+    for start, end, _ in intervals:
         edges[start] += 1
         edges[end] -= 1
-    by: dict[int, float] = {}
-    running, before, total = 0, 0, 0.0
-    for moment in sorted(edges):
-        if running > 1:
-            total += (moment - before) * of(1 - 1 / running)
-        by[moment], before = total, moment
-        running += edges[moment]
-    return {index: lost for start, end, index in spans if (lost := round(by[end] - by[start]))}
-
-
-def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _sum(first: dict[int, int], second: dict[int, int]) -> dict[int, int]:
-    total: defaultdict[int, int] = defaultdict(int, first)
-    for index, extra in second.items():
-        total[index] += extra
-    return dict(total)
+    pieces: list[_Interval] = []
+    running = before = 0
+    for time in sorted(edges):
+        if running:
+            pieces.append((before, time, running))
+        running, before = running + edges[time], time
+    return pieces

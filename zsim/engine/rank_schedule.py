@@ -1,15 +1,14 @@
-"""A rank program as a course that its ranks run, stretch by stretch: which times follow from which,
-before there are any.
+"""The schedule of a rank program: the events whose times follow from one another, before any time
+is known.
 
-Between collectives nothing is shared: an op starts when the host has issued it, the op before it on
-its stream is over, and those it waits for are. So a rank runs a stretch of ops at once, by sums and
-maxima, until it has arrived at collectives, and goes on when one of them has ended. Which ops such
-a stretch has depends on what has ended and not on when: it is found once for all ranks of the
-program.
+Between collectives ranks share nothing: an op starts when the host has issued it, the op before it
+on its stream is over, and those it waits for are. So a rank runs a segment of ops at once, by sums
+and maxima, until it has arrived at collectives, and resumes when one of them ends. The ops of a
+segment depend on the collectives that have ended, not on when. So each segment is found once for
+all ranks of the program.
 
-Moments are numbered: those of ops, at which they end, as the ops themselves; after them those of
-the host, at which it goes on after it has awaited something. The first of these is the beginning of
-the step.
+Events are numbered. Event i is the end of op i. After those of the ops come the host's events, at
+which it resumes after it has awaited something; the first of them is the start of the step.
 """
 
 from __future__ import annotations
@@ -22,29 +21,28 @@ from zsim.ir.ops import COLLECTIVES, STREAMS, Op
 
 _HOST = STREAMS.index("host")
 
-Step = tuple[int, int, tuple[int, ...]]
-"""A moment, the moment of the host from which its issue counts, and the other moments that it comes
-after."""
+Event = tuple[int, int, tuple[int, ...]]
+"""An event's number, the host event from which its issue counts, and the other events before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The collective `index`, whose member this rank is, the `place`-th one of its group."""
+    """The rank's part in collective `index`: the collective of its group with number `ordinal`."""
 
     index: int
     stream: int
     group: str
-    place: int
-    what: tuple[str, int]
-    """Kind and bytes, on which its members agree."""
+    ordinal: int
+    signature: tuple[str, int]
+    """Kind and bytes, on which the members agree."""
 
 
-class Standing(dict[int, "Stretch"]):
-    """Where a rank can do nothing more before a collective ends: how far each stream has come, last
-    of all the host.
+class Frontier(dict[int, "Segment"]):
+    """The progress of a rank that can only go on when a collective ends: `heads`, by stream the
+    number of ops that are over, the host's last.
 
-    By stream it has the stretch that follows when the collective ends at which that stream stands,
-    if that has been found.
+    `arrived` are the streams that stand at a collective. As a dict, by such a stream: the segment
+    that follows the end of its collective, once it has been found.
     """
 
     __slots__ = ("arrived", "heads")
@@ -54,102 +52,103 @@ class Standing(dict[int, "Stretch"]):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """What a rank does at once: steps in an order in which each finds what it needs, and the
-    collectives that it has arrived at by them."""
+class Segment:
+    """Events that a rank runs at once, each after those it depends on, the collectives at which it
+    then arrives, and its frontier."""
 
-    steps: tuple[Step, ...]
+    events: tuple[Event, ...]
     arrivals: tuple[Arrival, ...]
-    then: Standing
+    frontier: Frontier
 
 
-class Course:
-    """The course of one rank program, as found so far. `launch_queue`: how many kernels may be
-    pending before the host waits, or 0."""
+class RankSchedule:
+    """The schedule of one rank program, as far as it has been found.
+
+    `launch_queue`: most kernels that may be pending before the host waits; 0 for any number.
+    """
 
     def __init__(self, ops: tuple[Op, ...], *, launch_queue: int) -> None:
         self.ops = ops
         self.streams = [STREAMS.index(op.stream) for op in ops]
         self.queues: list[list[int]] = [[] for _ in STREAMS]
-        self.places: list[int] = []
-        """Of each op in its stream's queue."""
-        self.wakes: list[int] = []
-        """By op: the last moment at which the host had to go on before it issued the op."""
-        self.steps: list[Step] = []
+        self.positions: list[int] = []
+        """By op: its position in the queue of its stream."""
+        self.host_events: list[int] = []
+        """By op: the last event at which the host had to resume before it issued the op."""
+        self.events: list[Event] = []
         self.arrivals: dict[int, Arrival] = {}
-        self._standings: dict[tuple[int, ...], Standing] = {}
+        self._frontiers: dict[tuple[int, ...], Frontier] = {}
         self._add_ops(awaited_by_host(ops, launch_queue))
 
     @property
-    def num_moments(self) -> int:
-        """Of ops and of the host."""
-        return len(self.steps)
+    def num_events(self) -> int:
+        """The number of events of ops and of the host."""
+        return len(self.events)
 
     @property
     def groups(self) -> list[str]:
-        """The groups whose collectives it arrives at, sorted."""
+        """The names of the groups with collectives, sorted."""
         return sorted({arrival.group for arrival in self.arrivals.values()})
 
     def _add_ops(self, awaited_by: Sequence[tuple[int, ...]]) -> None:
         counts: dict[str, int] = {}
-        wake = len(self.ops)
-        of_host: list[Step] = [(wake, wake, ())]
+        host_event = len(self.ops)
+        of_host: list[Event] = [(host_event, host_event, ())]
         for op, stream, others in zip(self.ops, self.streams, awaited_by, strict=True):
             if others:
-                of_host.append((wake + 1, wake, others))
-                wake += 1
-            step = (op.index, wake, self._after(op, stream))
-            self.steps.append(step)
-            self.wakes.append(wake)
-            self.places.append(len(self.queues[stream]))
+                of_host.append((host_event + 1, host_event, others))
+                host_event += 1
+            self.events.append((op.index, host_event, self._after(op, stream)))
+            self.host_events.append(host_event)
+            self.positions.append(len(self.queues[stream]))
             self.queues[stream].append(op.index)
             if op.kind in COLLECTIVES:
-                place = counts.get(op.group, 0)
-                counts[op.group] = place + 1
+                ordinal = counts.get(op.group, 0)
+                counts[op.group] = ordinal + 1
                 self.arrivals[op.index] = Arrival(
-                    op.index, stream, op.group, place, (op.kind, op.nbytes)
+                    op.index, stream, op.group, ordinal, (op.kind, op.nbytes)
                 )
-        self.steps += of_host
+        self.events += of_host
 
     def _after(self, op: Op, stream: int) -> tuple[int, ...]:
-        """The op before this one on its stream, and of what it waits for the last of each other
-        stream. The host's ops keep no order."""
+        """The op before this one on its stream and, of its waits, the last on each other stream.
+        The host's ops keep no order."""
         queue = self.queues[stream]
         last = {} if stream == _HOST or not queue else {stream: queue[-1]}
         others = []
         for wait in op.waits:
-            of = self.streams[wait]
-            if of == _HOST:
+            wait_stream = self.streams[wait]
+            if wait_stream == _HOST:
                 others.append(wait)
             else:
-                last[of] = max(wait, last.get(of, wait))
+                last[wait_stream] = max(wait, last.get(wait_stream, wait))
         return (*last.values(), *others)
 
-    def next_op(self, standing: Standing) -> Op | None:
+    def next_op(self, frontier: Frontier) -> Op | None:
         """The first op that is not over, or None at the end."""
         waiting = [
             queue[head]
-            for queue, head in zip(self.queues, standing.heads, strict=False)
+            for queue, head in zip(self.queues, frontier.heads, strict=False)
             if head < len(queue)
         ]
         return self.ops[min(waiting)] if waiting else None
 
-    def start(self) -> Stretch:
-        """The first stretch."""
-        return self._stretch([0] * len(STREAMS) + [1], set())
+    def start(self) -> Segment:
+        """The first segment."""
+        return self._segment([0] * len(STREAMS) + [1], set())
 
-    def go_on(self, standing: Standing, stream: int) -> Stretch:
-        """The stretch from the end of the collective at which `stream` stands; from then on
-        `standing` has it."""
-        heads = list(standing.heads)
+    def resume(self, frontier: Frontier, stream: int) -> Segment:
+        """The segment after the end of the collective at which `stream` stands; stored in
+        `frontier`."""
+        heads = list(frontier.heads)
         heads[stream] += 1
-        found = standing[stream] = self._stretch(heads, set(standing.arrived - {stream}))
-        return found
+        segment = frontier[stream] = self._segment(heads, set(frontier.arrived - {stream}))
+        return segment
 
-    def _stretch(self, heads: list[int], arrived: set[int]) -> Stretch:
-        """From `heads` on each stream as far as it gets, in turn, until none gets any further;
-        `arrived` are those that stand already."""
-        steps: list[Step] = []
+    def _segment(self, heads: list[int], arrived: set[int]) -> Segment:
+        """The segment from `heads`: each stream in turn runs as far as it can, until none can.
+        `arrived` are the streams that stand at a collective already."""
+        events: list[Event] = []
         arrivals: list[Arrival] = []
         moved = True
         while moved:
@@ -157,9 +156,9 @@ class Course:
             for stream, queue in enumerate(self.queues):
                 while stream not in arrived and heads[stream] < len(queue):
                     index = queue[heads[stream]]
-                    if not self._is_ready(index, heads, steps):
+                    if not self._is_ready(index, heads, events):
                         break
-                    steps.append(self.steps[index])
+                    events.append(self.events[index])
                     if index in self.arrivals:
                         arrivals.append(self.arrivals[index])
                         arrived.add(stream)
@@ -167,34 +166,34 @@ class Course:
                         heads[stream] += 1
                         moved = True
         key = tuple(heads)
-        then = self._standings.setdefault(key, Standing(key, frozenset(arrived)))
-        return Stretch(tuple(steps), tuple(arrivals), then)
+        frontier = self._frontiers.setdefault(key, Frontier(key, frozenset(arrived)))
+        return Segment(tuple(events), tuple(arrivals), frontier)
 
-    def _is_ready(self, index: int, heads: list[int], steps: list[Step]) -> bool:
-        """Whether all that `index` comes after is over; the host goes on so far as it is."""
-        wake, first = self.wakes[index], len(self.ops)
-        while first + heads[-1] <= wake:
-            step = self.steps[first + heads[-1]]
-            if not self._are_over(step[2], heads):
+    def _is_ready(self, index: int, heads: list[int], events: list[Event]) -> bool:
+        """True when everything before op `index` is over; the host's events before it are run."""
+        host_event, first = self.host_events[index], len(self.ops)
+        while first + heads[-1] <= host_event:
+            event = self.events[first + heads[-1]]
+            if not self._are_over(event[2], heads):
                 return False
-            steps.append(step)
+            events.append(event)
             heads[-1] += 1
-        return self._are_over(self.steps[index][2], heads)
+        return self._are_over(self.events[index][2], heads)
 
     def _are_over(self, ops: tuple[int, ...], heads: list[int]) -> bool:
-        places, streams = self.places, self.streams
+        positions, streams = self.positions, self.streams
         for index in ops:  # noqa: SIM110
-            if places[index] >= heads[streams[index]]:
+            if positions[index] >= heads[streams[index]]:
                 return False
         return True
 
 
 def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...]]:
-    """By op: those whose end the host awaits before it issues this one: a host op with waits before
-    it, and a full launch queue."""
-    found: list[tuple[int, ...]] = []
+    """By op: the ops whose ends the host awaits before it issues this one, for a host op with waits
+    before it or for a full launch queue."""
+    awaited_by: list[tuple[int, ...]] = []
     waits: tuple[int, ...] = ()
-    for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
-        found.append(waits if room == NONE else (*waits, room))
+    for op, earlier in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
+        awaited_by.append(waits if earlier == NONE else (*waits, earlier))
         waits = (op.index,) if op.stream == "host" and op.waits else ()
-    return found
+    return awaited_by

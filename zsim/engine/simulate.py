@@ -1,16 +1,19 @@
-"""Stamps times on a Program: host issue, streams, one queue per communicator. The only file that
-knows simpy.
+"""Stamps times on a Program: host issue, streams, one queue per communicator.
 
 An op starts when the host has issued it, the op before it on its stream is over, the ops it waits
 for are over and, for a collective, every member has arrived and the communicator's last collective
-is over. Between collectives nothing is shared, so times there follow by arithmetic at once
-(`zsim.engine.rank_schedule`); each collective, whose start all its members decide, is one simpy
-event. A member's arrival is known at the latest at the moment of the last completion it depends on,
-so no event lies in the past.
+is over. Between collectives ranks share nothing, so times there follow by arithmetic at once
+(`zsim.engine.rank_schedule`). Each collective, whose start all its members decide, is an event of
+the simulation. A member's arrival is known no later than the last completion it depends on, so no
+event lies in the past.
 
-Communicators that meet in a rank and together need more of its links than there is contend: while
-their collectives run at once, each runs at its max–min fair share (`zsim.engine.link_contention`),
-found anew at each start and end. Their latency is stretched as well.
+Communicators contend when they share links of a rank and together need more than all of them. Each
+running collective then has its max–min fair share (`zsim.engine.link_contention`), computed again
+at each start and end; its latency is stretched as well.
+
+simpy supplies the event queue, a heap ordered by time and then by insertion, and nothing else: its
+processes would cost more than the arithmetic. No other file knows simpy. `zsim.engine.step` adds
+what slows ops down; this file simulates one round.
 """
 
 from __future__ import annotations
@@ -21,30 +24,30 @@ from fractions import Fraction
 
 import simpy
 
-from zsim.engine.folding import Meetings, stand_ins
+from zsim.engine.folding import Meetings, representatives
 from zsim.engine.link_contention import SharedLinks, contended
 from zsim.engine.max_min_fairness import Usage
-from zsim.engine.rank_schedule import Arrival, Course, Standing, Stretch
-from zsim.engine.timeline import NO_DELAYS, Delays, Durations, Timeline, Times
+from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
+from zsim.engine.timeline import NO_DELAYS, CostModel, Delays, Timeline, Times
 from zsim.errors import DeadlockError
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
 
 UNKNOWN = -1
+"""The time of an event that has not happened, in ns."""
 _Key = tuple[str, tuple[int, ...]]
 """A communicator: the name of its group, and those of its ranks that are simulated."""
 
 
 def simulate(
-    program: Program, *, costs: Durations, all_ranks: bool = False, delays: Sequence[Delays] = (),
+    program: Program, *, costs: CostModel, all_ranks: bool = False, delays: Sequence[Delays] = (),
     contention: bool = True,
 ) -> Timeline:
-    """The times of the steady step. Without `all_ranks`, one rank stands for all that are alike
-    (`zsim.engine.folding`); without `contention`, every collective runs as if its links were its
-    own.
+    """The times of the steady step in ns.
 
-    `delays`: those of each rank program, or nothing. DeadlockError when ranks wait for one another
-    forever or disagree on a collective.
+    `all_ranks` simulates every rank in place of one per class (`zsim.engine.folding`). Without
+    `contention` no two collectives share a link. `delays`, by rank program, or none. DeadlockError
+    where ranks wait for one another forever or disagree on a collective.
     """
     return Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention).simulate(
         delays
@@ -52,29 +55,29 @@ def simulate(
 
 
 class Prepared:
-    """What all simulations of a Program have in common, whatever delays its ops."""
+    """The part of a simulation that does not depend on the delays of ops."""
 
     def __init__(
-        self, program: Program, *, costs: Durations, all_ranks: bool = False,
+        self, program: Program, *, costs: CostModel, all_ranks: bool = False,
         contention: bool = True,
     ) -> None:
-        """As of `simulate`."""
+        """Arguments as of `simulate`."""
         self.costs, self.assignment = costs, program.assignment
-        self.courses = [
-            Course(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks
+        self.schedules = [
+            RankSchedule(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks
         ]
-        self.alone = [_alone(course, costs) for course in self.courses]
+        self.alone = [_alone(schedule, costs) for schedule in self.schedules]
         everyone = tuple(range(program.mesh.world_size))
-        self.stand_ins = everyone if all_ranks else stand_ins(
+        self.representatives = everyone if all_ranks else representatives(
             program, duration_ns=costs.collective_ns, usage=costs.usage if contention else None
         )
         self.groups: dict[_Key, tuple[int, ...]] = {}
-        """The ranks of each communicator, those that are not simulated as well."""
+        """All ranks of each communicator, simulated or not."""
         self.communicators: dict[int, dict[str, _Key]] = {}
         """By simulated rank and by the name of the group."""
-        meetings = Meetings(program, self.stand_ins)
-        names = [course.groups for course in self.courses]
-        for rank in sorted(set(self.stand_ins)):
+        meetings = Meetings(program, self.representatives)
+        names = [schedule.groups for schedule in self.schedules]
+        for rank in sorted(set(self.representatives)):
             own = self.communicators[rank] = {}
             for name in names[program.assignment[rank]]:
                 group = program.mesh.group(name, rank)
@@ -85,78 +88,82 @@ class Prepared:
             self.usages = contended([self._usage(group) for group in self.groups.values()])
 
     def _usage(self, group: tuple[int, ...]) -> dict[int, Mapping[str, Fraction]]:
-        """By simulated rank what collectives over `group` take of its links: as much as of those of
-        the members for which it stands."""
-        return {self.stand_ins[rank]: parts for rank, parts in self.costs.usage(group).items()}
+        """By simulated rank: the share of its links that collectives over `group` take, which is
+        that of the members it represents."""
+        return {
+            self.representatives[rank]: parts for rank, parts in self.costs.usage(group).items()
+        }
 
     def simulate(self, delays: Sequence[Delays] = ()) -> Timeline:
-        """The times of the steady step with `delays`, those of each rank program, or nothing.
-        DeadlockError as `simulate`."""
-        return _Engine(self, delays or [NO_DELAYS] * len(self.courses)).run()
+        """The times of the steady step with `delays`, by rank program, or none. DeadlockError as of
+        `simulate`."""
+        return _Engine(self, delays or [NO_DELAYS] * len(self.schedules)).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
-    """How fast a course is run, by moment."""
+class _Durations:
+    """The durations of a schedule's events, in ns, by event."""
 
     durations: list[int]
-    """What an op takes, if it is no collective; nothing for the host's moments."""
+    """Of an op that is no collective; 0 for the host's events."""
     offsets: list[int]
-    """How long after the host's last moment an op is issued; of the host's moments, how long it has
-    worked since the one before."""
+    """Of an op: from the host's last event to its issue. Of a host event: the host's work since the
+    event before it."""
     longer: Mapping[int, int]
-    """What each op takes longer than alone."""
+    """By op: ns more than alone."""
 
 
-def _alone(course: Course, costs: Durations) -> tuple[list[int], list[int]]:
-    """By op: what it takes, if it is no collective, and what the host takes to issue it."""
+def _alone(schedule: RankSchedule, costs: CostModel) -> tuple[list[int], list[int]]:
+    """By op: its ns, if it is no collective, and the ns in which the host issues it."""
     durations = [
         costs.compute_ns(op.kernels) if op.kernels and op.kind not in COLLECTIVES else 0
-        for op in course.ops
+        for op in schedule.ops
     ]
-    return durations, [costs.issue_ns(op) for op in course.ops]
+    return durations, [costs.issue_ns(op) for op in schedule.ops]
 
 
-def _pace(course: Course, alone: tuple[list[int], list[int]], delays: Delays) -> _Pace:
-    """How fast `course` is run with `delays`; `alone` are its `_alone`."""
-    durations, offsets = ([0] * course.num_moments for _ in range(2))
-    durations[: len(course.ops)] = alone[0]
+def _durations(
+    schedule: RankSchedule, alone: tuple[list[int], list[int]], delays: Delays
+) -> _Durations:
+    """The durations of `schedule` with `delays`; `alone` is its `_alone`."""
+    durations, offsets = ([0] * schedule.num_events for _ in range(2))
+    durations[: len(schedule.ops)] = alone[0]
     for index, extra in delays.longer.items():
-        durations[index] += extra if index not in course.arrivals else 0
-    clock, wake = 0, len(course.ops)
+        durations[index] += extra if index not in schedule.arrivals else 0
+    clock, host_event = 0, len(schedule.ops)
     for index, issue in enumerate(alone[1]):
-        if course.wakes[index] != wake:
-            wake = course.wakes[index]
-            offsets[wake], clock = clock, 0
+        if schedule.host_events[index] != host_event:
+            host_event = schedule.host_events[index]
+            offsets[host_event], clock = clock, 0
         clock += issue
         offsets[index] = clock
         clock += delays.later.get(index, 0)
-    return _Pace(durations, offsets, delays.longer)
+    return _Durations(durations, offsets, delays.longer)
 
 
 @dataclass(slots=True)
 class _Collective:
     """One collective of one communicator, as its members arrive."""
 
-    what: tuple[str, int]
+    signature: tuple[str, int]
     ready: int = 0
     last: Arrival | None = None
-    """That of the member which arrived last: members that run one program have it in common."""
+    """Of the member that arrived last; members with one program have it in common."""
     longer: int = 0
-    """Who is slowed down most by what runs beside it holds up the rest."""
+    """The most that overlap on any member adds: the slowest member holds up the others."""
     arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Communicator:
-    """One queue: collectives start in issue order, each when all members have arrived and the last
-    one is over."""
+    """One queue: collectives start in issue order, each when all members have arrived and the one
+    before it is over."""
 
     members: int
     ranks: tuple[int, ...]
     usage: Usage
-    """What its collectives take of the simulated ranks' links, if it can contend; otherwise
-    nothing."""
+    """The share of the simulated ranks' links that its collectives take; empty where it cannot
+    contend."""
     free_at: int = 0
     next: int = 0
     pending: dict[int, _Collective] = field(default_factory=dict)
@@ -166,21 +173,21 @@ class _Communicator:
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's progress: how far it has come, and what has started and ended when, by moment."""
+    """One rank's progress: its frontier, and the starts and ends of its events so far, in ns."""
 
     rank: int
-    course: Course
-    pace: _Pace
+    schedule: RankSchedule
+    durations: _Durations
     communicators: dict[str, _Communicator]
     starts: list[int]
-    moments: list[int]
-    standing: Standing
+    ends: list[int]
+    frontier: Frontier
     shared: dict[int, int] = field(default_factory=dict)
-    """By how much longer collectives took that shared their links."""
+    """By collective: ns that it took longer because it shared its links."""
 
 
 class _Clock:
-    """The time of one simulation."""
+    """The time of one simulation, in ns."""
 
     def __init__(self) -> None:
         self._environment = simpy.Environment()
@@ -194,165 +201,157 @@ class _Clock:
         self._environment.timeout(delay).callbacks.append(lambda _: call())
 
     def run(self) -> None:
-        """Until nothing is left to be called."""
+        """Make every call, until none is left."""
         self._environment.run()
 
 
 class _Engine:
-    """The state of one simulation. Nothing that it is made of refers to it, so that all of it is
-    gone once it is over."""
+    """The state of one simulation. Holds no reference cycles, so it is freed without the garbage
+    collector."""
 
     def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
         self.costs = prepared.costs
-        self.stand_ins = prepared.stand_ins
+        self.representatives = prepared.representatives
         self.clock = _Clock()
         self.links = SharedLinks(self.clock)
         communicators = {
             key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
             for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
         }
-        paces = [
-            _pace(*each) for each in zip(prepared.courses, prepared.alone, delays, strict=True)
+        durations = [
+            _durations(*each)
+            for each in zip(prepared.schedules, prepared.alone, delays, strict=True)
         ]
-        starts = [course.start() for course in prepared.courses]
-        self.ranks: list[tuple[_Rank, Stretch]] = []
+        segments = [schedule.start() for schedule in prepared.schedules]
+        self.ranks: list[tuple[_Rank, Segment]] = []
         for rank, keys in prepared.communicators.items():
             kind = prepared.assignment[rank]
-            course = prepared.courses[kind]
+            schedule = prepared.schedules[kind]
             own = {name: communicators[key] for name, key in keys.items()}
-            moments = [UNKNOWN] * course.num_moments
-            moments[len(course.ops)] = 0
-            begun = _Rank(
-                rank, course, paces[kind], own, [UNKNOWN] * course.num_moments, moments,
-                starts[kind].then,
+            ends = [UNKNOWN] * schedule.num_events
+            ends[len(schedule.ops)] = 0
+            state = _Rank(
+                rank, schedule, durations[kind], own, [UNKNOWN] * schedule.num_events, ends,
+                segments[kind].frontier,
             )
-            self.ranks.append((begun, starts[kind]))
+            self.ranks.append((state, segments[kind]))
 
     def run(self) -> Timeline:
-        """Advance every rank as far as it goes, then let collectives end one by one."""
-        for rank, stretch in self.ranks:
-            self._advance(rank, stretch)
+        """Run the first segment of every rank, then end collectives one by one."""
+        for rank, segment in self.ranks:
+            self._advance(rank, segment)
         self.clock.run()
-        stuck = [(rank, op) for rank, _ in self.ranks if (op := rank.course.next_op(rank.standing))]
+        stuck = [
+            (rank, op) for rank, _ in self.ranks if (op := rank.schedule.next_op(rank.frontier))
+        ]
         if stuck:
             raise _deadlock(stuck)
         issued: _Issued = {}
         times = {rank.rank: _times(rank, issued) for rank, _ in self.ranks}
         step = max((max(each.ends, default=0) for each in times.values()), default=0)
-        return Timeline(ranks=times, stand_ins=self.stand_ins, step_time_ns=step)
+        return Timeline(ranks=times, representatives=self.representatives, step_time_ns=step)
 
-    def _advance(self, rank: _Rank, stretch: Stretch) -> None:
-        """Let `rank` run `stretch`. Every op of every rank passes here, so nothing is looked up
+    def _advance(self, rank: _Rank, segment: Segment) -> None:
+        """Let `rank` run `segment`. Every op of every rank passes here, so nothing is looked up
         that a local name can hold."""
-        starts, moments = rank.starts, rank.moments
-        durations, offsets = rank.pace.durations, rank.pace.offsets
-        for moment, wake, others in stretch.steps:
-            ready = moments[wake] + offsets[moment]
+        starts, ends = rank.starts, rank.ends
+        durations, offsets = rank.durations.durations, rank.durations.offsets
+        for event, host_event, others in segment.events:
+            ready = ends[host_event] + offsets[event]
             for other in others:
-                end = moments[other]
+                end = ends[other]
                 if end > ready:
                     ready = end
-            starts[moment] = ready
-            moments[moment] = ready + durations[moment]
-        rank.standing = stretch.then
-        for arrival in stretch.arrivals:
+            starts[event] = ready
+            ends[event] = ready + durations[event]
+        rank.frontier = segment.frontier
+        for arrival in segment.arrivals:
             self._arrive(rank, arrival)
 
     def _arrive(self, rank: _Rank, arrival: Arrival) -> None:
         communicator, ready = rank.communicators[arrival.group], rank.starts[arrival.index]
-        found = communicator.pending.get(arrival.place)
-        if found is None:
-            found = communicator.pending[arrival.place] = _Collective(arrival.what)
-        if found.last is not arrival:  # of another program than the member before
-            if found.what != arrival.what:
-                raise _mismatch(rank, arrival, found)
-            found.last, found.longer = (
-                arrival, max(found.longer, rank.pace.longer.get(arrival.index, 0)),
+        collective = communicator.pending.get(arrival.ordinal)
+        if collective is None:
+            collective = communicator.pending[arrival.ordinal] = _Collective(arrival.signature)
+        if collective.last is not arrival:  # of another program than the member before
+            if collective.signature != arrival.signature:
+                raise _mismatch(rank, arrival, collective)
+            collective.last, collective.longer = (
+                arrival, max(collective.longer, rank.durations.longer.get(arrival.index, 0)),
             )
-        if ready > found.ready:
-            found.ready = ready
-        found.arrived.append((rank, arrival))
-        if len(found.arrived) < communicator.members:
+        if ready > collective.ready:
+            collective.ready = ready
+        collective.arrived.append((rank, arrival))
+        if len(collective.arrived) < communicator.members:
             return
         following = communicator.pending.get(communicator.next)
         while following is not None and len(following.arrived) == communicator.members:
             del communicator.pending[communicator.next]
             communicator.next += 1
-            self._start(communicator, following)
+            communicator.waiting.append(following)
             following = communicator.pending.get(communicator.next)
+        self._start(communicator)
 
-    def _start(self, communicator: _Communicator, collective: _Collective) -> None:
-        """Let a collective whose members have all arrived, the next one of its communicator, begin
-        when it can."""
-        if communicator.usage:
-            communicator.waiting.append(collective)
-            self._launch(communicator)
-            return
-        begin = max(collective.ready, communicator.free_at)
-        end = begin + self._takes(communicator, collective)
-        communicator.free_at = end
-        self.clock.after(end - self.clock.now(), lambda: self._end(collective, begin, end))
-
-    def _takes(self, communicator: _Communicator, collective: _Collective) -> int:
-        """Its time on links of its own."""
-        return self.costs.collective_ns(*collective.what, communicator.ranks) + collective.longer
-
-    def _launch(self, communicator: _Communicator) -> None:
-        """Let the next collective of a communicator that contends begin when it can, if none is
-        running."""
+    def _start(self, communicator: _Communicator) -> None:
+        """Schedule the next collective of a communicator that is idle. Its speed follows from the
+        shared links where the communicator contends."""
         if communicator.is_busy or not communicator.waiting:
             return
         communicator.is_busy = True
         collective = communicator.waiting.pop(0)
         begin = max(collective.ready, communicator.free_at)
-        alone = self._takes(communicator, collective)
+        alone = (
+            self.costs.collective_ns(*collective.signature, communicator.ranks) + collective.longer
+        )
 
-        def ended() -> None:
+        def end() -> None:
             communicator.free_at, communicator.is_busy = self.clock.now(), False
-            self._launch(communicator)
-            longer = communicator.free_at - begin - alone
-            for rank, arrival in collective.arrived if longer else ():
-                rank.shared[arrival.index] = longer
+            self._start(communicator)
+            shared = communicator.free_at - begin - alone
+            for rank, arrival in collective.arrived if shared else ():
+                rank.shared[arrival.index] = shared
             self._end(collective, begin, communicator.free_at)
 
-        if begin == self.clock.now():
-            self.links.begin(communicator.usage, alone, ended)
+        delay = begin - self.clock.now()
+        if not communicator.usage:
+            self.clock.after(delay + alone, end)
+        elif delay:
+            self.clock.after(delay, lambda: self.links.begin(communicator.usage, alone, end))
         else:
-            self.clock.after(
-                begin - self.clock.now(), lambda: self.links.begin(communicator.usage, alone, ended)
-            )
+            self.links.begin(communicator.usage, alone, end)
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
-        """Its members go on, in the order in which they arrived."""
+        """Resume its members, in the order of their arrivals."""
         for rank, arrival in collective.arrived:
             index = arrival.index
-            rank.starts[index], rank.moments[index] = begin, end
-            found = rank.standing.get(arrival.stream)
-            self._advance(rank, found or rank.course.go_on(rank.standing, arrival.stream))
+            rank.starts[index], rank.ends[index] = begin, end
+            segment = rank.frontier.get(arrival.stream)
+            self._advance(rank, segment or rank.schedule.resume(rank.frontier, arrival.stream))
 
 
 _Issued = dict[tuple[int, ...], list[int]]
-"""When a host issued each op, by the course and the moments at which it went on."""
+"""Times at which a host issued each op, by the schedule and the times of the host's events."""
 
 
 def _times(rank: _Rank, known: _Issued) -> Times:
-    """Those of a rank's ops. What most hosts have in common, when they issued them, is `known` from
-    the first."""
-    course, count = rank.course, len(rank.course.ops)
-    moments = rank.moments[count:]
-    issued = known.get(key := (id(course), *moments))
+    """The times of a rank's ops. Most hosts issue ops at the same times: those lists are `known`
+    and shared."""
+    schedule, count = rank.schedule, len(rank.schedule.ops)
+    host_times = rank.ends[count:]
+    issued = known.get(key := (id(schedule), *host_times))
     if issued is None:
-        gone_on = (moments[wake - count] for wake in course.wakes)
+        resumed = (host_times[event - count] for event in schedule.host_events)
         issued = known[key] = [
-            moment + offset for moment, offset in zip(gone_on, rank.pace.offsets, strict=False)
+            time + offset
+            for time, offset in zip(resumed, rank.durations.offsets, strict=False)
         ]
-    return Times(rank.starts[:count], rank.moments[:count], issued, rank.shared)
+    return Times(rank.starts[:count], rank.ends[:count], issued, rank.shared)
 
 
-def _mismatch(rank: _Rank, arrival: Arrival, found: _Collective) -> DeadlockError:
-    op = rank.course.ops[arrival.index]
-    other, earlier = found.arrived[0]
-    theirs = other.course.ops[earlier.index]
+def _mismatch(rank: _Rank, arrival: Arrival, collective: _Collective) -> DeadlockError:
+    op = rank.schedule.ops[arrival.index]
+    other, earlier = collective.arrived[0]
+    theirs = other.schedule.ops[earlier.index]
     return DeadlockError(
         where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
         expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op "
@@ -363,7 +362,7 @@ def _mismatch(rank: _Rank, arrival: Arrival, found: _Collective) -> DeadlockErro
 
 
 def _deadlock(stuck: list[tuple[_Rank, Op]]) -> DeadlockError:
-    """Which op each rank waits at: the first that has no end."""
+    """The error that names, by rank, the first op without an end."""
     stories = []
     for rank, op in stuck[:8]:
         arrived = (

@@ -1,4 +1,4 @@
-"""When each op of a step starts, ends and was issued: what the engine answers, and what it asks."""
+"""The times of a step, start, end and issue of each op, and the cost model that the engine asks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Protocol
 from zsim.ir.ops import Kernel, Op
 
 
-class Durations(Protocol):
-    """What the engine asks of a cost model; all answers are int nanoseconds."""
+class CostModel(Protocol):
+    """The durations that a simulation needs, all in int nanoseconds."""
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
-        """How long these kernels run one after another."""
+        """The time of these kernels in sequence."""
         ...
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """How long a collective of `nbytes` (full message) over `ranks` runs alone."""
+        """The time of a collective of `nbytes` (full message) over `ranks` alone."""
         ...
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
-        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind.
-        """
+        """By rank and kind of link: the share of it that a collective over `ranks` takes at full
+        speed."""
         ...
 
     def issue_ns(self, op: Op) -> int:
-        """How long the host takes to issue `op`."""
+        """The time in which the host issues `op`."""
         ...
 
     @property
     def launch_queue(self) -> int:
-        """How many kernels may be pending before the host waits; 0 for any number."""
+        """Most kernels that may be pending before the host waits; 0 for any number."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Nanoseconds by op index: how much longer than their kernels ops of one rank program take, and
-    how much later the next are issued."""
+    """Nanoseconds by op of one rank program: added to its kernels (`longer`), and to the issue of
+    the ops after it (`later`)."""
 
     longer: Mapping[int, int] = field(default_factory=dict)
     later: Mapping[int, int] = field(default_factory=dict)
@@ -50,10 +50,9 @@ NO_DELAYS = Delays()
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Start and end of each op of one rank, by index, and when its host had issued it.
+    """Start, end and issue of each op of one rank, by index, in ns since the start of the step.
 
-    `shared`: by how much longer collectives took because others ran over their links meanwhile, of
-    those that did.
+    `shared`: by collective, ns that it took longer because others used its links.
     """
 
     starts: Sequence[int]
@@ -64,9 +63,9 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The steady step in time. `ranks` holds the simulated ranks; `stand_ins` says by rank which of
-    them it is like."""
+    """The steady step in time. `ranks` holds the simulated ranks; `representatives`, by rank, the
+    simulated rank that is like it."""
 
     ranks: dict[int, Times]
-    stand_ins: tuple[int, ...]
+    representatives: tuple[int, ...]
     step_time_ns: int

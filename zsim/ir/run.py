@@ -155,7 +155,7 @@ class Run:
     ranks: tuple[RankRun, ...]
     mesh: Mesh
     step_time_ns: int | None = None
-    stand_ins: tuple[int, ...] = ()
+    representatives: tuple[int, ...] = ()
     """By rank: the shown rank that did the same; empty where each shown rank speaks for itself
     alone."""
     complete: bool = True

@@ -113,15 +113,15 @@ def real_ranks_stand_for_themselves(run: Run, rank: RankRun) -> Iterator[str]:
     rank stands for itself at least."""
     if rank.stands_for < 1:
         yield f"it stands for {rank.stands_for:,} ranks"
-    if run.interpreter != "simulator" and (run.stand_ins or rank.stands_for != 1):
+    if run.interpreter != "simulator" and (run.representatives or rank.stands_for != 1):
         yield (
             f"run for real by the {run.interpreter}, it stands for {rank.stands_for:,} ranks or "
             f"has others stand for it"
         )
-    if run.stand_ins and run.stand_ins.count(rank.rank) != rank.stands_for:
+    if run.representatives and run.representatives.count(rank.rank) != rank.stands_for:
         yield (
             f"it stands for {rank.stands_for:,} ranks, and is named for "
-            f"{run.stand_ins.count(rank.rank):,}"
+            f"{run.representatives.count(rank.rank):,}"
         )
 
 

@@ -89,6 +89,8 @@ def load(path: Path) -> Run:
         raise _not_a_run(path, f"schema_version {str(table.get('schema_version'))[:20]}, this is "
                                f"{SCHEMA_VERSION}")
     try:
+        if "stand_ins" in table["run"]:  # the key in older files
+            table["run"]["representatives"] = table["run"].pop("stand_ins")
         ranks = tuple(_typed_ranks(table["run"]["ranks"]))
         run = replace(from_table(Run, table["run"] | {"ranks": []}), ranks=ranks)
         _require_sense(run)
@@ -129,10 +131,10 @@ def _require_sense(run: Run) -> None:
         raise ValueError("a step of negative time")
     if run.complete and run.failure:
         raise ValueError("a failure in a Run that says it is complete")
-    if run.stand_ins and (
-        len(run.stand_ins) != run.world_size or not set(run.stand_ins) <= set(shown)
+    if run.representatives and (
+        len(run.representatives) != run.world_size or not set(run.representatives) <= set(shown)
     ):
-        raise ValueError("stand_ins that are not among its ranks")
+        raise ValueError("representatives that are not among its ranks")
 
 
 def problem(run: Run) -> str:

@@ -14,7 +14,7 @@ from zsim import __version__
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
 from zsim.ir.gc_pause import uncollected
@@ -84,7 +84,7 @@ class SimBackend:
             mesh=scenario.mesh,
             ranks=_ranks(program, _shown(timeline, options), costs=costs, timeline=timeline),
             step_time_ns=timeline.step_time_ns,
-            stand_ins=() if options.all_ranks or options.ranks else timeline.stand_ins,
+            representatives=() if options.all_ranks or options.ranks else timeline.representatives,
             provenance={
                 **_provenance(scenario, cluster),
                 **_band(program, timeline, costs),
@@ -105,7 +105,7 @@ def _shown(timeline: Timeline, options: RunOptions) -> dict[int, int]:
     """The ranks to show and how many ranks each stands for."""
     if options.ranks is not None:
         return dict.fromkeys(sorted(options.ranks), 1)
-    return dict(sorted(Counter(timeline.stand_ins).items()))
+    return dict(sorted(Counter(timeline.representatives).items()))
 
 
 def _ranks(
@@ -113,8 +113,8 @@ def _ranks(
 ) -> tuple[RankRun, ...]:
     with_timeline = len(shown) <= MOST_TIMELINES
     alike_to = {rank: [rank] for rank in shown}
-    if set(shown) == set(timeline.stand_ins):
-        for rank, like in enumerate(timeline.stand_ins):
+    if set(shown) == set(timeline.representatives):
+        for rank, like in enumerate(timeline.representatives):
             alike_to[like].append(rank)
     phases: dict[int, Phases] = {}
     spans: dict[int, tuple[Span, ...]] = {}
@@ -122,7 +122,7 @@ def _ranks(
     payloads = [_payloads(kind.steady) for kind in program.ranks]
     for rank in shown:
         kind = program.assignment[rank]
-        times = timeline.ranks[timeline.stand_ins[rank]]
+        times = timeline.ranks[timeline.representatives[rank]]
         stamps = (kind, tuple(times.starts), tuple(times.ends))
         if stamps not in alike:
             alike[stamps] = _spans(program.ranks[kind].steady, times)

@@ -17,9 +17,9 @@ from zsim.analysis.critical_path import LONGER, SHARED, explain, name
 from zsim.cli import time_report
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.interference import Lost
-from zsim.engine.overlap import simulate_step
+from zsim.engine.interference import KernelLoss
 from zsim.engine.simulate import simulate
+from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Delays
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
@@ -42,10 +42,10 @@ class Toy:
     execution: Execution = EAGER
     late: Mapping[int, int] = field(default_factory=dict)
 
-    def lost(
+    def kernel_loss(
         self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
-    ) -> Lost:
-        return Lost(self.share, self.share)
+    ) -> KernelLoss:
+        return KernelLoss(self.share, self.share)
 
     @property
     def collective_interference(self) -> float:

@@ -58,7 +58,9 @@ class Echo:
             scenario, options=replace(options, all_ranks=options.ranks is None)
         )
         ranks = tuple(self.measured(rank, scenario) for rank in run.ranks)
-        return replace(run, backend=self.name, interpreter="observer", stand_ins=(), ranks=ranks)
+        return replace(
+            run, backend=self.name, interpreter="observer", representatives=(), ranks=ranks
+        )
 
     def measured(self, rank: RankRun, scenario: Scenario) -> RankRun:
         steady = rank.phases["steady"]

@@ -16,7 +16,7 @@ from zsim.analysis.critical_path import name
 from zsim.cli import time_report
 from zsim.cli.main import main
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.scenario import scenario

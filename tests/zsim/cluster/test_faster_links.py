@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import SETTLED, simulate_step
+from zsim.engine.step import SETTLED, simulate_step
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program
 from zsim.scenario import scenario
@@ -104,7 +104,7 @@ def in_memory_ns(program: Program, costs: Costs) -> float:
     for op in program.of_rank(0).steady:
         if op.kind in COLLECTIVES:
             asked = op.kind, op.nbytes, program.mesh.group(op.group, 0)
-            total += costs.lost(STREAM, *asked).moves * costs.collective_ns(*asked)
+            total += costs.kernel_loss(STREAM, *asked).moving * costs.collective_ns(*asked)
     return total
 
 

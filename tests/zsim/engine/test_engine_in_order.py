@@ -149,7 +149,7 @@ def test_every_op_of_every_rank_ends_when_a_walk_in_order_says(
     wanted = in_order(program, costs)
     whole, folded = simulate(program, costs=costs, all_ranks=True), simulate(program, costs=costs)
     everyone = range(program.mesh.world_size)
-    for timeline, ranks in ((whole, everyone), (folded, folded.stand_ins or everyone)):
+    for timeline, ranks in ((whole, everyone), (folded, folded.representatives or everyone)):
         found = [timeline.ranks[rank] for rank in ranks]
         assert (
             [list(times.ends) for times in found], [list(times.issued) for times in found]

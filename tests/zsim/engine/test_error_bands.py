@@ -17,8 +17,8 @@ from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import Part, Parts
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.overlap import simulate_step
 from zsim.engine.simulate import simulate
+from zsim.engine.step import simulate_step
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram

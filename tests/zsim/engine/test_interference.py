@@ -17,18 +17,24 @@ from zsim.cluster.devices import load_device
 from zsim.engine import kernel_time
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.interference import MOST, Lost, Taken, lost, taken
+from zsim.engine.interference import (
+    LARGEST_SHARE,
+    DeviceShare,
+    KernelLoss,
+    device_share,
+    lost_share,
+)
 from zsim.ir.ops import Kernel
 
 H100, A100 = load_device("h100-80"), load_device("a100-80")
 PRODUCT = Kernel("linear", 2 * 8192**3, 3 * 2 * 8192**2, "bfloat16", shape=(1, 8192, 8192, 8192))
 STREAM = Kernel("add", 0, 2**32, "bfloat16")
 MIB = 2**20
-NOTHING = Lost(0.0, 0.0)
+NOTHING = KernelLoss(0.0, 0.0)
 
 
 def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_once_more() -> None:
-    found = taken(
+    found = device_share(
         "all_gather", 2**30, ranks=8, ns=3_000_000, channels=24, in_the_switch=False, device=H100
     )
     rate = 2 * 2**30 * 7 / 8 / 3e-3
@@ -46,48 +52,52 @@ def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_o
 def test_each_collective_moves_its_own_share_through_memory(
     kind: str, switch: bool, moved: float
 ) -> None:
-    found = taken(kind, 2**30, ranks=8, ns=10**7, channels=24, in_the_switch=switch, device=A100)
-    assert found.bandwidth == pytest.approx(
+    share = device_share(
+        kind, 2**30, ranks=8, ns=10**7, channels=24, in_the_switch=switch, device=A100
+    )
+    assert share.bandwidth == pytest.approx(
         moved * 2**30 / 1e-2 / (A100.memory_bandwidth * A100.memory_efficiency)
     )
 
 
 def test_a_small_message_opens_few_channels_and_nothing_takes_all() -> None:
     assert (
-        taken(
+        device_share(
             "all_gather", 3 * 2**15, ranks=8, ns=10**5, channels=24, in_the_switch=False,
             device=H100,
         ).multiprocessors
         == 3 / 132
     )
     assert (
-        taken(
+        device_share(
             "all_gather", 1, ranks=8, ns=10**5, channels=24, in_the_switch=False, device=H100
         ).multiprocessors
         == 1 / 132
     )
     assert (
-        taken(
+        device_share(
             "all_reduce", 2**40, ranks=8, ns=1, channels=24, in_the_switch=False, device=H100
         ).bandwidth
-        == MOST
+        == LARGEST_SHARE
     )
 
 
 def test_a_product_loses_the_multiprocessors_and_a_stream_the_bandwidth() -> None:
     """24 of 108 multiprocessors make a large product that much longer; half of the bandwidth makes
     a stream twice as long."""
-    assert lost(PRODUCT, A100, EAGER, Taken(24 / 108, 0.5)) == pytest.approx(24 / 108, abs=0.02)
-    assert lost(STREAM, A100, EAGER, Taken(24 / 108, 0.5)) == pytest.approx(0.5, abs=0.01)
-    assert lost(STREAM, A100, EAGER, Taken(24 / 108, 0.0)) == 0
-    assert lost(replace(STREAM, place="link"), A100, EAGER, Taken(0.5, 0.5)) == 0
+    both = DeviceShare(24 / 108, 0.5)
+    assert lost_share(PRODUCT, A100, EAGER, both) == pytest.approx(24 / 108, abs=0.02)
+    assert lost_share(STREAM, A100, EAGER, both) == pytest.approx(0.5, abs=0.01)
+    assert lost_share(STREAM, A100, EAGER, DeviceShare(24 / 108, 0.0)) == 0
+    assert lost_share(replace(STREAM, place="link"), A100, EAGER, DeviceShare(0.5, 0.5)) == 0
 
 
 def test_a_product_of_eight_bits_loses_as_many_multiprocessors_as_others() -> None:
     """And one of many tiles as much of its time, but for its last wave and for what casts it."""
     large = Kernel("linear", 2 * 16384**3, 1, "bfloat16", shape=(1, 16384, 16384, 16384))
     for how in (EAGER, Execution(float8=True, compile=True)):
-        assert lost(large, H100, how, Taken(33 / 132, 0.0)) == pytest.approx(0.25, abs=0.015)
+        lost = lost_share(large, H100, how, DeviceShare(33 / 132, 0.0))
+        assert lost == pytest.approx(0.25, abs=0.015)
 
 
 def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponentials() -> None:
@@ -100,12 +110,12 @@ def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponent
         for width in (128, 32)
     )
     for name, rate in H100.attention.items():
-        how, quarter = Execution(attention_kernels=name), Taken(33 / 132, 0.0)  # type: ignore[arg-type]
-        assert lost(wide, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
-        assert lost(narrow, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
+        how, quarter = Execution(attention_kernels=name), DeviceShare(33 / 132, 0.0)  # type: ignore[arg-type]
+        assert lost_share(wide, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
+        assert lost_share(narrow, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
         scarce = replace(H100, exponentials=H100.exponentials // 1000)
         if rate.waits:
-            assert lost(narrow, scarce, how, quarter) == pytest.approx(0.25, abs=0.002)
+            assert lost_share(narrow, scarce, how, quarter) == pytest.approx(0.25, abs=0.002)
     assert any(rate.waits for rate in H100.attention.values())
 
 
@@ -121,32 +131,32 @@ def test_a_product_of_as_many_tiles_as_multiprocessors_takes_another_wave_beside
         kernel.shape, device, "bfloat16"
     )
     assert longer > 1.5
-    assert lost(kernel, device, EAGER, Taken(24 / 132, 0.0)) == pytest.approx(
+    assert lost_share(kernel, device, EAGER, DeviceShare(24 / 132, 0.0)) == pytest.approx(
         1 - 1 / longer, abs=0.02
     )
 
 
-SHARES = st.floats(0, MOST)
+SHARES = st.floats(0, LARGEST_SHARE)
 
 
 @given(sms=SHARES, more=SHARES, bandwidth=SHARES, kernel=st.sampled_from([PRODUCT, STREAM]))
 def test_nothing_is_gained_beside_a_collective_and_never_all_is_lost(
     sms: float, more: float, bandwidth: float, kernel: Kernel
 ) -> None:
-    found = lost(kernel, H100, EAGER, Taken(sms, bandwidth))
+    found = lost_share(kernel, H100, EAGER, DeviceShare(sms, bandwidth))
     assert 0 <= found < 1
-    assert lost(kernel, H100, EAGER, Taken(sms, max(bandwidth, more))) >= found
+    assert lost_share(kernel, H100, EAGER, DeviceShare(sms, max(bandwidth, more))) >= found
 
 
 def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_channels() -> None:
     inside, across = Costs(load_cluster("dgx-a100")), Costs(load_cluster("dgx-a100", nodes=4))
     near, far = tuple(range(8)), tuple(range(32))
     of_stream = [
-        costs.lost((STREAM,), "all_gather", 512 * MIB, ranks).moves
+        costs.kernel_loss((STREAM,), "all_gather", 512 * MIB, ranks).moving
         for costs, ranks in ((inside, near), (across, far))
     ]
     of_product = [
-        costs.lost((PRODUCT,), "all_gather", 512 * MIB, ranks).moves
+        costs.kernel_loss((PRODUCT,), "all_gather", 512 * MIB, ranks).moving
         for costs, ranks in ((inside, near), (across, far))
     ]
     assert 0.15 < of_stream[0] < 0.35
@@ -189,17 +199,17 @@ def test_a_group_of_one_rank_a_node_has_the_channels_of_its_own_nic() -> None:
 def test_to_a_collective_that_waits_products_lose_its_channels_and_streams_nothing() -> None:
     costs, ranks = Costs(load_cluster("dgx-a100")), tuple(range(8))
     product, stream = (
-        costs.lost((kernel,), "all_gather", 512 * MIB, ranks) for kernel in (PRODUCT, STREAM)
+        costs.kernel_loss((kernel,), "all_gather", 512 * MIB, ranks) for kernel in (PRODUCT, STREAM)
     )
-    assert product.waits == product.moves == pytest.approx(24 / 108, abs=0.02)
-    assert stream.waits == 0
-    assert stream.at(0.5) == stream.moves / 2
+    assert product.waiting == product.moving == pytest.approx(24 / 108, abs=0.02)
+    assert stream.waiting == 0
+    assert stream.at(0.5) == stream.moving / 2
 
 
 def test_the_switch_takes_fewer_multiprocessors_than_a_ring() -> None:
     costs, ranks = Costs(load_cluster("dgx-h100")), tuple(range(8))
     in_switch, ring = (
-        costs.lost((PRODUCT,), kind, 512 * MIB, ranks).moves
+        costs.kernel_loss((PRODUCT,), kind, 512 * MIB, ranks).moving
         for kind in ("all_reduce", "all_gather")
     )
     assert in_switch == pytest.approx(16 / 132, abs=0.02)
@@ -212,7 +222,7 @@ def test_products_lose_on_average_what_was_published_for_them() -> None:
     for name in ("dgx-a100", "dgx-h100"):
         costs = Costs(load_cluster(name))
         shares += [
-            1 / (1 - costs.lost((PRODUCT,), kind, 256 * MIB, tuple(range(8))).moves) - 1
+            1 / (1 - costs.kernel_loss((PRODUCT,), kind, 256 * MIB, tuple(range(8))).moving) - 1
             for kind in ("all_gather", "all_reduce")
         ]
     assert 0.12 < sum(shares) / len(shares) < 0.27
@@ -220,12 +230,11 @@ def test_products_lose_on_average_what_was_published_for_them() -> None:
 
 def test_what_is_lost_is_switched_off_and_nothing_is_lost_alone() -> None:
     off = Costs(load_cluster("dgx-h100"), Execution(interference=False))
-    assert off.lost((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))) == NOTHING
+    assert off.kernel_loss((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))) == NOTHING
+    alone = Costs(load_cluster("dgx-h100"))
+    assert alone.kernel_loss((PRODUCT,), "all_gather", 512 * MIB, (0,)) == NOTHING
     assert (
-        Costs(load_cluster("dgx-h100")).lost((PRODUCT,), "all_gather", 512 * MIB, (0,)) == NOTHING
-    )
-    assert (
-        Costs(load_cluster("cpu-gloo", ranks=4)).lost(
+        Costs(load_cluster("cpu-gloo", ranks=4)).kernel_loss(
             (PRODUCT,), "all_gather", 512 * MIB, (0, 1, 2, 3)
         )
         == NOTHING
@@ -235,12 +244,11 @@ def test_what_is_lost_is_switched_off_and_nothing_is_lost_alone() -> None:
 def test_a_library_that_is_not_nccl_holds_as_many_multiprocessors_as_a_ring_of_an_h100() -> None:
     cluster = load_cluster("dgx-h100")
     ring = Costs(replace(cluster, collectives="ring"))
-    held = taken(
+    held = device_share(
         "all_gather", 512 * MIB, ranks=8, ns=1, channels=24, in_the_switch=False,
         device=cluster.device,
     ).multiprocessors
-    waits = lost(PRODUCT, cluster.device, EAGER, Taken(held, 0.0))
-    assert ring.lost((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8))).waits == pytest.approx(
-        cluster.device.interference * waits
-    )
+    waits = lost_share(PRODUCT, cluster.device, EAGER, DeviceShare(held, 0.0))
+    loss = ring.kernel_loss((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8)))
+    assert loss.waiting == pytest.approx(cluster.device.interference * waits)
     assert waits > 0.1

@@ -12,9 +12,10 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.interference import Lost
-from zsim.engine.overlap import interference, simulate_step
+from zsim.engine.interference import KernelLoss
+from zsim.engine.overlap import overlap_losses
 from zsim.engine.simulate import Delays, simulate
+from zsim.engine.step import simulate_step
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, Place
 from zsim.ir.program import Program, RankProgram
@@ -46,11 +47,11 @@ class Shares:
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         return {} if self.to_waiting is None else {rank: {"link": Fraction(1)} for rank in ranks}
 
-    def lost(
+    def kernel_loss(
         self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
-    ) -> Lost:
+    ) -> KernelLoss:
         moves = self.interference * (2 if self.twice_beside == nbytes else 1)
-        return Lost(moves, moves if self.to_waiting is None else self.to_waiting)
+        return KernelLoss(moves, moves if self.to_waiting is None else self.to_waiting)
 
     def issue_ns(self, op: Op) -> int:
         return 0
@@ -412,7 +413,7 @@ def test_rounds_go_on_until_a_step_has_settled() -> None:
     case = scenario.parse(COPIES_BESIDE_BACKWARD.encode(), where="fsdp1.toml")
     program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster, execution=case.executed)
     settled = simulate_step(program, costs=costs)
-    lost = interference(program, settled, costs=costs, lengthened=True)
+    lost = overlap_losses(program, settled, costs=costs, lengthened=True)
     again = simulate(
         program, costs=costs,
         delays=[Delays(lost.get(kind, {}), {}) for kind in range(len(program.ranks))],

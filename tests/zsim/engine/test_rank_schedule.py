@@ -1,5 +1,5 @@
-"""The course of a rank program: whichever collective ends first, every op is found once, after all
-that it needs."""
+"""The schedule of a rank program: whichever collective ends first, every op is found once, after
+all that it needs."""
 
 import gc
 import random
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.engine.rank_schedule import Course
+from zsim.engine.rank_schedule import RankSchedule
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.happens_before import happened
 from zsim.runs.backend import RunOptions
@@ -29,40 +29,40 @@ def planned(name):
     return plan(found, device=found.cluster.kind).ranks[0].steady
 
 
-def walked(course, choose):
-    """The moments of a course as a rank finds them, when of the collectives at which it stands the
-    one that `choose` says ends."""
-    stretch, found, begun = course.start(), [], []
+def walked(schedule, choose):
+    """The events of a schedule as a rank runs them: of the collectives at which it stands the one
+    that `choose` picks ends."""
+    segment, found, begun = schedule.start(), [], []
     while True:
-        found += stretch.steps
-        begun += [arrival.index for arrival in stretch.arrivals]
-        if not stretch.then.arrived:
-            return found, begun, stretch.then
-        stream = choose(sorted(stretch.then.arrived))
-        stretch = stretch.then.get(stream) or course.go_on(stretch.then, stream)
+        found += segment.events
+        begun += [arrival.index for arrival in segment.arrivals]
+        if not segment.frontier.arrived:
+            return found, begun, segment.frontier
+        stream = choose(sorted(segment.frontier.arrived))
+        segment = segment.frontier.get(stream) or schedule.resume(segment.frontier, stream)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("launch_queue", [0, 7])
 def test_every_op_is_found_once_after_all_that_it_comes_after(name, launch_queue):
-    course = Course(planned(name), launch_queue=launch_queue)
+    schedule = RankSchedule(planned(name), launch_queue=launch_queue)
     for choose in (min, max, random.Random(0).choice):
-        found, begun, end = walked(course, choose)
-        known = {len(course.ops)}
-        for moment, wake, others in found:
-            assert known.issuperset([wake, *others])
-            assert moment not in known
-            known.add(moment)
-        assert known == set(range(course.num_moments))
-        assert sorted(begun) == sorted(course.arrivals)
-        assert course.next_op(end) is None
+        found, begun, end = walked(schedule, choose)
+        known = {len(schedule.ops)}
+        for event, host_event, others in found:
+            assert known.issuperset([host_event, *others])
+            assert event not in known
+            known.add(event)
+        assert known == set(range(schedule.num_events))
+        assert sorted(begun) == sorted(schedule.arrivals)
+        assert schedule.next_op(end) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whichever_order_collectives_end_in_the_same_standings_are_reached(name):
-    """So that ranks which diverge meet again, and a course stays as small as its program."""
-    course = Course(planned(name), launch_queue=0)
-    ends = [walked(course, choose)[2] for choose in (min, max)]
+def test_whichever_order_collectives_end_in_the_same_frontiers_are_reached(name):
+    """So that ranks which diverge meet again, and a schedule stays as small as its program."""
+    schedule = RankSchedule(planned(name), launch_queue=0)
+    ends = [walked(schedule, choose)[2] for choose in (min, max)]
     assert ends[0] is ends[1]
 
 
@@ -70,9 +70,9 @@ def test_whichever_order_collectives_end_in_the_same_standings_are_reached(name)
 def test_what_an_op_comes_after_implies_all_that_it_waits_for(name):
     """Waits that its stream, or a later wait of the same stream, implies are left out."""
     ops = planned(name)
-    course, order = Course(ops, launch_queue=0), happened(ops)
+    schedule, order = RankSchedule(ops, launch_queue=0), happened(ops)
     for op in ops:
-        others = course.steps[op.index][2]
+        others = schedule.events[op.index][2]
         assert set(others) <= {*op.waits, *range(op.index)}
         assert all(
             wait in others or any(order.before(wait, other) for other in others)
@@ -85,7 +85,7 @@ def test_a_simulation_leaves_nothing_behind_for_the_collector_to_find():
     gc.collect()
     with uncollected():
         SimBackend().run(found, options=RunOptions())
-        assert not [kept for kept in gc.get_objects() if type(kept) is Course]
+        assert not [kept for kept in gc.get_objects() if type(kept) is RankSchedule]
 
 
 def test_who_stopped_the_collector_is_the_one_to_start_it_again():

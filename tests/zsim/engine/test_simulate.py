@@ -138,7 +138,8 @@ def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_an
     folded, whole = simulate(program, costs=costs), simulate(program, costs=costs, all_ranks=True)
 
     assert folded.step_time_ns == whole.step_time_ns
-    assert {rank: folded.ranks[like] for rank, like in enumerate(folded.stand_ins)} == whole.ranks
+    unfolded = {rank: folded.ranks[like] for rank, like in enumerate(folded.representatives)}
+    assert unfolded == whole.ranks
 
 
 @pytest.mark.parametrize("name", GPU + CPU)

@@ -109,7 +109,11 @@ def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
     assert folded.step_time_ns == whole.step_time_ns
     shown = {rank.rank: rank for rank in whole.ranks}
     for rank in folded.ranks:
-        alike = [shown[other] for other, like in enumerate(folded.stand_ins) if like == rank.rank]
+        alike = [
+            shown[other]
+            for other, like in enumerate(folded.representatives)
+            if like == rank.rank
+        ]
         assert len(alike) == rank.stands_for
         assert max(one.bytes_sent for one in alike) == rank.bytes_sent
         assert all(

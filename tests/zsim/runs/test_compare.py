@@ -330,7 +330,8 @@ def test_runs_of_other_world_sizes_are_not_compared_further():
 
 def test_a_folded_rank_stands_for_all_when_it_says_so():
     folded = a_run("sim")
-    folded = replace(folded, ranks=(replace(folded.ranks[0], stands_for=2),), stand_ins=(0, 0))
+    both = replace(folded.ranks[0], stands_for=2)
+    folded = replace(folded, ranks=(both,), representatives=(0, 0))
     assert agrees(compare(folded, a_run()))
 
 
@@ -340,7 +341,7 @@ def test_a_folded_measurement_speaks_for_every_rank_without_naming_those_it_obse
     assert named(compare(a_run("sim"), folded), "ranks").detail.startswith(
         "1 of 2 ranks were measured"
     )
-    assert "ranks" not in statuses(compare(a_run("sim"), replace(folded, stand_ins=(0, 0))))
+    assert "ranks" not in statuses(compare(a_run("sim"), replace(folded, representatives=(0, 0))))
 
 
 def test_an_incomplete_measurement_fails():
@@ -601,7 +602,10 @@ NUMERICS = {
             lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]),
             "a phase that is none of",
         ),
-        (lambda run: run.update(stand_ins=[0, 7]), "stand_ins that are not among its ranks"),
+        (
+            lambda run: run.update(representatives=[0, 7]),
+            "representatives that are not among its ranks",
+        ),
         (
             lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}),
             "numerics of no steps",

@@ -45,7 +45,7 @@ class Theirs:
             if isinstance(error, BaseException):
                 raise error
         return replace(
-            SimBackend().run(scenario, options=options), **{"stand_ins": (), **self.change}
+            SimBackend().run(scenario, options=options), **{"representatives": (), **self.change}
         )
 
 

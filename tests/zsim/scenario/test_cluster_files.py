@@ -20,7 +20,7 @@ from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import calibration
 from zsim.engine.execution import Execution
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.errors import ScenarioError
 from zsim.scenario import cluster_file as cluster_reader
 from zsim.scenario import scenario

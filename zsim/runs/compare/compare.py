@@ -114,7 +114,7 @@ def _coverage(predicted: Run, measured: Run) -> Iterator[Check]:
     seen = {rank.rank for rank in measured.ranks}
     announced = " ".join(str(rank.rank) for rank in measured.ranks)
     if (
-        not measured.stand_ins
+        not measured.representatives
         and len(seen) < measured.world_size
         and measured.provenance.get("ranks") != announced
     ):
@@ -146,7 +146,8 @@ def _pairs(predicted: Run, measured: Run) -> Iterator[_Pair]:
 def _partners(run: Run) -> dict[int, RankRun]:
     """By rank, the one that speaks for it."""
     shown = {rank.rank: rank for rank in run.ranks}
-    return {rank: shown[like] for rank, like in enumerate(run.stand_ins) if like in shown} or shown
+    alike = {rank: shown[like] for rank, like in enumerate(run.representatives) if like in shown}
+    return alike or shown
 
 
 def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int, int]:

@@ -22,7 +22,7 @@ from zsim.calibration import accuracy, memory_pressure
 from zsim.calibration.accuracy import Predicted
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.overlap import simulate_step
+from zsim.engine.step import simulate_step
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 

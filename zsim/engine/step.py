@@ -1,0 +1,88 @@
+"""The entry of all timing: `simulate_step` gives the start and the end of every op of a step.
+
+Kernels and collectives that overlap slow one another down (`zsim.engine.overlap`). The extent of
+their overlap follows from the times and changes them, so the step is simulated in rounds: once with
+each op at its own speed, then with the losses of the round before, until the losses settle. Mostly
+one round is enough; FSDP1's copies beside its backward need a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from zsim.engine.execution import Execution
+from zsim.engine.overlap import OverlapCosts, add, overlap_losses
+from zsim.engine.simulate import Prepared
+from zsim.engine.timeline import Delays, Timeline
+from zsim.ir.ops import Op
+from zsim.ir.program import Program
+
+SETTLED = 0.002
+"""Share of the step time. Losses that change by less move the step by less than the noise of a
+measurement."""
+ROUNDS = 16
+"""Most rounds. Each changes the losses by a fraction of the change of the round before: seven
+tenths where FSDP1's copies overlap much."""
+
+
+class StepCosts(OverlapCosts, Protocol):
+    """The cost model of a whole step; `zsim.engine.costs.Costs` is the product's."""
+
+    @property
+    def execution(self) -> Execution:
+        """The scenario's `execution` table."""
+        ...
+
+
+def simulate_step(
+    program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True
+) -> Timeline:
+    """The times of the steady step in ns, with overlap losses and the trainer's pauses.
+
+    `all_ranks` simulates every rank in place of one per class (`zsim.engine.folding`). Without
+    `contention` no two collectives share a link. DeadlockError where ranks wait for one another
+    forever or disagree on a collective.
+    """
+    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
+    prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
+    alone = prepared.simulate([Delays(own, own) for own in pauses])
+    losses = overlap_losses(program, alone, costs=costs, pauses=pauses)
+    if not any(losses.values()):
+        return alone
+    for _ in range(ROUNDS):
+        timeline = prepared.simulate(
+            [Delays(add(own, losses.get(kind, {})), own) for kind, own in enumerate(pauses)]
+        )
+        before, losses = (
+            losses, overlap_losses(program, timeline, costs=costs, pauses=pauses, lengthened=True),
+        )
+        if _change(before, losses) < SETTLED * timeline.step_time_ns:
+            break
+    return timeline
+
+
+def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
+    """Pauses of the trainer in ns, by op: before the first kernels of each micro-batch, and before
+    the optimizer's.
+
+    The trainer awaits the device, then works on the host, so both are idle. The op takes as much
+    longer, even where the device was idle before, and the ops behind it are issued as much later.
+    """
+    pauses: dict[int, int] = {}
+    if execution.micro_batch_overhead_ns:
+        firsts = {op.micro_batch: op.index for op in reversed(ops) if op.kind == "forward"}
+        pauses = dict.fromkeys(firsts.values(), execution.micro_batch_overhead_ns)
+    step = next((op.index for op in ops if op.kind == "optimizer"), None)
+    if execution.step_overhead_ns and step is not None:
+        pauses[step] = pauses.get(step, 0) + execution.step_overhead_ns
+    return pauses
+
+
+def _change(before: Mapping[int, Mapping[int, int]], after: Mapping[int, Mapping[int, int]]) -> int:
+    """The sum over ops of the change of their losses, in ns, of the rank program with the most."""
+    differences = (
+        add(losses, {op: -ns for op, ns in before.get(kind, {}).items()})
+        for kind, losses in after.items()
+    )
+    return max((sum(map(abs, each.values())) for each in differences), default=0)
