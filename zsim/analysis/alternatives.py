@@ -17,7 +17,7 @@ from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Optimizer
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STRATEGIES, model_problems, recomputed_problems, wrapped
+from zsim.strategies import STRATEGIES, problems, wrapped
 
 EVERY_BLOCK = Checkpointing(mode="full")
 STAGE_UP: dict[str, str] = {
@@ -112,20 +112,16 @@ def refusals(scenario: Scenario) -> tuple[str, ...]:
         except TracedModelError as error:
             return (str(error),)
     return (
-        *strategy.problems(scenario.options, scenario.mesh, scenario.optimizer),
         *checkpointing.problems(
             scenario.checkpointing,
             scenario.model,
             casts=precision.autocast != "none" and strategy.leaves,
             forwards=batch.forwards,
         ),
-        *recomputed_problems(scenario.strategy, scenario.model, scenario.checkpointing),
-        *model_problems(
-            scenario.strategy,
-            scenario.options,
-            scenario.model,
-            casts=precision.reduce != precision.parameters,
-            waits=scenario.sync == "last" and batch.accumulation > 1,
+        *problems(
+            scenario.strategy, scenario.options, mesh=scenario.mesh, optimizer=scenario.optimizer,
+            model=scenario.model, checkpointing=scenario.checkpointing, precision=precision,
+            batch=batch, sync=scenario.sync,
         ),
     )
 
@@ -204,7 +200,7 @@ def _refused(strategy: str, options: Any, mesh: Mesh, optimizer: Optimizer) -> s
     """The options that are refused on that mesh."""
     return {
         problem.partition(":")[0].removeprefix("strategy.")
-        for problem in STRATEGIES[strategy].problems(options, mesh, optimizer)
+        for problem in problems(strategy, options, mesh=mesh, optimizer=optimizer)
     }
 
 

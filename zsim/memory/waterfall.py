@@ -113,7 +113,7 @@ def waterfall(scenario: Scenario, found: Answer) -> tuple[Stage, ...]:
 
 def _states_reason(scenario: Scenario) -> str:
     """Why parameters, gradients and states at the peak are not what the formula says."""
-    if getattr(scenario.options, "offload", False) and scenario.cluster.kind != "cpu":
+    if STRATEGIES[scenario.strategy].offloads(scenario.options) and scenario.cluster.kind != "cpu":
         return "in host memory instead (CPUOffloadPolicy)"
     reason = (
         "padding, uneven shards, step counters; gradients that are not there at the peak count "

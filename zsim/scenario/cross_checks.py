@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced import FAMILY, TracedModel
 from zsim.cluster.cluster import ClusterSpec
@@ -25,7 +26,7 @@ from zsim.models.wrapping import Wrapping
 from zsim.scenario import huggingface_checks
 from zsim.scenario.schema import ModelTable
 from zsim.scenario.work_limits import work
-from zsim.strategies import STRATEGIES, model_problems, recomputed_problems
+from zsim.strategies import STRATEGIES
 
 WORDS: dict[Dtype | Literal["none"], str] = {
     "none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"
@@ -41,7 +42,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 def check_strategy(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimizer) -> None:
     """What the strategy refuses of its options on this mesh and with this optimizer."""
-    problems = list(STRATEGIES[strategy.name].problems(options, mesh, optimizer))
+    problems = list(strategies.problems(strategy.name, options, mesh=mesh, optimizer=optimizer))
     if optimizer.name == "adamw" and optimizer.momentum:
         problems.append("optimizer.momentum: expected only with sgd, found with adamw, whose "
                         "betas are torch's defaults")
@@ -132,12 +133,12 @@ def check_model(
     again: Checkpointing,
 ) -> None:
     """What the strategy does not do with such a model: a block that forward passes by, say."""
-    casts, waits = (
-        precision.reduce != precision.parameters,
-        strategy.sync == "last" and batch.accumulation > 1,
+    refuse(
+        strategies.problems(
+            strategy.name, options, model=model, checkpointing=again, precision=precision,
+            batch=batch, sync=strategy.sync,
+        )
     )
-    recomputed = tuple(recomputed_problems(strategy.name, model, again))
-    refuse(recomputed + model_problems(strategy.name, options, model, casts=casts, waits=waits))
 
 
 def check_work(model: ModelSpec, strategy: Any, options: Any, mesh: Mesh, batch: Batch) -> None:

@@ -65,10 +65,10 @@ class Work:
 
 def work(model: ModelSpec, *, strategy: str, options: Any, mesh: Mesh, batch: Batch) -> Work:
     """The work of simulating a step of `model` by the strategy of that name."""
-    whole = getattr(options, "granularity", "unit") == "unit"
+    traits = STRATEGIES[strategy]
     return Work(
         num_ranks=mesh.world_size,
-        kinds=min(mesh.world_size, STRATEGIES[strategy].kinds(model, mesh)),
-        num_units=(len(model.units) if whole else len(model.parameters)) * most_runs(model),
+        kinds=min(mesh.world_size, traits.num_distinct_ranks(model, mesh)),
+        num_units=traits.num_groups(options, model) * most_runs(model),
         passes=batch.accumulation * batch.forwards,
     )

@@ -19,6 +19,7 @@ from zsim.autograd.traced import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import step as building
@@ -28,6 +29,7 @@ from zsim.strategies.replicated import buckets as replicated_model
 from zsim.strategies.replicated import construction
 from zsim.strategies.replicated.buckets import Bucket, ReplicatedModel
 from zsim.strategies.replicated.step import ReplicatedStep
+from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 MIB = 1 << 20
 FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25
@@ -48,7 +50,10 @@ class Options:
     find_unused_parameters: bool = False
 
 
-def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
+def model_problems(
+    options: Options, model: ModelSpec, accumulates: bool = False,
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+) -> Iterator[str]:
     """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
     if model.left_out and not options.find_unused_parameters:
         key, what, mend = _left_out(model)
@@ -181,3 +186,10 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
         if synchronises:
             step.copy_back()
     return step
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_replicate",), formula=Formula("ddp"),
+    model_problems=model_problems, shards_more="zero1", bucket_cap="bucket_cap_mb",
+    saves_memory=(OptionValue("gradient_as_bucket_view", True),),
+)

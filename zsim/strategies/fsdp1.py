@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.autograd.traced import TracedModel
-from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building import optimizers
@@ -43,6 +43,7 @@ from zsim.strategies.flat_parameter.step import EARLIER_STEP, FlatShardedStep
 from zsim.strategies.flat_parameter.views import viewed
 from zsim.strategies.fsdp.passes import ORIGINAL
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
+from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,17 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
         )
 
 
-def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
+def model_problems(
+    options: Options, model: ModelSpec, accumulates: bool = False,
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+) -> Iterator[str]:
     """What torch cannot do with `model`, and what is not modelled of it, with the scenario's key in
     front."""
+    if model.nested and checkpointing.mode != "none" and not checkpointing.recompute:
+        yield (
+            "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found "
+            "wrapping.nested; use `recompute`, or leave one of them out"
+        )
     if isinstance(model, TracedModel):
         yield from _traced_problems(model)
     for unit in model.units:
@@ -140,21 +149,14 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
             return
 
 
-def kinds(model: ModelSpec, mesh: Mesh) -> int:
+def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
     """At most a rank for each end of a parameter in a flat one, and those between two ends, all
     alike."""
     return min(mesh.dp_shard, 2 * len(model.parameters) + 2)
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank; ranks that step as many elements of each parameter share one.
-    ScenarioError for what is not modelled."""
-    found = (
-        *problems(options, mesh, training.optimizer),
-        *model_problems(options, training.model, False),
-    )
-    if found:
-        raise ScenarioError(found)
+    """The Program of every rank; ranks that step as many elements of each parameter share one."""
     flats = _flats(training, mesh=mesh, options=options)
     programs: dict[_Held, int] = {}
     ranks: list[RankProgram] = []
@@ -324,3 +326,17 @@ def _passes(
             micro_batch.forward(modules)
         step.begin("backward", micro_batch=number)
         micro_batch.backward()
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
+    formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+    num_distinct_ranks=num_distinct_ranks, nests="units", differentiates=viewed,
+    unit_hooks="fsdp1_views", problems=problems, model_problems=model_problems,
+    over_all_ranks="fsdp1",
+    saves_memory=(OptionValue("sharding", "full", "blocks freed after forward"),),
+    gathers_earlier=(
+        OptionValue("forward_prefetch", True), OptionValue("backward_prefetch", "pre"),
+        OptionValue("limit_all_gathers", False),
+    ),
+)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.autograd.lowered import InnerCall, LoweredModule
-from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
+from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ROOT, RUN, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building.backward_events import accumulated_after_sums
@@ -32,6 +32,7 @@ from zsim.strategies.fully_shard.hook_calls import RECORD, HookCalls, watched
 from zsim.strategies.fully_shard.optimizer import memory_of, step_shards
 from zsim.strategies.fully_shard.param_group import Group, local_numels, sharded_groups
 from zsim.strategies.fully_shard.step import ShardedStep
+from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,10 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
         )
 
 
-def model_problems(options: Options, model: ModelSpec, accumulates: bool) -> Iterator[str]:
+def model_problems(
+    options: Options, model: ModelSpec, accumulates: bool = False,
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+) -> Iterator[str]:
     """What torch cannot do where `model` has units that forward passes by, with the scenario's key
     in front."""
     if model.unused and accumulates:
@@ -90,15 +94,11 @@ When = Literal["every", "last"]
 def plan(
     training: Training, *, mesh: Mesh, options: Options, all_reduce: When = "every"
 ) -> Program:
-    """The Program of every rank; ranks whose shards are alike share one. ScenarioError for what
-    `problems` names.
+    """The Program of every rank; ranks whose shards are alike share one.
 
     `all_reduce`: after which micro-batches gradients are reduced over replicas too, where there are
     any.
     """
-    found = tuple(problems(options, mesh, training.optimizer))
-    if found:
-        raise ScenarioError(found)
     keep = _ranks_kept(options, mesh)
     programs: list[RankProgram] = []
     by_shard: list[int] = []
@@ -115,7 +115,7 @@ def plan(
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(by_shard) * mesh.dp_replicate)
 
 
-def kinds(model: ModelSpec, mesh: Mesh) -> int:
+def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
     """How many ranks differ in their shards."""
     return len(_first_of_alike(model, mesh.dp_shard))
 
@@ -435,3 +435,21 @@ def post_backward(step: ShardedStep, group: Group, *, sync: bool) -> None:
         step.reduce(group)
     else:
         step.drop_reduce_input(group)
+
+
+def offloads(options: Options) -> bool:
+    """CPUOffloadPolicy is set."""
+    return options.offload
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_shard",),
+    formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+    num_distinct_ranks=num_distinct_ranks, nests="units", unit_hooks="fully_shard",
+    problems=problems, model_problems=model_problems, offloads=offloads,
+    saves_memory=(
+        OptionValue("reshard_after_forward", True),
+        OptionValue("offload", True, "states and the optimizer's step go to the host"),
+    ),
+    prefetch_depths=("forward_prefetch", "backward_prefetch"),
+)

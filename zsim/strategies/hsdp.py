@@ -3,7 +3,7 @@ where gradients are all-reduced."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
@@ -26,3 +26,9 @@ class Options(fsdp2.Options):
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank, as fsdp2 plans it."""
     return fsdp2.plan(training, mesh=mesh, options=options, all_reduce=options.all_reduce)
+
+
+STRATEGY = replace(
+    fsdp2.STRATEGY, plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
+    over_all_ranks="fsdp2",
+)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
+from zsim.models.spec import ModelSpec
 from zsim.strategies.building import step as building
 from zsim.strategies.building.step import Step
 from zsim.strategies.building.training import Training
@@ -23,6 +24,7 @@ from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.step import FlatStep
+from zsim.strategies.strategy import Formula, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +92,14 @@ def finish(step: FlatStep, *, first: bool) -> None:
         for group in step.model.trained:
             step.all_gather_parameters(group, after=stepped)
     step.zero_grad()
+
+
+def num_groups(options: Options, model: ModelSpec) -> int:
+    """Flat buffers at most: the units, or one for each parameter."""
+    return len(model.units if options.granularity == "unit" else model.parameters)
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero1"), nests="buffers",
+    num_groups=num_groups, shards_more="zero2",
+)

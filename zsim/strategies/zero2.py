@@ -19,6 +19,7 @@ from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.groups import Granularity
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.step import FlatStep
+from zsim.strategies.strategy import Formula, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +47,9 @@ def _step(model: FlatModel, *, first: bool) -> Step:
     zero1.forward_backward(step, FlatStep.reduce_scatter_gradients)
     zero1.finish(step, first=first)
     return step.step
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero2"), nests="buffers",
+    num_groups=zero1.num_groups, shards_more="zero3",
+)

@@ -26,6 +26,7 @@ from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.step import FlatStep
+from zsim.strategies.strategy import Formula, Strategy
 
 MAX_LOOKAHEAD = 256
 """Modules gathered ahead: each module looks at all of them."""
@@ -129,3 +130,10 @@ def _last_users(
 def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatGroup, ...]:
     """The groups that `modules` read, in the order in which they are needed."""
     return tuple(dict.fromkeys(group for module in modules for group in model.needs[module.fqn]))
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"), nests="buffers",
+    num_groups=zero1.num_groups, problems=problems,
+    prefetch_depths=("lookahead",),
+)

@@ -9,6 +9,8 @@ torch/distributed/optim/zero_redundancy_optimizer.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import greedy_owners
@@ -22,8 +24,9 @@ from zsim.strategies.replicated import buckets
 from zsim.strategies.replicated import construction as replicated_construction
 from zsim.strategies.replicated.buckets import ReplicatedModel
 from zsim.strategies.replicated.step import ReplicatedStep
+from zsim.strategies.strategy import Formula
 
-__all__ = ["Options", "kinds", "owned_parameters", "plan"]
+__all__ = ["STRATEGY", "Options", "num_distinct_ranks", "owned_parameters", "plan"]
 
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
@@ -39,7 +42,7 @@ def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Param
     return tuple(map(tuple, owned))
 
 
-def kinds(model: ModelSpec, mesh: Mesh) -> int:
+def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
     """At most an owner for each parameter, and those that own none."""
     return min(mesh.dp_replicate, len(model.parameters) + 1)
 
@@ -101,3 +104,9 @@ def _broadcast(
                 root=root,
                 dtype=model.dtype,
             )
+
+
+STRATEGY = replace(
+    ddp.STRATEGY, plan=plan, formula=Formula("zero1", keeps="no master copy"),
+    num_distinct_ranks=num_distinct_ranks, shards_more="zero2",
+)

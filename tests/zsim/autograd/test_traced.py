@@ -43,7 +43,7 @@ from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-from zsim.strategies import STRATEGIES, ddp, fsdp1, model_problems
+from zsim.strategies import STRATEGIES, ddp, fsdp1, problems
 from zsim.strategies.building.training import Training
 
 BATCH = Batch(micro_batch=2)
@@ -344,10 +344,10 @@ def test_checkpointing_that_was_not_traced_is_refused() -> None:
 
 def test_ddp_cannot_look_for_unused_parameters_of_a_module_whose_outputs_are_not_known() -> None:
     asked = ddp.Options(find_unused_parameters=True)
-    (problem,) = model_problems("ddp", asked, MODEL, casts=False, waits=False)
+    (problem,) = problems("ddp", asked, model=MODEL)
     assert problem.startswith("strategy.find_unused_parameters: DDP then copies whatever the "
                               "module returns")
-    assert model_problems("ddp", asked, SPEC, casts=False, waits=False) == ()
+    assert problems("ddp", asked, model=SPEC) == ()
 
 
 def test_fsdp1_refuses_what_a_trace_does_not_tell_of_views() -> None:

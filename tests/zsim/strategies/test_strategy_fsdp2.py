@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 from tests.support.small_programs import small_model
 from zsim.autograd.lower_model import lower
-from zsim.errors import ScenarioError
 from zsim.ir.ledger import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
 from zsim.ir.program import PHASES, Program
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Batch, Precision
+from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.scenario import plan as planning
 from zsim.scenario.scenario import parse
-from zsim.strategies import hsdp
+from zsim.strategies import fsdp2, hsdp, problems
 from zsim.strategies.building.training import Training
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
@@ -125,11 +124,11 @@ def test_one_rank_means_false_and_all_ranks_mean_true(number: int, same: bool) -
 
 
 def test_a_number_that_divides_nothing_is_refused() -> None:
-    with pytest.raises(
-        ScenarioError,
-        match=r"strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3",
-    ):
-        plan(ranks=4, keep=3)
+    options = fsdp2.Options(reshard_after_forward=3)
+    (refusal,) = problems("fsdp2", options, mesh=Mesh(dp_shard=4), optimizer=Optimizer())
+    assert refusal.startswith(
+        "strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3"
+    )
 
 
 def test_groups_whose_input_needs_no_gradient_reduce_last_and_the_root_first_of_them() -> None:

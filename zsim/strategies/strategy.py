@@ -1,0 +1,122 @@
+"""Strategy: an entry of the table of strategies, with all that others may ask of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from zsim.autograd.lowered import UnitHooks
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
+from zsim.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """The formula of the literature that counts a strategy's states, and the optimizer's copy."""
+
+    stage: Literal["ddp", "zero1", "zero2", "zero3"]
+    keeps: Literal["master copy", "no master copy", "float32 shards"] = "master copy"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionValue:
+    """A `value` of an option that saves memory or time, and its `effect` for reports."""
+
+    option: str
+    value: bool | int | str
+    effect: str = ""
+
+    def is_set(self, options: Any) -> bool:
+        """True where `options` have this value already."""
+        present = getattr(options, self.option)
+        return type(present) is type(self.value) and bool(present == self.value)
+
+    def set_in(self, options: Any) -> Any:
+        """`options` with this value."""
+        return replace(options, **{self.option: self.value})
+
+
+def _none(*_: Any, **__: Any) -> Iterator[str]:
+    return iter(())
+
+
+def _same_model(model: ModelSpec) -> ModelSpec:
+    return model
+
+
+def _all_alike(model: ModelSpec, mesh: Mesh) -> int:
+    return 1
+
+
+def _unit_groups(options: Any, model: ModelSpec) -> int:
+    return len(model.units)
+
+
+def _never(options: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses,
+    outermost first: the last one shards.
+
+    Each strategy's file ends with its own entry. Nothing outside this package asks for a strategy
+    by name, or for an option that not all strategies have.
+    """
+
+    plan: Callable[..., Program]
+    options: type[Any]
+    axes: tuple[str, ...]
+    formula: Formula
+    problems: Callable[..., Iterator[str]] = _none
+    """`problems(options, mesh, optimizer)`: refusals, one line each, the scenario's key first."""
+    model_problems: Callable[..., Iterator[str]] = _none
+    """`model_problems(options, model, accumulates, checkpointing)`: refusals of a model, as above;
+    `accumulates`: gradients wait for a later micro-batch in another dtype than the reduction's."""
+
+    # -- the model under the strategy
+
+    casts_input: bool = False
+    """With 2-byte parameters, the model's floating-point inputs are cast, as fully_shard does."""
+    nests: Literal["units", "buffers", "nothing"] = "nothing"
+    """Units inside blocks: modules with hooks of their own, flat buffers of their own, or no units
+    at all."""
+    differentiates: Callable[[ModelSpec], ModelSpec] = _same_model
+    """The model as autograd sees it, in which modules may read other parameters than its own."""
+    unit_hooks: UnitHooks = "raw_inputs"
+    """Effects of its hooks on autograd; a traced model has a recording of each."""
+
+    # -- work
+
+    hooks: bool = False
+    """Python hooks of modules issue the collectives, as FSDP's do: they take the host time, and on
+    a CPU they wait for each collective where they call it."""
+    num_distinct_ranks: Callable[[ModelSpec, Mesh], int] = _all_alike
+    """Upper bound of the number of different rank programs of a model on a mesh."""
+    num_groups: Callable[[Any, ModelSpec], int] = _unit_groups
+    """`num_groups(options, model)`: param groups that are gathered or reduced as one."""
+    offloads: Callable[[Any], bool] = _never
+    """Sharded parameters, gradients and optimizer states lie in host memory with these options."""
+
+    # -- alternatives
+
+    shards_more: str = ""
+    """The strategy that shards one state more: the next stage of ZeRO."""
+    over_all_ranks: str = ""
+    """The strategy that shards over all ranks, where this one can keep replicas."""
+    saves_memory: tuple[OptionValue, ...] = ()
+    """Options that trade time for memory."""
+    gathers_earlier: tuple[OptionValue, ...] = ()
+    """Options that issue all-gathers earlier."""
+    prefetch_depths: tuple[str, ...] = ()
+    """Options that count the modules, or units, gathered ahead."""
+    bucket_cap: str = ""
+    """The option with the size of a gradient bucket, in MiB."""
+
+    @property
+    def leaves(self) -> bool:
+        """True where modules read leaves of autograd, whose casts autocast caches."""
+        return self.unit_hooks != "fsdp1_views"
