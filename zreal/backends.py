@@ -1,8 +1,6 @@
-"""The real backends that this project offers through the entry-point group `zsim.backends`: fake,
-gloo and nccl.
+"""The real backends behind the entry-point group `zsim.backends`: fake, gloo and nccl.
 
-Importing this module loads no torch; making a backend does, and says how to install it when it is
-not there.
+Importing this module loads no torch. A backend loads it, or says how to install it.
 """
 
 from __future__ import annotations
@@ -22,53 +20,55 @@ from zsim.runs.saved import from_table
 from zsim.scenario.scenario import Scenario
 
 MAX_PROCESSES = 64
+"""Ranks that gloo and nccl start on one machine at most."""
+MAX_ERROR_CHARS = 300
 
 
-def _require_torch(name: str) -> None:
-    """BackendUnavailableError where there is no torch, or one that does not load: half installed,
-    or without a library that it needs."""
+def _require_torch(backend: str) -> None:
+    """BackendUnavailableError where torch is missing, or does not load because it is half installed
+    or lacks a library."""
     spec = find_spec("torch")
     if spec is None:
         raise BackendUnavailableError(
-            where=f"backend {name}",
+            where=f"backend {backend}",
             expected="torch >=2.11,<2.14",
             found="no torch",
             remedy="pip install 'zsim[real]'",
         )
     try:
         import torch  # noqa: F401
-    except Exception as error:  # whatever a broken installation raises
-        said = str(error).strip().partition("\n")[0][:300]
+    except Exception as error:  # a broken installation raises anything
+        first_line = str(error).strip().partition("\n")[0][:MAX_ERROR_CHARS]
         raise BackendUnavailableError(
-            where=f"backend {name}",
+            where=f"backend {backend}",
             expected="a torch that can be imported",
-            found=f"one at {spec.origin} that cannot: {type(error).__name__}: {said}",
+            found=f"one at {spec.origin} that cannot: {type(error).__name__}: {first_line}",
             remedy="install it anew, pip install --force-reinstall 'zsim[real]', or take what "
                    "shadows it off the path",
         ) from error
 
 
-def _require_transformers(scenario: Scenario, name: str) -> None:
-    """BackendUnavailableError for a config.json where what makes modules of it is not there, or is
-    another than was observed."""
+def _require_transformers(scenario: Scenario, backend: str) -> None:
+    """BackendUnavailableError for a model of a config.json where transformers is missing, or is not
+    the major version whose memory zsim knows."""
     if not isinstance(scenario.model, TransformersModel):
         return
     try:
-        found = version("transformers")
+        installed = version("transformers")
     except PackageNotFoundError:
-        found = ""
-    if not found.startswith("5."):
+        installed = ""
+    if not installed.startswith("5."):
         raise BackendUnavailableError(
-            where=f"backend {name}, model.huggingface",
+            where=f"backend {backend}, model.huggingface",
             expected="transformers >=5,<6, whose modules are trained",
-            found=f"transformers {found}" if found else "no transformers",
+            found=f"transformers {installed}" if installed else "no transformers",
             remedy="pip install 'zsim[real,huggingface]'",
         )
 
 
 class FakeBackend:
-    """One process stands for any rank of any world: real memory and order, collectives that move
-    nothing."""
+    """Any rank of any world in this process: real memory and order, collectives that move nothing.
+    """
 
     name = "fake"
 
@@ -80,12 +80,12 @@ class FakeBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
         """The Run of `options.ranks`, first and last by default."""
         _require_torch(self.name)
-        from zreal import worker
-        from zreal.processes import host_memory as room
+        from zreal import rank_run
+        from zreal.processes.host_memory import require_host_memory
 
-        interpreter = worker.interpreter_of(scenario, options.interpreter)
+        interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
-        room.require_room(scenario, backend=self.name, processes=1, parity=False)
+        require_host_memory(scenario, backend=self.name, processes=1, parity=False)
         ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
         if options.all_ranks:
             ranks = tuple(range(scenario.world_size))
@@ -93,30 +93,32 @@ class FakeBackend:
             scenario=scenario.name, backend=self.name, interpreter=interpreter,
             world_size=scenario.world_size, mesh=scenario.mesh,
             ranks=tuple(
-                worker.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks
+                rank_run.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks
             ),
-            provenance=worker.provenance(scenario, device="cpu")
-            | {"memory": EXACT}  # no thread but the host's lets go of anything
+            provenance=rank_run.provenance(scenario, device="cpu")
+            | {"memory": EXACT}  # no thread but the host's frees memory
             | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
         )
 
 
 class GlooBackend:
-    """As many processes as ranks on this machine, real gloo collectives between them."""
+    """One process per rank on this machine, with gloo collectives between them."""
 
     name = "gloo"
     device = "cpu"
 
     def capabilities(self) -> Capabilities:
-        """Memory and numerics, and nothing of when single operators ran. A Run has a step time all
-        the same, to calibrate on, and to be compared with predictions for hardware that is
-        calibrated."""
+        """Memory and numerics; no spans of single operators.
+
+        A Run has a step time all the same, to calibrate on and to compare with predictions for
+        calibrated hardware.
+        """
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        """The Run of every rank; IncompleteRunError, with what all had ended by then, when one
-        fails."""
+        """The Run of every rank; IncompleteRunError with the phases that had ended when one fails.
+        """
         _require_torch(self.name)
         if scenario.world_size > MAX_PROCESSES:
             raise BackendUnavailableError(
@@ -125,18 +127,47 @@ class GlooBackend:
                 found=f"{scenario.world_size}",
                 remedy="use --backend fake, or torchrun -m zreal.worker on a cluster",
             )
-        from zreal import worker
-        from zreal.processes import host_memory as room
+        from zreal import rank_run
         from zreal.processes import launch
         from zreal.processes.failure_report import LaunchError
+        from zreal.processes.host_memory import require_host_memory
 
-        interpreter = worker.interpreter_of(scenario, options.interpreter)
+        interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
         if self.device == "cpu":
-            room.require_room(
+            require_host_memory(
                 scenario, backend=self.name, processes=scenario.world_size, parity=True
             )
-        job: dict[str, Any] = {
+        failure: LaunchError | None = None
+        try:
+            tables = launch.launch(
+                "zreal.rank_run:launched_rank",
+                self._rank_arguments(scenario, interpreter, options),
+                world_size=scenario.world_size, timeout_s=options.timeout_s,
+            )
+        except LaunchError as error:
+            failure, tables = error, [table for _, table in sorted(error.results.items())]
+        ranks = tuple(from_table(RankRun, table) for table in tables)
+        step_time_ns, method = (
+            rank_run.slowest_step_time(ranks) if failure is None else (None, {})
+        )
+        run = Run(
+            scenario=scenario.name, backend=self.name, interpreter=interpreter,
+            world_size=scenario.world_size, mesh=scenario.mesh, ranks=ranks,
+            step_time_ns=step_time_ns,
+            complete=failure is None,
+            failure="" if failure is None else str(failure),
+            provenance=rank_run.provenance(scenario, device=self.device) | method,
+        )
+        if failure is not None:
+            raise IncompleteRunError(failure, run) from None
+        return run
+
+    def _rank_arguments(
+        self, scenario: Scenario, interpreter: str, options: RunOptions
+    ) -> dict[str, Any]:
+        """Arguments of zreal.rank_run.launched_rank; the scenario travels as its own text."""
+        return {
             "text": scenario.text,
             "where": f"{scenario.name}.toml",
             "folder": str(Path(scenario.folder).resolve()),
@@ -144,35 +175,10 @@ class GlooBackend:
             "interpreter": interpreter,
             "timeout_s": options.timeout_s,
         }
-        failure: LaunchError | None = None
-        try:
-            tables = launch.launch(
-                "zreal.worker:gloo_rank", job, world_size=scenario.world_size,
-                timeout_s=options.timeout_s,
-            )
-        except LaunchError as error:
-            failure, tables = error, [table for _, table in sorted(error.results.items())]
-        ranks = tuple(from_table(RankRun, table) for table in tables)
-        step_time_ns, how_timed = worker.timed(ranks) if failure is None else (None, {})
-        run = Run(
-            scenario=scenario.name,
-            backend=self.name,
-            interpreter=interpreter,
-            world_size=scenario.world_size,
-            mesh=scenario.mesh,
-            ranks=ranks,
-            step_time_ns=step_time_ns,
-            complete=failure is None,
-            failure="" if failure is None else str(failure),
-            provenance=worker.provenance(scenario, device=self.device) | how_timed,
-        )
-        if failure is not None:
-            raise IncompleteRunError(failure, run) from None
-        return run
 
 
 class NcclBackend(GlooBackend):
-    """The same ranks on this machine's CUDA devices."""
+    """One process per rank on this machine's CUDA devices, with NCCL collectives between them."""
 
     name = "nccl"
     device = "cuda"
@@ -192,8 +198,10 @@ class NcclBackend(GlooBackend):
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
-        """As gloo. NCCL refuses two ranks on one device unless their NCCL_HOSTID differ, so more
-        ranks than devices are too."""
+        """As gloo; BackendUnavailableError for more ranks than devices.
+
+        NCCL refuses two ranks on one device unless their NCCL_HOSTID differ.
+        """
         import torch
 
         devices = torch.cuda.device_count()

@@ -1,9 +1,7 @@
-"""One rank's real memory under zero1, zero2 and zero3: flat buffers, freed and gathered again as
-the Program says.
+"""One rank under zero1, zero2 and zero3: carries out the ops of a Program on flat buffers.
 
-Buffers bear the names that the Program gives them. Each op is carried out by its kind and the
-buffers it allocates and frees; when it is carried out is the executor's business, which reads it
-from the Program too.
+An op's kind, and the buffers that it allocates and frees, say how it is carried out. The trainer
+reads from the Program when.
 """
 
 from __future__ import annotations
@@ -14,14 +12,15 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from zreal import torch_private
-from zreal.meters.held import held, state_tensors
+from zreal.executor.flat_buffers import FlatBuffers, release
+from zreal.executor.rank_optimizer import RankOptimizer
+from zreal.meters.held_memory import held_bytes
 from zreal.modules.clipping import Clipping
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
-from zreal.modules.optimizers import hand_back, hand_over, make_optimizer, stepped_again
 from zsim.errors import ProgramError
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import Module
@@ -29,7 +28,7 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
-from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
+from zsim.strategies.flat_buffer.groups import flat_groups
 
 MASTER = DTYPES[MASTER_DTYPE]
 
@@ -41,15 +40,13 @@ class FlatRank:
     scenario: Scenario
     model: Model
     process_group: dist.ProcessGroup
-    looking_away: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around collectives: copies that the backend makes inside (gloo's reduce-scatter does) are not
-    the strategy's."""
+    uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around collectives: copies inside the backend, as in gloo's reduce-scatter, are not the
+    strategy's."""
     keeps_whole_gradients: bool = False
     """Whether whole gradients live until the optimizer has stepped, as in ZeRO-1."""
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    _groups: dict[str, FlatGroup] = field(default_factory=dict)
-    _stepped: dict[str, Tensor] = field(default_factory=dict)
-    _optimizer: torch.optim.Optimizer | None = None
+    buffers: FlatBuffers = field(init=False)
+    optimizer: RankOptimizer = field(init=False)
     _clipping: Clipping = field(default_factory=Clipping)
 
     def __post_init__(self) -> None:
@@ -59,7 +56,9 @@ class FlatRank:
             num_shards=self.process_group.size(),
             dtype=self.scenario.precision.parameters,
         )
-        self._groups = {group.fqn: group for group in groups}
+        by_unit = {group.fqn: group for group in groups}
+        self.buffers = FlatBuffers(by_unit, self.model, self.process_group)
+        self.optimizer = RankOptimizer(self.scenario.optimizer)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,15 +67,12 @@ class FlatRank:
 
     @property
     def gradient_scale(self) -> float:
-        """What the loss's gradient begins with: each rank's share of the mean, as reductions sum.
-        """
+        """Gradient of the loss that starts backward: this rank's share of the mean, as reductions
+        sum."""
         return 1 / self.process_group.size()
 
-    def begin(self, *, first: bool) -> None:
-        """A step begins; nothing changes between steps."""
-
     def construct(self, op: Op) -> None:
-        """Make a group's flat buffer, or free it where only the shard is kept; the model itself
+        """Make a group's flat buffer, or free it where only the shard is kept. The model itself
         exists already."""
         if op.kind == "copy":
             self._flatten(op)
@@ -84,58 +80,38 @@ class FlatRank:
             self._free(op)
 
     def _flatten(self, op: Op) -> None:
-        """float32 parameters become one flat buffer; 2-byte ones are views of a rounded copy of it.
+        """Join float32 parameters in a flat buffer; 2-byte ones are views of a rounded copy of it.
         """
-        group, made, unit = self._groups[op.unit], _allocated(op), op.unit
-        exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=self._device)
-        for parameter, view in self._views(group, exact):
+        unit, made, buffers = op.unit, _allocated(op), self.buffers
+        group = buffers.groups[unit]
+        device = next(self.model.parameters()).device
+        exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=device)
+        for parameter, view in buffers.views(group, exact):
             view.copy_(parameter.data)
             parameter.data = view
         flat = exact.to(self.dtype)
-        for parameter, view in self._views(group, flat):
+        for parameter, view in buffers.views(group, flat):
             parameter.data = view
         kept = "unsharded" if f"{unit}:unsharded" in made else "parameters"
-        self.buffers[f"{unit}:{kept}"] = flat
+        buffers.live[f"{unit}:{kept}"] = flat
         if kept == "unsharded":
-            self.buffers[f"{unit}:parameters"] = self._own(unit, flat).clone()
+            buffers.live[f"{unit}:parameters"] = buffers.own_slice(unit, flat).clone()
         if group.trained:
-            self._stepped[unit] = self._shard(unit)
+            self.optimizer.stepped[unit] = buffers.shard(unit)
         if f"{unit}:master" in made:
-            self._stepped[unit] = self.buffers[f"{unit}:master"] = self._own(unit, exact).clone()
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def _views(self, group: FlatGroup, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-        """Each parameter of `group` with its place in `flat`."""
-        pieces = torch.split(flat[: group.layout.numel], list(group.layout.numels))
-        return [
-            (self.model.get_parameter(p.fqn), piece.view(p.shape))
-            for p, piece in zip(group.group.parameters, pieces, strict=True)
-        ]
-
-    def _own(self, unit: str, full: Tensor) -> Tensor:
-        """This rank's slice of a whole buffer."""
-        size = self._groups[unit].layout.shard_numel
-        return full.narrow(0, self.process_group.rank() * size, size)
-
-    def _shard(self, unit: str) -> Tensor:
-        """This rank's parameters: a buffer of its own where they are sharded, else a slice of the
-        whole."""
-        kept = self.buffers[f"{unit}:parameters"]
-        return (
-            kept if kept.numel() == self._groups[unit].layout.shard_numel else self._own(unit, kept)
-        )
+            master = buffers.own_slice(unit, exact).clone()
+            self.optimizer.stepped[unit] = buffers.live[f"{unit}:master"] = master
 
     def enter(self, module: Module, *, backward: bool) -> None:
-        """Before `module` computes: ProgramError if a parameter is not there; backward makes
-        missing gradients."""
+        """Before `module` computes: require its parameters, and in backward make its gradients.
+
+        ProgramError where a parameter is resharded.
+        """
         used = set(used_parameters(module))
-        for unit, group in self._groups.items():
+        for unit, group in self.buffers.groups.items():
             if not any(parameter.fqn in used for parameter in group.group.parameters):
                 continue
-            full = self.buffers.get(f"{unit}:unsharded", self.buffers[f"{unit}:parameters"])
+            full = self.buffers.full(unit)
             if group.layout.numel and full.untyped_storage().size() == 0:
                 raise ProgramError(
                     where=f"{'backward' if backward else 'forward'} of {module.fqn}",
@@ -143,39 +119,30 @@ class FlatRank:
                     found="it sharded",
                     remedy="the Program must all-gather it first",
                 )
-            if backward and group.trained and f"{unit}:gradients" not in self.buffers:
+            if backward and group.trained and f"{unit}:gradients" not in self.buffers.live:
                 flat = torch.zeros_like(full)
-                self.buffers[f"{unit}:gradients"] = flat
-                for parameter, view in self._views(group, flat):
+                self.buffers.live[f"{unit}:gradients"] = flat
+                for parameter, view in self.buffers.views(group, flat):
                     parameter.grad = view
 
     def perform(self, op: Op) -> None:
         """Carry out one op that is not compute."""
+        live = self.buffers.live
         match op.kind:
             case "all_gather":
-                self._all_gather(op)
-            case "copy" if op.stream == "reduce_scatter" and f"{op.unit}:reduce_output" in self.buffers:  # noqa: E501
+                full = self.buffers.full(op.unit)
+                full.untyped_storage().resize_(full.numel() * full.element_size())
+                shard = self.buffers.shard(op.unit)
+                torch_private.all_gather(full, shard, group=self.process_group)
+            case "copy" if op.stream == "reduce_scatter" and f"{op.unit}:reduce_output" in live:
                 self._keep_output(op)
             case "copy" if op.stream != "compute":
-                self._put_back(op)
+                self._copy_back(op)
             case "copy":
-                source = self.buffers[f"{op.unit}:gradients"]
-                self.buffers[f"{op.unit}:reduce_input"] = source.to(
-                    DTYPES[self.scenario.precision.reduce]
-                )
-            case "optimizer" if op.unit == clipping.NORMS:
-                self._clipping = Clipping()
-                self._clipping.measure(
-                    [*map(self._gradient, self._stepped)], sharded=self.process_group.size() > 1
-                )
-            case "all_reduce" if op.unit == clipping.NORMS:
-                self._clipping.reduce(self.process_group)
-            case "optimizer" if op.unit == clipping.CLIP:
-                self._clipping.clip(
-                    [*map(self._gradient, self._stepped)],
-                    max_norm=self.scenario.optimizer.clip_norm,
-                )
-                self._clipping = Clipping()
+                reduce = DTYPES[self.scenario.precision.reduce]
+                live[f"{op.unit}:reduce_input"] = live[f"{op.unit}:gradients"].to(reduce)
+            case "optimizer" | "all_reduce" if op.unit in (clipping.NORMS, clipping.CLIP):
+                self._clip(op)
             case "all_reduce" | "reduce_scatter" if not _allocated(op):
                 self._reduce_in_place(op)
             case "reduce_scatter":
@@ -189,148 +156,124 @@ class FlatRank:
                     where=f"op {op.index}", expected="an op of zero1, zero2 or zero3", found=op.kind
                 )
 
-    def _all_gather(self, op: Op) -> None:
-        full = self.buffers.get(f"{op.unit}:unsharded", self.buffers[f"{op.unit}:parameters"])
-        full.untyped_storage().resize_(full.numel() * full.element_size())
-        torch_private.all_gather(full, self._shard(op.unit), group=self.process_group)
+    def _clip(self, op: Op) -> None:
+        """One of the three ops of clipping: norms of the shards, their all-reduce, the scaling."""
+        gradients = [*map(self.buffers.gradient, self.optimizer.stepped)]
+        if op.kind == "all_reduce":
+            self._clipping.reduce(self.process_group)
+        elif op.unit == clipping.NORMS:
+            self._clipping = Clipping()
+            self._clipping.measure(gradients, sharded=self.process_group.size() > 1)
+        else:
+            self._clipping.clip(gradients, max_norm=self.scenario.optimizer.clip_norm)
+            self._clipping = Clipping()
 
     def _reduce_in_place(self, op: Op) -> None:
-        """Sum over ranks, of the gradient or a copy of it."""
-        buffer = self.buffers.get(f"{op.unit}:reduce_input", self.buffers[f"{op.unit}:gradients"])
-        with self.looking_away():
+        """Sum the gradients over ranks, or the copy of them in the reduce dtype."""
+        live = self.buffers.live
+        buffer = live.get(f"{op.unit}:reduce_input", live[f"{op.unit}:gradients"])
+        with self.uncounted():
             if op.kind == "all_reduce":
                 dist.all_reduce(buffer, group=self.process_group)
             else:
-                torch_private.reduce_scatter(
-                    self._own(op.unit, buffer), buffer, group=self.process_group
-                )
+                shard = self.buffers.own_slice(op.unit, buffer)
+                torch_private.reduce_scatter(shard, buffer, group=self.process_group)
 
-    def _put_back(self, op: Op) -> None:
-        """Cast back what has been reduced, all of it or this rank's slice, and leave zeros
-        elsewhere if the Program fills."""
-        gradients = self.buffers[f"{op.unit}:gradients"]
-        source = self.buffers.pop(f"{op.unit}:reduce_input", None)
-        if source is not None and op.stream == "all_reduce":
-            gradients.copy_(source)
-        elif source is not None:
-            self._own(op.unit, gradients).copy_(self._own(op.unit, source))
-        if source is not None:
-            release(source)
+    def _copy_back(self, op: Op) -> None:
+        """Cast reduced gradients back, all of them or this rank's slice; where the Program fills,
+        zero the other ranks' slices."""
+        gradients = self.buffers.live[f"{op.unit}:gradients"]
+        own = self.buffers.own_slice(op.unit, gradients)
+        reduced = self.buffers.live.pop(f"{op.unit}:reduce_input", None)
+        if reduced is not None:
+            if op.stream == "all_reduce":
+                gradients.copy_(reduced)
+            else:
+                own.copy_(self.buffers.own_slice(op.unit, reduced))
+            release(reduced)
         if any(kernel.operator == "fill" for kernel in op.kernels):
-            size = self._groups[op.unit].layout.shard_numel
-            start = self.process_group.rank() * size
+            start = own.storage_offset() - gradients.storage_offset()
             gradients[:start].zero_()
-            gradients[start + size :].zero_()
+            gradients[start + own.numel() :].zero_()
 
     def _reduce_scatter(self, op: Op) -> None:
         """Sum over ranks into the gradient shard, or into an output from which it is made."""
-        made, unit = _allocated(op), op.unit
-        source = self.buffers.pop(f"{unit}:reduce_input", self.buffers[f"{unit}:gradients"])
-        output = source.new_empty(self._groups[unit].layout.shard_numel)
-        with self.looking_away():
+        unit, live = op.unit, self.buffers.live
+        source = live.pop(f"{unit}:reduce_input", live[f"{unit}:gradients"])
+        output = source.new_empty(self.buffers.groups[unit].layout.shard_numel)
+        with self.uncounted():
             torch_private.reduce_scatter(output, source, group=self.process_group)
-        if source is not self.buffers[f"{unit}:gradients"]:
+        if source is not live[f"{unit}:gradients"]:
             release(source)
-        self.buffers[
-            f"{unit}:reduce_output" if f"{unit}:reduce_output" in made else f"{unit}:gradient_shard"
-        ] = output
+        role = "reduce_output" if f"{unit}:reduce_output" in _allocated(op) else "gradient_shard"
+        live[f"{unit}:{role}"] = output
 
     def _keep_output(self, op: Op) -> None:
-        """A reduction's output becomes the gradient shard, in its dtype, or is added to the one
-        that is there."""
-        output = self.buffers.pop(f"{op.unit}:reduce_output")
-        if f"{op.unit}:gradient_shard" in _allocated(op):
-            self.buffers[f"{op.unit}:gradient_shard"] = output.to(self.dtype, copy=True)
+        """Make the gradient shard of a reduction's output in its dtype, or add to the existing one.
+        """
+        live, shard = self.buffers.live, f"{op.unit}:gradient_shard"
+        output = live.pop(f"{op.unit}:reduce_output")
+        if shard in _allocated(op):
+            live[shard] = output.to(self.dtype, copy=True)
         else:
-            self.buffers[f"{op.unit}:gradient_shard"].add_(output)
+            live[shard].add_(output)
         release(output)
 
     def _free(self, op: Op) -> None:
-        """Free what the Program frees: gathered parameters keep their place but no memory,
-        gradients go."""
+        """Free the op's buffers: an unsharded buffer keeps its tensor without memory, others go."""
+        live = self.buffers.live
         for event in op.memory:
             if isinstance(event, Free):
-                unit, what = event.buffer.rsplit(":", 1)
-                release(self.buffers[event.buffer])
-                if what != "unsharded":
-                    del self.buffers[event.buffer]
-                if what == "gradients":
-                    for parameter in self._groups[unit].group.parameters:
+                unit, role = event.buffer.rsplit(":", 1)
+                release(live[event.buffer])
+                if role != "unsharded":
+                    del live[event.buffer]
+                if role == "gradients":
+                    for parameter in self.buffers.groups[unit].group.parameters:
                         self.model.get_parameter(parameter.fqn).grad = None
 
-    def _gradient(self, unit: str) -> Tensor:
-        """This rank's shard of a group's gradient."""
-        shard = self.buffers.get(f"{unit}:gradient_shard")
-        return self._own(unit, self.buffers[f"{unit}:gradients"]) if shard is None else shard
-
     def _step(self) -> None:
-        """The optimizer's step on this rank's shards; stepped master copies are cast into the
-        parameters."""
-        settings, tensors = self.scenario.optimizer, list(self._stepped.values())
-        hand_over(settings, tensors, [self._gradient(unit) for unit in self._stepped])
-        if self._optimizer is None:
-            self._optimizer = make_optimizer(settings, tensors)
-        self._optimizer.step()
-        hand_back(settings, [self._shard(unit) for unit in self._stepped], tensors)
+        """Step this rank's shards; stepped master copies are cast into the parameters."""
+        units = self.optimizer.stepped
+        gradients = {unit: self.buffers.gradient(unit) for unit in units}
+        self.optimizer.step(gradients, {unit: self.buffers.shard(unit) for unit in units})
 
-    def stepped(self) -> dict[str, Tensor]:
-        """Copies of this rank's shards as the optimizer has them: master copies where there are
-        some."""
-        return {unit: tensor.detach().clone() for unit, tensor in self._stepped.items()}
-
-    def stepped_again(self) -> dict[str, Tensor]:
-        """What the step that comes next must make of the shards: that of a new optimizer, from the
-        same state and gradients."""
-        gradients = {unit: self._gradient(unit) for unit in self._stepped}
-        states = self._optimizer.state if self._optimizer is not None else {}
-        return stepped_again(self.scenario.optimizer, self._stepped, gradients, states=states)
+    def expected_step(self) -> dict[str, Tensor]:
+        """The shards after the next step, as a new optimizer makes them from the same state."""
+        gradients = {unit: self.buffers.gradient(unit) for unit in self.optimizer.stepped}
+        return self.optimizer.expected_step(gradients)
 
     def held(self) -> Mapping[str, int]:
-        """Bytes of this rank's parameters, gradients (whole ones in ZeRO-1, and where nothing is
-        sharded) and optimizer states."""
-        assert self._optimizer is not None
+        """Bytes of this rank's parameters, gradients and optimizer states.
+
+        Whole gradients count in ZeRO-1, and where nothing is sharded.
+        """
         whole = self.keeps_whole_gradients or self.process_group.size() == 1
-        kept = (":gradients", ":gradient_shard") if whole else (":gradient_shard",)
-        named = self.buffers.items()
-        masters = [tensor for name, tensor in named if name.endswith(":master")]
-        return held(
-            parameters=[tensor for name, tensor in named if name.endswith(":parameters")],
-            gradients=[tensor for name, tensor in named if name.endswith(kept)],
-            states=[*masters, *state_tensors(self._optimizer)],
+        return held_bytes(
+            parameters=self._with_role("parameters"),
+            gradients=self._with_role(*(["gradients"] if whole else []), "gradient_shard"),
+            states=[*self._with_role("master"), *self.optimizer.states()],
         )
 
-    def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Every parameter whole, in the dtype that is stepped if it is, gathered from the ranks;
-        for parity.
+    def _with_role(self, *roles: str) -> list[Tensor]:
+        named = self.buffers.live.items()
+        return [tensor for name, tensor in named if name.rpartition(":")[2] in roles]
 
-        With `stepped` those groups as they were when these copies were made of them.
+    def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Every parameter whole, all-gathered, as the optimizer has it; for parity.
+
+        With `stepped`, earlier copies of the optimizer's shards take their place.
         """
-        shards = self._stepped if stepped is None else stepped
-        return self._gathered({unit: shards.get(unit, self._shard(unit)) for unit in self._groups})
+        shards = self.optimizer.stepped if stepped is None else stepped
+        units = self.buffers.groups
+        return self.buffers.gathered(
+            {unit: shards[unit] if unit in shards else self.buffers.shard(unit) for unit in units}
+        )
 
     def gradients(self) -> dict[str, Tensor]:
-        """Every gradient whole, gathered from the ranks before the optimizer's step; for parity."""
-        return self._gathered({unit: self._gradient(unit) for unit in self._stepped})
-
-    def _gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        whole: dict[str, Tensor] = {}
-        for unit, shard in shards.items():
-            group = self._groups[unit]
-            full = shard.new_empty(group.layout.padded_numel)
-            torch_private.all_gather(full, shard, group=self.process_group)
-            whole |= {
-                parameter.fqn: view.clone()
-                for parameter, (_, view) in zip(
-                    group.group.parameters, self._views(group, full), strict=True
-                )
-            }
-        return whole
-
-
-def release(tensor: Tensor) -> None:
-    """Free a tensor's memory now; waiting for its last reference would wait for gloo's threads to
-    drop theirs."""
-    tensor.untyped_storage().resize_(0)
+        """Every gradient whole, all-gathered before the optimizer's step; for parity."""
+        units = self.optimizer.stepped
+        return self.buffers.gathered({unit: self.buffers.gradient(unit) for unit in units})
 
 
 def _allocated(op: Op) -> set[str]:

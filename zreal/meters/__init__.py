@@ -1,1 +1,2 @@
-"""Meters: bytes, collectives and time of a real run."""
+"""Measures bytes, collectives and time of a real step. It must not know what a strategy or Program
+does, so that its figures are independent of what zsim predicts."""

@@ -1,16 +1,14 @@
-"""The collectives that torch really issues, seen at the dispatcher, in order: op, payload bytes,
-and the group's name.
+"""Collectives in the order in which torch issues them, recorded at the dispatcher.
 
-Patching `torch.distributed` functions misses what FSDP2 calls; every c10d op passes the dispatcher.
-Payloads: the output of an all-gather, the input of a reduce-scatter, the tensors of an all-reduce
-or broadcast.
+Every c10d operator passes the dispatcher, while FSDP2 calls around functions of torch.distributed.
+The payload is the output of an all-gather, the input of a reduce-scatter, and the tensors of an
+all-reduce or broadcast. The recorder must not know strategies.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
+from zreal.meters.mesh_groups import MeshGroup
 from zsim.errors import ZsimError
 from zsim.ir.run import CollectiveRecord
 
@@ -33,17 +32,17 @@ _OPS: dict[str, tuple[str, int]] = {
     "c10d::broadcast_": ("broadcast", 0),
     "_c10d_functional::all_reduce": ("all_reduce", 0),
 }
-"""Dispatcher name to our word, and which argument is the payload."""
+"""Dispatcher name to the op of a Program, and the position of the payload argument."""
 
-_ROOT = 2
-"""Which argument of a broadcast is its root's place in the group."""
+_ROOT_ARGUMENT = 2
+"""Position of the argument of a broadcast that is the root's rank in the group."""
 
 SETTLE_S = 0.003
-"""After a collective gloo's worker thread holds its tensors a moment longer than the caller. It is
-waited for, so that bytes follow the host's order, as they do where a stream orders the frees. No
-time is measured on such runs."""
+"""Pause after a gloo collective, in seconds: gloo's worker thread holds the tensors a moment longer
+than the caller. With the pause, frees follow the host's issue order, as on a CUDA stream. Time is
+never measured on such steps."""
 
-_SILENT = frozenset(
+_UNRECORDED = frozenset(
     {
         "c10d::barrier",
         "c10d::monitored_barrier_",
@@ -53,33 +52,16 @@ _SILENT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupName:
-    """A process group as a mesh axis. `ranks` are its global ranks in group order; with them a part
-    of it can be recognised."""
-
-    axis: str
-    size: int
-    ranks: tuple[int, ...] = ()
-    part: bool = False
-
-    @property
-    def name(self) -> str:
-        """As the mesh names it: an axis, or a part of one as "axis:size"."""
-        return f"{self.axis}:{self.size}" if self.part else self.axis
-
-
 class CollectiveRecorder(TorchDispatchMode):
-    """Records every collective while active. `groups` maps c10d group names to mesh axes; others
-    are called "world".
+    """Records every collective while active. Groups not in `groups` are called "world".
 
-    `progress` is told of each collective before it is issued, so that a rank that hangs in one can
-    be named with it.
+    `groups`: mesh groups by c10d group name. `progress` receives each collective before it is
+    issued, so that a report can name the collective in which a rank hangs.
     """
 
     def __init__(
         self,
-        groups: Mapping[str, GroupName],
+        groups: Mapping[str, MeshGroup],
         *,
         world_size: int,
         progress: Callable[[str], None] = lambda _: None,
@@ -87,24 +69,20 @@ class CollectiveRecorder(TorchDispatchMode):
         super().__init__()
         self.records: list[CollectiveRecord] = []
         self.group_ranks: dict[str, tuple[int, ...]] = {}
-        """By name: the ranks of each group that a collective ran over."""
+        """Global ranks of each group with a collective, by the group's name."""
         self._groups = groups
         self._progress = progress
         self._issued = 0
         self._settle_s = SETTLE_S if dist.is_initialized() and dist.get_backend() == "gloo" else 0.0
-        self._world = GroupName("world", world_size, tuple(range(world_size)))
+        self._world = MeshGroup("world", world_size, tuple(range(world_size)))
 
     def settle(self) -> None:
-        """Wait until gloo's threads have let go of what they were given, as a GPU's stream would
-        have long before the optimizer.
-
-        Where nothing is in flight any more, what is still counted afterwards is held by somebody
-        else.
-        """
+        """Wait until gloo's threads have dropped their tensors. Bytes counted afterwards are held
+        by the strategy."""
         time.sleep(10 * self._settle_s)
 
     def take(self) -> tuple[CollectiveRecord, ...]:
-        """What was recorded since the last call."""
+        """The collectives recorded since the last call."""
         records, self.records = tuple(self.records), []
         return records
 
@@ -115,11 +93,11 @@ class CollectiveRecorder(TorchDispatchMode):
         if any(torch_private.is_dtensor_type(kind) for kind in types):
             return NotImplemented
         name = func.name()
-        if name.startswith(("c10d::", "_c10d_functional::")) and name not in _SILENT:
+        if name.startswith(("c10d::", "_c10d_functional::")) and name not in _UNRECORDED:
             self._record(name, (*args, *(kwargs or {}).values()))
             result = func(*args, **(kwargs or {}))
             if self._settle_s:
-                _finish(result)
+                _wait_for_work(result)
                 time.sleep(self._settle_s)
             return result
         return func(*args, **(kwargs or {}))
@@ -130,13 +108,14 @@ class CollectiveRecorder(TorchDispatchMode):
                 where="collective recorder",
                 expected=f"one of {', '.join(_OPS)}",
                 found=name,
-                remedy="this operator is not modelled",
+                remedy="zsim does not model this operator",
             )
-        op, place = _OPS[name]
+        op, payload = _OPS[name]
         group = self._group(arguments)
-        if group.size == 1:  # torch calls c10d all the same, which communicates nothing
+        if group.size == 1:  # torch calls c10d even where nothing is communicated
             return
-        nbytes, root = _nbytes(arguments[place]), int(arguments[_ROOT]) if op == "broadcast" else 0
+        nbytes = _nbytes(arguments[payload])
+        root = int(arguments[_ROOT_ARGUMENT]) if op == "broadcast" else 0
         self.group_ranks.setdefault(group.name, group.ranks)
         self._progress(f"{op} #{self._issued} of {nbytes:,} B over {group.axis}")
         self._issued += 1
@@ -146,26 +125,26 @@ class CollectiveRecorder(TorchDispatchMode):
             )
         )
 
-    def _group(self, arguments: tuple[Any, ...]) -> GroupName:
-        """A known group, a part of one (which fully_shard makes for an int reshard_after_forward),
-        or the world."""
+    def _group(self, arguments: tuple[Any, ...]) -> MeshGroup:
+        """A known group, a part of one, or the world. fully_shard makes parts of groups for an
+        integer reshard_after_forward."""
         group = torch_private.process_group(arguments)
         if group is None:
             return self._world
         if group.group_name in self._groups:
             return self._groups[group.group_name]
         ranks = tuple(dist.get_process_group_ranks(group))
-        wholes = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
-        whole = next(wholes, self._world)
-        return GroupName(whole.axis, len(ranks), ranks, part=len(ranks) < whole.size)
+        larger = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
+        whole = next(larger, self._world)
+        return MeshGroup(whole.axis, len(ranks), ranks, is_part=len(ranks) < whole.size)
 
 
-def _finish(result: Any) -> None:
-    """Wait for what a collective returned to end on this rank: another may enter it much later, and
-    only then can gloo let go of it."""
-    for part in result if isinstance(result, tuple) else (result,):
-        if isinstance(part, torch.ScriptObject):
-            dist.Work.unbox(part).wait()
+def _wait_for_work(result: Any) -> None:
+    """Wait until a collective has ended on this rank. Another rank may enter it much later, and
+    gloo holds the tensors until then."""
+    for item in result if isinstance(result, tuple) else (result,):
+        if isinstance(item, torch.ScriptObject):
+            dist.Work.unbox(item).wait()
 
 
 def _nbytes(value: Any) -> int:

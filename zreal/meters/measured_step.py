@@ -1,81 +1,162 @@
-"""A measured step: device mesh, meters and recorder around the training loop of both interpreters.
+"""The measured training loop of both interpreters: meter and recorder around every phase.
+
+It must not know how a step is carried out: an interpreter hands in its construction and its step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor, nn
 
-from zreal.meters.collectives import CollectiveRecorder, GroupName
-from zreal.meters.memory import MemoryMeter
+from zreal.meters.collectives import CollectiveRecorder
+from zreal.meters.memory import MemoryMeter, memory_record
+from zreal.meters.mesh_groups import device_mesh
 from zsim.ir.program import PartName
-from zsim.ir.run import PhaseRecord
+from zsim.ir.run import PhaseRecord, RankRun
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STRATEGIES
+
+Inputs = TypeVar("Inputs")
 
 
-class Begin(Protocol):
-    """Says that a part of the step begins."""
+class BeginPart(Protocol):
+    """Announces that a part of the step begins."""
 
     def __call__(self, part: PartName, /, *, micro_batch: int = 0) -> None: ...
 
 
-def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[str, GroupName]]:
-    """The scenario's mesh as torch has it (2-D where there are replicas of shards), and c10d's
-    group names as axes."""
-    mesh = scenario.mesh
-    sizes = [
-        (axis, size)
-        for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))
-    ]
-    used = [item for item in sizes if item[0] in STRATEGIES[scenario.strategy].axes]
-    if len(used) > 1 and mesh.dp_replicate == 1:
-        used = used[1:]  # one replica is no axis: torch would reduce over it all the same
-    torch_mesh = init_device_mesh(
-        device, tuple(size for _, size in used), mesh_dim_names=tuple(axis for axis, _ in used)
-    )
-    groups = {}
-    for axis, size in used:
-        group = torch_mesh.get_group(axis)
-        groups[str(group.group_name)] = GroupName(
-            axis, size, tuple(dist.get_process_group_ranks(group))
+TrainStep = Callable[[int, Inputs, BeginPart], tuple[float, Mapping[str, int]]]
+"""One step from its number and inputs: this rank's mean loss, and the bytes that it holds after the
+optimizer's step, by kind."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainedRank:
+    """One rank after its last step. Tensors are whole, by fqn, and filled in for parity only."""
+
+    run: RankRun
+    losses: list[float]
+    """Mean loss of this rank in each step."""
+    plain_step: Callable[[], object]
+    """Takes one more step without meter and recorder, on inputs that exist already."""
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    """After the last step."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """As the optimizer receives them in the step after the last."""
+    initial: dict[str, Tensor] = field(default_factory=dict)
+    """Before the first step, as the optimizer has them; empty where the interpreter has none."""
+    step_difference: float | None = None
+    """Largest difference between the optimizer's next step and that of a new optimizer from the
+    same state; None where the interpreter does not check."""
+
+
+class MeasuredRank:
+    """Meter, recorder and phase records of one rank's run.
+
+    `progress` receives each collective before it is issued, `keep` the record after each phase.
+    """
+
+    def __init__(
+        self, scenario: Scenario, *, rank: int, device: str, progress: Callable[[str], None],
+        keep: Callable[[RankRun], None],
+    ) -> None:
+        self.mesh, groups = device_mesh(scenario, device=device)
+        self.meter = MemoryMeter()
+        self.recorder = CollectiveRecorder(
+            groups, world_size=scenario.world_size, progress=progress
         )
-    return torch_mesh, groups
+        self._rank, self._keep = rank, keep
+        self._phases: dict[str, PhaseRecord] = {}
+
+    @property
+    def run(self) -> RankRun:
+        """The phases recorded so far."""
+        groups = dict(self.recorder.group_ranks)
+        return RankRun(rank=self._rank, phases=dict(self._phases), groups=groups)
+
+    @contextmanager
+    def metering(self) -> Iterator[None]:
+        """Around construction and all steps: the meter and the recorder are active."""
+        with self.meter, self.recorder:
+            yield
+
+    @contextmanager
+    def construction(self, model: nn.Module) -> Iterator[None]:
+        """The phase "construction": the parameters of `model`, and all that is allocated inside.
+
+        Buffers of the model count nothing, as no strategy models them.
+        """
+        with self.meter.uncounted():
+            self.meter.watch(*model.buffers())
+        with self.meter.span() as span:
+            self.meter.watch(*model.parameters())
+            yield
+            self.recorder.settle()
+        collectives = self.recorder.take()
+        self._phases["construction"] = PhaseRecord(
+            collectives=collectives, memory=memory_record(span)
+        )
+        self._keep(self.run)
+
+    def train(
+        self, train_step: TrainStep[Inputs], *, inputs: Callable[[int], Inputs], steps: int,
+        samples: int, prepare: Callable[[int], None] | None = None,
+    ) -> list[float]:
+        """Take `steps` steps; return the mean loss of each.
+
+        The phase "steady" is the step with the lowest peak among the last `samples`. What `prepare`
+        does before a step belongs to no phase.
+        """
+        losses = []
+        for step in range(steps):
+            with self.meter.uncounted():  # inputs are the user's, not the strategy's
+                batches = inputs(step)
+            if prepare is not None:
+                prepare(step)
+                self.recorder.settle()
+                self.recorder.take()
+            with self.meter.span() as span:
+                loss, held = train_step(step, batches, self._begin_part)
+                self.recorder.settle()
+            losses.append(loss)
+            phase = PhaseRecord(
+                collectives=self.recorder.take(), memory=memory_record(span, held)
+            )
+            if step == 0:
+                self._phases["first"] = phase
+            elif step >= steps - samples:
+                self._phases["steady"] = lower_peak(self._phases.get("steady"), phase)
+            self._keep(self.run)
+        return losses
+
+    def _begin_part(self, part: PartName, /, *, micro_batch: int = 0) -> None:
+        """Begin a part. Nothing is in flight where a part of the first step, which is measured
+        once, or an optimizer's step begins."""
+        if part == "optimizer" or "first" not in self._phases:
+            self.recorder.settle()
+        self.meter.begin_part(part, micro_batch=micro_batch)
 
 
-def beginning(
-    meter: MemoryMeter, recorder: CollectiveRecorder, phases: Mapping[str, PhaseRecord]
-) -> Begin:
-    """Parts of the first step, which is measured once, begin when nothing is in flight; of other
-    steps the optimizer's alone does."""
+def lower_peak(earlier: PhaseRecord | None, later: PhaseRecord) -> PhaseRecord:
+    """The record with the lower peak; its ends and parts are the lower of both.
 
-    def begin(part: PartName, /, *, micro_batch: int = 0) -> None:
-        if part == "optimizer" or "first" not in phases:
-            recorder.settle()
-        meter.begin(part, micro_batch=micro_batch)
-
-    return begin
-
-
-def lower(before: PhaseRecord | None, now: PhaseRecord) -> PhaseRecord:
-    """The one with the lower peak, its ends and each of its parts as low as in either; the later if
-    their collectives differ."""
-    if before is None or before.collectives != now.collectives:
-        return now
-    lowest = min(before, now, key=lambda phase: phase.memory.peak_bytes)
+    The later one if their collectives differ.
+    """
+    if earlier is None or earlier.collectives != later.collectives:
+        return later
+    lowest = min(earlier, later, key=lambda phase: phase.memory.peak_bytes)
     parts = tuple(
         replace(
-            one, start_bytes=min(one.start_bytes, other.start_bytes),
-            peak_bytes=min(one.peak_bytes, other.peak_bytes),
+            part, start_bytes=min(part.start_bytes, other.start_bytes),
+            peak_bytes=min(part.peak_bytes, other.peak_bytes),
         )
-        for one, other in zip(before.memory.parts, now.memory.parts, strict=True)
+        for part, other in zip(earlier.memory.parts, later.memory.parts, strict=True)
     )
-    start = min(before.memory.start_bytes, now.memory.start_bytes)
-    end = min(before.memory.end_bytes, now.memory.end_bytes)
+    start = min(earlier.memory.start_bytes, later.memory.start_bytes)
+    end = min(earlier.memory.end_bytes, later.memory.end_bytes)
     return replace(
         lowest, memory=replace(lowest.memory, parts=parts, start_bytes=start, end_bytes=end)
     )

@@ -1,11 +1,12 @@
-"""Bytes that torch's allocator was asked for, measured where operators are dispatched.
+"""Bytes requested of torch's allocator, counted where torch dispatches operators.
 
-The meter sees every storage that an operator returns, `UntypedStorage.resize_` (which is how FSDP2
-frees and allocates unsharded parameters), and the end of each storage's life. It does not see
-scratch inside an operator. What a collective of gloo leaves to its `wait()` is such scratch too,
-and kept apart in `scratch`: a reduce-scatter is an all-reduce of a copy, from which `wait()` cuts
-the result. On a CUDA device the same bytes are what `memory_allocated` counts before rounding. It
-must not know strategies.
+The meter sees every storage that an operator returns, each `UntypedStorage.resize_` (with which
+FSDP2 allocates and frees unsharded parameters), and the end of each storage's life. It does not see
+scratch memory inside an operator.
+
+Memory that a gloo collective allocates in `wait()` is such scratch and listed apart in `scratch`:
+gloo's reduce-scatter all-reduces a copy, from which `wait()` cuts the result. On a CUDA device the
+same bytes are `memory_allocated` before rounding. The meter must not know strategies.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from zsim.ir.run import MemoryRecord, PartRecord
 
 
 @dataclass(slots=True)
-class Span:
-    """Allocated bytes of a stretch of the run, and of the parts of a step in it, once it is over.
-    """
+class MeteredSpan:
+    """Allocated bytes of a span of the run and of the step's parts in it; complete at its end."""
 
     start: int
     peak: int = 0
@@ -38,10 +38,10 @@ class Span:
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts live bytes of storages made while it is active; `watch` adds ones made before.
+    """Counts live bytes of storages allocated while it is active; `watch` adds earlier ones.
 
-    `allocated` is the running total, `peak` the largest total since the last `reset_peak`, `events`
-    the deltas in order when `log` is asked for. Storages of fake or meta tensors count nothing.
+    `allocated` is the running total, `peak` the largest total since the last `reset_peak`. With
+    `log`, `events` lists the changes in order. Storages of fake or meta tensors count nothing.
     """
 
     def __init__(self, *, log: bool = False) -> None:
@@ -51,24 +51,23 @@ class MemoryMeter(TorchDispatchMode):
         self.events: list[tuple[str, int]] | None = [] if log else None
         self._live: dict[int, int] = {}
         self.scratch: list[int] = []
-        """Bytes of what was first seen while a collective was waited for, in order."""
-        self._away = False
+        """Bytes of storages first seen while torch waits for a collective, in order."""
+        self._uncounted = False
         self._waiting = False
         self._parts: list[PartRecord] = []
-        """Of the span so far; the last one is not over."""
+        """Parts of the current span; the last one is still running."""
 
-    def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
-        """What is allocated from here on, in the span that there is, belongs to this part of a
-        step."""
+    def begin_part(self, part: PartName, *, micro_batch: int = 0) -> None:
+        """Attribute allocations of the current span to this part of the step from here on."""
         self._parts.append(PartRecord(part, micro_batch, self.allocated, self.allocated))
 
     def _grow_part(self) -> None:
-        """The last part has peaked where bytes are now, if that is higher."""
+        """Raise the peak of the running part to the bytes allocated now."""
         if self._parts and self._parts[-1].peak_bytes < self.allocated:
             self._parts[-1] = replace(self._parts[-1], peak_bytes=self.allocated)
 
     def reset_peak(self) -> None:
-        """Start a new peak at what is allocated now."""
+        """Restart the peak from the bytes allocated now."""
         self.peak = self.allocated
 
     def watch(self, *tensors: torch.Tensor) -> None:
@@ -101,7 +100,7 @@ class MemoryMeter(TorchDispatchMode):
         if key not in self._live:
             if self._waiting:
                 self.scratch.append(storage.nbytes())
-            nbytes = 0 if self._away or self._waiting else storage.nbytes()
+            nbytes = 0 if self._uncounted or self._waiting else storage.nbytes()
             self._live[key] = nbytes
             weakref.finalize(storage, self._forget, key, label).atexit = False
             self._change(nbytes, label)
@@ -114,7 +113,7 @@ class MemoryMeter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(torch_private.is_dtensor_type(kind) for kind in types):
-            # let DTensor turn into operators on local tensors first, then see those
+            # DTensor dispatches operators on local tensors next; the meter sees those
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         self._register(result, func.name())
@@ -155,28 +154,27 @@ class MemoryMeter(TorchDispatchMode):
         dist.Work.wait = self._original_wait  # type: ignore[method-assign]
 
     @contextmanager
-    def looking_away(self) -> Iterator[None]:
-        """Storages made inside, and views of them made later, count nothing."""
+    def uncounted(self) -> Iterator[None]:
+        """Storages allocated inside, and later views of them, count nothing."""
         before, peak, events, parts = self.allocated, self.peak, self.events, list(self._parts)
-        self._away = True
+        self._uncounted = True
         self.events = None
         yield
-        self._away = False
+        self._uncounted = False
         self.allocated, self.peak, self.events, self._parts = before, peak, events, parts
 
     @contextmanager
-    def span(self) -> Iterator[Span]:
-        """A stretch of the run: the yielded span gets its bytes, and those of the parts that began
-        in it, when it closes."""
-        span = Span(start=self.allocated)
+    def span(self) -> Iterator[MeteredSpan]:
+        """Meter a span of the run; the yielded object gets its bytes and parts at the end."""
+        span = MeteredSpan(start=self.allocated)
         self.reset_peak()
         self._parts = []
         yield span
         span.peak, span.end, span.parts = self.peak, self.allocated, tuple(self._parts)
 
 
-def as_record(span: Span, held: Mapping[str, int] | None = None) -> MemoryRecord:
-    """A span as a Run has it, with what the rank held by kind where that is known."""
+def memory_record(span: MeteredSpan, held: Mapping[str, int] | None = None) -> MemoryRecord:
+    """The record of a span in a Run, with the held bytes by kind where they are known."""
     return MemoryRecord(
         start_bytes=span.start, peak_bytes=span.peak, end_bytes=span.end, held=held or {},
         parts=span.parts,

@@ -1,8 +1,7 @@
-"""What a step takes when nobody watches it: the meter and the recorder look at every operator, and
-make a step several times as long.
+"""Time of a step without meter and recorder, which inspect every operator and slow it severalfold.
 
-Steps run back to back on all ranks, as in training. The clock is read when the device has done what
-the step gave it.
+Steps run back to back on all ranks, as in training. The clock is read once the device has finished
+the step.
 """
 
 from __future__ import annotations
@@ -14,26 +13,31 @@ from statistics import median_low
 import torch
 import torch.distributed as dist
 
-TIMED = 3
-WARM = 1
-"""Steps that are not timed: the first without meter and recorder comes after something else, and
-ranks come to it from all sides."""
-WORDS = f"median of {TIMED} steps that neither meter nor recorder watches, the largest of any rank"
+NUM_TIMED = 3
+"""Steps whose median is the step time."""
+NUM_WARMUP = 1
+"""Untimed steps before them, since ranks reach the first unmetered step at different times."""
+METHOD = (
+    f"median of {NUM_TIMED} steps that neither meter nor recorder watches, the largest of any rank"
+)
+"""Description of the measurement in a Run's provenance."""
 
 
 def step_time_ns(step: Callable[[], object], *, device: str) -> int:
-    """The median of `TIMED` calls of `step`, which is one whole step of training. The process group
-    must exist."""
-    for _ in range(WARM):
+    """Median duration of `NUM_TIMED` calls of `step`, a whole training step; at least 1 ns.
+
+    The process group must exist.
+    """
+    for _ in range(NUM_WARMUP):
         step()
     _synchronize(device)
     dist.barrier()
     times = []
-    for _ in range(TIMED):
-        begin = time.perf_counter_ns()
+    for _ in range(NUM_TIMED):
+        start = time.perf_counter_ns()
         step()
         _synchronize(device)
-        times.append(time.perf_counter_ns() - begin)
+        times.append(time.perf_counter_ns() - start)
     return max(1, median_low(times))
 
 

@@ -1,8 +1,8 @@
-"""The inputs of a step by rank and micro-batch, and the forwards and the loss over them."""
+"""Inputs of a step by rank and micro-batch, and the loss over them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -15,14 +15,15 @@ from zsim.models.training_options import Batch, Precision
 from zsim.scenario.scenario import Scenario
 
 MicroBatch = tuple[Tensor, Tensor]
+"""Inputs (batch, sequence) of tokens or (batch, features) of numbers, and their targets."""
 
 
 def inputs(
     spec: ModelSpec, batch: Batch, *, seed: int, rank: int, step: int, micro_batch: int,
     dtype: str = "float32",
 ) -> tuple[Tensor, Tensor]:
-    """(x, targets) of one rank's micro-batch: they depend on seed, rank, step and micro-batch, not
-    on the backend."""
+    """The micro-batch of one rank. It depends on seed, rank, step and micro-batch, never on the
+    backend."""
     generator = generator_of(seed, rank, step, micro_batch)
     classes = spec.modules[-1].operators[-1].out_features
     if spec.family == "mlp":
@@ -36,7 +37,7 @@ def inputs(
 
 
 def summed_loss(model: nn.Module, batches: Sequence[MicroBatch]) -> Tensor:
-    """The sum of the losses of `model` on each of `batches`, one forward after another."""
+    """Sum of the losses of `model` over `batches`, one forward after another."""
     (x, targets), *more = batches
     loss = model(x, targets)
     for x, targets in more:
@@ -45,7 +46,7 @@ def summed_loss(model: nn.Module, batches: Sequence[MicroBatch]) -> Tensor:
 
 
 def forwards_of(scenario: Scenario, batches: list[MicroBatch]) -> list[list[MicroBatch]]:
-    """`batches` of a step by micro-batch: those whose forwards come before one backward."""
+    """The batches of a step grouped by micro-batch: the forwards before each backward."""
     size = scenario.batch.forwards
     return [batches[start : start + size] for start in range(0, len(batches), size)]
 
@@ -53,20 +54,26 @@ def forwards_of(scenario: Scenario, batches: list[MicroBatch]) -> list[list[Micr
 def micro_batches(
     scenario: Scenario, *, rank: int, step: int, dtype: str, device: str = "cpu"
 ) -> list[MicroBatch]:
-    """The inputs of all forwards of all micro-batches of one step, in order; floating-point ones in
-    `dtype`."""
-    found = (
+    """The inputs of all forwards of one step, in order; floating-point ones in `dtype`."""
+    batches = (
         inputs(
             scenario.model, scenario.batch, seed=scenario.seed, rank=rank, step=step, micro_batch=i,
             dtype=dtype,
         )
         for i in range(scenario.batch.accumulation * scenario.batch.forwards)
     )
-    return [(x.to(device), targets.to(device)) for x, targets in found]
+    return [(x.to(device), targets.to(device)) for x, targets in batches]
+
+
+def inputs_by_step(
+    scenario: Scenario, *, rank: int, dtype: str, device: str
+) -> Callable[[int], list[MicroBatch]]:
+    """`micro_batches` as a function of the step alone."""
+    return lambda step: micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
 
 
 def autocast(precision: Precision, *, device: str) -> AbstractContextManager[object]:
-    """Around the forward of a whole micro-batch: torch.autocast with its cache of cast weights, or
+    """Context around the forward of a micro-batch: torch.autocast with its weight cache, or
     nothing."""
     if precision.autocast == "none":
         return nullcontext()

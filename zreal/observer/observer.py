@@ -1,8 +1,7 @@
-"""Runs what torch itself has (fully_shard, DistributedDataParallel, ZeroRedundancyOptimizer) and
-records what it does.
+"""The observer: trains with torch's own strategies and records their steps.
 
-The subject issues, holds and frees as it likes; the observer only watches: collectives at the
-dispatcher, bytes with the meter.
+A subject is a real fully_shard, FullyShardedDataParallel, DistributedDataParallel or
+ZeroRedundancyOptimizer. The recorder sees its collectives at the dispatcher, the meter its bytes.
 """
 
 from __future__ import annotations
@@ -14,162 +13,123 @@ from functools import partial
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
-from zreal.meters.collectives import CollectiveRecorder
-from zreal.meters.held import held
-from zreal.meters.measured_step import Begin, beginning, device_mesh, lower
-from zreal.meters.memory import MemoryMeter, as_record
+from zreal.meters.held_memory import held_bytes
+from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
+from zreal.observer.whole_tensors import whole_gradients, whole_parameters
 from zsim.errors import ZsimError
-from zsim.ir.run import PhaseRecord, RankRun
+from zsim.ir.run import RankRun
 from zsim.scenario.scenario import Scenario
 
 
-@dataclass(slots=True)
-class Observation:
-    """What one rank did: its record, and for parity its losses and whole parameters."""
+@dataclass(slots=True, kw_only=True)
+class Observation(TrainedRank):
+    """One observed rank after its last step, with its subject."""
 
-    run: RankRun
-    losses: list[float] = field(default_factory=list)
-    subject: Subject | None = None
-    plain_step: Callable[[], object] | None = None
-    """One step more, which nothing watches, on inputs that are there already."""
+    subject: Subject
 
 
 def observe(
-    scenario: Scenario,
-    *,
-    rank: int,
-    steps: int = 3,
-    samples: int = 1,
-    device: str = "cpu",
+    scenario: Scenario, *, rank: int, steps: int = 3, samples: int = 1, device: str = "cpu",
     progress: Callable[[str], None] = lambda _: None,
-    keep: Callable[[RankRun], None] = lambda _: None,
-    gradients: bool = False,
+    keep: Callable[[RankRun], None] = lambda _: None, parity: bool = False,
 ) -> Observation:
-    """Train `steps` steps (at least 3) of the real subject on this rank. The process group must
-    exist.
+    """Train `steps` steps (at least 3) of the real subject on this rank of an existing process
+    group.
 
-    The steady step is the one of the last `samples` whose peak is lowest. `progress` hears of each
-    collective before it is entered, `keep` of the record so far after each phase. With `gradients`,
-    the module is left with those that the optimizer would be handed in the next step; nothing
-    measures them.
+    The steady step is the one of the last `samples` with the lowest peak. `progress` receives each
+    collective before it is issued, `keep` the record after each phase. With `parity` one more,
+    unmetered backward makes gradients; they and the parameters are then gathered whole.
     """
-    mesh, groups = device_mesh(scenario, device=device)
-    recorder = CollectiveRecorder(groups, world_size=scenario.world_size, progress=progress)
-    meter = MemoryMeter()
-    phases: dict[str, PhaseRecord] = {}
-    losses: list[float] = []
+    measured = MeasuredRank(scenario, rank=rank, device=device, progress=progress, keep=keep)
     model = modules.build(
         scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing
     ).to(device)
-    with meter, recorder:
-        with meter.looking_away():
-            meter.watch(*model.buffers())  # no strategy counts them
-        with meter.span() as span:
-            meter.watch(*model.parameters())
-            subject = SUBJECTS[scenario.strategy](scenario, model, mesh)
-            # later the module may have a unit's gathered ones in their place
-            owned = list(subject.module.parameters())
-            recorder.settle()
-        phases["construction"] = PhaseRecord(collectives=recorder.take(), memory=as_record(span))
-        keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
-        for step in range(steps):
-            with meter.looking_away():  # inputs are the user's, not the strategy's
-                batches = batching.micro_batches(
-                    scenario, rank=rank, step=step, dtype=subject.dtype, device=device
-                )
-            with meter.span() as span:
-                begin = beginning(meter, recorder, phases)
-                loss, holds = _train_step(
-                    scenario, subject, batches, owned=owned, settle=recorder.settle, begin=begin
-                )
-                recorder.settle()
-            losses.append(loss)
-            phase = PhaseRecord(collectives=recorder.take(), memory=as_record(span, holds))
-            if step == 0:
-                phases["first"] = phase
-            elif step >= steps - samples:
-                phases["steady"] = lower(phases.get("steady"), phase)
-            keep(RankRun(rank=rank, phases=dict(phases), groups=dict(recorder.group_ranks)))
-    if scenario.world_size > 1 and not phases["steady"].collectives:
+    with measured.metering():
+        with measured.construction(model):
+            subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh)
+        trainer = SubjectTrainer(scenario, subject, measured.recorder.settle)
+        inputs = batching.inputs_by_step(scenario, rank=rank, dtype=subject.dtype, device=device)
+        losses = measured.train(trainer.train_step, inputs=inputs, steps=steps, samples=samples)
+    if scenario.world_size > 1 and not measured.run.phases["steady"].collectives:
         raise ZsimError(
             where=f"rank {rank}", expected="collectives in the steady step", found="none",
             remedy="report this",
         )
-    if gradients:
-        batches = batching.micro_batches(
-            scenario, rank=rank, step=steps, dtype=subject.dtype, device=device
-        )
-        with recorder:
-            _gradients(scenario, subject, batches)
-    return Observation(
-        run=RankRun(rank=rank, phases=phases, groups=recorder.group_ranks),
-        losses=losses,
+    batches = inputs(steps)
+    observation = Observation(
+        run=measured.run, losses=losses, plain_step=partial(trainer.plain_step, batches),
         subject=subject,
-        plain_step=partial(_plain_step, scenario, subject, batches),
     )
+    if parity:
+        with measured.recorder:
+            trainer.backward(batches)
+        observation.parameters = whole_parameters(subject)
+        observation.gradients = whole_gradients(subject)
+    return observation
 
 
-def _train_step(
-    scenario: Scenario,
-    subject: Subject,
-    batches: list[batching.MicroBatch],
-    *,
-    owned: list[Parameter],
-    settle: Callable[[], None],
-    begin: Begin,
-) -> tuple[float, Mapping[str, int]]:
-    """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss of
-    them, and what it held after the step.
+@dataclass(slots=True)
+class SubjectTrainer:
+    """The training loop that a user of `subject` would write."""
 
-    `owned`: the module's parameters as they were before anything was gathered.
-    """
-    loss = _gradients(scenario, subject, batches, begin=begin)
-    settle()
-    subject.optimizer.step()
-    parameters = [*owned, *subject.flat()]
-    gradients = [parameter.grad for parameter in parameters if subject.owns_gradients]
-    holds = held(parameters=parameters, gradients=gradients, states=subject.states())
-    del gradients
-    begin("zero_grad")
-    subject.optimizer.zero_grad(set_to_none=True)
-    return loss, holds
+    scenario: Scenario
+    subject: Subject
+    settle: Callable[[], None]
+    """Waits until gloo's threads hold no tensor any longer."""
+    owned: list[Parameter] = field(init=False)
+    """The module's parameters, before torch puts unsharded ones in their place."""
 
+    def __post_init__(self) -> None:
+        self.owned = list(self.subject.module.parameters())
 
-def _plain_step(scenario: Scenario, subject: Subject, batches: list[batching.MicroBatch]) -> None:
-    """As `_train_step`, but it looks at nothing: not at what is held, and not at losses, for which
-    the host waits for the device."""
-    _gradients(scenario, subject, batches, reads_losses=False)
-    subject.optimizer.step()
-    subject.optimizer.zero_grad(set_to_none=True)
+    def train_step(
+        self, step: int, batches: list[batching.MicroBatch], begin_part: BeginPart
+    ) -> tuple[float, Mapping[str, int]]:
+        """Micro-batches, the optimizer's step, gradients to None. Returns this rank's mean loss and
+        its held bytes by kind."""
+        loss = self.backward(batches, begin_part=begin_part)
+        self.settle()
+        self.subject.optimizer.step()
+        held = self._held()
+        begin_part("zero_grad")
+        self.subject.optimizer.zero_grad(set_to_none=True)
+        return loss, held
 
+    def plain_step(self, batches: list[batching.MicroBatch]) -> None:
+        """A step without a look at held bytes or at losses, for which the host would wait."""
+        self.backward(batches, reads_losses=False)
+        self.subject.optimizer.step()
+        self.subject.optimizer.zero_grad(set_to_none=True)
 
-def _gradients(
-    scenario: Scenario,
-    subject: Subject,
-    batches: list[batching.MicroBatch],
-    *,
-    begin: Begin = lambda part, micro_batch=0: None,
-    reads_losses: bool = True,
-) -> float:
-    """Forward and backward of the micro-batches, and clipping; returns their mean loss, which is 0
-    where nobody reads it."""
-    total = 0.0
-    of_micro_batch = batching.forwards_of(scenario, batches)
-    for i, forwards in enumerate(of_micro_batch):
-        begin("forward", micro_batch=i)
-        with subject.micro_batch(i == len(of_micro_batch) - 1):
-            with batching.autocast(scenario.precision, device=batches[0][0].device.type):
-                loss = batching.summed_loss(subject.module, forwards)
-            begin("backward", micro_batch=i)
-            loss.backward()
-            total += loss.detach().item() if reads_losses else 0.0
-            del loss
-    begin("optimizer")
-    if scenario.optimizer.clip_norm:
-        clip = subject.clip or (lambda norm: clip_grad_norm_(subject.module.parameters(), norm))
-        clip(scenario.optimizer.clip_norm)
-    return total / len(of_micro_batch)
+    def backward(
+        self, batches: list[batching.MicroBatch], *,
+        begin_part: BeginPart = lambda part, micro_batch=0: None, reads_losses: bool = True,
+    ) -> float:
+        """Forward and backward of the micro-batches, and clipping. Returns their mean loss, 0 where
+        losses are not read."""
+        scenario, subject, total = self.scenario, self.subject, 0.0
+        micro_batches = batching.forwards_of(scenario, batches)
+        for i, forwards in enumerate(micro_batches):
+            begin_part("forward", micro_batch=i)
+            with subject.micro_batch(i == len(micro_batches) - 1):
+                with batching.autocast(scenario.precision, device=batches[0][0].device.type):
+                    loss = batching.summed_loss(subject.module, forwards)
+                begin_part("backward", micro_batch=i)
+                loss.backward()
+                total += loss.detach().item() if reads_losses else 0.0
+                del loss
+        begin_part("optimizer")
+        if scenario.optimizer.clip_norm:
+            clip = subject.clip or partial(clip_grad_norm_, subject.module.parameters())
+            clip(scenario.optimizer.clip_norm)
+        return total / len(micro_batches)
+
+    def _held(self) -> Mapping[str, int]:
+        parameters = [*self.owned, *self.subject.flat()]
+        gradients = [parameter.grad for parameter in parameters if self.subject.owns_gradients]
+        states = self.subject.states()
+        return held_bytes(parameters=parameters, gradients=gradients, states=states)

@@ -1,5 +1,4 @@
-"""Whether a real run fits into this machine's memory, asked before it starts: a killed machine says
-less than a sentence."""
+"""Host memory that a real run needs, checked before it starts: a message instead of a kill."""
 
 from __future__ import annotations
 
@@ -14,16 +13,15 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
 PROCESS_NBYTES = 400 * 1024**2
-"""What a rank takes before it has a model: an interpreter with torch, of which forked ranks share a
-part."""
+"""Bytes of a rank before it has a model: an interpreter with torch, partly shared among forks."""
 
 REFERENCE_COPIES = 5
-"""float32 copies of the parameters that the single-process reference holds: model, gradients, two
-states, one rounded."""
+"""float32 copies of the parameters in the single-process reference: model, gradients, two optimizer
+states, one rounded copy."""
 
 
 def available_nbytes() -> int:
-    """Bytes that this machine can still give; where it does not say, half of what it has."""
+    """Bytes that this machine can still give; half of its memory where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(
@@ -34,8 +32,8 @@ def available_nbytes() -> int:
 
 
 def needed_nbytes(scenario: Scenario, *, processes: int, parity: bool) -> int:
-    """Bytes that a run of `processes` ranks at once takes: each the highest predicted peak and,
-    with `parity`, a reference."""
+    """Bytes of `processes` ranks at once, each with the highest predicted peak, or with the
+    reference where `parity` makes it larger."""
     program = plan(scenario, device="cpu")
     peak = max(
         replay(rank, timeline=False)[phase].peak_bytes for rank in program.ranks for phase in PHASES
@@ -44,11 +42,12 @@ def needed_nbytes(scenario: Scenario, *, processes: int, parity: bool) -> int:
     return processes * (max(peak, reference) + PROCESS_NBYTES)
 
 
-def require_room(scenario: Scenario, *, backend: str, processes: int, parity: bool) -> None:
-    """BackendUnavailableError when the run needs more memory than this machine has left."""
-    needed, available = (
-        needed_nbytes(scenario, processes=processes, parity=parity), available_nbytes(),
-    )
+def require_host_memory(
+    scenario: Scenario, *, backend: str, processes: int, parity: bool
+) -> None:
+    """BackendUnavailableError where the run needs more memory than this machine has left."""
+    needed = needed_nbytes(scenario, processes=processes, parity=parity)
+    available = available_nbytes()
     if needed > available:
         raise BackendUnavailableError(
             where=f"backend {backend}",

@@ -24,7 +24,7 @@ from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
 from zreal.processes.rank_status import Rank
 from zsim.io.signals import undisturbed
 
-PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.worker"]
+PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank_run"]
 POLL_S = 0.25
 """How often it is looked whether ranks get on."""
 GRACE_S = 0.5

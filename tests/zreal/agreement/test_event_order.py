@@ -22,8 +22,8 @@ from torch.nn.utils import clip_grad_norm_
 from tests.support.memory_matrix import matrix
 from tests.support.sampling import one_in
 from zreal import torch_private
-from zreal.meters.measured_step import device_mesh
 from zreal.meters.memory import MemoryMeter
+from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.observer.subjects.table import SUBJECTS
@@ -118,7 +118,7 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
             assert meter.events is not None
             found.append(in_order(delta for _, delta in meter.events))
             for step in range(steps):
-                with meter.looking_away():
+                with meter.uncounted():
                     batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 meter.events.clear()
                 of_micro_batch = batching.forwards_of(case, batches)

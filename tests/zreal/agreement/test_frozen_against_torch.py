@@ -9,7 +9,8 @@ import torch
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
-from zreal.modules.reference import largest, reference, relative_differences
+from zreal.modules.parity import largest, relative_differences
+from zreal.modules.reference import reference
 from zreal.observer.observer import observe
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions

@@ -11,7 +11,7 @@ import torch
 from tests.support.agreement import differences
 from tests.support.sampling import one_in
 from zreal import torch_private
-from zreal.meters.measured_step import device_mesh
+from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.observer.subjects.table import SUBJECTS

@@ -12,7 +12,7 @@ from tests.support.agreement import differences
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from tests.zreal.agreement.test_fsdp1_against_torch import seen, waited
 from zreal import torch_private
-from zreal.meters.measured_step import device_mesh
+from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import modules
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError

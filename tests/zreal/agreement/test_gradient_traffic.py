@@ -93,19 +93,20 @@ class Watched:
         """The optimizer's own calls are told from the casts around them: it is watched by a mode of
         its own, which is not asked."""
         with Traffic() as around:
-            if rank._optimizer is None:
+            if rank.optimizer.torch_optimizer is None:
                 perform(rank, op)
                 return
-            step = rank._optimizer.step
+            optimizer = rank.optimizer.torch_optimizer
+            step = optimizer.step
 
             def unwatched() -> None:
                 before = around.moved
                 step()
                 around.moved = before
 
-            rank._optimizer.step = unwatched
+            optimizer.step = unwatched
             perform(rank, op)
-            rank._optimizer.step = step
+            optimizer.step = step
         self.by_op[op.index] = around.moved
 
     def clear(self) -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.backends import GlooBackend
-from zreal.executor import executor
 from zreal.executor.executor import execute
+from zreal.meters import measured_step
 from zsim.errors import ProgramError
 from zsim.ir.ledger import replay
 from zsim.ir.ops import COLLECTIVES, Op
@@ -168,14 +168,14 @@ def test_the_lowest_of_the_last_steps_is_the_steady_one(
     second is the lowest."""
     case = scenario('"zero3"')
     extra = iter([9, 8, 0, 5, 4, 6])
-    record = executor.as_record
+    record = measured_step.memory_record
 
     def higher(span: Any, *holds: Any) -> Any:
         found = record(span, *holds)
         return replace(found, peak_bytes=found.peak_bytes + next(extra))
 
-    monkeypatch.setattr(executor, "as_record", higher)
+    monkeypatch.setattr(measured_step, "memory_record", higher)
     with torch_private.fake_group(rank=0, world_size=case.world_size):
-        run = executor.execute(case, plan(case, device="cpu"), rank=0, steps=5, samples=samples).run
+        run = execute(case, plan(case, device="cpu"), rank=0, steps=5, samples=samples).run
     least = replay(plan(case, device="cpu").of_rank(0))["steady"].peak_bytes
     assert run.phases["steady"].memory.peak_bytes - least == {1: 6, 3: 4}[samples]

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from zreal import torch_private
-from zreal.meters.measured_step import device_mesh
+from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches, modules
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ledger import replay

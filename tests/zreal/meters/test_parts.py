@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from zreal.meters.measured_step import lower
+from zreal.meters.measured_step import lower_peak
 from zsim.ir.run import MemoryRecord, PartRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
@@ -59,7 +59,7 @@ def phase(peak: int, *parts: PartRecord) -> PhaseRecord:
 def test_of_several_steps_each_part_is_the_lowest() -> None:
     one = phase(9, PartRecord("forward", 0, 1, 9), PartRecord("backward", 0, 5, 7))
     other = phase(8, PartRecord("forward", 0, 2, 6), PartRecord("backward", 0, 3, 8))
-    assert lower(one, other) == phase(
+    assert lower_peak(one, other) == phase(
         8, PartRecord("forward", 0, 1, 6), PartRecord("backward", 0, 3, 7)
     )
-    assert lower(None, one) is one
+    assert lower_peak(None, one) is one

@@ -15,15 +15,8 @@ from tests.support.sampling import one_in
 from zreal.executor.executor import RANKS
 from zreal.modules import modules
 from zreal.modules import reference as numerics
-from zreal.modules.reference import (
-    Gradients,
-    Reference,
-    gradient_differences,
-    gradients_at,
-    largest,
-    reference,
-    relative_differences,
-)
+from zreal.modules.parity import gradient_differences, largest, relative_differences
+from zreal.modules.reference import Gradients, Reference, gradients_at, reference
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.launch import launch
 from zsim.cli.main import main
@@ -271,7 +264,7 @@ def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatc
     the same."""
 
     def halved(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.worker:gloo_rank"
+        assert target == "zreal.rank_run:launched_rank"
         return launch("tests.zreal.processes.rank_bodies:with_half_gradients", arguments, **more)
 
     monkeypatch.setattr("zreal.processes.launch.launch", halved)

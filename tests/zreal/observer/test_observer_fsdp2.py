@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from zreal import torch_private
-from zreal.meters.collectives import CollectiveRecorder, GroupName
-from zreal.meters.measured_step import device_mesh
+from zreal.meters.collectives import CollectiveRecorder
+from zreal.meters.mesh_groups import MeshGroup, device_mesh
 from zreal.observer.observer import observe
 from zsim.errors import ZsimError
 from zsim.ir.ledger import replay
@@ -129,7 +129,7 @@ def test_a_rank_that_recorded_nothing_is_an_error_and_not_a_pass(
 def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called_world() -> None:
     with torch_private.fake_group(rank=0, world_size=4):
         part, whole = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
-        groups = {str(whole.group_name): GroupName("dp_shard", 3, (0, 1, 2))}
+        groups = {str(whole.group_name): MeshGroup("dp_shard", 3, (0, 1, 2))}
         with CollectiveRecorder(groups, world_size=4) as recorder:
             for group in (whole, part, dist.group.WORLD):
                 dist.all_reduce(torch.ones(5), group=group)

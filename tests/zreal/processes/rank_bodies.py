@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zreal import torch_private, worker
-from zreal.executor import flat_rank
+from zreal import rank_run, torch_private
+from zreal.executor import flat_rank, rank_optimizer
 from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.memory import MemoryMeter
 from zreal.processes.rank_status import REFERENCE
@@ -134,7 +134,7 @@ def failing_in_the_first_step(
             fail(arguments["how"])
         progress(text)
 
-    return worker.gloo_rank(
+    return rank_run.launched_rank(
         arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep
     )
 
@@ -149,7 +149,7 @@ def late(
             time.sleep(0.03)
         progress(text)
 
-    return worker.gloo_rank(
+    return rank_run.launched_rank(
         arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep
     )
 
@@ -168,7 +168,7 @@ def with_half_gradients(
 ) -> dict[str, Any]:
     """A real gloo rank of our ddp whose backward begins with half of what it should."""
     ReplicatedRank.gradient_scale = property(lambda _: 0.5)
-    return worker.gloo_rank(
+    return rank_run.launched_rank(
         arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep
     )
 
@@ -284,7 +284,7 @@ def with_defect(
 ) -> dict[str, Any]:
     """A real gloo rank of our own engine with the defect that is named."""
     DEFECTS[arguments["defect"]](setattr)
-    return worker.gloo_rank(
+    return rank_run.launched_rank(
         arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep
     )
 
@@ -312,19 +312,19 @@ def leak(seed: Seed) -> None:
 
     def leaving(self: flat_rank.FlatRank) -> None:
         step(self)
-        self.buffers[f"leak {len(self.buffers)}"] = torch.zeros(600)
+        self.buffers.live[f"leak {len(self.buffers.live)}"] = torch.zeros(600)
 
     seed(flat_rank.FlatRank, "_step", leaving)
 
 
 def eager_optimizer(seed: Seed) -> None:
     """The learning rate is 15 % too high."""
-    make = flat_rank.make_optimizer
+    make = rank_optimizer.make_optimizer
 
     def faster(settings: Optimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
         return make(replace(settings, learning_rate=1.15 * settings.learning_rate), parameters)
 
-    seed(flat_rank, "make_optimizer", faster)
+    seed(rank_optimizer, "make_optimizer", faster)
 
 
 def rounded_master(seed: Seed) -> None:
@@ -333,7 +333,7 @@ def rounded_master(seed: Seed) -> None:
 
     def rounding(self: flat_rank.FlatRank, op: Op) -> None:
         flatten(self, op)
-        self._stepped[op.unit].copy_(self._shard(op.unit))
+        self.optimizer.stepped[op.unit].copy_(self.buffers.shard(op.unit))
 
     seed(flat_rank.FlatRank, "_flatten", rounding)
 

@@ -126,7 +126,7 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
 SEGFAULT = """
 import os, signal, threading, time
 from multiprocessing import forkserver
-from zreal import fork_server, launch
+from zreal.processes import fork_server
 
 def end_the_server():
     while fork_server.server_pid() is None:

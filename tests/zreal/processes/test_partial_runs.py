@@ -30,7 +30,7 @@ def cause(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     start = launch.launch
 
     def failing(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.worker:gloo_rank"
+        assert target == "zreal.rank_run:launched_rank"
         job = {**arguments, "how": request.param}
         return start("tests.zreal.processes.rank_bodies:failing_in_the_first_step", job, **more)
 

@@ -48,7 +48,7 @@ def measured(
     model, meter, recorder = case.make(), MemoryMeter(), CollectiveRecorder({}, world_size=2)
     buffers = dict(model.named_buffers())
     with meter, recorder:
-        with meter.looking_away():
+        with meter.uncounted():
             meter.watch(*buffers.values())
         with meter.span() as span:
             meter.watch(*model.parameters())
@@ -61,7 +61,7 @@ def measured(
             wrapped.register_comm_hook(None, hook)
         issued = [[(one.op, one.nbytes) for one in recorder.take()]]
         for _ in range(3):
-            with meter.looking_away():
+            with meter.uncounted():
                 given = case.data()
             case.run(wrapped, given).backward()
             wrapped.zero_grad()

@@ -52,7 +52,7 @@ def measured_events(case: Case, *, dtype: Dtype) -> list[int]:
         parameter.data = parameter.data.to(getattr(torch, dtype))
     with meter:
         meter.watch(*model.parameters())
-        with meter.looking_away():
+        with meter.uncounted():
             meter.watch(*model.buffers())
             given = case.data()
             if isinstance(given, tuple):
@@ -137,12 +137,12 @@ def measured_phases(
     model, meter, spans = case.make(), MemoryMeter(), []
     with meter:
         meter.watch(*model.parameters())
-        with meter.looking_away():
+        with meter.uncounted():
             meter.watch(*model.buffers())
         wrapped = wrap(model)
         optimizer = torch.optim.AdamW(wrapped.parameters(), foreach=True)
         for _ in range(3):
-            with meter.looking_away():
+            with meter.uncounted():
                 batches = [case.data() for _ in range(accumulation)]
             with meter.span() as span:
                 for i, given in enumerate(batches):

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.zreal.tracing.user_modules import Case
 from zreal.meters.collectives import CollectiveRecorder
-from zreal.meters.held import held
-from zreal.meters.measured_step import device_mesh
-from zreal.meters.memory import MemoryMeter, as_record
+from zreal.meters.held_memory import held_bytes
+from zreal.meters.memory import MemoryMeter, memory_record
+from zreal.meters.mesh_groups import device_mesh
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.run import PhaseRecord
 from zsim.scenario.scenario import Scenario
@@ -31,40 +31,40 @@ class Subject:
         with self.meter, self.recorder:
             with self.meter.span() as span:
                 self.meter.watch(*module.parameters())
-                with self.meter.looking_away():
+                with self.meter.uncounted():
                     self.meter.watch(*module.buffers())
                 self.subject = SUBJECTS[case.strategy](case, module, mesh)
             self.construction = PhaseRecord(
-                collectives=self.recorder.take(), memory=as_record(span)
+                collectives=self.recorder.take(), memory=memory_record(span)
             )
 
     def step(self) -> PhaseRecord:
         """One step of training."""
         subject = self.subject
         with self.meter, self.recorder:
-            with self.meter.looking_away():
+            with self.meter.uncounted():
                 batches = [self.user.data() for _ in range(self.case.batch.accumulation)]
             if self.meter.events is not None:
                 self.meter.events.clear()
             with self.meter.span() as span:
                 for place, given in enumerate(batches):
-                    self.meter.begin("forward", micro_batch=place)
+                    self.meter.begin_part("forward", micro_batch=place)
                     with subject.micro_batch(place == len(batches) - 1):
                         loss = self.user.run(subject.module, given)
-                        self.meter.begin("backward", micro_batch=place)
+                        self.meter.begin_part("backward", micro_batch=place)
                         loss.backward()
                         del loss
-                self.meter.begin("optimizer")
+                self.meter.begin_part("optimizer")
                 subject.optimizer.step()
-                with self.meter.looking_away():
+                with self.meter.uncounted():
                     parameters = list(subject.module.parameters())
                     gradients = [
                         parameter.grad for parameter in parameters if subject.owns_gradients
                     ]
-                    holds = held(
+                    holds = held_bytes(
                         parameters=parameters, gradients=gradients, states=subject.states()
                     )
                     del gradients, parameters
-                self.meter.begin("zero_grad")
+                self.meter.begin_part("zero_grad")
                 subject.optimizer.zero_grad(set_to_none=True)
-        return PhaseRecord(collectives=self.recorder.take(), memory=as_record(span, holds))
+        return PhaseRecord(collectives=self.recorder.take(), memory=memory_record(span, holds))

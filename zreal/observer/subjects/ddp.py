@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from zreal.meters.held import state_tensors
+from zreal.meters.held_memory import state_tensors
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from zreal.meters.held import state_tensors
+from zreal.meters.held_memory import state_tensors
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained

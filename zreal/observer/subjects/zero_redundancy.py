@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from zreal.meters.held import state_tensors
+from zreal.meters.held_memory import state_tensors
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import EPSILON, trained
 from zreal.observer.subjects import Subject, ddp

@@ -1,8 +1,7 @@
-"""What a rank holds from step to step, seen on the tensors themselves: parameters, gradients and
-optimizer states.
+"""Bytes that a rank holds from step to step: parameters, gradients and optimizer states.
 
-The meter counts bytes without knowing what they are for; these three kinds are known by where their
-tensors hang.
+The memory meter counts bytes without their purpose. These three kinds are told apart by the object
+that refers to their tensors.
 """
 
 from __future__ import annotations
@@ -15,29 +14,28 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def held(
+def held_bytes(
     *, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None], states: Iterable[Tensor]
 ) -> Mapping[str, int]:
-    """Bytes of each kind; a storage that several tensors share counts once, and for the first kind
-    that has it."""
-    seen: set[int] = set()
+    """Bytes by kind. A storage that several tensors share counts once, for the first kind."""
+    counted: set[int] = set()
     kinds = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
     return {
-        kind: sum(_fresh(tensor, seen) for tensor in tensors if tensor is not None)
+        kind: sum(_uncounted_bytes(tensor, counted) for tensor in tensors if tensor is not None)
         for kind, tensors in kinds.items()
     }
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors that a plain optimizer of torch keeps for its parameters."""
+    """The tensors in the state of an optimizer of torch.optim."""
     states: Iterable[Mapping[str, Any]] = optimizer.state.values()
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
-def _fresh(tensor: Tensor, seen: set[int]) -> int:
+def _uncounted_bytes(tensor: Tensor, counted: set[int]) -> int:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     storage = local.detach().untyped_storage()
-    if storage.data_ptr() in seen or not storage.size():
+    if storage.data_ptr() in counted or not storage.size():
         return 0
-    seen.add(storage.data_ptr())
+    counted.add(storage.data_ptr())
     return storage.size()

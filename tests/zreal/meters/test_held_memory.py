@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from zreal.meters.held import held, state_tensors
+from zreal.meters.held_memory import held_bytes, state_tensors
 
 
 def test_tensors_that_share_a_storage_count_once_for_the_first_kind_that_has_them():
     weight = torch.ones(10)
-    found = held(
+    found = held_bytes(
         parameters=[weight, weight[:3]],
         gradients=[None, torch.ones(4, dtype=torch.bfloat16)],
         states=[weight[5:], torch.ones(2)],
@@ -19,13 +19,14 @@ def test_tensors_that_share_a_storage_count_once_for_the_first_kind_that_has_the
 
 
 def test_a_view_holds_its_whole_storage():
-    assert held(parameters=[torch.zeros(100)[:1]], gradients=[], states=[])["parameters"] == 400
+    held = held_bytes(parameters=[torch.zeros(100)[:1]], gradients=[], states=[])
+    assert held["parameters"] == 400
 
 
 def test_freed_memory_holds_nothing():
     gone = torch.ones(10)
     gone.untyped_storage().resize_(0)
-    assert held(parameters=[gone], gradients=[gone], states=[]) == {
+    assert held_bytes(parameters=[gone], gradients=[gone], states=[]) == {
         "parameters": 0,
         "gradients": 0,
         "optimizer_states": 0,
@@ -39,7 +40,7 @@ def test_adamw_keeps_two_states_and_a_step_for_each_parameter():
     module(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     gradients = [parameter.grad for parameter in module.parameters()]
-    found = held(
+    found = held_bytes(
         parameters=module.parameters(), gradients=gradients, states=state_tensors(optimizer)
     )
     assert found == {"parameters": 80, "gradients": 80, "optimizer_states": 2 * 80 + 2 * 4}

@@ -1,0 +1,73 @@
+"""Flat buffers of one rank under zero1, zero2 and zero3, and the parameters that are views of them.
+
+Buffers bear the Program's names, "unit:role". The roles are parameters (whole, or this rank's
+shard), unsharded, master, gradients, gradient_shard, reduce_input and reduce_output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zreal import torch_private
+from zreal.modules.modules import Model
+from zsim.strategies.flat_buffer.groups import FlatGroup
+
+
+@dataclass(slots=True)
+class FlatBuffers:
+    """The live buffers of one rank by the Program's names, and where parameters lie in them."""
+
+    groups: Mapping[str, FlatGroup]
+    """By unit."""
+    model: Model
+    process_group: dist.ProcessGroup
+    live: dict[str, Tensor] = field(default_factory=dict)
+
+    def full(self, unit: str) -> Tensor:
+        """The whole padded parameters of `unit`; without memory while they are resharded."""
+        return self.live.get(f"{unit}:unsharded", self.live[f"{unit}:parameters"])
+
+    def shard(self, unit: str) -> Tensor:
+        """This rank's parameters of `unit`: a buffer of their own, or a slice of the whole."""
+        kept = self.live[f"{unit}:parameters"]
+        is_shard = kept.numel() == self.groups[unit].layout.shard_numel
+        return kept if is_shard else self.own_slice(unit, kept)
+
+    def gradient(self, unit: str) -> Tensor:
+        """This rank's gradients of `unit`: a buffer of their own, or a slice of the whole."""
+        shard = self.live.get(f"{unit}:gradient_shard")
+        return self.own_slice(unit, self.live[f"{unit}:gradients"]) if shard is None else shard
+
+    def own_slice(self, unit: str, full: Tensor) -> Tensor:
+        """This rank's slice of a whole buffer of `unit`."""
+        size = self.groups[unit].layout.shard_numel
+        return full.narrow(0, self.process_group.rank() * size, size)
+
+    def views(self, group: FlatGroup, full: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter of `group` with its view of the whole buffer `full`."""
+        pieces = full[: group.layout.numel].split(list(group.layout.numels))
+        return [
+            (self.model.get_parameter(p.fqn), piece.view(p.shape))
+            for p, piece in zip(group.group.parameters, pieces, strict=True)
+        ]
+
+    def gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors by parameter's fqn, all-gathered from the ranks' `shards` by unit."""
+        whole: dict[str, Tensor] = {}
+        for unit, shard in shards.items():
+            group = self.groups[unit]
+            full = shard.new_empty(group.layout.padded_numel)
+            torch_private.all_gather(full, shard, group=self.process_group)
+            fqns = [parameter.fqn for parameter in group.group.parameters]
+            views = [view.clone() for _, view in self.views(group, full)]
+            whole |= dict(zip(fqns, views, strict=True))
+        return whole
+
+
+def release(tensor: Tensor) -> None:
+    """Free a tensor's memory now, though gloo's threads may still hold a reference to it."""
+    tensor.untyped_storage().resize_(0)

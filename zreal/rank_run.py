@@ -1,0 +1,211 @@
+"""The run of one rank: a scenario observed or executed, its parity with the single-process
+reference, and its step time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zreal import torch_private
+from zreal.executor.executor import RANKS, execute
+from zreal.meters.measured_step import TrainedRank
+from zreal.meters.step_time import METHOD, step_time_ns
+from zreal.modules import reference
+from zreal.modules.optimizers import largest_difference
+from zreal.modules.parity import gradient_differences, largest, relative_differences
+from zreal.observer.observer import observe
+from zreal.observer.subjects.table import SUBJECTS
+from zreal.processes.rank_status import REFERENCE
+from zsim.errors import BackendUnavailableError, ZsimError
+from zsim.ir.run import Numerics, RankRun
+from zsim.models.training_options import Device
+from zsim.runs import saved
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
+
+RENDEZVOUS_S = 60.0
+"""Seconds that ranks may take to meet, beyond the run's own timeout."""
+SAMPLES = 3
+"""Last steps, of which the one with the lowest peak is the steady one. Threads of gloo may hold a
+buffer a moment too long in some of them."""
+
+Keep = Callable[[dict[str, Any]], None]
+
+
+class InterpreterError(ZsimError):
+    """An interpreter that cannot run the scenario's strategy."""
+
+
+def interpreter_of(scenario: Scenario, choice: str | None) -> str:
+    """The user's choice, or "observer" where torch has the strategy itself, else "executor".
+
+    InterpreterError where the chosen one cannot run the strategy, BackendUnavailableError where
+    none can.
+    """
+    able = [
+        name
+        for name, table in (("observer", SUBJECTS), ("executor", RANKS))
+        if scenario.strategy in table
+    ]
+    if not able:
+        raise BackendUnavailableError(
+            where=f"strategy {scenario.strategy}",
+            expected="an interpreter that runs it for real",
+            found="none",
+            remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in "
+                   "zreal/observer/subjects/table.py, or use --backend sim",
+        )
+    if choice is None:
+        return able[0]
+    if choice not in able:
+        raise InterpreterError(
+            where="--interpreter", expected=f"{' or '.join(able)} for {scenario.strategy}",
+            found=choice,
+        )
+    return choice
+
+
+def run_rank(
+    scenario: Scenario, *, rank: int, interpreter: str, device: Device, parity: bool,
+    progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[RankRun], None] = lambda _: None,
+) -> RankRun:
+    """Run `scenario` on this rank of an existing process group.
+
+    With `parity`, compare parameters with the single-process reference and time steps.
+    """
+    samples = SAMPLES if parity else 1
+    steps = max(3, scenario.steps, 2 + samples)
+    interpret: Callable[..., TrainedRank] = observe
+    if interpreter == "executor":
+        interpret = partial(execute, program=plan(scenario, device=device))
+    trained = interpret(
+        scenario, rank=rank, steps=steps, samples=samples, device=device, progress=progress,
+        keep=keep, parity=parity,
+    )
+    if not parity:
+        return trained.run
+    progress(REFERENCE)
+    numerics = _numerics(scenario, trained, steps=steps)
+    # Timed last, as it moves parameters on. The tensors for parity are no longer needed.
+    plain_step, run = trained.plain_step, trained.run
+    del trained
+    return replace(
+        run, numerics=numerics, step_time_ns=step_time_ns(plain_step, device=device)
+    )
+
+
+def _numerics(scenario: Scenario, trained: TrainedRank, *, steps: int) -> Numerics:
+    """Differences between `steps` steps of this world and the same steps of a single process."""
+    stepped_in = next(iter(trained.parameters.values())).dtype
+    expected = reference.reference(scenario, steps=steps, stepped_in=stepped_in)
+    difference, parameter = largest(relative_differences(trained.parameters, expected))
+    gradients = reference.gradients_at(scenario, trained.parameters, step=steps)
+    gradient_difference, gradient = largest(gradient_differences(trained.gradients, gradients))
+    return Numerics(
+        losses=tuple(trained.losses),
+        largest_relative_difference=difference,
+        largest_gradient_difference=gradient_difference,
+        furthest_parameter=parameter,
+        furthest_gradient=gradient,
+        steps=steps,
+        dtype=scenario.precision.narrowest,
+        reference_losses=expected.losses,
+        initial_difference=_initial_difference(trained.initial, expected),
+        step_difference=trained.step_difference,
+    )
+
+
+def _initial_difference(
+    initial: Mapping[str, Tensor], expected: reference.Reference
+) -> float | None:
+    """Largest difference between the stepped parameters and the reference's before the first step;
+    None where the interpreter has none."""
+    if not initial:
+        return None
+    reshaped = {
+        name: initial[name].reshape(tensor.shape)
+        for name, tensor in expected.initial.items()
+        if name in initial
+    }
+    return largest_difference(reshaped, expected.initial)
+
+
+def c10d_backend(scenario: Scenario, device: Device) -> str:
+    """The backend of the process group on `device`.
+
+    Norms of offloaded gradients are all-reduced in host memory, which NCCL cannot do.
+    """
+    if device == "cpu":
+        return "gloo"
+    clips_on_host = getattr(scenario.options, "offload", False) and scenario.optimizer.clip_norm
+    return "cpu:gloo,cuda:nccl" if clips_on_host else "nccl"
+
+
+def launched_rank(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
+    progress: Callable[[str], None], keep: Keep,
+) -> dict[str, Any]:
+    """Run one rank of a gloo or nccl run that zreal.processes.launch started.
+
+    Returns its RankRun as a table, and hands the table so far to `keep` after each phase.
+    """
+    torch.set_num_threads(1)
+    device: Device = arguments["device"]
+    scenario = parse(
+        arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])
+    )
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    timeout = timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S)
+    dist.init_process_group(
+        c10d_backend(scenario, device), store=store, rank=rank, world_size=world_size,
+        timeout=timeout,
+    )
+    run = run_rank(
+        scenario, rank=rank, interpreter=arguments["interpreter"], device=device, parity=True,
+        progress=progress, keep=lambda so_far: keep(saved.as_table(so_far)),
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+    table: dict[str, Any] = saved.as_table(run)
+    return table
+
+
+def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
+    """Run one rank of any world in this process: real memory and compute, collectives that move
+    nothing."""
+    with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
+        return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", parity=False)
+
+
+def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
+    """Versions, device, seed and scenario with which a reader can repeat the run."""
+    return {
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "seed": str(scenario.seed),
+        "steps": str(scenario.steps),
+        "strategy": scenario.strategy,
+        "fingerprint": scenario.fingerprint,
+        "computes_in": scenario.precision.narrowest,
+    }
+
+
+def slowest_step_time(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:
+    """Step time of a Run in ns, which is its slowest rank's, and its provenance; None where a rank
+    has no step time."""
+    times = [rank.step_time_ns for rank in ranks if rank.step_time_ns is not None]
+    is_known = bool(times) and len(times) == len(ranks)
+    return (max(times), {"timed": METHOD}) if is_known else (None, {})
