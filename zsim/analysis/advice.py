@@ -15,13 +15,9 @@ from dataclasses import dataclass, field
 from zsim.analysis.alternatives import changes, dropped, refusals
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
-from zsim.ir.run import band_of
-from zsim.memory.fits import Answer, Verdict, answer
-from zsim.memory.inputs_and_buffers import belongings
-from zsim.runs.backend import RunOptions
-from zsim.runs.metrics import band_ns
-from zsim.runs.simulator import SimBackend
-from zsim.scenario import plan
+from zsim.memory.fits import Answer, Verdict, assess
+from zsim.runs.simulator import StepTime, step_time
+from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 
 MOST_TOGETHER = 4
@@ -62,11 +58,13 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A scenario after some changes, and what it needs."""
+    """A scenario after some changes: the memory it needs, and its step time where that is asked
+    for."""
 
     changes: tuple[str, ...]
     scenario: Scenario
     answer: Answer
+    step: StepTime | None = None
 
     @property
     def name(self) -> str:
@@ -80,24 +78,15 @@ class Way:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """A simulated step time, and between which times the true one is expected."""
-
-    ns: int
-    band_ns: tuple[int, int]
-
-
-def advice(scenario: Scenario) -> tuple[Effect, ...]:
+def advice(case: Planned) -> tuple[Effect, ...]:
     """The effect of every change that the scenario allows, those that save most first, and of
     several where no single one is enough."""
-    before, before_ns = assess(scenario)
-    asked = Way(changes=(), scenario=scenario, answer=before)
+    asked = way_of((), case)
     singles = changed(asked)
     several: tuple[Way, ...] = ()
     if all(way.answer.verdict != "FITS" for way in (asked, *singles)):
         several = together(singles)
-    effects = [_effect(way, scenario, before, before_ns) for way in (*singles, *several)]
+    effects = [_effect(way, asked) for way in (*singles, *several)]
     alone, joint = effects[: len(singles)], effects[len(singles) :]
     fastest = sorted(joint, key=lambda effect: effect.added_ns)[:MOST_SHOWN]
     return tuple(sorted([*alone, *fastest], key=lambda effect: -effect.saved_bytes))
@@ -126,12 +115,22 @@ def none_fits(before: Answer, effects: Sequence[Effect]) -> str:
     )
 
 
-def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Effect:
-    took = step_time(way.scenario)
+def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Way:
+    """A planned scenario assessed, and simulated where `timed` or where it has room; its Program is
+    not kept."""
+    found = assess(case)
+    step = step_time(case) if timed or found.verdict != "OOM" else None
+    return Way(changes=changes, scenario=case.scenario, answer=found, step=step)
+
+
+def _effect(way: Way, asked: Way) -> Effect:
+    before, took, took_before = asked.answer, way.step, asked.step
+    assert took is not None
+    assert took_before is not None
     return Effect(
         change=way.name, saved_bytes=before.needed.nbytes - way.answer.needed.nbytes,
         saved_allocated_bytes=before.allocated_bytes - way.answer.allocated_bytes,
-        added_ns=took.ns - before_ns, step_time_ns=took.ns, step_time_band_ns=took.band_ns,
+        added_ns=took.ns - took_before.ns, step_time_ns=took.ns, step_time_band_ns=took.band_ns,
         needed_bytes=way.answer.needed.nbytes, verdict=way.answer.verdict,
         peak_at=way.answer.peak_at,
         saved_by_part={
@@ -139,17 +138,19 @@ def _effect(way: Way, scenario: Scenario, before: Answer, before_ns: int) -> Eff
             for part, most in before.by_part.items()
             if (saved := most - way.answer.by_part.get(part, 0)) > 0
         },
-        dropped=dropped(scenario, way.scenario), releases_per_step=way.answer.releases_per_step,
-        running=way.answer.running,
+        dropped=dropped(asked.scenario, way.scenario),
+        releases_per_step=way.answer.releases_per_step, running=way.answer.running,
     )
 
 
 def changed(
-    way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True
+    way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True,
+    timed: bool = True,
 ) -> tuple[Way, ...]:
     """`way` with each single change more that is not refused; without `stages` its strategy stays.
 
-    What has been `seen` is left out, and what is found is added to it.
+    What has been `seen` is left out, and what is found is added to it. Unless `timed`, what has no
+    room is not simulated.
     """
     found, seen = [], set() if seen is None else seen
     for change, other in changes(way.scenario):
@@ -162,7 +163,7 @@ def changed(
             continue
         seen.add(key)
         try:
-            found.append(Way(changes=(*way.changes, change), scenario=other, answer=needs(other)))
+            found.append(way_of((*way.changes, change), planned(other), timed=timed))
         except ScenarioError:  # a strategy that finds out only while it plans
             continue
     return tuple(found)
@@ -177,7 +178,11 @@ def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
     frontier, seen = list(starts), {_key(way.scenario) for way in starts}
     tight: tuple[Way, ...] | None = () if _having("TIGHT", starts) else None
     for _ in range(MOST_TOGETHER - 1):
-        found = [other for way in frontier for other in changed(way, seen=seen, stages=stages)]
+        found = [
+            other
+            for way in frontier
+            for other in changed(way, seen=seen, stages=stages, timed=False)
+        ]
         if fitting := _having("FITS", found):
             return fitting
         tight = _having("TIGHT", found) or None if tight is None else tight
@@ -196,24 +201,3 @@ def _key(scenario: Scenario) -> tuple[object, ...]:
         mine.strategy, mine.options, mine.mesh, mine.checkpointing, mine.batch, mine.wrapping,
         mine.optimizer, mine.expandable_segments,
     )
-
-
-def assess(scenario: Scenario) -> tuple[Answer, int]:
-    """What the scenario needs, and its step time in ns."""
-    return needs(scenario), step_time(scenario).ns
-
-
-def needs(scenario: Scenario) -> Answer:
-    """What the scenario needs on its cluster."""
-    program = plan.plan(scenario, device=scenario.cluster.kind)
-    return answer(
-        program, scenario.cluster, expandable_segments=scenario.expandable_segments,
-        besides=belongings(scenario),
-    )
-
-
-def step_time(scenario: Scenario) -> StepTime:
-    """The scenario's simulated step time, as a Run has it."""
-    run = SimBackend().run(scenario, options=RunOptions())
-    found = run.step_time_ns or 0
-    return StepTime(ns=found, band_ns=band_ns(found, band_of(run)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.analysis.advice import REMEDY, Way, needs, step_time, together
+from zsim.analysis.advice import REMEDY, Way, together, way_of
 from zsim.analysis.alternatives import can_checkpoint, dropped, moved, refusals
 from zsim.autograd.traced import TracedModel
 from zsim.errors import ScenarioError
@@ -17,6 +17,7 @@ from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import Answer
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 
 MUCH_FASTER = 1.02
@@ -67,7 +68,7 @@ def fit(scenario: Scenario) -> Fit:
         try:
             why = refusals(other) or ("",)
             if not why[0]:
-                found.append(Way(changes=(name,), scenario=other, answer=needs(other)))
+                found.append(way_of((name,), planned(other)))
         except ScenarioError as error:  # a strategy that finds out only while it plans
             why = error.problems
         refused += [(name, why[0])] if why[0] else []
@@ -81,7 +82,8 @@ def fit(scenario: Scenario) -> Fit:
 
 
 def _candidate(scenario: Scenario, way: Way) -> Candidate:
-    took = step_time(way.scenario)
+    took = way.step
+    assert took is not None
     return Candidate(
         name=way.name, scenario=way.scenario, answer=way.answer, step_time_ns=took.ns,
         step_time_band_ns=took.band_ns,

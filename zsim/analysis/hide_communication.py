@@ -40,13 +40,12 @@ from zsim.analysis.hiding_candidates import (
 )
 from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
+from zsim.engine.timeline import Timeline
 from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
-from zsim.ir.program import Program
-from zsim.memory.fits import Verdict, answer
-from zsim.memory.inputs_and_buffers import belongings
+from zsim.memory.fits import Verdict, assess
 from zsim.models import wrapping
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.work_limits import MANY_TIMES
 
@@ -132,8 +131,12 @@ class Tried:
     """A candidate that was simulated."""
 
     change: Change
-    scenario: Scenario
-    program: Program
+    planned: Planned
+
+    @property
+    def scenario(self) -> Scenario:
+        """The candidate itself."""
+        return self.planned.scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +165,10 @@ class Aim:
         return self.is_met(change) and self.helps(change) and no_longer and not self.gains(change)
 
 
-def hiding(scenario: Scenario) -> Hiding:
+def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
     """What would hide the scenario's communication, or shorten it at the ends where only that is
-    left; nothing where all is hidden."""
-    now = _simulated("as it is", scenario).change
+    left; nothing where all is hidden. `timeline`: that of its step, where it is known."""
+    now, scenario = _simulated("as it is", case, timeline).change, case.scenario
     untried = "" if now.hides_all else scenario.work.problem(part=MANY_TIMES)
     if now.hides_all or untried:
         return Hiding(now=now, changes=(), untried=untried)
@@ -201,9 +204,9 @@ def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
     return tried
 
 
-def _simulated(words: str, scenario: Scenario) -> Tried:
-    program = plan(scenario, device=scenario.cluster.kind)
-    timeline = simulate_step(
+def _simulated(words: str, case: Planned, timeline: Timeline | None = None) -> Tried:
+    scenario, program = case.scenario, case.program
+    timeline = timeline or simulate_step(
         program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed)
     )
     batch = scenario.batch
@@ -213,7 +216,7 @@ def _simulated(words: str, scenario: Scenario) -> Tried:
         words=words, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns,
         at_ends=why.at_ends_ns / step_ns,
     )
-    return Tried(change=change, scenario=scenario, program=program)
+    return Tried(change=change, planned=case)
 
 
 def _tried(words: str, scenario: Scenario) -> Tried | None:
@@ -221,7 +224,7 @@ def _tried(words: str, scenario: Scenario) -> Tried | None:
     if refusals(scenario):
         return None
     try:
-        return _simulated(words, scenario)
+        return _simulated(words, planned(scenario))
     except ScenarioError:  # a strategy that finds out only while it plans
         return None
 
@@ -230,11 +233,7 @@ def _with_memory(tried: Tried) -> Tried:
     """With what is known of its memory, which is looked at once."""
     if tried.change.memory:
         return tried
-    scenario = tried.scenario
-    found = answer(
-        tried.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
-        besides=belongings(scenario),
-    )
+    found = assess(tried.planned)
     expected = found.pressure.expected if found.pressure else None
     change = replace(
         tried.change,

@@ -15,8 +15,9 @@ from zsim.analysis.advice import Effect
 from zsim.analysis.fit import Candidate, Fit
 from zsim.cli.report import bar, say, table, write_json
 from zsim.io.units import format_bytes, format_time
+from zsim.ir.program import RankProgram
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory.fits import Answer, Band
+from zsim.memory.fits import Answer, Band, holdings, ridges
 from zsim.memory.waterfall import Stage
 
 MOST_HOLDINGS = 12
@@ -33,9 +34,7 @@ difference by less than the times. How much less depends on what the two have in
 differences are not known."""
 
 
-def answer_object(
-    found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]
-) -> dict[str, Any]:
+def answer_object(found: Answer, stages: Sequence[Stage], program: RankProgram) -> dict[str, Any]:
     """The keys of `zsim show --memory --json`; "memory" is the timeline, bytes during each
     computation."""
     return {
@@ -49,15 +48,16 @@ def answer_object(
         "peak_memory_by_kind": dict(found.by_kind), "peak_memory_by_part": dict(found.by_part),
         "reserved_bytes": found.reserved_bytes, "expandable_segments": found.expandable_segments,
         "construction_bytes": found.construction_bytes, "built_on_device": found.built_on_device,
-        "live_at_peak": [asdict(holding) for holding in found.holdings],
+        "live_at_peak": [asdict(holding) for holding in holdings(program, found.phase)],
         "outside": [asdict(item) for item in found.outside],
         "waterfall": [asdict(stage) for stage in stages],
-        "memory": [list(point) for point in ridge],
+        "memory": [list(point) for point in ridges(program, found.phase)],
     }
 
 
-def print_answer(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[str, int]]) -> None:
+def print_answer(found: Answer, stages: Sequence[Stage], program: RankProgram) -> None:
     """The timeline, the waterfall and the verdict of one scenario."""
+    ridge, held = ridges(program, found.phase), holdings(program, found.phase)
     size = -(-len(ridge) // MOST_POINTS)
     each = "each computation to the next" if size <= 1 else f"each {size} computations to the next"
     say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest from {each}")
@@ -65,10 +65,10 @@ def print_answer(found: Answer, stages: Sequence[Stage], ridge: Sequence[tuple[s
         label, nbytes = max(ridge[place : place + size], key=lambda point: point[1])
         say(f"{place:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, found.allocated_bytes)}")
     say("what lives at the peak")
-    for holding in found.holdings[:MOST_HOLDINGS]:
+    for holding in held[:MOST_HOLDINGS]:
         say(f"      {holding.kind:21} {holding.unit:20} {holding.nbytes:>18,} B in "
             f"{holding.count:,}")
-    rest = found.holdings[MOST_HOLDINGS:]
+    rest = held[MOST_HOLDINGS:]
     if rest:
         say(f"      and of {len(rest):,} more {'':26} "
             f"{sum(holding.nbytes for holding in rest):>18,} B")

@@ -15,9 +15,8 @@ from zsim.errors import ScenarioError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
-from zsim.memory.inputs_and_buffers import belongings
 from zsim.runs import registry
-from zsim.scenario import plan
+from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
 
@@ -26,16 +25,13 @@ def show(options: argparse.Namespace) -> int:
     """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the
     allocator's history."""
     scenario = _with_allocator(load(options.scenario), options)
-    program = plan.plan(scenario, device=scenario.cluster.kind)
+    case = planned(scenario)
+    program = case.program
     head = report.show_head(scenario, program)
     warnings = warned(scenario)
-    found = fits.answer(
-        program, scenario.cluster, expandable_segments=scenario.expandable_segments,
-        besides=belongings(scenario),
-    )
+    found = fits.assess(case)
     stages = waterfall.waterfall(scenario, found)
-    ridge = fits.ridges(program.of_rank(found.rank), found.phase) if options.memory else ()
-    helps = _advice(scenario) if options.memory else None
+    helps = _advice(case) if options.memory else None
     nothing_fits = "" if helps is None else advice.none_fits(found, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
@@ -54,14 +50,14 @@ def show(options: argparse.Namespace) -> int:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
-            more |= memory_report.answer_object(found, stages, ridge)
+            more |= memory_report.answer_object(found, stages, program.of_rank(found.rank))
             more["what_would_help"] = [
                 asdict(effect) | {"finding": memory_report.finding(effect)}
                 for effect in helps or ()
             ]
             more["nothing_fits"] = nothing_fits or None
         if options.time:
-            more["time"] = time_report.as_object(scenario, program)
+            more["time"] = time_report.as_object(case)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
     rows = [(name, words) for name, words in list(head.items())[1:] if words]
@@ -70,22 +66,23 @@ def show(options: argparse.Namespace) -> int:
     if options.program:
         report.say(str(program))
     if options.memory:
-        memory_report.print_answer(found, stages, ridge)
+        memory_report.print_answer(found, stages, program.of_rank(found.rank))
         if helps is not None:
             memory_report.print_advice(helps, nothing_fits)
     if options.time:
-        time_report.show(scenario, program)
+        time_report.show(case)
     return 0
 
 
-def _advice(scenario: Scenario) -> tuple[advice.Effect, ...] | None:
+def _advice(case: Planned) -> tuple[advice.Effect, ...] | None:
     """What would help; None, and a warning, where trying it would take minutes."""
+    scenario = case.scenario
     if untried := scenario.work.problem(part=MANY_TIMES):
         report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
                                     f"{untried}"])
         return None
     with report.progress(f"{scenario.name}: every change planned and simulated"):
-        return advice.advice(scenario)
+        return advice.advice(case)
 
 
 def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:

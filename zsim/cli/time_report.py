@@ -18,24 +18,34 @@ from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
-from zsim.ir.program import Program
-from zsim.runs import metrics
-from zsim.scenario.scenario import Scenario
+from zsim.runs import simulator
+from zsim.scenario.plan import Planned
 
 MOST = 12
 T = TypeVar("T")
 
 
-def why(scenario: Scenario, program: Program) -> Why:
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A planned scenario with the timeline of its step and what that cost."""
+
+    planned: Planned
+    costs: Costs
+    timeline: Timeline
+
+
+def timed(case: Planned) -> Timed:
+    """The step of the scenario simulated once, for all that is said of it."""
+    costs = Costs(cluster=case.scenario.cluster, execution=case.scenario.executed)
+    return Timed(case, costs, simulate_step(case.program, costs=costs))
+
+
+def why(step: Timed) -> Why:
     """Why the scenario's steady step takes as long as it does. Where host and device are one
     thread, neither waits for the other."""
-    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
-    return _why(scenario, program, simulate_step(program, costs=costs), costs)
-
-
-def _why(scenario: Scenario, program: Program, timeline: Timeline, costs: Costs) -> Why:
-    found = explain(program, timeline, launch_queue=costs.launch_queue)
-    return replace(found, host_bound_ns=0) if scenario.executed.synchronous else found
+    found = explain(step.planned.program, step.timeline, launch_queue=step.costs.launch_queue)
+    synchronous = step.planned.scenario.executed.synchronous
+    return replace(found, host_bound_ns=0) if synchronous else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,34 +65,31 @@ class Whole:
     sharing_ns: int
 
 
-def whole(scenario: Scenario, program: Program) -> Whole:
+def whole(case: Timed) -> Whole:
     """The step of the scenario as it is, and simulated again without what slows it down."""
-    return _told(scenario, program)[1]
-
-
-def _told(scenario: Scenario, program: Program) -> tuple[Why, Whole]:
-    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
-    timeline = simulate_step(program, costs=costs)
-    step = timeline.step_time_ns
+    scenario, program = case.planned.scenario, case.planned.program
+    costs, timeline = case.costs, case.timeline
+    step = simulator.timed(program, timeline, costs)
     undisturbed = Costs(
         cluster=scenario.cluster, execution=replace(scenario.executed, interference=False)
     )
     # if not, no simulation is needed to know
     shares = any(any(times.shared.values()) for times in timeline.ranks.values())
-    return _why(scenario, program, timeline, costs), Whole(
-        step_ns=step,
-        band_ns=metrics.band_ns(step, error_bands.band(program, timeline, costs=costs)),
+    return Whole(
+        step_ns=step.ns,
+        band_ns=step.band_ns,
         calibration=error_bands.calibration(scenario.cluster, scenario.executed),
-        interference_ns=step - simulate_step(program, costs=undisturbed).step_time_ns,
-        sharing_ns=step - simulate_step(program, costs=costs, contention=False).step_time_ns
+        interference_ns=step.ns - simulate_step(program, costs=undisturbed).step_time_ns,
+        sharing_ns=step.ns - simulate_step(program, costs=costs, contention=False).step_time_ns
         if shares
         else 0,
     )
 
 
-def as_object(scenario: Scenario, program: Program) -> dict[str, Any]:
+def as_object(planned: Planned) -> dict[str, Any]:
     """All of it for JSON; times in nanoseconds."""
-    (found, step), helps = _told(scenario, program), hiding(scenario)
+    case = timed(planned)
+    found, step, helps = why(case), whole(case), hiding(planned, case.timeline)
     return {
         "step_time_ns": found.step_ns,
         "step_time_band_ns": step.band_ns,
@@ -142,16 +149,14 @@ def _change(change: Change) -> dict[str, Any]:
     return found | memory if change.memory else found
 
 
-def show(scenario: Scenario, program: Program) -> None:
+def show(planned: Planned) -> None:
     """The same in words."""
-    found, step = _told(scenario, program)
-    hosted = hosted_ns(
-        program.of_rank(found.rank).steady,
-        Costs(cluster=scenario.cluster, execution=scenario.executed),
-    )
+    case = timed(planned)
+    found = why(case)
     for line in lines(
-        found, hiding(scenario), step=step, synchronous=scenario.executed.synchronous,
-        hosted_ns=hosted,
+        found, hiding(planned, case.timeline), step=whole(case),
+        synchronous=planned.scenario.executed.synchronous,
+        hosted_ns=hosted_ns(planned.program.of_rank(found.rank).steady, case.costs),
     ):
         report.say(line)
 

@@ -48,6 +48,9 @@ class Costs:
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
     _losses: dict[tuple[Kernel, DeviceShare], float] = field(default_factory=dict, repr=False)
+    _kernel_losses: dict[
+        tuple[int, str, int, Layout], tuple[tuple[Kernel, ...], KernelLoss]
+    ] = field(default_factory=dict, repr=False)
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of `kernels` one after another on the device; 0 when there are none.
@@ -102,11 +105,16 @@ class Costs:
         device = self.cluster.device
         if not (self.execution.interference and device.interference) or len(ranks) == 1:
             return KernelLoss(0.0, 0.0)
-        share = self._device_share(kind, nbytes, ranks)
-        return KernelLoss(
-            self._lost_by_all(kernels, share),
-            self._lost_by_all(kernels, replace(share, bandwidth=0.0)),
-        )
+        key = id(kernels), kind, nbytes, self._layout(ranks)
+        known = self._kernel_losses.get(key)
+        if known is None:
+            share = self._device_share(kind, nbytes, ranks)
+            loss = KernelLoss(
+                self._lost_by_all(kernels, share),
+                self._lost_by_all(kernels, replace(share, bandwidth=0.0)),
+            )
+            known = self._kernel_losses[key] = kernels, loss  # as compute_ns remembers
+        return known[1]
 
     def _lost_by_all(self, kernels: tuple[Kernel, ...], share: DeviceShare) -> float:
         """The share of their time that `kernels`, in sequence, lose to a collective that takes

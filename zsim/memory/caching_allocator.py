@@ -137,10 +137,14 @@ class CachingAllocator:
         size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
         small = size <= SMALL_SIZE
         pool = self.pools.get((stream, small)) or self._open(stream, small)
-        block = self._best_fit(pool, size) or self._grow(pool, size)
+        free, place = pool.free, bisect_left(pool.free, (size,))
+        if self.expandable_segments:
+            place = _growing(free, place)
+        block = free.pop(place)[2] if place < len(free) else self._grow(pool, size)
         remaining = block.size - size
         if remaining >= MIN_BLOCK if small or self.expandable_segments else remaining > SMALL_SIZE:
-            pool.put(_cut(block, size))
+            rest = _cut(block, size)
+            insort(free, (remaining, rest.address, rest))
         block.requested = nbytes
         self.active += block.size
         self.allocated += nbytes
@@ -182,16 +186,6 @@ class CachingAllocator:
             stream, small, SMALL_SEGMENT if small else LARGE_SEGMENT
         )
         return pool
-
-    def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block of at least `size`, lowest address first, out of the pool. A
-        block that address space follows counts as large as it can grow, so that a larger one that
-        cannot grow comes before it."""
-        free, place = pool.free, bisect_left(pool.free, (size,))
-        if self.expandable_segments:
-            while place + 1 < len(free) and _room(free[place + 1][2]) < _room(free[place][2]):
-                place += 1
-        return free.pop(place)[2] if place < len(free) else None
 
     def _grow(self, pool: Pool, size: int) -> Block:
         """A free block of at least `size` with memory from the device, in no pool."""
@@ -271,15 +265,18 @@ class CachingAllocator:
     def _settle(self, block: Block) -> Block:
         """Put `block`, which is not live, into its pool, one with neighbours of its kind; what it
         has become."""
-        pool, previous, following = block.pool, block.previous, block.next
-        if previous is not None and not previous.requested and previous.mapped is block.mapped:
+        pool, mapped, previous, following = block.pool, block.mapped, block.previous, block.next
+        if previous is not None and not previous.requested and previous.mapped is mapped:
             pool.take(previous)
             _absorb(previous, block)
             block = previous
-        if following is not None and not following.requested and following.mapped is block.mapped:
+        if following is not None and not following.requested and following.mapped is mapped:
             pool.take(following)
             _absorb(block, following)
-        pool.put(block)
+        if mapped:
+            insort(pool.free, (block.size, block.address, block))
+        else:
+            pool.put(block)
         return block
 
     def _new_segment(self, pool: Pool, nbytes: int, *, space: int) -> Block:
@@ -294,6 +291,14 @@ class CachingAllocator:
     def _count(self, pool: Pool, nbytes: int) -> None:
         self.reserved += nbytes
         pool.reserved += nbytes
+
+
+def _growing(free: list[tuple[int, int, Block]], place: int) -> int:
+    """The index of the best fit in `free`, sorted by size, from `place` on. A block that address
+    space follows counts as large as it can grow, so a larger one that cannot grow comes first."""
+    while place + 1 < len(free) and _room(free[place + 1][2]) < _room(free[place][2]):
+        place += 1
+    return place
 
 
 def _chain(head: Block) -> Iterator[Block]:
@@ -311,11 +316,12 @@ def _room(block: Block) -> int:
 
 def _cut(block: Block, size: int) -> Block:
     """Shorten `block` to `size`; the rest, a block behind it of the same kind."""
+    following = block.next
     rest = Block(
-        block.address + size, block.size - size, block.pool, 0, block, block.next, block.mapped
+        block.address + size, block.size - size, block.pool, 0, block, following, block.mapped
     )
-    if block.next is not None:
-        block.next.previous = rest
+    if following is not None:
+        following.previous = rest
     block.next, block.size = rest, size
     return rest
 

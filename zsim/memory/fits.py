@@ -18,9 +18,11 @@ from zsim.ir.ops import Alloc, MemoryKind
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
+from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import Outside, cublas_workspace, gpu, outside, total
 from zsim.memory.out_of_memory import Pressure, pressure
 from zsim.memory.rank_classes import stand_ins
+from zsim.scenario.plan import Planned
 
 Verdict = Literal["FITS", "TIGHT", "OOM"]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
@@ -62,8 +64,6 @@ class Answer:
     by_part: Mapping[str, int]
     """The highest allocated bytes of each part of the step: forward, backward, optimizer,
     zero_grad."""
-    holdings: tuple[Holding, ...]
-    """Largest first."""
     rounding_bytes: int
     workspace_bytes: int
     """What cuBLAS has of what is reserved."""
@@ -123,6 +123,15 @@ class Answer:
         return self.capacity.nbytes - self.needed.nbytes
 
 
+def assess(planned: Planned) -> Answer:
+    """The answer for a planned scenario on its own cluster, its batch and buffers included."""
+    scenario = planned.scenario
+    return answer(
+        planned.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
+        besides=belongings(scenario),
+    )
+
+
 def answer(
     program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False,
     besides: tuple[Outside, ...] = (),
@@ -149,7 +158,6 @@ def answer(
     return Answer(
         rank=one.rank, phase=one.phase, peak_at=one.highest.peak_at, allocated_bytes=one.allocated,
         by_kind=one.highest.by_kind, by_part=one.highest.highest_by_part,
-        holdings=_holdings(live_at_peak(one.program, one.phase)),
         rounding_bytes=active - one.allocated - workspaces, workspace_bytes=workspaces,
         cached_bytes=reserved - active, reserved_bytes=reserved, outside=items,
         construction_bytes=one.built, needed=needed, capacity=capacity,
@@ -249,10 +257,11 @@ def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, s
     return tuple((alloc, owner[alloc.buffer]) for alloc in ledger.live.values())
 
 
-def _holdings(live: tuple[tuple[Alloc, str], ...]) -> tuple[Holding, ...]:
+def holdings(program: RankProgram, phase: PhaseName) -> tuple[Holding, ...]:
+    """Live bytes at the peak of `phase`, by kind and unit, the largest first."""
     nbytes: Counter[tuple[MemoryKind, str]] = Counter()
     count: Counter[tuple[MemoryKind, str]] = Counter()
-    for alloc, unit in live:
+    for alloc, unit in live_at_peak(program, phase):
         nbytes[alloc.kind, unit] += alloc.nbytes
         count[alloc.kind, unit] += 1
     ordered = sorted(nbytes.items(), key=lambda item: (-item[1], item[0]))

@@ -175,9 +175,20 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
     allocator = heap.allocator
     start, releases = allocator.reserved, allocator.num_releases
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
+    live, free = heap.live, allocator.free  # tens of thousands of events pass here
     for op in ops:
         try:
-            _apply(heap, op, peak)
+            extra = heap.workspace(op)
+            for event in op.memory if extra is None else (extra, *op.memory):
+                if type(event) is Alloc:
+                    heap.allocate(event, stream=op.stream)
+                    if allocator.active > peak.active or allocator.reserved > peak.most_reserved:
+                        peak.see(heap)
+                elif block := live.get(event.buffer):
+                    del live[event.buffer]
+                    free(block)
+                else:
+                    heap.free(event.buffer)
         except (ProgramError, DeviceFullError) as error:
             where = f"{phase} op {op.index} ({label(op)})"
             raise type(error)(where=where, expected=error.expected, found=error.found) from None
@@ -193,13 +204,3 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
             for pool in allocator.pools.values()
         },
     )
-
-
-def _apply(heap: Heap, op: Op, peak: _Peak) -> None:
-    extra = heap.workspace(op)
-    for event in op.memory if extra is None else (extra, *op.memory):
-        if isinstance(event, Alloc):
-            heap.allocate(event, stream=op.stream)
-            peak.see(heap)
-        else:
-            heap.free(event.buffer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zsim import __version__
 from zsim.cluster.cluster import ClusterSpec, load_cluster
@@ -33,7 +34,8 @@ from zsim.ir.run import (
 )
 from zsim.ir.validate import validate
 from zsim.runs.backend import Capabilities, RunOptions
-from zsim.scenario.plan import plan
+from zsim.runs.metrics import band_ns
+from zsim.scenario.plan import Planned, plan
 from zsim.scenario.scenario import Scenario
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
@@ -87,10 +89,34 @@ class SimBackend:
             representatives=() if options.all_ranks or options.ranks else timeline.representatives,
             provenance={
                 **_provenance(scenario, cluster),
-                **_band(program, timeline, costs),
+                "band": "{:.4f} {:.4f}".format(
+                    *error_bands.band(program, timeline, costs=costs)
+                ),
                 **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
             },
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A simulated step time, and the band that the true one is expected in, in nanoseconds."""
+
+    ns: int
+    band_ns: tuple[int, int]
+
+
+def step_time(planned: Planned) -> StepTime:
+    """The step time of the scenario's Run, without the Run: no memory is replayed for it."""
+    scenario = planned.scenario
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    timeline = simulate_step(validate(planned.program, memory=False), costs=costs)
+    return timed(planned.program, timeline, costs)
+
+
+def timed(program: Program, timeline: Timeline, costs: Costs) -> StepTime:
+    """The step time of a simulated `timeline`, with the band that its Run has."""
+    ns = timeline.step_time_ns
+    return StepTime(ns=ns, band_ns=band_ns(ns, error_bands.band(program, timeline, costs=costs)))
 
 
 def _cluster(scenario: Scenario, device: str | None) -> ClusterSpec:
@@ -196,12 +222,6 @@ def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
         * costs.bytes_sent(kind, nbytes, group_size=sizes[group], rank=places[group], root=root)
         for (kind, nbytes, group, root), count in payloads.items()
     )
-
-
-def _band(program: Program, timeline: Timeline, costs: Costs) -> dict[str, str]:
-    """The factors of the step time between which it is expected, as text."""
-    low, high = error_bands.band(program, timeline, costs=costs)
-    return {"band": f"{low:.4f} {high:.4f}"}
 
 
 def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:

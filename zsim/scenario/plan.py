@@ -3,6 +3,9 @@ strategy arranges it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 from zsim.autograd import lower_model
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.errors import ScenarioError
@@ -15,6 +18,23 @@ from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A scenario and its Program for its own cluster's device: made once, and handed along."""
+
+    scenario: Scenario
+    program: Program
+
+
+def planned(scenario: Scenario) -> Planned:
+    """The scenario with its Program; raises what `plan` raises."""
+    return Planned(scenario, plan(scenario, device=scenario.cluster.kind))
+
+
+_lowered = lru_cache(maxsize=4)(lower_model.lower)
+"""Lowered modules of the last few models: strategies that are compared share most of them."""
+
+
 def training(scenario: Scenario, *, device: Device) -> Training:
     """What the strategy is given: the scenario's model lowered for `device`, and the scenario's
     choices."""
@@ -24,7 +44,7 @@ def training(scenario: Scenario, *, device: Device) -> Training:
     if missing:  # on another device than the scenario's own
         raise ScenarioError((f"{scenario.name}: {missing}",))
     model = with_forwards(scenario.model, scenario.batch.forwards)
-    modules = lower_model.lower(
+    modules = _lowered(
         strategy.differentiates(model),
         batch=scenario.batch,
         dtype=dtype,

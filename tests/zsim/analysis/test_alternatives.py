@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from zsim.analysis.advice import Way, advice, changed, needs, none_fits, step_time, together
+from zsim.analysis.advice import advice, changed, none_fits, together, way_of
 from zsim.analysis.alternatives import changes, dropped, moved
 from zsim.analysis.fit import Candidate, fit, ways
 from zsim.cli.main import main
 from zsim.cli.memory_report import SURER
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
+from zsim.memory.fits import assess
+from zsim.runs.simulator import step_time
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
 PREFETCHED = (
@@ -147,7 +150,7 @@ def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
         'preset = "llama-3-8b", num_layers = 24', "micro_batch = 2, sequence_length = 8192",
     )
     case = scenario('name = "ddp"', model=model, batch=batch)
-    effects = advice(case)
+    effects = advice(planned(case))
     alone, joint = (
         [one for one in effects if " + " not in one.change],
         [one for one in effects if " + " in one.change],
@@ -167,11 +170,11 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(
         'preset = "llama-3-8b", num_layers = 20', "micro_batch = 2, sequence_length = 8192",
     )
     case = scenario('name = "ddp"', model=model, batch=batch)
-    enough = together(changed(Way(changes=(), scenario=case, answer=needs(case))))
-    fastest = min(enough, key=lambda way: step_time(way.scenario).ns)
+    enough = together(changed(way_of((), planned(case))))
+    fastest = min(enough, key=lambda way: step_time(planned(way.scenario)).ns)
     assert fastest != min(enough, key=lambda way: way.answer.needed.nbytes)
     monkeypatch.setattr("zsim.analysis.advice.MOST_SHOWN", 1)
-    assert [one.change for one in advice(case) if " + " in one.change] == [fastest.name]
+    assert [one.change for one in advice(planned(case)) if " + " in one.change] == [fastest.name]
 
 
 def test_where_several_changes_may_just_fit_they_are_told(
@@ -204,7 +207,7 @@ def test_where_several_changes_may_just_fit_they_are_told(
 
 
 def test_where_a_single_change_is_enough_none_are_joined() -> None:
-    assert not any(" + " in one.change for one in advice(scenario('name = "ddp"')))
+    assert not any(" + " in one.change for one in advice(planned(scenario('name = "ddp"'))))
 
 
 def test_where_no_candidate_fits_more_is_changed_of_each(
@@ -256,17 +259,17 @@ def test_fsdp1_is_advised_what_its_own_shardings_save_and_keeps_its_other_option
     assert (found[FREED].strategy, found[FREED].mesh, found[FREED].options) == (
         "fsdp1", case.mesh, replace(case.options, sharding="full"),
     )
-    effects = {one.change: one for one in advice(case)}
-    assert needs(case).verdict == "OOM"
+    effects = {one.change: one for one in advice(planned(case))}
+    assert assess(planned(case)).verdict == "OOM"
     assert effects[OVER_ALL].verdict == "FITS"
     assert (
         effects[OVER_ALL].saved_bytes
-        == needs(case).needed.nbytes - needs(found[OVER_ALL]).needed.nbytes
+        == assess(planned(case)).needed.nbytes - assess(planned(found[OVER_ALL])).needed.nbytes
         > 0
     )
     assert (
         effects[FREED].saved_bytes
-        == needs(case).needed.nbytes - needs(found[FREED]).needed.nbytes
+        == assess(planned(case)).needed.nbytes - assess(planned(found[FREED])).needed.nbytes
         > 0
     )
     # what is changed is not called left out
@@ -284,7 +287,7 @@ def test_what_fsdp1_does_already_is_not_advised() -> None:
 def test_two_changes_of_fsdp1s_shardings_are_joined_where_one_is_not_enough() -> None:
     case = scenario(FSDP1, **OF_FSDP1 | {"more": "", "batch": "micro_batch = 2, sequence_length "
                                                               "= 4096"})
-    (joint,) = (one for one in advice(case) if " + " in one.change)
+    (joint,) = (one for one in advice(planned(case)) if " + " in one.change)
     assert joint.change == f"{OVER_ALL} + activation checkpointing of every block"
     assert joint.verdict == "FITS"
 
@@ -305,7 +308,7 @@ def test_fit_has_the_rows_of_fsdp1_for_who_trains_with_it_and_among_them_the_sce
     own = found['fsdp1, shard groups of 4, sharding = "grad_op", checkpointing']
     assert own == case
     (row,) = (one for one in fit(case).candidates if one.scenario == case)
-    assert row.answer.needed == needs(case).needed
+    assert row.answer.needed == assess(planned(case)).needed
     assert row.dropped == ()
     assert not any(
         other.strategy == "fsdp1" for other in tried(scenario('name = "fsdp2"')).values()
@@ -369,9 +372,9 @@ def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(
     assert main(["show", "--memory", str(path)]) == 0
     assert "nothing fits" not in capsys.readouterr().out
     case = scenario(FSDP1, **OF_FSDP1)
-    tight = [one for one in advice(case) if one.verdict == "TIGHT"]
+    tight = [one for one in advice(planned(case)) if one.verdict == "TIGHT"]
     assert tight
-    assert none_fits(needs(case), tight) == ""
+    assert none_fits(assess(planned(case)), tight) == ""
 
 
 def test_of_what_was_not_tried_nothing_is_said(
@@ -457,7 +460,7 @@ def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differ
             cluster, device=replace(cluster.device, **{off: getattr(cluster.device, off) * 0.8})
         )
     before, after = (
-        {name: step_time(one).ns for name, one in ways(asked)}
+        {name: step_time(planned(one)).ns for name, one in ways(asked)}
         for asked in (case, replace(case, cluster=worse))
     )
     moved_by = [after[name] - ns for name, ns in before.items()]
@@ -472,7 +475,7 @@ def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differ
 def test_expandable_segments_reserve_less_as_the_rest_of_a_fixed_segment_is_not_kept() -> None:
     fixed = scenario('name = "fsdp2"')
     expandable = scenario('name = "fsdp2"', more="allocator = { expandable_segments = true }")
-    found = [needs(case) for case in (fixed, expandable)]
+    found = [assess(planned(case)) for case in (fixed, expandable)]
     assert found[0].allocated_bytes == found[1].allocated_bytes
     # the rest of a segment that no block is in
     assert found[0].cached_bytes > found[1].cached_bytes

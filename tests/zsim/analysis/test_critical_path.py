@@ -28,7 +28,7 @@ from zsim.runs.backend import RunOptions
 from zsim.runs.metrics import figures
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import plan, planned
 
 
 @dataclass(frozen=True)
@@ -407,7 +407,7 @@ def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_ste
     text: str
 ) -> None:
     case = scenario.parse(text.encode(), where="path.toml")
-    found = time_report.why(case, plan(case, device=case.cluster.kind))
+    found = time_report.why(time_report.timed(planned(case)))
     links = found.critical_path
     assert sum(link.waited_ns + link.end_ns - link.start_ns for link in links) == found.step_ns
     assert all(link.waited_for for link in links if link.waited_ns)

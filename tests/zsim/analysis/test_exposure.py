@@ -10,13 +10,13 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.zsim.analysis.test_critical_path import Toy
 from zsim.analysis.critical_path import Why, explain, name
-from zsim.cli.time_report import why
+from zsim.cli.time_report import timed, why
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
 from zsim.scenario import scenario
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import planned
 
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:
@@ -149,7 +149,7 @@ def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) ->
         larger = replace(
             asked, batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
         )
-        found.append(why(larger, plan(larger, device=larger.cluster.kind)))
+        found.append(why(timed(planned(larger))))
     few, many = found
     assert (few.before_ns, few.after_ns) == (many.before_ns, many.after_ns)
     assert (few.at_ends_ns == few.exposed_ns) == all_of_it

@@ -7,13 +7,18 @@ import json
 
 import pytest
 
-from tests.support.folders import PARITY
+from tests.support.folders import PARITY, SCENARIOS
 from tests.support.sampling import one_in
 from zsim.analysis.alternatives import moved
+from zsim.analysis.fit import fit
 from zsim.cli import main
-from zsim.scenario.scenario import load
+from zsim.ir.program import Program
+from zsim.models.training_options import Device
+from zsim.scenario import plan as plan_module
+from zsim.scenario.scenario import Scenario, load
 from zsim.strategies import STRATEGIES
 
+LLAMA = SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml"
 FILES = [file.stem for file in sorted(PARITY.glob("*.toml"))]
 
 
@@ -31,3 +36,29 @@ def test_options_that_mean_something_else_elsewhere_are_not_carried_over() -> No
     assert (
         moved(load(PARITY / "fsdp1-gpt-4.toml"), "fsdp2").options == STRATEGIES["fsdp2"].options()
     )
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """Every scenario that is planned, in order."""
+    seen, plan = list[Scenario](), plan_module.plan
+
+    def counted(scenario: Scenario, *, device: Device) -> Program:
+        seen.append(scenario)
+        return plan(scenario, device=device)
+
+    monkeypatch.setattr(plan_module, "plan", counted)
+    return seen
+
+
+def test_fit_plans_each_candidate_once(plans: list[Scenario]) -> None:
+    """Memory and step time are read off one Program."""
+    found = fit(load(LLAMA))
+    assert plans == [candidate.scenario for candidate in found.candidates]
+
+
+def test_show_plans_the_scenario_and_each_change_once(
+    plans: list[Scenario], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["show", "--memory", str(LLAMA), "--json"]) == 0
+    assert len(plans) == 1 + len(json.loads(capsys.readouterr().out)["what_would_help"])

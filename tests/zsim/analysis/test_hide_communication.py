@@ -18,7 +18,7 @@ from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
 from zsim.memory.fits import answer
 from zsim.scenario import scenario
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario
 
 
@@ -37,12 +37,8 @@ execution = {{ interference = false }}
 
 def said(asked: Scenario, found: Hiding) -> list[str]:
     """The report on `asked`, with what was found to hide its communication."""
-    program = plan(asked, device="cuda")
-    return list(
-        time_report.lines(
-            time_report.why(asked, program), found, step=time_report.whole(asked, program)
-        )
-    )
+    step = time_report.timed(planned(asked))
+    return list(time_report.lines(time_report.why(step), found, step=time_report.whole(step)))
 
 
 def simulated(asked: Scenario) -> tuple[float, float]:
@@ -83,7 +79,7 @@ def faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
 @cache
 def llama() -> tuple[Scenario, Hiding]:
     asked = scenario.load(SCENARIOS / "overlap/zero3-llama-3-8b-8-lookahead-0.toml")
-    return asked, hiding(asked)
+    return asked, hiding(planned(asked))
 
 
 def of(found: Hiding, word: str) -> Change:
@@ -95,7 +91,7 @@ def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() ->
     """The published claims T3 and T4: one communicator is one queue, so with layers that are alike
     a deeper lookahead gains nothing."""
     asked = small(8192)
-    found = hiding(asked)
+    found = hiding(planned(asked))
     times = {
         k: simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0]
         for k in (0, 1, 2, 3)
@@ -132,7 +128,7 @@ def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
 )
 def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
-    found = time_report.as_object(asked, plan(asked, device=asked.cluster.kind))
+    found = time_report.as_object(planned(asked))
     exposed = sum(one["exposed_ns"] for one in found["exposed"])
     assert (
         sum(found["exposed_by_reason_ns"].values())
@@ -155,7 +151,7 @@ def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: st
 
 def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> None:
     """Here one unit ahead is 3.5 % slower than two, and a third gains nothing on those."""
-    found = hiding(small(1024))
+    found = hiding(planned(small(1024)))
     one, two, three = (simulated(small(1024, lookahead=ahead))[0] for ahead in (1, 2, 3))
     assert 1.02 < one / two < 1.05
     assert three == two
@@ -168,7 +164,7 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no
     numbers."""
     asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")
-    found = hiding(asked)
+    found = hiding(planned(asked))
     words = [change.words for change in found.changes]
     assert not any(each.startswith("wrapping") for each in words)
     assert not any("prefetch" in each for each in words)
@@ -185,7 +181,7 @@ batch = { micro_batch = 1, sequence_length = 4096 }
 cluster = { preset = "dgx-h100", nodes = 2 }
 strategy = { name = "fsdp1", dp_shard = 16, backward_prefetch = "none" }
 """
-    late = hiding(scenario.parse(text.encode(), where="late.toml"))
+    late = hiding(planned(scenario.parse(text.encode(), where="late.toml")))
     assert (late.changes[0].words, late.useless) == ('backward_prefetch = "pre"', ())
 
 
@@ -195,7 +191,7 @@ def test_units_that_are_joined_keep_what_else_is_asked_of_them() -> None:
         SCENARIOS / "parity/fsdp2-llama-4-bf16.toml"
     ).read_text() + '\n[wrapping]\nends = "apart"\n'
     asked = scenario.parse(text.encode(), where="apart.toml")
-    joined = of(hiding(asked), "wrapping.every")
+    joined = of(hiding(planned(asked)), "wrapping.every")
     every = int(joined.words.rpartition(" ")[2])
     apart = scenario.parse(
         text.replace("[wrapping]", f"[wrapping]\nevery = {every}").encode(), where="apart.toml"
@@ -214,7 +210,7 @@ strategy = { name = "zero3", dp_shard = 64, lookahead = 1 }
 precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="breakeven.toml")
-    found = of(hiding(asked), "micro_batch")
+    found = of(hiding(planned(asked)), "micro_batch")
     size = int(found.words.rpartition(" ")[2])
     shares = [
         timed(replace(asked, batch=replace(asked.batch, micro_batch=each)))
@@ -264,7 +260,8 @@ strategy = { name = "fsdp2", dp_shard = 16 }
 precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="slow.toml")
-    fitting, largest = (change for change in hiding(asked).changes if "micro_batch" in change.words)
+    changes = hiding(planned(asked)).changes
+    fitting, largest = (change for change in changes if "micro_batch" in change.words)
     assert (fitting.words, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
     for size, fits in ((8, True), (16, True), (32, False)):
         larger = replace(asked, batch=replace(asked.batch, micro_batch=size))
@@ -286,7 +283,7 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
         for every in (1, 2, 3, 4, 5, 6, 7, 8)
     }
     times = {every: simulated(asked)[0] for every, asked in each.items()}
-    proposed = int(of(hiding(each[1]), "wrapping.every").words.rpartition(" ")[2])
+    proposed = int(of(hiding(planned(each[1])), "wrapping.every").words.rpartition(" ")[2])
     assert times[proposed] <= 1.005 * min(times.values())
 
 
@@ -316,7 +313,7 @@ def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
 @pytest.mark.parametrize("dp", [8, 16])
 def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> None:
     asked = small(64, dp=dp)
-    found = of(hiding(asked), "links")
+    found = of(hiding(planned(asked)), "links")
     factor = float(found.words.split()[1])
     assert factor in FACTORS
     assert (found.ns_per_token, found.exposed) == simulated(
@@ -345,7 +342,7 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
         asked,
         cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)),
     )
-    found = hiding(slow)
+    found = hiding(planned(slow))
     repaired, links = of(found, "slow_links repaired"), of(found, "links")
     assert (repaired.ns_per_token, repaired.exposed) == simulated(asked)
     assert repaired.ns_per_token < found.now.ns_per_token
@@ -355,13 +352,14 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
         slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),),
     )
     assert (links.ns_per_token, links.exposed) == simulated(replace(asked, cluster=scaled))
-    assert not [change for change in hiding(asked).changes if change.words.startswith("slow_links")]
+    changes = hiding(planned(asked)).changes
+    assert not [change for change in changes if change.words.startswith("slow_links")]
 
 
 def test_tokens_of_several_forwards_all_count() -> None:
     asked = small(256)
     twice = replace(asked, batch=replace(asked.batch, forwards=2))
-    now = hiding(twice).now
+    now = hiding(planned(twice)).now
     assert (now.ns_per_token, now.exposed) == simulated(twice)
 
 
@@ -371,7 +369,7 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     """Llama-3 8B under FSDP2: 0.3 % is exposed where compute runs, 3 % in the root's first gather
     and last reduction."""
     asked = scenario.load(SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml")
-    found = hiding(asked)
+    found = hiding(planned(asked))
     assert (found.now.hides, found.now.hides_all) == (True, False)
     apart, links = found.changes
     assert apart.words == 'wrapping.ends = "apart"'
@@ -401,7 +399,7 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
 
 def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     asked = scenario.load(SCENARIOS / "memory/ddp-gpt-small-4.toml")
-    found = hiding(asked)
+    found = hiding(planned(asked))
     buckets = of(found, "bucket_cap_mb")
     cap = float(buckets.words.rpartition(" ")[2])
     assert (buckets.ns_per_token, buckets.exposed) == simulated(
@@ -422,12 +420,12 @@ strategy = { name = "fsdp2", dp_shard = 32 }
 precision = { parameters = "bf16", reduce = "fp32" }
 activation_checkpointing = { mode = "full" }
 """
-    found = hiding(scenario.parse(text.encode(), where="root.toml"))
+    found = hiding(planned(scenario.parse(text.encode(), where="root.toml")))
     proposed = of(found, "wrapping.ends")
     apart = scenario.parse(f'{text}wrapping = {{ ends = "apart" }}'.encode(), where="apart.toml")
     assert (proposed.ns_per_token, proposed.exposed) == simulated(apart)
     assert proposed.at_ends < 0.6 * found.now.at_ends
-    again = hiding(apart)
+    again = hiding(planned(apart))
     assert not [
         words
         for words in (*[one.words for one in again.changes], *again.useless)
@@ -447,7 +445,7 @@ precision = { parameters = "bf16", reduce = "fp32" }
 optimizer = { name = "adamw", implementation = "fused" }
 """
     asked = scenario.parse(text.encode(), where="ddp.toml")
-    found = hiding(asked)
+    found = hiding(planned(asked))
     now = found.now.ns_per_token
     times = {
         factor: simulated(replace(asked, cluster=faster(asked.cluster, factor)))
@@ -491,7 +489,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
         for size in range(1, 64)
         if timed(replace(asked, batch=replace(asked.batch, micro_batch=size)))[2] < 0.01
     )
-    found = hiding(replace(asked, batch=replace(asked.batch, micro_batch=size - 1)))
+    found = hiding(planned(replace(asked, batch=replace(asked.batch, micro_batch=size - 1))))
     assert not found.now.hides
     batches = [change for change in found.changes if change.words.startswith("micro_batch")]
     assert [change.words for change in batches] == [
@@ -507,7 +505,7 @@ def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() 
     """Llama-3 70B on 1,024: two blocks a unit gain 1.2 %, of what lies between the ends and of
     gathers that are fewer."""
     asked = scenario.load(SCENARIOS / "published/zero3-llama-3-70b-1024.toml")
-    found = hiding(asked)
+    found = hiding(planned(asked))
     assert (found.now.hides, found.now.hides_all) == (True, False)
     text = (
         SCENARIOS / "published/zero3-llama-3-70b-1024.toml"
@@ -551,9 +549,7 @@ def test_where_the_ends_alone_are_left_they_have_to_be_shorter_by_a_digit_that_i
 def test_of_those_that_are_as_good_as_any_the_first_is_taken() -> None:
     asked = small(2)
     seen = [
-        Tried(
-            change=replace(NOW, ns_per_token=ns), scenario=asked, program=plan(asked, device="cuda")
-        )
+        Tried(change=replace(NOW, ns_per_token=ns), planned=planned(asked))
         for ns in (95, 90.4, 90, 90.1)
     ]
     assert as_good_as_any(seen) == seen[1:2]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zsim.analysis.critical_path import name
+from zsim.analysis.critical_path import Why, name
 from zsim.cli import time_report
 from zsim.cli.main import main
 from zsim.engine.costs import Costs
@@ -20,7 +20,7 @@ from zsim.engine.step import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.scenario import scenario
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import Planned, plan
 
 TEXT = """
 model = { preset = "gpt-tiny" }
@@ -30,12 +30,18 @@ strategy = { name = "fsdp2", sync = "every" }
 """
 
 
+def reported(planned: Planned, *, hosted_ns: int = 0) -> tuple[Why, list[str]]:
+    """What is found out about the step, and the report on it."""
+    step = time_report.timed(planned)
+    found, helps = time_report.why(step), time_report.hiding(planned)
+    lines = time_report.lines(found, helps, step=time_report.whole(step), hosted_ns=hosted_ns)
+    return found, list(lines)
+
+
 def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
     case = scenario.parse(TEXT.encode(), where="report.toml")
     program = plan(case, device="cuda")
-    found = time_report.why(case, program)
-    helps = time_report.hiding(case)
-    lines = list(time_report.lines(found, helps, step=time_report.whole(case, program)))
+    found, lines = reported(Planned(case, program))
     exposed = [
         re.match(r"    (\w+ \S+) +([\d.]+ \w+) of ([\d.]+ \w+) +(.*)", line) for line in lines
     ]
@@ -76,10 +82,7 @@ def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> 
                                                             "= 5", "sequence_length = 4096")
     case = scenario.parse(text.encode(), where="report.toml")
     program = plan(case, device="cuda")
-    found = time_report.why(case, program)
-    lines = list(
-        time_report.lines(found, time_report.hiding(case), step=time_report.whole(case, program))
-    )
+    found, lines = reported(Planned(case, program))
     first = found.critical_path[0]
 
     assert (first.op.kind, first.waited_for, first.waited_ns > 0, found.host_bound_ns) == (
@@ -104,8 +107,7 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
             program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
         )
         assert (hosted > 0) == (text is offloaded)
-        found, step = time_report.why(case, program), time_report.whole(case, program)
-        lines = time_report.lines(found, time_report.hiding(case), step=step, hosted_ns=hosted)
+        _, lines = reported(Planned(case, program), hosted_ns=hosted)
         said += [line for line in lines if "bound by" in line or "the host's own" in line]
     assert len(said) == 2
     assert "execution.compile" in said[0]

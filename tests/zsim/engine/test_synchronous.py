@@ -13,7 +13,7 @@ from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import Planned, plan
 from zsim.scenario.scenario import Scenario
 
 
@@ -63,7 +63,7 @@ def test_a_step_on_a_cpu_takes_all_its_ops_and_calls_together() -> None:
 def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
     assert not parsed('name = "fsdp2"', 'preset = "dgx-h100"').executed.synchronous
     case = parsed('name = "fsdp2"')
-    found = time_report.why(case, plan(case, device="cpu"))
+    found = time_report.why(time_report.timed(Planned(case, plan(case, device="cpu"))))
     assert not found.host_bound
     assert sum(one.exposed_ns for one in found.exposed) == sum(
         one.duration_ns for one in found.exposed
@@ -81,7 +81,7 @@ def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(
 ) -> None:
     case = parsed(strategy)
     program = plan(case, device="cpu")
-    found = time_report.why(case, program)
+    found = time_report.why(time_report.timed(Planned(case, program)))
     run = SimBackend().run(case, options=RunOptions())
     took = {index for index, span in enumerate(run.ranks[0].spans) if span.end_ns > span.start_ns}
     assert took <= {link.op.index for link in found.critical_path}

@@ -25,6 +25,7 @@ from zsim.memory.fits import answer
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 from zsim.scenario import plan
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
 
@@ -168,7 +169,7 @@ def test_what_would_be_refused_is_not_advised() -> None:
     case = scenario('name = "fsdp2", sync = "last"', "unused")
     assert "half the micro-batch, twice the accumulation" in {name for name, _ in changes(case)}
     assert "half the micro-batch, twice the accumulation" not in {
-        effect.change for effect in advice(case)
+        effect.change for effect in advice(planned(case))
     }
 
 
@@ -318,7 +319,8 @@ def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> No
         assert not stage.total or stage.nbytes == total
         total += 0 if stage.total else stage.nbytes
     assert all(
-        effect.needed_bytes + effect.saved_bytes == found.needed.nbytes for effect in advice(case)
+        effect.needed_bytes + effect.saved_bytes == found.needed.nbytes
+        for effect in advice(planned(case))
     )
     assert fit(case).recommended is not None
 

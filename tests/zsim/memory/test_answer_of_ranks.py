@@ -12,7 +12,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
-from zsim.memory.fits import STEPS, _holdings, answer
+from zsim.memory.fits import STEPS, answer, holdings
 from zsim.memory.non_torch import cublas_workspace, outside, total
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -106,12 +106,11 @@ def test_of_ranks_that_need_as_much_the_first_is_told_of(cluster: str) -> None:
 
 def test_what_lives_at_the_peak_is_told_largest_first() -> None:
     sizes = {"a": 10, "b": 300, "c": 20, "d": 200}
-    held = _holdings(
-        tuple(
-            (Alloc(name, "activations", size), unit)
-            for (name, size), unit in zip(sizes.items(), "pqrs", strict=True)
-        )
+    steady = tuple(
+        Op(place, "forward", unit, "compute", memory=(Alloc(name, "activations", size),))
+        for place, ((name, size), unit) in enumerate(zip(sizes.items(), "pqrs", strict=True))
     )
+    held = holdings(RankProgram(construction=(), first=(), steady=steady), "steady")
     assert [(one.unit, one.nbytes) for one in held] == [
         ("q", 300), ("s", 200), ("r", 20), ("p", 10)
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from tests.support.closed_forms import MIXED_ADAM
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.analysis.advice import advice
@@ -27,11 +28,12 @@ from zsim.ir.program import Program, RankProgram
 from zsim.memory import fits as answers
 from zsim.memory import formulas
 from zsim.memory import reserved as allocator
-from zsim.memory.fits import Answer, Band, answer, live_at_peak, ridges
+from zsim.memory.fits import Answer, Band, answer, holdings, live_at_peak, ridges
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import total
 from zsim.memory.waterfall import formula_bytes, formula_text, waterfall
 from zsim.scenario import plan
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, load, parse
 
 LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")
@@ -76,8 +78,9 @@ def test_every_answer_adds_up(found: Scenario) -> None:
     """What lives at the peak is the peak, kind by kind; the waterfall's steps sum to its totals;
     bands hold what they band."""
     one = of(found)
+    held = holdings(planned(found).program.of_rank(one.rank), one.phase)
     assert (
-        sum(holding.nbytes for holding in one.holdings)
+        sum(holding.nbytes for holding in held)
         == sum(one.by_kind.values())
         == one.allocated_bytes
     )
@@ -321,7 +324,7 @@ def test_the_states_of_a_steady_step_are_the_formulas_but_for_counters_and_paddi
     case = scenario('name = "zero1"')
     held = replay(plan.plan(case, device="cuda").ranks[0])["steady"].held
     expected = formulas.model_state_bytes(
-        case.model.num_parameters, stage="zero1", num_ranks=8, state=formulas.MIXED_ADAM
+        case.model.num_parameters, stage="zero1", num_ranks=8, state=MIXED_ADAM
     )
     assert 0 <= sum(held.values()) - expected < 10_000
 
@@ -343,7 +346,7 @@ def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
     case = load(LLAMA)
     before = of(case)
     by_name = dict(changes(case))
-    for effect in advice(case):
+    for effect in advice(planned(case)):
         after = of(by_name[effect.change])
         assert effect.saved_bytes == before.needed.nbytes - after.needed.nbytes
         assert (effect.needed_bytes, effect.verdict, effect.peak_at) == (
@@ -352,7 +355,7 @@ def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
 
 
 def test_what_would_help_is_told_from_what_saves_most_to_what_takes_more() -> None:
-    saved = [effect.saved_bytes for effect in advice(load(LLAMA))]
+    saved = [effect.saved_bytes for effect in advice(planned(load(LLAMA)))]
     assert saved == sorted(saved, reverse=True)
     assert saved[0] > 0 > saved[-1] or len(set(saved)) > 2
 
@@ -362,7 +365,9 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(
 ) -> None:
     """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
     (effect,) = (
-        effect for effect in advice(load(LLAMA)) if effect.change == "reshard_after_forward = true"
+        effect
+        for effect in advice(planned(load(LLAMA)))
+        if effect.change == "reshard_after_forward = true"
     )
     assert effect.saved_bytes == 0
     assert effect.peak_at == "backward root"
@@ -372,7 +377,7 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(
 
 def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None:
     case = scenario('name = "fsdp2"', cluster="cpu-gloo", ranks=8, micro=8)
-    (fused,) = (effect for effect in advice(case) if effect.change == "fused optimizer")
+    (fused,) = (effect for effect in advice(planned(case)) if effect.change == "fused optimizer")
     assert (fused.saved_bytes, list(fused.saved_by_part)) == (0, ["optimizer"])
     assert re.fullmatch(
         r"changes nothing: the peak is elsewhere, it saves [\d.]+ MiB in optimizer", finding(fused)
@@ -382,7 +387,7 @@ def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None
 def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
     (effect,) = (
         effect
-        for effect in advice(load(LLAMA))
+        for effect in advice(planned(load(LLAMA)))
         if effect.change.startswith("activation checkpointing")
     )
     assert effect.saved_bytes > 30 * 2**30  # 38 GiB of activations, and what is cached besides

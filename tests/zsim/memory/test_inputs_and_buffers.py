@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PUBLISHED
-from zsim.analysis.advice import needs
 from zsim.autograd.traced import FAMILY, TracedModel
+from zsim.memory.fits import assess
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import waterfall
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
 TRACE = PUBLISHED / "torchtitan-micro-batch-2.json"
@@ -93,9 +94,9 @@ def test_a_module_with_large_buffers_does_not_fit_and_the_waterfall_says_why() -
     case = scenario(TRACED, batch=AT, strategy=FSDP2, precision="bf16")
     assert isinstance(case.model, TracedModel)
     assert case.model.family == FAMILY
-    before = needs(case)
+    before = assess(planned(case))
     large = replace(case, model=replace(case.model, buffer_nbytes=2**36))
-    after = needs(large)
+    after = assess(planned(large))
     assert (before.verdict, after.verdict) == ("FITS", "OOM")
     assert after.needed.nbytes - before.needed.nbytes == 2**36 - 4_194_304
     assert after.allocated_bytes == before.allocated_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.analysis.advice import advice, needs
+from zsim.analysis.advice import advice
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import Candidate, recommend
 from zsim.analysis.hide_communication import Change, hiding
@@ -21,11 +21,12 @@ from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
 from zsim.memory.caching_allocator import DeviceFullError
-from zsim.memory.fits import Answer, Band, answer
+from zsim.memory.fits import Answer, Band, answer, assess
 from zsim.memory.non_torch import cublas_workspace, gpu, outside, total
 from zsim.memory.out_of_memory import Pressure, Releases, pressure
 from zsim.memory.reserved import AllocatorRecord
 from zsim.scenario import plan
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
 MIB = 2**20
@@ -67,7 +68,7 @@ def rooms(found: Answer) -> tuple[int, int]:
 
 def test_what_fits_once_cached_memory_is_given_back_is_tight_and_says_how_often() -> None:
     case = scenario(LLAMA_8B)
-    found = needs(case)
+    found = assess(planned(case))
     records = replayed(case, found, rooms(found)[0])
     assert found.margin_bytes < 0
     assert (found.verdict, found.releases_per_step) == ("TIGHT", records["steady"].num_releases)
@@ -90,7 +91,7 @@ def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_wh
     None
 ):
     case = scenario(LLAMA_1B)
-    found = needs(case)
+    found = assess(planned(case))
     assert found.needed.low < found.capacity.low
     for room in rooms(found):
         with pytest.raises(DeviceFullError):
@@ -106,11 +107,11 @@ def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_wh
 
 
 def test_where_all_that_is_cached_is_expected_to_have_room_nothing_is_asked() -> None:
-    roomy = needs(scenario(LLAMA_1B.replace("micro_batch = 4", "micro_batch = 1")))
+    roomy = assess(planned(scenario(LLAMA_1B.replace("micro_batch = 4", "micro_batch = 1"))))
     assert (roomy.verdict, roomy.pressure, roomy.releases_per_step, roomy.running) == (
         "FITS", None, 0, "",
     )
-    hopeless = needs(moved(scenario(LLAMA_8B), "ddp"))
+    hopeless = assess(planned(moved(scenario(LLAMA_8B), "ddp")))
     assert (hopeless.verdict, hopeless.pressure, hopeless.releases_per_step, hopeless.running) == (
         "OOM", None, None, "",
     )
@@ -204,7 +205,8 @@ def tight(name: str, pressed: Pressure | None, time: int) -> Candidate:
     needed = Band(nbytes=90 if pressed is None else 110, low=80, high=120)
     case = scenario(LLAMA_1B)
     one = replace(
-        needs(case), needed=needed, capacity=Band(nbytes=100, low=100, high=100), pressure=pressed
+        assess(planned(case)), needed=needed, capacity=Band(nbytes=100, low=100, high=100),
+        pressure=pressed,
     )
     assert one.verdict == "TIGHT"
     return Candidate(
@@ -241,7 +243,7 @@ def test_fit_and_show_say_what_is_given_back(
 ) -> None:
     file = tmp_path / "pressure.toml"
     file.write_text(LLAMA_8B)
-    found = needs(scenario(LLAMA_8B))
+    found = assess(planned(scenario(LLAMA_8B)))
     assert main(["fit", str(file)]) == 0
     (line,) = (
         line
@@ -288,7 +290,7 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
 ) -> None:
     (effect,) = (
         one
-        for one in advice(moved(scenario(LLAMA_8B), "zero2"))
+        for one in advice(planned(moved(scenario(LLAMA_8B), "zero2")))
         if one.change == "activation checkpointing of every block"
     )
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)
@@ -300,7 +302,7 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
 
 
 def test_a_proposal_of_what_to_change_says_what_it_has_to_give_back() -> None:
-    changes = hiding(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2"))).changes
+    changes = hiding(planned(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2")))).changes
     (links,) = (change for change in changes if change.words == "links 4 times as fast")
     assert (links.memory, links.released) == ("TIGHT", "giving cached memory back once a steady "
                                                        "step")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.published.predictions import GIB, answers, besides, errors, rows, table
 from tests.support.folders import PUBLISHED
-from zsim.memory.fits import live_at_peak
+from zsim.memory.fits import holdings, live_at_peak
 from zsim.scenario.plan import plan
 
 ROWS = rows()
@@ -69,8 +69,12 @@ def test_every_block_of_torchtitan_keeps_seven_tensors_and_a_random_state() -> N
     two tensors of 16 and 8 B."""
     kept = (WIDTH, WIDTH // 4, WIDE, WIDTH, WIDTH, WIDTH)
     all_seven = TOKENS * (2 * sum(kept) + 4 * 32) + 16 + 8
-    found = answers(ROWS["t1"])[0]
-    blocks = {holding.unit: holding for holding in found.holdings if holding.kind == "activations"}
+    found, program = answers(ROWS["t1"])[0], plan(ROWS["t1"].traced(), device="cuda")
+    blocks = {
+        holding.unit: holding
+        for holding in holdings(program.of_rank(found.rank), found.phase)
+        if holding.kind == "activations"
+    }
     held = [
         (blocks[f"layers.{place}"].count, blocks[f"layers.{place}"].nbytes)
         for place in range(LAYERS)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.closed_forms import bytes_sent_per_step
 from tests.support.small_programs import ddp_bytes, parameter_bytes, sent, small_training
 from zsim.cluster.collectives import ring
 from zsim.ir.mesh import Mesh
-from zsim.memory.formulas import bytes_sent_per_step
 from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import fsdp2, hsdp, zero1, zero2, zero3
 

@@ -12,6 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.closed_forms import (
+    MIXED_ADAM,
+    bytes_sent_per_step,
+    pipeline_ns,
+    smallest_batch,
+    training_flops,
+    zero3_communication_ns,
+)
 from tests.support.small_programs import (
     ddp_bytes,
     one_unit,
@@ -26,15 +34,7 @@ from zsim.cluster.collectives import ring
 from zsim.io.units import parse_rate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import ACCUMULATE, COLLECTIVES, Op
-from zsim.memory.formulas import (
-    MIXED_ADAM,
-    bytes_sent_per_step,
-    model_state_bytes,
-    pipeline_ns,
-    smallest_batch,
-    training_flops,
-    zero3_communication_ns,
-)
+from zsim.memory.formulas import model_state_bytes
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import mlp
 from zsim.strategies import fsdp2, zero1, zero3
