@@ -18,55 +18,33 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Optimizer
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, problems, wrapped
+from zsim.strategies.strategy import OptionValue
 
 EVERY_BLOCK = Checkpointing(mode="full")
-STAGE_UP: dict[str, str] = {
-    "ddp": "zero1", "zero1": "zero2", "zero_redundancy": "zero2", "zero2": "zero3"
-}
-"""The strategy that shards one thing more."""
 
 
 def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Every single change that makes sense here, with the scenario that it makes."""
-    if scenario.strategy in STAGE_UP:
-        stage = STAGE_UP[scenario.strategy]
-        yield f"strategy {stage}", moved(scenario, stage)
-    if scenario.strategy == "hsdp":
-        yield "strategy fsdp2: shard over all ranks", moved(scenario, "fsdp2")
-    elif (
-        scenario.mesh.dp_replicate > 1 and "dp_shard" in STRATEGIES[scenario.strategy].axes
-    ):  # one that does both itself
+    strategy, on_device = STRATEGIES[scenario.strategy], scenario.cluster.kind != "cpu"
+    if strategy.shards_more:
+        yield f"strategy {strategy.shards_more}", moved(scenario, strategy.shards_more)
+    other = strategy.over_all_ranks
+    if other and other != scenario.strategy:
+        yield f"strategy {other}: shard over all ranks", moved(scenario, other)
+    elif other and scenario.mesh.dp_replicate > 1:
         yield (
             f"dp_shard = {scenario.world_size}: shard over all ranks",
             moved(scenario, scenario.strategy),
         )
-    if getattr(scenario.options, "sharding", "full") != "full":
-        yield (
-            'sharding = "full": blocks freed after forward',
-            _with_options(scenario, sharding="full"),
-        )
-    if (
-        hasattr(scenario.options, "reshard_after_forward")
-        and scenario.options.reshard_after_forward is not True
-    ):
-        yield "reshard_after_forward = true", _with_options(scenario, reshard_after_forward=True)
-    on_device = scenario.cluster.kind != "cpu"
-    if (
-        on_device
-        and getattr(scenario.options, "offload", True) is False
-        and not scenario.optimizer.clip_norm
-    ):
-        yield (
-            "offload = true: states and the optimizer's step go to the host",
-            _with_options(scenario, offload=True),
-        )
-    if (
-        hasattr(scenario.options, "gradient_as_bucket_view")
-        and not scenario.options.gradient_as_bucket_view
-    ):
-        yield (
-            "gradient_as_bucket_view = true", _with_options(scenario, gradient_as_bucket_view=True)
-        )
+    for saving in strategy.saves_memory:
+        options = saving.set_in(scenario.options)
+        offloads = strategy.offloads(options) and not strategy.offloads(scenario.options)
+        if saving.is_set(scenario.options) or (
+            offloads and (not on_device or scenario.optimizer.clip_norm)
+        ):
+            continue
+        effect = f": {saving.effect}" if saving.effect else ""
+        yield f"{assignment(saving)}{effect}", replace(scenario, options=options)
     if scenario.checkpointing != EVERY_BLOCK and can_checkpoint(scenario):
         yield (
             "activation checkpointing of every block", replace(scenario, checkpointing=EVERY_BLOCK)
@@ -204,6 +182,11 @@ def _refused(strategy: str, options: Any, mesh: Mesh, optimizer: Optimizer) -> s
     }
 
 
+def assignment(option: OptionValue) -> str:
+    """The value of an option as a scenario file sets it: "offload = true"."""
+    return f"{option.option} = {_toml(option.value)}"
+
+
 def _toml(value: object) -> str:
     """`value` as a scenario file has it."""
     return (
@@ -217,7 +200,3 @@ def _toml(value: object) -> str:
 
 def _options(scenario: Scenario) -> dict[str, Any]:
     return {field.name: getattr(scenario.options, field.name) for field in fields(scenario.options)}
-
-
-def _with_options(scenario: Scenario, **options: Any) -> Scenario:
-    return replace(scenario, options=replace(scenario.options, **options))

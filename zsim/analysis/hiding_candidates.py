@@ -9,22 +9,17 @@ planned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import reduce
 from itertools import combinations
 
+from zsim.analysis.alternatives import assignment
 from zsim.cluster.cluster import ClusterSpec, Link
 from zsim.models import wrapping
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped
 
 LOOKAHEADS = (1, 2, 3, 4)
-EAGER = {
-    "forward_prefetch": (True, "forward_prefetch = true"),
-    "backward_prefetch": ("pre", 'backward_prefetch = "pre"'),
-    "limit_all_gathers": (False, "limit_all_gathers = false"),
-}
-"""Where a strategy's option is no number: the value that lets it gather earliest, and that in
-words."""
 FACTORS = (1.25, 1.5, 2.0, 4.0, 8.0)
 BUCKETS = (1, 5, 10, 25, 50, 100)
 BLOCKS = (1, 2, 3, 4, 6, 8)
@@ -34,47 +29,30 @@ BATCHES = (2, 4, 8, 16, 32, 64)
 def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """More units gathered ahead, where the strategy has options for that: by number, or one, two,
     all of those that are no numbers."""
-    options = scenario.options
-    known = {field.name: getattr(options, field.name) for field in fields(options)}
-    numbers = [
-        name
-        for name in ("lookahead", "forward_prefetch", "backward_prefetch")
-        if type(known.get(name)) is int
-    ]
-    least = max((known[name] for name in numbers), default=0)
-    for ahead in LOOKAHEADS if numbers else ():
+    options, strategy = scenario.options, STRATEGIES[scenario.strategy]
+    depths = strategy.prefetch_depths
+    least = max((getattr(options, name) for name in depths), default=0)
+    for ahead in LOOKAHEADS if depths else ():
         if ahead > least:
-            words = " and ".join(f"{name} = {ahead}" for name in numbers)
-            yield (
-                words, replace(scenario, options=replace(options, **dict.fromkeys(numbers, ahead)))
-            )
-    others = [
-        name
-        for name, (value, _) in EAGER.items()
-        if type(known.get(name)) is type(value) and known[name] != value
-    ]
-    for count in range(1, len(others) + 1):
-        for names in combinations(others, count):
-            words = " and ".join(EAGER[name][1] for name in names)
-            yield (
-                words,
-                replace(
-                    scenario, options=replace(options, **{name: EAGER[name][0] for name in names})
-                ),
-            )
+            deeper = replace(options, **dict.fromkeys(depths, ahead))
+            text = " and ".join(f"{name} = {ahead}" for name in depths)
+            yield text, replace(scenario, options=deeper)
+    unset = [value for value in strategy.gathers_earlier if not value.is_set(options)]
+    for count in range(1, len(unset) + 1):
+        for values in combinations(unset, count):
+            earlier = reduce(lambda before, value: value.set_in(before), values, options)
+            yield " and ".join(map(assignment, values)), replace(scenario, options=earlier)
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Several blocks in a param group instead of one, and one instead of several; other buckets
     where gradients have those."""
     model = scenario.model
-    if hasattr(scenario.options, "bucket_cap_mb"):
+    if name := STRATEGIES[scenario.strategy].bucket_cap:
         for cap in BUCKETS:
-            if cap != scenario.options.bucket_cap_mb:
-                yield (
-                    f"bucket_cap_mb = {cap}",
-                    replace(scenario, options=replace(scenario.options, bucket_cap_mb=float(cap))),
-                )
+            if cap != getattr(scenario.options, name):
+                capped = replace(scenario.options, **{name: float(cap)})
+                yield f"{name} = {cap}", replace(scenario, options=capped)
     for every in BLOCKS if len(model.blocks) > 1 else ():
         yield from _wrapped(
             scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}"
