@@ -7,27 +7,31 @@ have found, and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from textwrap import wrap
 from typing import Any
 
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit import Candidate, Fit
-from zsim.cli.report import bar, say, table, write_json
+from zsim.cli.report import bar, say, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory.fits import Answer, Band, holdings, ridges
+from zsim.memory.fits import Answer, Band, Holding, holdings, ridges
 from zsim.memory.waterfall import Stage
+from zsim.runs import metrics
+from zsim.scenario.scenario import Scenario
 
 MOST_HOLDINGS = 12
 MOST_POINTS = 48
 """Lines of the timeline. Of a longer step each stands for several computations; `--json` has all of
 them."""
 WIDTH = 40
+COLUMNS = 100
 SURER = (
-    "step times are expected in the bands in brackets; all rest on the same constants, so "
-    "differences are surer than the times"
+    "bands hold nine of ten measurements; all times rest on the same constants, so differences "
+    "are more certain than the times"
 )
 """A constant that is off moves the times of all candidates in one direction, and so their
 difference by less than the times. How much less depends on what the two have in common: bands of
@@ -65,17 +69,17 @@ def print_answer(found: Answer, stages: Sequence[Stage], program: RankProgram) -
         label, nbytes = max(ridge[place : place + size], key=lambda point: point[1])
         say(f"{place:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, found.allocated_bytes)}")
     say("what lives at the peak")
-    for holding in held[:MOST_HOLDINGS]:
-        say(f"      {holding.kind:21} {holding.unit:20} {holding.nbytes:>18,} B in "
-            f"{holding.count:,}")
-    rest = held[MOST_HOLDINGS:]
+    rows = list(_alike(held))
+    for kind, unit, nbytes, count in rows[:MOST_HOLDINGS]:
+        say(f"      {kind:21} {unit:26} {_bytes(nbytes)} in {count:,}")
+    rest = [nbytes for _, _, nbytes, _ in rows[MOST_HOLDINGS:]]
     if rest:
-        say(f"      and of {len(rest):,} more {'':26} "
-            f"{sum(holding.nbytes for holding in rest):>18,} B")
+        say(f"      {f'and of {len(rest):,} more':48} {_bytes(sum(rest))}")
     say("from the formula to what is needed")
     for stage in stages:
         sign = "=" if stage.total else "+" if stage.nbytes >= 0 else "-"
-        say(f"    {sign} {stage.name:28} {abs(stage.nbytes):>18,} B  {stage.reason}")
+        amount = f"    {sign} {stage.name:20} {_bytes(abs(stage.nbytes))}"
+        _say_wrapped(f"{amount}  {stage.reason}", hanging=len(amount) + 2)
     say(f"{found.verdict}: {verdict_words(found)}")
     unconfirmed = [
         item.name if item.nbytes else f"{item.name} (none expected, up to "
@@ -84,7 +88,36 @@ def print_answer(found: Answer, stages: Sequence[Stage], program: RankProgram) -
         if not item.confirmed
     ]
     if unconfirmed:
-        say(f"      not confirmed on a GPU yet, and so with a wide band: {', '.join(unconfirmed)}")
+        _say_wrapped(
+            f"      not confirmed on a GPU yet, and so with a wide band: {', '.join(unconfirmed)}",
+            hanging=10,
+        )
+
+
+def _alike(held: Sequence[Holding]) -> Iterator[tuple[str, str, int, int]]:
+    """Kind, units, bytes and buffers of what lives at the peak; units that hold as much of a kind
+    are one row, the largest first."""
+    groups: dict[tuple[str, int, int], list[str]] = {}
+    for holding in held:
+        groups.setdefault((holding.kind, holding.nbytes, holding.count), []).append(holding.unit)
+    for (kind, nbytes, count), units in sorted(
+        groups.items(), key=lambda group: -group[0][1] * len(group[1])
+    ):
+        more = f" and {len(units) - 1:,} like it" if len(units) > 1 else ""
+        yield kind, f"{units[0]}{more}", nbytes * len(units), count * len(units)
+
+
+def _bytes(nbytes: int) -> str:
+    return f"{nbytes:>15,} B {format_bytes(nbytes):>11}"
+
+
+def _say_wrapped(text: str, *, hanging: int) -> None:
+    """`text` in lines of at most COLUMNS, those after the first indented by `hanging`."""
+    for line in wrap(
+        text, COLUMNS, subsequent_indent=" " * hanging, break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
+    ):
+        say(line)
 
 
 def verdict_words(found: Answer) -> str:
@@ -133,7 +166,10 @@ def _bars(nbytes: int, highest: int) -> str:
 
 def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
     """What each change saves and takes, and a sentence where none is enough."""
-    say(f"what would help, each planned and simulated again{f'; {SURER}' if effects else ''}")
+    _say_wrapped(
+        f"what would help, each planned and simulated again{f'; {SURER}' if effects else ''}",
+        hanging=2,
+    )
     for effect in effects:
         what = finding(effect)
         more = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
@@ -142,9 +178,10 @@ def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
             f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in "
             f"{effect.peak_at}{_without(effect.dropped)}"
         )
-        say(f"      {effect.change:48} {what}, {time}; then {then}")
+        _say_wrapped(f"      {effect.change}: {what}", hanging=10)
+        _say_wrapped(f"          {time}; then {then}", hanging=10)
     if nothing_fits:
-        say(f"      {nothing_fits}")
+        _say_wrapped(f"      {nothing_fits}", hanging=6)
 
 
 def finding(effect: Effect) -> str:
@@ -170,14 +207,14 @@ def _without(dropped: Sequence[str]) -> str:
     return f"; without {', '.join(dropped)}" if dropped else ""
 
 
-def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
+def print_fit(scenario: Scenario, found: Fit, *, as_json: bool) -> None:
     """Every candidate, and the recommendation."""
     if as_json:
         recommended = found.recommended.name if found.recommended else None
         write_json(
             {
                 "schema_version": SCHEMA_VERSION,
-                "scenario": scenario,
+                "scenario": scenario.name,
                 "candidates": [_candidate(one) for one in found.candidates],
                 "refused": [{"name": name, "reason": reason} for name, reason in found.refused],
                 "recommended": recommended,
@@ -185,26 +222,40 @@ def print_fit(scenario: str, found: Fit, *, as_json: bool) -> None:
             }
         )
         return
-    rows = []
-    for one in found.candidates:
-        mark = "<- take this" if one is found.recommended else ""
-        needed = format_bytes(one.answer.needed.nbytes)
-        step = _between(one.step_time_ns, one.step_time_band_ns)
-        figures = f"{one.answer.verdict:6} needs {needed:>12}  step {step:>38}"
-        rows.append(
-            (
-                one.name,
-                "  ".join(filter(None, (figures, one.answer.running, mark)))
-                + _without(one.dropped),
-            )
-        )
+    for line in fit_lines(scenario, found):
+        _say_wrapped(line, hanging=6)
+
+
+def fit_lines(scenario: Scenario, found: Fit) -> Iterator[str]:
+    """The heading, a row for each candidate, and the recommendation."""
+    model, batch = scenario.model, scenario.batch
     capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
-    table(f"{scenario}: what fits {capacity} a rank, from least to most sharded", rows)
-    if len(found.candidates) > 1:
-        say(f"  {SURER}")
+    yield f"{scenario.name}: what fits {capacity} a rank, from least to most sharded"
+    yield f"   model    {model.name}, {model.num_parameters:,} parameters"
+    yield (
+        f"   batch    micro_batch = {batch.micro_batch}, sequence_length = "
+        f"{batch.sequence_length}, accumulation = {batch.accumulation}"
+    )
+    yield f"   cluster  {scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks"
+    width = max((len(one.name) for one in found.candidates), default=0)
+    if found.candidates:
+        yield f"   {'':{width}} {'':5} {'needs':>10} {'step':>10} {'band':>9} {'token/s':>7}"
+    for one in found.candidates:
+        mark = "->" if one is found.recommended else "  "
+        needed, step = format_bytes(one.answer.needed.nbytes), format_time(one.step_time_ns)
+        low, high = (100 * ns / max(1, one.step_time_ns) - 100 for ns in one.step_time_band_ns)
+        tokens = metrics.tokens(one.scenario) * 10**9 / max(1, one.step_time_ns)
+        yield (
+            f"{mark} {one.name:{width}} {one.answer.verdict:5} {needed:>10} {step:>10} "
+            f"{f'{low:.0f}/{high:+.0f} %':>9} {tokens:>7,.0f}"
+        )
+        if notes := "; ".join(filter(None, (one.answer.running, _without(one.dropped)[2:]))):
+            yield f"      {notes}"
+    if found.candidates:
+        yield f"   token/s are of one rank; {SURER}"
     for name, reason in found.refused:
-        say(f"  {name} cannot be: {reason}")
-    say(f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}")
+        yield f"   {name} cannot be: {reason}"
+    yield f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}"
 
 
 def _between(step_ns: int, band_ns: tuple[int, int]) -> str:

@@ -109,7 +109,7 @@ def least(options: argparse.Namespace) -> int:
         )
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         found = fit.fit(scenario)
-    memory_report.print_fit(scenario.name, found, as_json=options.json)
+    memory_report.print_fit(scenario, found, as_json=options.json)
     return 0 if found.recommended is not None else 1
 
 

@@ -68,10 +68,6 @@ def figures(run: Run, scenario: Scenario) -> Figures:
     # a Run that was only timed says nothing of what made its time
     spans = time is not None and any(rank.spans for rank in distinct)
     exposed = _largest(map(exposed_ns, distinct)) if spans else None
-    tokens = (
-        scenario.batch.micro_batch * scenario.batch.sequence_length * scenario.batch.accumulation
-    )
-    tokens *= scenario.batch.forwards
     memory = steady.phases["steady"].memory
     return Figures(
         step_time_ns=time, step_time_band_ns=band_ns(time, band_of(run)) if time else None,
@@ -79,7 +75,7 @@ def figures(run: Run, scenario: Scenario) -> Figures:
         communication_ns=_largest(map(communication_ns, distinct)) if spans else None,
         exposed_communication_ns=exposed,
         exposed_share=exposed / time if time and exposed is not None else None,
-        tokens_per_second_per_gpu=tokens * 1e9 / time if time else None,
+        tokens_per_second_per_gpu=tokens(scenario) * 1e9 / time if time else None,
         mfu=_mfu(run, scenario, time), bytes_sent_per_rank=_bytes_sent(run),
         collectives=traffic(run.ranks[0]), peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
@@ -91,6 +87,12 @@ def figures(run: Run, scenario: Scenario) -> Figures:
         if _on_own_device(run, scenario)
         else None,
     )
+
+
+def tokens(scenario: Scenario) -> int:
+    """Tokens that one rank trains on in a step."""
+    batch = scenario.batch
+    return batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
 
 
 def traffic(rank: RankRun) -> Mapping[str, Traffic]:
@@ -134,14 +136,15 @@ def model_flops(scenario: Scenario) -> int:
     Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
     batch = scenario.batch
-    tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     if isinstance(scenario.model, TracedModel):  # backward does twice what forward does
         forward = (
             kernel.flops for module in scenario.model.lowered for kernel in module.forward.kernels
         )
         return 3 * batch.accumulation * sum(forward)
     operators = (operator for module in scenario.model.modules for operator in module.operators)
-    return tokens * sum(_flops_per_token(operator, batch.sequence_length) for operator in operators)
+    return tokens(scenario) * sum(
+        _flops_per_token(operator, batch.sequence_length) for operator in operators
+    )
 
 
 def _flops_per_token(operator: Operator, length: int) -> int:

@@ -292,7 +292,7 @@ def test_fit_names_the_reason_why_ddp_cannot_be(
     )
     (tmp_path / "aside.toml").write_text(f'{text}strategy = {{ name = "fsdp2" }}\n')
     assert main(["fit", str(tmp_path / "aside.toml")]) == 0
-    said = "".join(capsys.readouterr())
+    said = " ".join("".join(capsys.readouterr()).split())
     assert "ddp cannot be: model.traced: DDP waits for a gradient of each parameter" in said
     assert "find_unused_parameters" not in said
     assert main(["show", str(tmp_path / "aside.toml")]) == 0

@@ -259,7 +259,8 @@ def test_what_is_less_than_a_segment_is_not_called_elsewhere(
     written = capsys.readouterr()
     words = [
         line.partition("changes nothing: ")[2].partition(",")[0]
-        for line in (written.out + written.err).splitlines()[1:]
+        for line in (written.out + written.err).splitlines()
+        if "changes nothing: " in line
     ]
     assert words == [
         "512 B less in as many segments", "512 B more in as many segments", "the peak is elsewhere"
@@ -331,6 +332,5 @@ def test_a_scenario_of_parts_is_shown_and_fitted_from_the_command_line(
     path = tmp_path / "parts.toml"
     path.write_text(text('name = "fsdp2"', "frozen"))
     assert main(["show", str(path), "--memory"]) == 0
-    out = capsys.readouterr()
-    assert "of which Ψt = " in out.out + out.err
+    assert "of which Ψt = " in " ".join("".join(capsys.readouterr()).split())
     assert main(["fit", str(path)]) == 0
