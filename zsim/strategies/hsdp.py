@@ -20,7 +20,7 @@ class Options(fsdp2.Options):
     step's last micro-batch.
     """
 
-    all_reduce: fsdp2.When = "every"
+    all_reduce: fsdp2.AllReduceAfter = "every"
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:

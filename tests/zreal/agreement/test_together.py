@@ -3,12 +3,15 @@ and free of a step in order."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.sampling import one_in
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from tests.zreal.agreement.test_frozen_against_torch import differences
 from zsim.errors import ScenarioError
+from zsim.models.checkpointing import Checkpointing
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario, parse
 
@@ -354,9 +357,11 @@ def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(
 def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refuse(
     model: str, nested: str, strategy: str
 ) -> None:
-    case = scenario(model, strategy=strategy, more=f"wrapping = {{ nested = {nested} }}\n{KEPT}")
+    wrapping = f"wrapping = {{ nested = {nested} }}"
     with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
-        of_program(case)
+        scenario(model, strategy=strategy, more=f"{wrapping}\n{KEPT}")
+    again = Checkpointing(mode="selective", save=("linear",))
+    case = replace(scenario(model, strategy=strategy, more=wrapping), checkpointing=again)
     with pytest.raises(RuntimeError, match="encountered during backward but not found in storage"):
         of_torch(case)
 

@@ -9,7 +9,6 @@ from zsim.analysis.advice import changes, refusals
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import ways
 from zsim.errors import ScenarioError
-from zsim.models.training_options import Device
 from zsim.models.wrapping import Wrapping, wrapped
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -244,25 +243,28 @@ SAVE = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
 
 
 @pytest.mark.parametrize(
-    ("nested", "device", "refused"),
+    ("nested", "uses", "strategy", "refused"),
     [
-        ('["attn", "mlp"]', "cpu", False), ('["attn"]', "cpu", False),
-        ('["attn"]', "cuda", True),  # where a root brings its inputs to the device
-        ('["ln_1", "attn"]', "cpu", True),
+        ('["attn", "mlp"]', "", "", False), ('["mlp"]', ", uses = 2", "", False),
+        ('["attn", "mlp"]', ", uses = 2", "", False), ('["attn"]', "", "", True),
+        ('["ln_1", "attn"]', "", "", True), ('["ln_1", "attn", "mlp"]', "", "", True),
+        # the second run finds them gathered
+        ('["attn", "mlp"]', ", uses = 2", ", reshard_after_forward = false", True),
+        ('["attn", "mlp"]', ", uses = 2", ", forward_prefetch = 1", True),
     ],
 )
 def test_hooks_that_call_more_when_outputs_are_kept_are_refused_in_torchs_words(
-    nested: str, device: Device, refused: bool
+    nested: str, uses: str, strategy: str, refused: bool
 ) -> None:
-    case = scenario(f"nested = {nested}", more=SAVE)
+    asked = {"model": GPT + uses, "strategy": f'name = "fsdp2"{strategy}', "more": SAVE}
     if not refused:
-        plan(case, device=device)
+        plan(scenario(f"nested = {nested}", **asked), device="cuda")
         return
     with pytest.raises(
         ScenarioError,
         match=r"record_function_enter_new … encountered during backward but not found in storage",
     ):
-        plan(case, device=device)
+        scenario(f"nested = {nested}", **asked)
 
 
 def test_parameters_come_in_the_order_of_registration_where_units_lie_deep_in_blocks() -> None:

@@ -9,7 +9,7 @@ where that needs no gradient the end of backward does. See torch/distributed/fsd
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +18,15 @@ from zsim.models.spec import ROOT, RUN
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
 from zsim.strategies.flat_parameter.step import FlatShardedStep
+from zsim.strategies.fsdp.hook_events import (
+    HookEvents,
+    PostBackward,
+    PostForward,
+    PreBackward,
+    PreForward,
+    Run,
+    hook_events,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,43 +74,33 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """By module: its place, and the unit that begins with it, or ends with it. The root's begins
-    and ends with the forward itself."""
+    """Where the hooks of units fire, and what autograd meets of each run."""
 
+    events: HookEvents
     places: dict[str, int]
-    begin: dict[str, str]
-    end: dict[str, str]
+    """By module: its place in the micro-batch's forwards."""
     differentiated: frozenset[str]
-    """The modules with which a run begins of which anything goes into the loss: those of that run,
-    or of units in the unit."""
+    """The first modules of those runs of units that go into the loss, with the units in them."""
 
     @classmethod
     def of(cls, training: Training) -> Units:
-        """Those of the model; each unit but the root's is one module, which may stand there in
-        parts."""
-        wrapped_by = {fqn: unit for fqn, unit in training.model.wrapped_by.items() if unit != ROOT}
-        path = {fqn: fqn.partition(RUN)[0] for fqn in wrapped_by}
-        last = {unit: fqn for fqn, unit in wrapped_by.items() if path[fqn] == fqn}
-        begin = {fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == unit}
-        end = {fqn: unit for fqn, unit in wrapped_by.items() if path[fqn] == last[unit]}
+        """The units of the model; each but the root's is one module, whole or in parts."""
+        events = hook_events(training, [unit.fqn for unit in training.model.units])
         return cls(
+            events=events,
             places={module.fqn: place for place, module in enumerate(training.modules)},
-            begin=begin,
-            end=end,
-            differentiated=frozenset(_differentiated(training.modules, begin.keys(), end.keys())),
+            differentiated=frozenset(_differentiated(training.modules, events)),
         )
 
 
-def _differentiated(
-    modules: Iterable[LoweredModule], begin: Container[str], end: Container[str]
-) -> Iterator[str]:
-    """Of the modules in `begin`, those before whose `end` any module differentiates; a unit's first
-    part may be empty."""
+def _differentiated(modules: Iterable[LoweredModule], events: HookEvents) -> Iterator[str]:
+    """The modules that begin a run of which some module differentiates; a unit's first part may be
+    empty."""
     running = list[str]()
     for module in modules:
-        running += [module.fqn] if module.fqn in begin else []
+        running += [module.fqn] if module.fqn in events.begins else []
         yield from running if module.differentiates else ()
-        del running[len(running) - (module.fqn in end) :]
+        del running[len(running) - (module.fqn in events.ends) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,59 +130,60 @@ class MicroBatch:
     sync: bool
     splits: list[Split] = field(default_factory=list)
     """In the order of forward; backward comes to them from the last to the first."""
-    ends: dict[str, list[FlatParameter]] = field(default_factory=dict)
-    """By module: those that are not trained and are let go when what it took has its gradient."""
-    hooked: set[str] = field(default_factory=set)
-    """The units that are not trained and have run."""
+    leaving: list[FlatParameter] = field(default_factory=list)
+    """Those without an accumulator whose backward is over, until the next node of autograd."""
 
     def forward(self, modules: tuple[LoweredModule, ...]) -> None:
-        """The root first, then each unit just in time; with forward_prefetch, the one before
-        gathers it."""
-        step, root, begin, end = self.step, self.flats.get(ROOT), self.units.begin, self.units.end
+        """Each unit is gathered before its first module and freed after its last, the root around
+        all of them; with forward_prefetch, the unit before gathers it."""
         for flat in self.flats.values() if self.forward_prefetch else ():
             flat.awaits_forward, flat.prefetched = True, False
-        step.begin_forward()
-        step.cast_input(modules)
-        if root is not None:
-            self._pre_forward(root, modules[0])
-        for module in modules:
-            if module.fqn in begin:
-                self._pre_forward(self.flats[begin[module.fqn]], module)
-            step.forward(module, reads_input=module is modules[0])
-            if module.fqn in end:
-                flat = self.flats[end[module.fqn]]
-                # hooks are put on what is detached too
-                self._post_forward(flat, differentiates=module.differentiates or flat.trained)
-        if root is not None:
-            self._post_forward(root, differentiates=True)
-        step.sum_losses(modules[-1])
+        self.step.begin_forward()
+        self.step.cast_input(modules)
+        for event in self.units.events.forward(modules):
+            match event:
+                case PreForward(unit, module):
+                    self._pre_forward(self.flats[unit], module)
+                case Run(module):
+                    self.step.forward(module)
+                case PostForward(unit, module, at_root):
+                    # hooks are put on what is detached too
+                    flat = self.flats[unit]
+                    differentiates = at_root or module.differentiates or flat.trained
+                    self._post_forward(flat, differentiates=differentiates)
+        self.step.sum_losses(modules[-1])
 
     def backward(self) -> None:
-        """Each unit is gathered if need be and runs; once autograd comes to the splits of its
-        views, it is freed and reduces."""
-        step, entering, leaving = self.step, list[FlatParameter](), list[FlatParameter]()
-        step.begin_backward()
+        """Each unit is gathered if need be and runs; once autograd has split its views' gradients
+        off, it is freed and reduces."""
+        self.step.begin_backward()
         if ROOT in self.flats:
             self._pre_backward(self.flats[ROOT])
-        for module in step.training.backward_modules:
-            self._split_backward(after=self.units.places[module.fqn])
-            # a unit that returns what one in it has made has the later hook on that
-            if module.fqn in self.units.end:
-                entering.insert(0, self.flats[self.units.end[module.fqn]])
-            # else it is a part of a unit that only lets go of values, and no node of autograd
-            if module.forward.kernels:
-                for flat in entering:
-                    self._pre_backward(flat)
-                for flat in leaving:
-                    self._reshard(flat)
-                entering, leaving = [], []
-            step.backward(module)
-            leaving = self.ends.get(module.fqn, []) + leaving
+        for event in self.units.events.backward():
+            match event:
+                case PreBackward(unit, module):
+                    self._split_backward(after=self.units.places[module.fqn])
+                    self._pre_backward(self.flats[unit])
+                case Run(module):
+                    self._split_backward(after=self.units.places[module.fqn])
+                    self._leave(module)
+                    self.step.backward(module)
+                case PostBackward(unit, module) if not self.flats[unit].trained:
+                    # the hook is on what its first run was given
+                    self.leaving[:0] = [self.flats[unit]] if RUN not in module.fqn else []
         self._split_backward()
         if self.sync:
-            step.wait_for_reductions()
+            self.step.wait_for_reductions()
         self._finish()
-        step.release_loss()
+        self.step.release_loss()
+
+    def _leave(self, module: LoweredModule) -> None:
+        """Reshard the units that autograd has left, unless `module` is no node of autograd: part of
+        a unit that only frees values."""
+        if module.forward.kernels:
+            for flat in self.leaving:
+                self._reshard(flat)
+            self.leaving = []
 
     def _pre_forward(self, flat: FlatParameter, module: LoweredModule) -> None:
         """Gather, and make views; `module` is the first that runs then."""
@@ -198,11 +198,6 @@ class MicroBatch:
         if following is not None:
             self._unshard_in_forward(following, module)
             following.prefetched = True
-        if not flat.trained and flat.fqn not in self.hooked:
-            self.hooked.add(flat.fqn)
-            self.ends.setdefault(module.fqn, []).extend(
-                [flat] if module.input_needs_gradient and flat.fqn != ROOT else []
-            )
 
     def _unshard_in_forward(self, flat: FlatParameter, module: LoweredModule) -> None:
         self.step.unshard(flat)

@@ -141,9 +141,8 @@ class FlatShardedStep(Passes):
         In a later micro-batch these are of hollow shards, in which no original parameter has a
         gradient (_reset_flat_param_grad_info).
         """
-        gone = self.drop_each(
-            [f"{fqn}.gradient" for fqn in (self.hollow if self.micro_batch else self.units)]
-        )
+        holders = [fqn for fqn in self.units if not self.micro_batch or fqn in self.hollow]
+        gone = self.drop_each([f"{fqn}.gradient" for fqn in holders])
         if gone:
             self.issue("free", ROOT, stream="host", memory=gone)
         last = self.last_computed()

@@ -45,6 +45,8 @@ class Passes(Step):
     """By part of a block in parts: those that the block reads itself, which is recomputed with any
     of them."""
     micro_batch: int = 0
+    reads_cast_input: LoweredModule | None = None
+    """The first module of this forward, whose inputs the root has cast."""
     live: set[str] = field(default_factory=set)
     waits: list[int] = field(default_factory=list)
     """What the next module waits for besides what is issued before it on the compute stream."""
@@ -84,17 +86,14 @@ class Passes(Step):
         live.difference_update(gone)
         return [Free(name) for name in gone]
 
-    def forward(
-        self, module: LoweredModule, *, reads_input: bool = False, holds: bool = False
-    ) -> list[MemoryEvent]:
-        """A module's forward; where it `reads_input`, the model's own, that was made by the root
-        beforehand.
+    def forward(self, module: LoweredModule, *, holds: bool = False) -> list[MemoryEvent]:
+        """The forward of a module, without the casts that `cast_input` has made.
 
-        A module's call holds its inputs until its hooks have run. With `holds` the frees of those
-        are left out, and returned.
+        A module's call holds its inputs until its hooks have run. With `holds` the frees of these
+        inputs are left out, and returned.
         """
         memory = storage_events(module.forward.memory)
-        if reads_input:
+        if module is self.reads_cast_input:
             memory = [event for event in memory if not makes_model_input(event)]
         held: list[MemoryEvent] = []
         while (
@@ -124,6 +123,7 @@ class Passes(Step):
 
     def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:
         """The root casts floating-point inputs before it gathers anything."""
+        self.reads_cast_input = modules[0]
         cast = [event for event in modules[0].forward.memory if makes_model_input(event)]
         if cast:
             self.issue("copy", ROOT, micro_batch=self.micro_batch, memory=storage_events(cast))
@@ -185,9 +185,9 @@ class Passes(Step):
             )
         return self.adding[key]
 
-    def pass_on(self, module: LoweredModule) -> None:
-        """A unit in a block has run its hook after backward: the gradient of its input goes on to
-        what others have made of it."""
+    def after_hook(self, module: LoweredModule) -> None:
+        """The hook after a nested unit's backward has run: the gradient of its input is added to
+        the others of that value."""
         if module.events_after_hook:
             self.issue(
                 "backward", module.unit, micro_batch=self.micro_batch,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal
 
-from zsim.ir.sharding import Dim0Layout
-from zsim.models.spec import ModelSpec, Parameter
+from zsim.ir.sharding import Dim0Layout, shard_size
+from zsim.models.spec import ROOT, ModelSpec, Parameter
 from zsim.strategies.building.parameters import trained_parameters
 
 
@@ -27,7 +27,7 @@ class Sharded:
     trained: Final[bool] = True
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Group:
     """A param group on one rank, and what of it is alive now."""
 
@@ -45,6 +45,13 @@ class Group:
     part: str = ""
     """What the buffers of that part are called, which outlive it where no backward comes: until the
     next part is there."""
+
+    forward_prefetch: tuple[Group, ...] = ()
+    """Gathered when its forward begins (set_modules_to_forward_prefetch)."""
+    backward_prefetch: tuple[Group, ...] = ()
+    """Gathered when its backward begins (set_modules_to_backward_prefetch)."""
+    post_forward_indices: list[int] = field(default_factory=list)
+    """Its places in the order in which forwards ended; backward uses up the last one."""
 
     totals: dict[str, int] = field(init=False)
     """The sums over parameters of "numel", "shard" and "padded"."""
@@ -103,3 +110,38 @@ def _layouts(
         shape: Dim0Layout(shape=shape, num_shards=num_shards)
         for shape in {parameter.shape for parameter in parameters}
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardPlan:
+    """`reshard_after_forward` as fully_shard reads it: of blocks, of the root, and the ranks that
+    share what is kept (0: all ranks)."""
+
+    blocks: bool
+    root: bool
+    to: int = 0
+
+    @classmethod
+    def of(cls, value: Literal["auto"] | bool | int, *, num_shards: int) -> ReshardPlan:
+        """1 rank is False, all ranks are True, another number holds for the root too."""
+        if value == "auto":
+            return cls(blocks=True, root=False)
+        if isinstance(value, bool):
+            return cls(blocks=value, root=value)
+        if value in (1, num_shards):
+            return cls(blocks=value != 1, root=value != 1)
+        return cls(blocks=True, root=True, to=value)
+
+    def frees(self, group: Group) -> bool:
+        """True where forward reshards `group`."""
+        return self.root if group.fqn == ROOT else self.blocks
+
+
+def first_of_each_kind(model: ModelSpec, *, num_shards: int) -> list[int]:
+    """The first rank of each run of ranks whose shards are alike: full ones, for each size of dim 0
+    a last partial one, empty ones."""
+    starts = {0}
+    for rows in {parameter.shape[0] for parameter in model.parameters if parameter.shape[0]}:
+        full = rows // shard_size(rows, num_shards)
+        starts |= {full, full + 1} if rows % shard_size(rows, num_shards) else {full}
+    return sorted(start for start in starts if start < num_shards)

@@ -1,19 +1,17 @@
-"""The words that fsdp2 and hsdp are written in: what hooks do when units are called, and where a
-forward and a backward end.
+"""ShardedStep: a training step in the words of fully_shard's hooks (FSDPState, FSDPParamGroup).
 
-Nothing here decides which group comes next; see fsdp2.py.
+Each hook issues its ops here; fsdp2.py says when it fires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+from zsim.autograd.lowered import LoweredModule
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT
-from zsim.strategies.fsdp.passes import ORIGINAL
-from zsim.strategies.fully_shard.hook_calls import RECORD
-from zsim.strategies.fully_shard.param_group import Group
+from zsim.strategies.fully_shard.param_group import Group, ReshardPlan
 from zsim.strategies.fully_shard.reduce import ReducingStep
 
 
@@ -21,68 +19,47 @@ from zsim.strategies.fully_shard.reduce import ReducingStep
 class ShardedStep(ReducingStep):
     """One training step of one rank."""
 
-    root_again: str = ""
+    post_forward_order: list[Group] = field(default_factory=list)
+    """The groups in the order in which their forwards ended, one for each run."""
+    recomputed_root: Group | None = None
     """The unit that takes itself for the root, as it is called while its block is recomputed."""
 
     def copy(self) -> ShardedStep:
         """This step so far, to be ended in another way."""
         return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
-    def begin_forward(self) -> None:
-        """The root's forward begins: the all-gather streams wait for whatever the compute stream
-        was last given."""
+    def begin_forward(self, modules: tuple[LoweredModule, ...]) -> None:
+        """The root's forward begins: all-gathers wait for the compute stream; inputs are cast."""
+        self._gather_after_compute()
+        self.cast_input(modules)
+
+    def _gather_after_compute(self) -> None:
         last = next((op.index for op in reversed(self.ops) if op.stream == "compute"), None)
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
 
-    def call(self, group: Group, following: Sequence[Group]) -> None:
-        """The pre-forward hook: gather the group if need be, wait for it, and prefetch the
-        `following` ones."""
-        self._count_steps(1 + len(following))
+    def pre_forward(self, group: Group) -> None:
+        """Gather the group if need be, wait for it, and prefetch what is to follow it."""
         self.unshard(group)
         self.wait_for_unshard(group, forward=True)
-        self.unshard_each(following)
+        self.unshard_each(group.forward_prefetch)
 
-    def call_again(self, group: Group, following: Sequence[Group]) -> None:
-        """The pre-forward hook of a unit whose block is recomputed.
+    def post_forward(
+        self, group: Group, resharding: ReshardPlan, *, inputs: Sequence[MemoryEvent] = ()
+    ) -> None:
+        """Reshard the group if `resharding` says so, then free the `inputs` of its call; note it
+        for prefetching in backward."""
+        group.post_forward_indices.append(len(self.post_forward_order))
+        self.post_forward_order.append(group)
+        if resharding.frees(group):
+            self.reshard(group, to=resharding.to, held=inputs)
 
-        In its own backward it only needs its parameters. Before that it begins a forward, of which
-        it is the root if it is in no other.
-        """
-        if group.in_backward:
-            self._count_steps(0)
-            self.unshard(group)
-            self.wait_for_unshard(group, forward=False)
-            return
-        if not self.root_again:
-            self.root_again = group.fqn
-            self.calls.count(
-                RECORD, *([RECORD] if self.training.device != "cpu" else [])
-            )  # inputs are brought to a device
-            self.begin_forward()
-            self.last_copy_out = self.gather_waits
-        self.call(group, following)
-
-    def _count_steps(self, number: int) -> None:
-        """So many steps of a hook are recorded, and one more where inputs are cast."""
-        self.calls.count(*[RECORD] * (number + (self.training.precision.parameters != ORIGINAL)))
-
-    def return_again(self, group: Group) -> None:
-        """Its post-forward hook, which in backward reshards nothing: a root lets the last
-        all-gather's output go."""
-        if not group.in_backward:
-            self.calls.count(RECORD)
-        if self.root_again == group.fqn:
-            self.root_again = ""
-            self.end_forward()
-
-    def end_forward(self, held: Sequence[MemoryEvent] = ()) -> None:
-        """The root's forward is over: the last all-gather output goes, then what the root `held` of
-        its inputs."""
+    def end_forward(self, inputs: Sequence[MemoryEvent] = ()) -> None:
+        """The root's forward is over: the last all-gather output is freed, then its `inputs`."""
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out or self.gather_waits
         if group is not None:
-            memory, self.forward_output = [*self.drop(self.forward_output), *held], ""
+            memory, self.forward_output = [*self.drop(self.forward_output), *inputs], ""
             self.issue(
                 "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory
             )
@@ -95,7 +72,64 @@ class ShardedStep(ReducingStep):
                 memory=self.training.freed_with_autocast_cache,
             )
 
-    def finalize_backward(self, group: Group) -> None:
+    def pre_backward(self, group: Group) -> None:
+        """Gather the group if need be, and prefetch: the units asked for, else the one whose
+        forward ended before it (FSDPParamGroup._backward_prefetch)."""
+        group.in_backward = True
+        if group.state != "pre_backward":
+            group.state = "pre_backward"
+            self.unshard(group)
+            self.wait_for_unshard(group, forward=False)
+            if not group.backward_prefetch and group.post_forward_indices:
+                place = group.post_forward_indices.pop()
+                self.unshard_each(self.post_forward_order[:place][-1:])
+        self.unshard_each(group.backward_prefetch)
+
+    def recompute_hook(self, group: Group, *, returns: bool) -> None:
+        """A hook of a nested unit whose block is recomputed: before its forward, or after it.
+
+        In its own backward the unit only needs its parameters. Before that, its call begins a
+        forward, of which it takes itself for the root unless it lies in another such unit.
+        """
+        if returns:
+            if self.recomputed_root is group:
+                self.recomputed_root = None
+                self.end_forward()
+        elif group.in_backward:
+            self.unshard(group)
+            self.wait_for_unshard(group, forward=False)
+        else:
+            if self.recomputed_root is None:
+                self.recomputed_root = group
+                self._gather_after_compute()
+                self.last_copy_out = self.gather_waits
+            self.pre_forward(group)
+
+    def post_backward(self, group: Group, *, sync: bool) -> None:
+        """Accumulate gradients, free the unsharded parameters, and with `sync` reduce."""
+        group.state = "post_backward"
+        self.add_accumulated(group)
+        self.reshard(group)
+        if not sync:
+            self.accumulate_without_sync(group)
+        elif self.has_gradients(group):
+            self.reduce(group)
+        else:
+            self.drop_reduce_input(group)
+
+    def end_backward(self, groups: Iterable[Group], *, sync: bool) -> None:
+        """The root's final callback: groups without a backward of their own end here."""
+        for group in groups:
+            if group.state != "post_backward":
+                self.post_backward(group, sync=sync)
+            group.state, group.in_backward = "idle", False
+            group.post_forward_indices.clear()
+            self._finalize_backward(group)
+        self.post_forward_order = []
+        self._end_reductions()
+        self.release_loss()
+
+    def _finalize_backward(self, group: Group) -> None:
         """The compute stream waits for the reductions so far, and what they held of `group` goes.
 
         So does an all-gather that was prefetched and that nobody came to use.
@@ -112,9 +146,8 @@ class ShardedStep(ReducingStep):
                 memory=memory,
             )
 
-    def end_backward(self) -> None:
-        """The end of the root's final callback: the last reduce-scatter's input goes; backward
-        returns, and the loss goes."""
+    def _end_reductions(self) -> None:
+        """Free the last reduce-scatter's input; the next backward waits for nothing of this one."""
         self.gather_waits, self.last_copy_out, self.post_reduces = [], [], {}
         if self.reduce_input is not None:
             (buffer, event), self.reduce_input = self.reduce_input, None
@@ -124,4 +157,3 @@ class ShardedStep(ReducingStep):
                     "free", ROOT, stream="compute", waits=(event,), micro_batch=self.micro_batch,
                     memory=memory,
                 )
-        self.release_loss()

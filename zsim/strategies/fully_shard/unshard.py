@@ -14,7 +14,6 @@ from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.fsdp.passes import ORIGINAL, Passes
-from zsim.strategies.fully_shard.hook_calls import COPY_OUT, GATHER, RECORD, HookCalls
 from zsim.strategies.fully_shard.param_group import Group, Sharded
 
 
@@ -34,8 +33,6 @@ class UnshardingStep(Passes):
     """The group whose all-gather output forward keeps until the next one has been copied out."""
     forward_output: str = ""
     """That output."""
-    calls: HookCalls = field(default_factory=HookCalls)
-    """What hooks call inside blocks of which outputs are kept."""
     outputs: dict[str, str] = field(default_factory=dict)
     """The last all-gather output of each group; one that runs twice in a row has two at once."""
     gathers: dict[str, int] = field(default_factory=dict)
@@ -50,7 +47,6 @@ class UnshardingStep(Passes):
         group.gathered = True
         if self.mesh.dp_shard == 1:
             return
-        self.calls.count(RECORD, GATHER)
         dtype = self.training.precision.parameters
         spread = group.resharded_to or self.mesh.dp_shard
         part = group.totals["padded"] // spread
@@ -153,8 +149,6 @@ class UnshardingStep(Passes):
         for that copy."""
         if group.unsharded:
             return
-        if self.mesh.dp_shard > 1:
-            self.calls.count(RECORD, COPY_OUT)
         dtype = self.training.precision.parameters
         memory = self._unsharded(group)
         if group.resharded_to:

@@ -1,0 +1,137 @@
+"""Hook events: the order in which the hooks of units fire around the modules of a micro-batch.
+
+The same for FSDP1 and FSDP2, which differ in what each hook does. A unit begins with the first of
+its modules and ends with the last, each time that they run (model.uses); nested units do so inside
+their block. A unit with a module that forward skips (model.unused) begins with the first that runs,
+and ends with the root's forward. Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from zsim.autograd.lowered import LoweredModule
+from zsim.models.spec import ROOT, RUN
+from zsim.strategies.building.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class PreForward:
+    """`unit` is called; `module` runs next."""
+
+    unit: str
+    module: LoweredModule
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`module` runs forward or backward; `returns`: a hook after forward fires next."""
+
+    module: LoweredModule
+    returns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PostForward:
+    """`unit` returns after `module`; `at_root`: with the root's forward."""
+
+    unit: str
+    module: LoweredModule
+    at_root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreBackward:
+    """The gradient of an output of `unit` is there; the backward of `module` runs next."""
+
+    unit: str
+    module: LoweredModule
+
+
+@dataclass(frozen=True, slots=True)
+class PostBackward:
+    """The gradient of the input of `unit` is there, after the backward of `module`."""
+
+    unit: str
+    module: LoweredModule
+
+
+ForwardEvent = PreForward | Run | PostForward
+BackwardEvent = PreBackward | Run | PostBackward
+
+
+@dataclass(frozen=True, slots=True)
+class HookEvents:
+    """The events of a training's forwards and backwards, in issue order."""
+
+    training: Training
+    root: tuple[str, ...]
+    """The root, if it has a param group."""
+    root_modules: frozenset[str]
+    """The modules that the root runs itself, if it has a param group."""
+    begins: dict[str, str]
+    """By module: the unit that is called with it, but for the root."""
+    ends: dict[str, str]
+    """By module: the unit that returns after it, but for the root."""
+    incomplete: tuple[str, ...]
+    """The units that wait for a skipped module, in reverse order, as torch lists them."""
+
+    def forward(self, modules: tuple[LoweredModule, ...]) -> Iterator[ForwardEvent]:
+        """The events of one forward: those of the root first and, after all modules, last."""
+        for root in self.root:
+            yield PreForward(root, modules[0])
+        for module in modules:
+            if unit := self.begins.get(module.fqn):
+                yield PreForward(unit, module)
+            unit = self.ends.get(module.fqn)
+            yield Run(module, returns=unit is not None or module is modules[-1])
+            if unit is not None:
+                yield PostForward(unit, module)
+        for unit in (*self.root, *self.incomplete):
+            yield PostForward(unit, modules[-1], at_root=True)
+
+    def backward(self) -> Iterator[BackwardEvent]:
+        """The events of the backward of all forwards of a micro-batch.
+
+        A block that returns the output of a nested unit has no node of its own after it: its hook
+        on that output fires second.
+        """
+        last = {modules[-1].fqn for modules in self.training.forwards}
+        returned: list[str] = []
+        for module in self.training.backward_modules:
+            if module.fqn in self.root_modules:
+                returned.insert(0, ROOT)
+            elif module.fqn in self.ends:
+                returned.insert(0, self.ends[module.fqn])
+            if not module.returns_inner_output:
+                yield from (PreBackward(unit, module) for unit in returned)
+                returned = []
+            if module.fqn in last:
+                yield from (PreBackward(unit, module) for unit in self.incomplete)
+            yield Run(module)
+            if module.fqn in self.begins and module.input_needs_gradient:
+                yield PostBackward(self.begins[module.fqn], module)
+
+
+def hook_events(training: Training, units: Collection[str]) -> HookEvents:
+    """The hook events of `training`, of whose model `units` have a param group."""
+    model = training.model
+    unit_of = {fqn: unit for fqn, unit in model.wrapped_by.items() if unit in units}
+    own = {fqn: unit for fqn, unit in unit_of.items() if unit != ROOT}
+    incomplete = model.waits_for_idle
+    first_runs = [f for f, unit in own.items() if RUN not in f and unit not in incomplete]
+    first = {own[fqn]: fqn for fqn in reversed(first_runs)}
+    last = {own[fqn]: fqn for fqn in first_runs}
+    begins = {f: unit for f, unit in own.items() if f.partition(RUN)[0] == first.get(unit)}
+    for modules in training.forwards if incomplete else ():
+        called = {own[m.fqn]: m.fqn for m in modules[::-1] if m.fqn in own}
+        begins |= {fqn: unit for unit, fqn in called.items() if unit in incomplete}
+    return HookEvents(
+        training=training,
+        root_modules=frozenset(fqn for fqn, unit in unit_of.items() if unit == ROOT),
+        root=tuple(unit for unit in units if unit == ROOT),
+        begins=begins,
+        ends={f: unit for f, unit in own.items() if f.partition(RUN)[0] == last.get(unit)},
+        incomplete=tuple(unit for unit in reversed(tuple(units)) if unit in incomplete),
+    )
