@@ -7,6 +7,7 @@ module knows nothing else of the package.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import islice
 
 MOST_SHOWN = 60
@@ -49,6 +50,18 @@ def _inner(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """A warning: its text, and by how much it widens the band of a step's time.
+
+    `widens` is the share on both sides, `longer` a share on the upper side alone.
+    """
+
+    text: str
+    widens: float = 0.0
+    longer: float = 0.0
 
 
 class ZsimError(Exception):

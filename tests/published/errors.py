@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import mean, median
 
-from zsim.calibration import fit_steps, tables
-from zsim.calibration.accuracy import Predicted, percentile, predict_row
-from zsim.calibration.nccl_tests.error_table import Size, score, size_of
-from zsim.calibration.nccl_tests.hardware_words import is_shared
-from zsim.calibration.nccl_tests.left_out import predict_left_out
-from zsim.calibration.tables import NcclRow, Row, Skipped, Step
+from tests.published.convert import TABLES
+from tests.published.nccl_left_out import predict_left_out
+from zsim.calibration import collectives, fit_steps, table
+from zsim.calibration.accuracy import Predicted, Size, percentile, predictions, size_of
+from zsim.calibration.collectives import Prediction
+from zsim.calibration.records import Collective, Step
 
-FOLDER = Path(__file__).parent
 SLOW = "vtrain_megatron_ds_a100.csv"
 STEPS = {
     "mpt_llm_foundry.csv": "llm-foundry: MPT 125M to 7B, FSDP, 8 to 64 A100, 8 H100",
@@ -58,8 +56,8 @@ class Line:
 
 def figures(errors: Iterable[float]) -> tuple[float, float, float, float]:
     """Median, mean, 95th percentile and largest of the absolute errors."""
-    ordered = sorted(map(abs, errors))
-    return median(ordered), mean(ordered), percentile(ordered, 0.95), ordered[-1]
+    sizes = [abs(each) for each in errors]
+    return median(sizes), mean(sizes), percentile(sizes, 95), max(sizes)
 
 
 def _percent(value: float) -> str:
@@ -69,8 +67,7 @@ def _percent(value: float) -> str:
 @cache
 def predicted(file: str, every: int = 1) -> tuple[Predicted, ...]:
     """Every row of `file` that can be predicted, or each `every`-th."""
-    rows: Sequence[Row | Skipped] = tables.rows(FOLDER / file)[::every]
-    made = (predict_row(row) for row in rows if not isinstance(row, Skipped))
+    made = [answer for row in table.read(TABLES / file)[::every] for answer in predictions(row)]
     return tuple(row for row in made if isinstance(row, Predicted))
 
 
@@ -87,25 +84,26 @@ def of_steps(file: str) -> Line:
     return Line(STEPS[file], errors, in_band(rows), LEFT_OUT.get(file, other))
 
 
+def measured_collectives() -> list[Collective]:
+    """All published collectives but those whose network others used."""
+    rows = [row for path in sorted(TABLES.glob("nccl_*.csv")) for row in table.read(path)]
+    return [row for row in rows if isinstance(row, Collective) and not row.group]
+
+
+def error(row: Collective, prediction: Prediction) -> float:
+    """Predicted over measured less 1."""
+    return prediction.microseconds / (1e6 * row.seconds) - 1
+
+
 def of_collectives(size: Size) -> Line:
     """The line of all collectives of one size but those whose network others used."""
-    rows = [row for path in sorted(FOLDER.glob("nccl_*.csv")) for row in tables.rows(path)]
-    scored = score(
-        row
-        for row in rows
-        if isinstance(row, NcclRow)
-        and not is_shared(row.inter_node)
-        and size_of(row.size_bytes) == size
-    )
-    unseen = figures(
-        one.error for one in score((one.row for one in scored), predictor=predict_left_out)
-    )
-    inside = sum(
-        one.prediction.low <= (one.row.microseconds or 0) <= one.prediction.high for one in scored
-    )
-    said = f"{_percent(unseen[0])}, {_percent(unseen[2])}"
+    rows = [row for row in measured_collectives() if size_of(row.nbytes) == size]
+    fitted = [(row, collectives.predict(row)) for row in rows]
+    unseen = figures(error(row, predict_left_out(row)) for row in rows)
+    inside = sum(answer.low <= 1e6 * row.seconds <= answer.high for row, answer in fitted)
     return Line(
-        f"collectives {SIZES[size]}, 2 to 32 GPUs", tuple(one.error for one in scored), inside, said
+        f"collectives {SIZES[size]}, 2 to 32 GPUs", tuple(error(*each) for each in fitted), inside,
+        f"{_percent(unseen[0])}, {_percent(unseen[2])}",
     )
 
 
@@ -121,12 +119,12 @@ def left_out(file: str) -> str:
     """Median and 95th percentile of a file's rows, each predicted by constants fitted without its
     group."""
     cases, _ = fit_steps.prepared(
-        row for row in tables.rows(FOLDER / file) if isinstance(row, Step)
+        row for row in table.read(TABLES / file) if isinstance(row, Step)
     )
-    found = figures(fit_steps.fit(cases, wider=WIDER, rounds=ROUNDS).left_out)
-    return f"{_percent(found[0])}, {_percent(found[2])} (largest {_percent(found[3])})"
+    errors = figures(fit_steps.fit(cases, wider=WIDER, rounds=ROUNDS).left_out)
+    return f"{_percent(errors[0])}, {_percent(errors[2])} (largest {_percent(errors[3])})"
 
 
 if __name__ == "__main__":
-    said = [left_out(file) for file in LEFT_OUT] if "left-out" in sys.argv else lines(slow=True)
-    sys.stdout.write("\n".join(said) + "\n")
+    printed = [left_out(file) for file in LEFT_OUT] if "left-out" in sys.argv else lines(slow=True)
+    sys.stdout.write("\n".join(printed) + "\n")

@@ -8,26 +8,24 @@ by how much? It knows rows and times, and no source by name.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot, log
 from pathlib import Path
-from statistics import mean, median
+from statistics import StatisticsError, correlation, mean, median, quantiles
+from typing import Literal
 
-from zsim.calibration import memory_pressure, tables
-from zsim.calibration.memory_pressure import Caution
-from zsim.calibration.nccl_tests.error_table import size_of
-from zsim.calibration.nccl_tests.hardware_words import is_shared
-from zsim.calibration.nccl_tests.rows import predict as predict_collective
-from zsim.calibration.nccl_tests.rows import question
-from zsim.calibration.rows import shared_network
-from zsim.calibration.tables import NcclRow, Product, Row, Skipped, Step
+from zsim.calibration import collectives, measurements, memory_pressure
+from zsim.calibration.records import Collective, MeasurementError, Skipped, Step
+from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import parts
 from zsim.engine.step import simulate_step
 from zsim.errors import ZsimError
-from zsim.scenario import scenario
+from zsim.ir.program import Program
+from zsim.memory import fits
 from zsim.scenario.plan import plan
 
 MATTERS = 0.05
@@ -41,7 +39,7 @@ compare."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """One row: seconds predicted and measured, the band of the prediction as factors, and what the
-    mapping assumed."""
+    row leaves open."""
 
     source: str
     line: int
@@ -57,8 +55,9 @@ class Predicted:
     """What a pair divides times by, so that more work is not taken for a slower machine: a step's
     tokens."""
     of: str = ""
-    """What rows of its kind are grouped by besides: a collective and its size, a product's dtype.
-    """
+    """What rows of its kind are grouped by besides: a collective and its size, the row's group."""
+    unit: Literal["s", "B"] = "s"
+    """Of `predicted` and `measured`: seconds, or bytes of a peak."""
 
     @property
     def error(self) -> float:
@@ -105,150 +104,121 @@ class Accuracy:
 
 
 def accuracy(
-    folder: Path, *, collective: str = "", say: Callable[[str], None] = lambda _: None
+    folder: Path, *, collective: str = "", cluster: str = "",
+    say: Callable[[str], None] = lambda _: None,
 ) -> Accuracy:
     """Every row of every file in `folder` predicted; `say` gets a line of progress now and then.
 
-    A damaged file among others is skipped by name, and so is one that holds the same as another
-    that was read: measurements count once. One that is given by itself is a MeasurementError.
-    `collective` is what logs of nccl-tests ran that do not say it.
+    `collective` and `cluster` are those of logs of nccl-tests that do not name them. A log that
+    cannot be read is skipped by name among others; a file that holds the same as another is
+    counted once. TableError for a table with problems.
     """
-    listed = tables.files(folder)
+    listed = measurements.files(folder)
     rows: list[Predicted] = []
     skipped: list[Skipped] = list(listed.skipped)
     used: dict[bytes, str] = {}
     for path, name in listed.files:
-        read = tables.rows if folder.is_file() else tables.readable
-        found = read(path, name=name, collective=collective)
-        # a name may say what makes rows usable, and a copy's other name not
-        if any(not isinstance(row, Skipped) for row in found):
-            first = used.setdefault(tables.digest(path), name)
-            found = found if first == name else [tables.copy_of(first, name=name)]
-        for count, row in enumerate(found, start=1):
-            one = row if isinstance(row, Skipped) else predict_row(row)
-            if isinstance(one, Predicted):
-                rows.append(one)
-            else:
-                skipped.append(one)
+        try:
+            read = measurements.rows(path, name=name, collective=collective, cluster=cluster)
+        except MeasurementError as error:
+            if folder.is_file():
+                raise
+            read = [Skipped(source=name, line=1, reason=f"expected {error.expected}, found "
+                                                        f"{error.found}")]
+        # a log's name may say its collective, and a copy's other name not
+        if any(not isinstance(row, Skipped) for row in read):
+            first = used.setdefault(measurements.digest(path), name)
+            read = read if first == name else [measurements.copy_of(first, name=name)]
+        for count, row in enumerate(read, start=1):
+            for answer in [row] if isinstance(row, Skipped) else predictions(row):
+                (skipped if isinstance(answer, Skipped) else rows).append(answer)  # type: ignore[arg-type]
             if count % 20 == 0:
-                say(f"{name}: {count} of {len(found)} rows")
+                say(f"{name}: {count} of {len(read)} rows")
     return Accuracy(
         rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)),
         skipped=tuple(skipped),
     )
 
 
-def predict_row(row: Row) -> Predicted | Skipped:
-    """A row of any kind, predicted; skipped by name where its figures lead to no number, so that
-    one row never ends a folder."""
+def predictions(row: Step | Collective) -> list[Predicted | Skipped]:
+    """A row's time and peaks predicted; skipped by name where the simulator refuses the scenario
+    or its figures lead to no number, so that one row never ends a folder."""
     try:
-        if isinstance(row, Step):
-            return predict(row)
-        return predicted_collective(row) if isinstance(row, NcclRow) else predicted_product(row)
-    except (ArithmeticError, ValueError) as error:
-        return Skipped(source=row.source, line=row.line, reason=f"no arithmetic can be done with "
-                                                                f"its figures: {error}")
+        return [of_collective(row)] if isinstance(row, Collective) else [*of_step(row)]
+    except (ZsimError, ArithmeticError, ValueError) as error:
+        return [Skipped(source=row.source, line=row.line, reason=str(error))]
 
 
-def predicted_collective(row: NcclRow) -> Predicted:
-    """A collective as NCCL's model has it, which does not see the measured time; rows of shared
-    networks are groups of their own."""
-    found = predict_collective(question(row))
-    shared = ", shared network" if is_shared(row.inter_node) else ""
+Size = Literal["large", "middle", "small"]
+
+
+def size_of(nbytes: int) -> Size:
+    """The size of a message: large from 64 MiB, middle from 1 MiB, small below."""
+    return "large" if nbytes >= LARGE else "middle" if nbytes >= MIDDLE else "small"
+
+
+def of_collective(row: Collective) -> Predicted:
+    """A collective by NCCL's model."""
+    answer = collectives.predict(row)
+    low, high = (end / answer.microseconds for end in (answer.low, answer.high))
     return Predicted(
         source=row.source, line=row.line, kind="collective",
-        of=f"{row.collective} {size_of(row.size_bytes)}{shared}", gpu=row.gpu, nodes=row.n_nodes,
-        predicted=found.microseconds / 1e6, measured=(row.microseconds or 0) / 1e6,
-        band=(found.low / found.microseconds, found.high / found.microseconds),
-        assumed=found.assumed,
+        of=", ".join(filter(None, (f"{row.op} {size_of(row.nbytes)}", row.group))),
+        gpu=row.cluster.device.name, nodes=row.cluster.num_nodes,
+        predicted=answer.microseconds / 1e6, measured=row.seconds, band=(low, high),
+        assumed=tuple(caveat.text for caveat in row.caveats),
         fields={
-            "collective": row.collective, "gpu": row.gpu, "ranks": str(row.n_ranks),
-            "bytes": str(row.size_bytes),
+            "collective": row.op, "cluster": row.cluster.name,
+            "ranks": str(row.cluster.num_ranks), "bytes": str(row.nbytes),
         },
     )
 
 
-def predicted_product(row: Product) -> Predicted:
-    """One matrix product on a device that does nothing else."""
-    return Predicted(
-        source=row.source,
-        line=row.line,
-        kind="product",
-        of=row.dtype,
-        gpu=row.gpu,
-        nodes=1,
-        predicted=row.predicted_s,
-        measured=row.seconds,
-        band=row.band,
-        assumed=row.assumed,
-        fields=row.fields,
-    )
-
-
-def predict(step: Step) -> Predicted | Skipped:
-    """The step simulated; skipped by name where its scenario cannot be."""
-    where = f"{step.source} line {step.line}"
-    try:
-        main, *others = (
-            _simulated(text, where, shared=step.shared) for text in (step.scenario, *step.otherwise)
+def of_step(step: Step) -> Iterator[Predicted]:
+    """A step's time simulated, and the peaks of its memory; ZsimError where it cannot be."""
+    cluster = step.scenario.cluster
+    program = plan(step.scenario, device=cluster.kind)
+    if step.seconds is not None:
+        yield _timed(step, step.seconds, program)
+    answer = fits.answer(
+        program, cluster, expandable_segments=step.scenario.expandable_segments
+    ) if step.peaks else None
+    for name, nbytes in step.peaks.items():
+        assert answer is not None
+        both = {"allocated": answer.allocated_bytes, "reserved": answer.reserved_bytes}
+        low = min(1.0, answer.allocated_bytes / both[name]) / (1 + step.widened)
+        yield _predicted(
+            step, kind="peak", of=name, unit="B", predicted=both[name], measured=nbytes,
+            band=(low, 1 + step.widened),
         )
-    except ZsimError as error:
-        return Skipped(source=step.source, line=step.line, reason=str(error))
-    low, high = (
-        edge(one.factors[side] * one.seconds for one in (main, *others))
-        for side, edge in enumerate((min, max))
-    )
-    wider, longer = step.widened, step.widened
-    for caution in main.cautions:
-        wider, longer = hypot(wider, caution.wider), hypot(longer, caution.longer)
-    return Predicted(
-        source=step.source,
-        line=step.line,
-        kind="step",
-        gpu=step.gpu,
-        nodes=step.nodes,
-        predicted=main.seconds,
-        measured=step.seconds,
-        band=(low / main.seconds / (1 + wider), high / main.seconds * (1 + longer)),
-        assumed=(*step.assumed, *(caution.words for caution in main.cautions)),
-        fields=step.fields,
-        per=step.tokens,
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Simulated:
-    """Seconds of one scenario, the factors around them, and what its device's memory makes of them.
-    """
-
-    seconds: float
-    factors: tuple[float, float]
-    cautions: tuple[Caution, ...]
-
-
-def _simulated(text: str, where: str, *, shared: bool) -> _Simulated:
-    asked = scenario.parse(text.encode(), where=where)
-    costs = Costs(cluster=asked.cluster, execution=asked.executed)
-    program = plan(asked, device=asked.cluster.kind)
+def _timed(step: Step, measured: float, program: Program) -> Predicted:
+    costs = Costs(cluster=step.scenario.cluster, execution=step.scenario.executed)
     timeline = simulate_step(program, costs=costs)
-    found = parts(program, timeline, costs=costs)
-    factors = found.on_shared_network(*shared_network.BAND) if shared else found.factors
-    return _Simulated(
-        seconds=timeline.step_time_ns / 1e9, factors=factors,
-        cautions=memory_pressure.cautions(program, asked),
+    shares = parts(program, timeline, costs=costs)
+    low, high = shares.on_shared_network(*step.network) if step.is_shared else shares.factors
+    caveats = memory_pressure.caveats(program, step.scenario.cluster)
+    wider = hypot(step.widened, *(caveat.widens for caveat in caveats))
+    longer = hypot(wider, *(caveat.longer for caveat in caveats))
+    return _predicted(
+        step, kind="step", predicted=timeline.step_time_ns / 1e9, measured=measured,
+        band=(low / (1 + wider), high * (1 + longer)),
+        assumed=tuple(caveat.text for caveat in caveats), per=step.tokens,
     )
 
 
-def cautions(step: Step) -> tuple[str, ...]:
-    """What is to be known of a step's prediction before it is made, or why there is none."""
-    try:
-        asked = scenario.parse(step.scenario.encode(), where=f"{step.source} line {step.line}")
-        return tuple(
-            caution.words
-            for caution in memory_pressure.cautions(plan(asked, device=asked.cluster.kind), asked)
-        )
-    except ZsimError as error:
-        return (" ".join(f"not predicted: {error}".split()),)
+def _predicted(
+    step: Step, *, kind: str, predicted: float, measured: float, band: tuple[float, float],
+    assumed: tuple[str, ...] = (), of: str = "", unit: Literal["s", "B"] = "s", per: float = 1.0,
+) -> Predicted:
+    cluster = step.scenario.cluster
+    return Predicted(
+        source=step.source, line=step.line, kind=kind, of=", ".join(filter(None, (of, step.group))),
+        gpu=cluster.device.name, nodes=cluster.num_nodes, predicted=predicted, measured=measured,
+        band=band, assumed=(*(caveat.text for caveat in step.caveats), *assumed),
+        fields=step.fields, per=per, unit=unit,
+    )
 
 
 def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
@@ -261,7 +231,7 @@ def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
         errors = sorted(abs(row.error) for row in members)
         yield Group(
             source=source, kind=kind, gpu=gpu, nodes=nodes, n=len(members), median=median(errors),
-            mean=mean(errors), p95=percentile(errors, 0.95), max=errors[-1],
+            mean=mean(errors), p95=percentile(errors, 95), max=errors[-1],
             spearman=spearman(
                 [row.predicted for row in members], [row.measured for row in members]
             ),
@@ -269,41 +239,30 @@ def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
         )
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, with linear interpolation between neighbours."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The percentile of `values`, with linear interpolation between neighbours."""
+    if len(values) < 2:
+        return values[0]
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The correlation of ranks, ties at their mean; None for fewer than three values or without any
-    order."""
-    if len(first) < 3:
+    """The correlation of ranks, ties at their mean; None for fewer than three values or without
+    any order."""
+    try:
+        return correlation(_ranks(first), _ranks(second)) if len(first) > 2 else None
+    except StatisticsError:
         return None
-    one, other = _ranks(first), _ranks(second)
-    middle = (len(first) - 1) / 2
-    spread = [sum((rank - middle) ** 2 for rank in ranks) for ranks in (one, other)]
-    if not all(spread):
-        return None
-    together = sum((a - middle) * (b - middle) for a, b in zip(one, other, strict=True))
-    return float(together / (spread[0] * spread[1]) ** 0.5)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Of each value its place in their order; equal ones share the middle of theirs, which is
-    worked out once for all of them."""
-    middles, before = dict[float, float](), 0
-    for value, count in sorted(Counter(values).items()):
-        middles[value] = before + (count - 1) / 2
-        before += count
-    return [middles[value] for value in values]
+    """Twice the rank of each value; equal values share the middle of theirs."""
+    ordered = sorted(values)
+    return [float(bisect_left(ordered, value) + bisect_right(ordered, value)) for value in values]
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
-    """By the one field in which two steps of a source differ, of which names behind a dot are
-    parts.
+    """By the one field in which two steps of a source differ: a column, or several of `TOGETHER`.
 
     A collective of another size says nothing that its group does not.
     """
@@ -311,7 +270,8 @@ def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
     by_source: dict[str, list[Predicted]] = defaultdict(list)
     for row in rows:
         if row.kind == "step":
-            by_source[row.source].append(row)
+            own = {key: text for key, text in row.fields.items() if key not in HOST_PAUSES}
+            by_source[row.source].append(replace(row, fields=own))
     for members in by_source.values():
         for name in sorted({_whole(part) for row in members for part in row.fields}):
             found[name] += [_ratios(first, second) for first, second in _differing(members, name)]
@@ -328,9 +288,22 @@ def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
         )
 
 
+TOGETHER = {
+    "model": "model",
+    **dict.fromkeys(
+        ("cluster.nodes", "cluster.ranks", "strategy.dp_shard", "strategy.dp_replicate"), "ranks"
+    ),
+}
+"""Columns, or the tables that they are of, which change together and are one field of a pair."""
+HOST_PAUSES = (
+    "execution.step_overhead", "execution.micro_batch_overhead", "execution.issue_kernel"
+)
+"""Columns of what a trainer's host does, which follow from the others."""
+
+
 def _whole(part: str) -> str:
-    """The field of which `part` is one."""
-    return part.partition(".")[0]
+    """The field of which the column `part` is one."""
+    return TOGETHER.get(part) or TOGETHER.get(part.partition(".")[0], part)
 
 
 def _differing(rows: Sequence[Predicted], name: str) -> Iterator[tuple[Predicted, Predicted]]:

@@ -1,92 +1,97 @@
-"""What a row of measurements was taken for: a step's scenario, a collective's communicator, a
-product's device; and what was assumed."""
+"""The scenario, or the collective, that a row of measurements is, and what it leaves open."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from zsim.calibration.accuracy import cautions
-from zsim.calibration.nccl_tests.rows import mapped, predict, question
-from zsim.calibration.tables import NcclRow, Product, Row, Skipped, Step
+from zsim.calibration import memory_pressure
+from zsim.calibration.collectives import group_of, predict
+from zsim.calibration.records import Collective, Skipped, Step
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.collectives.nccl.tuner import Graph, System, bus_factor, choices
-from zsim.io.units import format_time
+from zsim.errors import ZsimError
+from zsim.io.units import format_bytes, format_time
+from zsim.scenario.plan import plan
 
 
-def text(row: Row | Skipped, *, as_json: bool) -> str:
-    """The row in words, or one JSON object, ending with a newline."""
-    if isinstance(row, Skipped):
-        return (
-            json.dumps({"skipped": row.reason}) + "\n" if as_json else f"# skipped: {row.reason}\n"
-        )
-    found = of_row(row)
+def text(row: Step | Collective | Skipped, *, as_json: bool) -> str:
+    """The row as a scenario file, or as lines of its collective; or one JSON object."""
+    about = of_row(row)
     if as_json:
-        return json.dumps(found) + "\n"
-    assumed = "".join(f"# assumed: {words}\n" for words in found["assumed"])
-    said = (
-        found["scenario"]
-        if "scenario" in found
-        else "".join(f"{key}: {value}\n" for key, value in found["taken_for"].items())
+        return json.dumps(about) + "\n"
+    if isinstance(row, Skipped):
+        return f"# skipped: {row.reason}\n"
+    assumed = "".join(f"# assumed: {words}\n" for words in about["assumed"])
+    lines = about.get("scenario") or "".join(
+        f"{key}: {words}\n" for key, words in about["taken_for"].items()
     )
-    return f"# {row.source} line {row.line}, measured {found['measured']:.6g} s\n{assumed}{said}"
+    return f"# {row.source} line {row.line}, measured {_measured(row)}\n{assumed}{lines}"
 
 
-def of_row(row: Row) -> dict[str, Any]:
-    """`measured` in seconds, `assumed`, and either the `scenario` or, in words, what it was
-    `taken_for`."""
+def of_row(row: Step | Collective | Skipped) -> dict[str, Any]:
+    """`measured` in seconds, `assumed`, and the `scenario` or what it was `taken_for`."""
+    if isinstance(row, Skipped):
+        return {"skipped": row.reason}
     if isinstance(row, Step):
         return {
-            "scenario": row.scenario, "measured": row.seconds,
-            "assumed": [*row.assumed, *cautions(row), *_wider(row)],
+            "scenario": row.scenario.text, "measured": row.seconds, "peaks": dict(row.peaks),
+            "assumed": _assumed(row, *_pressure(row)),
         }
-    if isinstance(row, Product):
-        return {"taken_for": _product(row), "measured": row.seconds, "assumed": list(row.assumed)}
-    return {
-        "taken_for": _collective(row), "measured": (row.microseconds or 0) / 1e6,
-        "assumed": [*mapped(row).assumed, *row.cautions],
-    }
+    return {"taken_for": _collective(row), "measured": row.seconds, "assumed": _assumed(row)}
 
 
-def _wider(row: Step) -> tuple[str, ...]:
-    return (f"so the band is {100 * row.widened:.0f} % wider on both sides",) if row.widened else ()
+def _measured(row: Step | Collective) -> str:
+    time = [] if row.seconds is None else [f"{row.seconds:.6g} s"]
+    peaks = row.peaks if isinstance(row, Step) else {}
+    return ", ".join((*time, *(f"{format_bytes(size)} {name}" for name, size in peaks.items())))
 
 
-def _product(row: Product) -> dict[str, str]:
-    m, n, k = row.shape
-    return {
-        "product": f"{m} x {k} times {k} x {n} in {row.dtype}",
-        "device": f"preset {row.device}",
-        "predicted": f"{row.predicted_s * 1e6:.4g} us",
-        "band": " to ".join(f"{row.predicted_s * factor * 1e6:.4g} us" for factor in row.band),
-    }
+def _assumed(row: Step | Collective, *more: str) -> list[str]:
+    """Caveats of a row, and by how much they widen its band."""
+    wider = f"so the band is {100 * row.widened:.0f} % wider on both sides"
+    shared = "others used the network: collectives take {:g} to {:g} times as long"
+    return [
+        *(caveat.text for caveat in row.caveats), *more,
+        *([wider] if row.widened else []),
+        *([shared.format(*row.network)] if row.is_shared else []),
+    ]
 
 
-def _collective(row: NcclRow) -> dict[str, str]:
-    found, apart = predict(question(row)), mapped(row)
-    group = apart.communicator
-    protocol, channels = _tuned(row, group, found.algorithm)
+def _pressure(row: Step) -> tuple[str, ...]:
+    """Caveats of a step's memory, or the reason why it is not predicted."""
+    cluster = row.scenario.cluster
+    try:
+        caveats = memory_pressure.caveats(plan(row.scenario, device=cluster.kind), cluster)
+        return tuple(caveat.text for caveat in caveats)
+    except ZsimError as error:
+        return (" ".join(f"not predicted: {error}".split()),)
+
+
+def _collective(row: Collective) -> dict[str, str]:
+    answer, group = predict(row), group_of(row)
+    protocol, channels = _tuned(row, group, answer.algorithm)
     nodes = "1 node" if group.num_nodes == 1 else f"{group.num_nodes} nodes"
-    steps = 1.0 if row.collective == "broadcast" else bus_factor(row.collective, group.num_ranks)
-    reached = steps * row.size_bytes / (1000 * found.microseconds)
+    steps = 1.0 if row.op == "broadcast" else bus_factor(row.op, group.num_ranks)
+    reached = steps * row.nbytes / (1000 * answer.microseconds)
     return {
-        "collective": f"{row.collective} of {row.size_bytes:,} B over {group.num_ranks} ranks on "
-                      f"{nodes}",
+        "collective": f"{row.op} of {row.nbytes:,} B over {group.num_ranks} ranks on {nodes}",
+        "cluster": row.cluster.name,
         "machine": f"{group.generation}, {group.links}, network {group.fabric}",
-        "algorithm": found.algorithm,
+        "algorithm": answer.algorithm,
         "protocol": protocol,
         "channels": str(channels),
         "links": f"{group.bus_gb_s:.6g} GB/s, what a ring has at its narrowest place",
         "bus bandwidth": f"{reached:.4g} GB/s reached, as nccl-tests counts: {steps:.6g} of the "
                          f"message in the predicted time",
-        "provenance": found.provenance,
-        "predicted": format_time(round(found.microseconds * 1000)),
-        "band": " to ".join(format_time(round(end * 1000)) for end in (found.low, found.high)),
+        "provenance": answer.provenance,
+        "predicted": format_time(round(answer.microseconds * 1000)),
+        "band": " to ".join(format_time(round(end * 1000)) for end in (answer.low, answer.high)),
     }
 
 
-def _tuned(row: NcclRow, group: Communicator, algorithm: str) -> tuple[str, int]:
+def _tuned(row: Collective, group: Communicator, algorithm: str) -> tuple[str, int]:
     """The protocol that NCCL's tuner takes for this algorithm and size, and the channels of its
     search: one per NIC between nodes."""
     inside, between = RINGS_IN_NODE[group.generation][0], group.num_nodes > 1
@@ -100,9 +105,9 @@ def _tuned(row: NcclRow, group: Communicator, algorithm: str) -> tuple[str, int]
         ),
         processor=group.processor, links=group.links,
     )
-    op = "all_gather" if row.collective == "broadcast" else row.collective
-    tried = [one for one in choices(op, row.size_bytes, system) if one.algorithm == algorithm]
-    best = min(tried, key=lambda one: one.time_us, default=None)
+    op = "all_gather" if row.op == "broadcast" else row.op
+    tried = [each for each in choices(op, row.nbytes, system) if each.algorithm == algorithm]
+    best = min(tried, key=lambda each: each.time_us, default=None)
     if algorithm.startswith("nvls") and system.nvls:
         channels = system.nvls.channels
     return (best.protocol if best else "Simple"), channels

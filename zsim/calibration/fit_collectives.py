@@ -27,12 +27,10 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, Literal
 
+from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.fit_steps import solver
-from zsim.calibration.nccl_tests.hardware_words import is_shared
-from zsim.calibration.nccl_tests.rows import mapped, predict, question
-from zsim.calibration.tables import NcclRow, Skipped
-from zsim.calibration.vocabulary.cluster import AS_SOLD
-from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, Nccl
+from zsim.calibration.records import Collective, Skipped
+from zsim.cluster.cluster import MeasuredCurve, Nccl
 from zsim.cluster.collectives.nccl.curves import CURVES, LARGE, MIDDLE, Band, Curves
 from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
@@ -68,7 +66,7 @@ class FittedCurves:
 
     node: Nccl
     curves: tuple[MeasuredCurve, ...]
-    rows: tuple[NcclRow, ...]
+    rows: tuple[Collective, ...]
     keys: tuple[Key, ...]
     groups: tuple[str, ...]
     errors: tuple[float, ...]
@@ -79,57 +77,49 @@ class FittedCurves:
 
 
 def usable(
-    rows: Iterable[NcclRow], node: Nccl, *, network: str = ""
-) -> tuple[list[NcclRow], list[Skipped]]:
-    """The rows that say something of a cluster of such nodes; the others are skipped by name.
-
-    nccl-tests names no network: such rows of several nodes are taken to have run over the cluster's
-    own, which `network` describes.
-    """
-    kept: list[NcclRow] = []
+    rows: Iterable[Collective], node: Nccl
+) -> tuple[list[Collective], list[Skipped]]:
+    """The rows that say something of a cluster of such nodes; the others are skipped by name."""
+    kept: list[Collective] = []
     skipped: list[Skipped] = []
-    for read in rows:
-        silent = read.n_nodes > 1 and not read.inter_node.strip()
-        row = replace(read, inter_node=network) if silent else read
-        reason = _other(row, node)
-        if reason:
+    for row in rows:
+        if reason := _other(row, node):
             skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
         else:
             kept.append(row)
     return kept, skipped
 
 
-def network_of(cluster: ClusterSpec) -> str:
-    """The network between the cluster's nodes in the words of a measurement: its kind, and the rate
-    of a node as it is sold."""
-    rate = 8 * cluster.links.rail.bandwidth * cluster.nics_per_node / 1e9 / AS_SOLD
-    kind = {"ib": "InfiniBand", "efa": "EFA", "tcp": "TCP", "roce": "RoCE"}.get(
-        cluster.nccl.fabric if cluster.nccl else "", ""
-    )
-    return f"{kind} {rate:.0f} Gbps/node"
-
-
-def _other(row: NcclRow, node: Nccl) -> str:
-    found = mapped(row).communicator
-    if is_shared(row.inter_node):
+def _other(row: Collective, node: Nccl) -> str:
+    """The reason why a row says nothing of such nodes; "" where it does."""
+    group = group_of(row)
+    if row.is_shared:
         return "others used the network: congestion, not the cluster"
-    if found.generation != node.generation or found.links != node.links:
+    if group.generation != node.generation or group.links != node.links:
         return (
-            f"{found.generation} on {found.links}: another machine than the cluster's "
+            f"{group.generation} on {group.links}: another machine than the cluster's "
             f"{node.generation} on {node.links}"
         )
-    if found.num_nodes > 1 and found.fabric != node.fabric:
-        return f"network {found.fabric}: another than the cluster's {node.fabric}"
-    if found.links == "pcie":
+    if group.num_nodes > 1 and group.fabric != node.fabric:
+        return f"network {group.fabric}: another than the cluster's {node.fabric}"
+    if group.links == "pcie":
         return "rings over PCIe have no curve"
     return ""
 
 
-def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
+def _system(row: Collective) -> str:
+    """The machine that a row was measured on, which is left out as a whole."""
+    cluster, nodes = row.cluster, row.cluster.num_nodes
+    if row.group:
+        return f"{row.source}, {row.group}"
+    return f"{row.source}, {cluster.device.name}, {cluster.num_ranks} ranks on {nodes} nodes"
+
+
+def fit(rows: Sequence[Collective], node: Nccl, *, source: str) -> FittedCurves:
     """The curves that meet `rows` best, one for each that some row runs on."""
     keys = [_key(row) for row in rows]
     groups = [
-        f"{row.source}, {row.gpu}, {row.n_ranks} ranks on {row.n_nodes} nodes" for row in rows
+        _system(row) for row in rows
     ]
     curves, errors, left_out, before = (
         CURVES, [0.0] * len(rows), [0.0] * len(rows), [""] * len(rows),
@@ -183,7 +173,7 @@ def fit(rows: Sequence[NcclRow], node: Nccl, *, source: str) -> FittedCurves:
 
 
 def _band(
-    rows: Sequence[NcclRow], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool
+    rows: Sequence[Collective], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool
 ) -> Band:
     """How far a curve may be off for large, middle and small messages: as the published one where
     no row is of the size.
@@ -191,12 +181,12 @@ def _band(
     `missed` are the errors of rows whose system is left out; where it is `alone`, as the published
     curve predicts it.
     """
-    sizes = sorted({row.size_bytes for row in rows})
+    sizes = sorted({row.nbytes for row in rows})
     unseen = _sizes_left_out(rows, sizes, key, node) if alone and len(sizes) >= FOLDS else missed
     published = _published_band(key, node)
 
     def width(size: Size) -> float:
-        places = [place for place, row in enumerate(rows) if _size(row.size_bytes) == size]
+        places = [place for place, row in enumerate(rows) if _size(row.nbytes) == size]
         most: float = getattr(published, size)
         if not places:
             return most
@@ -218,17 +208,17 @@ def _published_band(key: Key, node: Nccl) -> Band:
 
 
 def _sizes_left_out(
-    rows: Sequence[NcclRow], sizes: Sequence[int], key: Key, node: Nccl
+    rows: Sequence[Collective], sizes: Sequence[int], key: Key, node: Nccl
 ) -> list[float]:
     """The errors of the rows of one system, each predicted by those of other sizes."""
     found = [0.0] * len(rows)
     for fold in range(FOLDS):
         out = set(sizes[fold::FOLDS])
         curves = with_curve(
-            CURVES, _fitted([row for row in rows if row.size_bytes not in out], key, node), node
+            CURVES, _fitted([row for row in rows if row.nbytes not in out], key, node), node
         )
         for place, row in enumerate(rows):
-            if row.size_bytes in out:
+            if row.nbytes in out:
                 found[place] = exp(_error(row, curves)) - 1
     return found
 
@@ -259,24 +249,24 @@ def _most(errors: Sequence[float]) -> float:
     return far[min(len(far) - 1, int(0.95 * len(far)))]
 
 
-def _key(row: NcclRow) -> Key:
+def _key(row: Collective) -> Key:
     """The curve that the row's time is on."""
-    communicator = mapped(row).communicator
+    communicator = group_of(row)
     if communicator.num_nodes > 1:
-        return "network", "all_reduce" if row.collective == "all_reduce" else "all_gather"
+        return "network", "all_reduce" if row.op == "all_reduce" else "all_gather"
     if communicator.algorithm in (None, "nvls") and "nvls" in algorithms(
-        row.collective, communicator
+        row.op, communicator
     ):
-        return "nvls", row.collective
-    return "ring", "all_gather" if row.collective == "broadcast" else row.collective
+        return "nvls", row.op
+    return "ring", "all_gather" if row.op == "broadcast" else row.op
 
 
-def _error(row: NcclRow, curves: Curves) -> float:
+def _error(row: Collective, curves: Curves) -> float:
     """The logarithm of predicted over measured."""
-    return log(predict(question(row), curves=curves).microseconds / (row.microseconds or 1))
+    return log(predict(row, curves=curves).microseconds / (1e6 * row.seconds))
 
 
-def _fitted(rows: Sequence[NcclRow], key: Key, node: Nccl) -> MeasuredCurve:
+def _fitted(rows: Sequence[Collective], key: Key, node: Nccl) -> MeasuredCurve:
     """The curve at `key` moved to meet `rows`; as it was for none."""
     start = as_it_is(CURVES, *key, node)
     assert start is not None  # some row was predicted on it

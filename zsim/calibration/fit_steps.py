@@ -15,13 +15,12 @@ from math import exp, hypot, log
 from typing import Any
 
 from zsim.calibration.model_identity import model_of
-from zsim.calibration.tables import Skipped, Step
+from zsim.calibration.records import Skipped, Step
 from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
-from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
@@ -79,8 +78,18 @@ class Case:
     """A measured step that is planned: only its times depend on constants."""
 
     step: Step
-    scenario: Scenario
     program: Program
+
+    @property
+    def scenario(self) -> Scenario:
+        """The step's."""
+        return self.step.scenario
+
+    @property
+    def seconds(self) -> float:
+        """Measured seconds of the step."""
+        assert self.step.seconds is not None
+        return self.step.seconds
 
     @property
     def generation(self) -> str:
@@ -89,9 +98,9 @@ class Case:
 
     @property
     def group(self) -> tuple[str, str]:
-        """What is left out together: rows of one GPU and one model, by what they are and not by
-        what they are called."""
-        return self.scenario.cluster.device.name, model_of(self.scenario)
+        """What is left out together: rows of one GPU and one `group`, else of one model."""
+        name = self.scenario.cluster.device.name
+        return name, self.step.group or model_of(self.scenario)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,25 +149,26 @@ def _nine_of_ten(errors: Sequence[float]) -> float:
 
 
 def prepared(
-    rows: Iterable[Step | Skipped], *, say: Callable[[str], None] = lambda _: None
+    rows: Iterable[Step], *, say: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Case], list[Skipped]]:
     """Each row planned; those that cannot be are skipped by name."""
-    cases, skipped = [], []
+    cases: list[Case] = []
+    skipped: list[Skipped] = []
     for row in rows:
-        if isinstance(row, Skipped):
-            skipped.append(row)
-            continue
-        try:
-            asked = scenario.parse(row.scenario.encode(), where=f"{row.source} line {row.line}")
-            if asked.executed.products == "alone":
-                skipped.append(Skipped(source=row.source, line=row.line, reason=SUMS))
-                continue
-            cases.append(
-                Case(step=row, scenario=asked, program=plan(asked, device=asked.cluster.kind))
-            )
+        asked, reason = row.scenario, ""
+        if row.seconds is None:
+            reason = "peaks of memory, and no time to calibrate on"
+        elif asked.executed.products == "alone":
+            reason = SUMS
+        else:
+            try:
+                cases.append(Case(step=row, program=plan(asked, device=asked.cluster.kind)))
+            except ZsimError as error:
+                reason = str(error)
+        if reason:
+            skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
+        elif len(cases) % 20 == 0:
             say(f"planned {len(cases)} steps")
-        except (ZsimError, ArithmeticError, ValueError) as error:
-            skipped.append(Skipped(source=row.source, line=row.line, reason=str(error)))
     return cases, skipped
 
 
@@ -228,7 +238,7 @@ def fit(
             before=_cost(errors, at, places),
         )
     factors = _factors(places, at)
-    final = [log(predicted(case, factors) / case.step.seconds) for case in cases]
+    final = [log(predicted(case, factors) / case.seconds) for case in cases]
     left_out = list(final)
     for group in {case.group for case in cases}:
         kept = [row for row, case in enumerate(cases) if case.group != group]
@@ -279,7 +289,7 @@ def _reached(
         factors = _factors(places, there)
         if (
             _cost(
-                [log(predicted(case, factors) / case.step.seconds) for case in cases], there, places
+                [log(predicted(case, factors) / case.seconds) for case in cases], there, places
             )
             <= before
         ):
@@ -329,7 +339,7 @@ def _linear(
         for row, case in enumerate(cases):
             if generation in ("", case.generation):
                 slopes[row][place] = (log(predicted(case, moved)) - here[row]) / STEP
-    return [value - log(case.step.seconds) for value, case in zip(here, cases, strict=True)], slopes
+    return [value - log(case.seconds) for value, case in zip(here, cases, strict=True)], slopes
 
 
 def _best(

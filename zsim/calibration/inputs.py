@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zsim.calibration import tables
+from zsim.calibration import measurements
 from zsim.calibration.fit_steps import CalibrationError, Case
-from zsim.calibration.rows.records import content
-from zsim.calibration.tables import NcclRow, Product, Skipped, Step
+from zsim.calibration.records import Collective, Skipped, Step, content
 from zsim.cluster.cluster import clusters
 from zsim.cluster.devices import is_called
 from zsim.errors import ZsimError
@@ -26,7 +25,6 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
 MAX_SCENARIOS = 2000
-PRODUCTS = "single products are not calibrated: what training reaches is fitted on steps"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +34,7 @@ class Material:
 
     steps: list[Step] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    collectives: list[NcclRow] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     simulated: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
@@ -53,27 +51,24 @@ class Material:
         return named.pop() if len(named) == 1 and named <= set(clusters()) else ""
 
 
-def read(files: Sequence[Path], *, scenarios: Path | None) -> Material:
-    """Everything in `files`, of which a table of products is skipped with its count.
+def read(files: Sequence[Path], *, scenarios: Path | None, cluster: str = "") -> Material:
+    """Everything in `files`; `cluster` is that of logs of nccl-tests, which do not name theirs.
 
-    A file that holds what another does, or is it, is counted once and named. CalibrationError for
-    any other without a single usable row, where products are all there is, and for a Run without a
-    folder of scenarios.
+    A file that holds what another does is counted once and named. CalibrationError for any other
+    without a usable row, and for a Run without a folder of scenarios.
     """
     found = Material()
     used: dict[bytes, str] = {}
     for path in files:
-        held = tables.digest(path)
+        held = measurements.digest(path)
         if held in used:
-            found.skipped.append(tables.copy_of(used[held], name=path.name))
+            found.skipped.append(measurements.copy_of(used[held], name=path.name))
             continue
         used[held] = path.name
         before, skipped = _count(found), len(found.skipped)
-        of_products = _read(path, scenarios, found)
-        if before == _count(found) and not of_products:
+        _read(path, scenarios, cluster, found)
+        if before == _count(found):
             raise _nothing(path, found.skipped[skipped:])
-    if not _count(found):
-        raise _nothing(files[-1], found.skipped)
     found.names = tuple(dict.fromkeys(used.values()))
     return found
 
@@ -83,33 +78,25 @@ def _count(found: Material) -> int:
 
 
 def _nothing(path: Path, skipped: Sequence[Skipped]) -> CalibrationError:
-    expected = (
-        "measured steps or collectives: columns of a known source, nccl-tests' text or JSON, or a "
-        "saved Run"
-    )
+    expected = "measured steps or collectives: a table, nccl-tests' text or JSON, or a saved Run"
     return CalibrationError(
         where=str(path), expected=expected, found=skipped[-1].reason if skipped else "no rows"
     )
 
 
-def _read(path: Path, scenarios: Path | None, found: Material) -> bool:
-    """Adds what the file holds; whether that is products, none of which is used whatever it says.
-    """
+def _read(path: Path, scenarios: Path | None, cluster: str, material: Material) -> None:
+    """Adds what the file holds to `material`."""
     if is_run(path):
-        made = _case(path, scenarios, found)
-        (found.cases if isinstance(made, Case) else found.skipped).append(made)  # type: ignore[arg-type]
-        return False
-    rows = tables.rows(path)
-    of_products = any(isinstance(row, Product) for row in rows)
-    for row in rows:
+        made = _case(path, scenarios, material)
+        (material.cases if isinstance(made, Case) else material.skipped).append(made)  # type: ignore[arg-type]
+        return
+    for row in measurements.rows(path, cluster=cluster):
         if isinstance(row, Step):
-            found.steps.append(row)
-        elif isinstance(row, NcclRow):
-            found.collectives.append(row)
+            material.steps.append(row)
+        elif isinstance(row, Collective):
+            material.collectives.append(row)
         else:
-            reason = PRODUCTS if isinstance(row, Product) or of_products else row.reason
-            found.skipped.append(Skipped(source=row.source, line=row.line, reason=reason))
-    return of_products
+            material.skipped.append(row)
 
 
 def is_run(path: Path) -> bool:
@@ -129,17 +116,9 @@ def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped
     if run.backend == "sim":
         found.simulated.append(path.name)
     step = Step(
-        source=path.name,
-        line=1,
-        scenario=asked.text,
-        seconds=(run.step_time_ns or 0) / 1e9,
-        tokens=asked.batch.micro_batch * asked.batch.sequence_length * asked.batch.accumulation,
-        gpu=asked.cluster.device.name,
-        nodes=asked.cluster.num_nodes,
-        fields={},
-        assumed=(),
+        source=path.name, line=1, scenario=asked, seconds=(run.step_time_ns or 0) / 1e9
     )
-    return Case(step=step, scenario=asked, program=plan(asked, device=asked.cluster.kind))
+    return Case(step=step, program=plan(asked, device=asked.cluster.kind))
 
 
 def _scenario_of(run: Run, folder: Path) -> Scenario | None:

@@ -1,20 +1,19 @@
-"""What a nearly full device does to a step's time: it runs longer than its kernels say, by nobody
-knows how much.
+"""Caveats of a nearly full device: its step runs longer than its kernels say.
 
-The allocator then frees what it has cached and asks the driver again, which waits for the device.
-Published rows whose sharded states fill two fifths of the device or more ran slower than physics
-says; none of ours do, so there is a width and no factor.
+The allocator then frees its cache and asks the driver again, which waits for the device. Published
+rows whose sharded states fill two fifths of the device or more ran slower than physics says. None
+of ours do, so there is a width and no factor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from zsim.cluster.cluster import ClusterSpec
+from zsim.errors import Caveat
 from zsim.io.units import format_bytes
 from zsim.ir.ledger import HELD, Ledger, replay
 from zsim.ir.program import Program, RankProgram
-from zsim.scenario.scenario import Scenario
 
 STATES = 0.4
 """Of a device's memory in parameters, gradients and optimizer states: from here on rows of
@@ -30,40 +29,32 @@ NOT_AS_MAPPED = 0.3
 all assumed (`bands.COMPUTE`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caution:
-    """A caution, and by how much it widens a band on both sides, and on the upper side alone."""
-
-    words: str
-    wider: float
-    longer: float
+def caveats(program: Program, cluster: ClusterSpec) -> tuple[Caveat, ...]:
+    """Caveats of a step whose device is nearly full, or has less than the step needs."""
+    return tuple(of_device(program, cluster.device.memory))
 
 
-def cautions(program: Program, asked: Scenario) -> tuple[Caution, ...]:
-    """What to know of a step whose device is nearly full, or has less than it needs: no allocator
-    could make that fit."""
-    return tuple(found(program, asked.cluster.device.memory))
-
-
-def found(program: Program, memory: int) -> Iterator[Caution]:
-    """`cautions` of a device with so many bytes."""
+def of_device(program: Program, memory: int) -> Iterator[Caveat]:
+    """`caveats` on a device of so many bytes."""
     most, held = max(map(needed, program.ranks)), max(map(most_held, program.ranks))
     if most > memory:
-        words = (
+        text = (
             f"as mapped it cannot fit: {format_bytes(most)} are allocated at once on "
             f"{format_bytes(memory)}"
         )
-        yield Caution(words=words, wider=NOT_AS_MAPPED, longer=NOT_AS_MAPPED)
+        yield Caveat(text, widens=NOT_AS_MAPPED)
         return
     if most >= PEAK * memory:
-        words = (
+        text = (
             f"near out of memory: {100 * most / memory:.0f} % of the device are allocated at once"
         )
-        yield Caution(words=words, wider=0.0, longer=LONGER)
+        yield Caveat(text, longer=LONGER)
     if held >= STATES * memory:
         share = f"{100 * held / memory:.0f} % of the device's memory"
-        words = f"parameters, gradients and optimizer states fill {share}: such steps run longer"
-        yield Caution(words=words, wider=0.0, longer=LONGER)
+        yield Caveat(
+            f"parameters, gradients and optimizer states fill {share}: such steps run longer",
+            longer=LONGER,
+        )
 
 
 def needed(rank: RankProgram) -> int:

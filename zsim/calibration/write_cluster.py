@@ -3,18 +3,19 @@ source, and how good they are."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.resources import files
 from math import ceil
+from statistics import median
 from typing import Any
 
 from zsim.calibration import fit_warnings
 from zsim.calibration.accuracy import percentile
 from zsim.calibration.fit_collectives import FittedCurves
 from zsim.calibration.fit_steps import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
+from zsim.calibration.table import toml_value
 from zsim.scenario.cluster_file import LEAST_WIDTH, MOST_WIDTH
 
 
@@ -184,9 +185,9 @@ def _all(groups: Sequence[GroupErrors], which: str) -> tuple[float, ...]:
 
 
 def _said(errors: Sequence[float]) -> str:
-    ordered = sorted(map(abs, errors))
-    middle, high = percentile(ordered, 0.5), percentile(ordered, 0.95)
-    return f"median {_share(middle)}, 95th percentile {_share(high)}, largest {_share(ordered[-1])}"
+    sizes = [abs(error) for error in errors]
+    middle, high, largest = map(_share, (median(sizes), percentile(sizes, 95), max(sizes)))
+    return f"median {middle}, 95th percentile {high}, largest {largest}"
 
 
 def _plain(words: str) -> str:
@@ -269,13 +270,8 @@ def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     }
     for key, entry in table.items():
         if key not in tables:
-            yield f"{key} = {_value(entry)}"
+            yield f"{key} = {toml_value(entry)}"
     yield ""
     for key, entry in tables.items():
         yield from _table(f"{name}.{key}" if name else key, entry)
 
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(entry)}" for key, entry in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)  # a string of JSON is one of TOML

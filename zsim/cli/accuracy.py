@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.calibration import accuracy, explain_row, plot, tables
+from zsim.calibration import accuracy, explain_row, measurements, plot
 from zsim.calibration.accuracy import Accuracy, Predicted
-from zsim.calibration.tables import Skipped
+from zsim.calibration.records import MeasurementError, Skipped
 from zsim.cli.report import progress, say, tell, write_json
+from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io import files
 
@@ -25,14 +26,17 @@ class NoSuchRowError(ZsimError):
 
 def show(options: argparse.Namespace) -> int:
     """`zsim accuracy FOLDER`: predict every row and print the errors."""
-    folder, collective = Path(options.folder), options.collective or ""
+    folder = Path(options.folder)
+    unsaid = {"collective": options.collective or "", "cluster": options.cluster or ""}
+    if options.cluster:
+        load_cluster(options.cluster)  # an unknown one is said before files are read
     if options.explain:
-        return _explain(folder, options.explain, collective=collective, as_json=options.json)
+        return _explain(folder, options.explain, unsaid, as_json=options.json)
     if options.plot:
         plot.require(Path(options.plot))
         files.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
-        found = accuracy.accuracy(folder, collective=collective, say=tell)
+        found = accuracy.accuracy(folder, say=tell, **unsaid)
     if options.plot:
         plot.write(found.rows, Path(options.plot))
     if options.json:
@@ -48,7 +52,7 @@ def as_json(found: Accuracy) -> dict[str, Any]:
         "groups": [{name: getattr(group, name) for name in GROUP} for group in found.groups],
         "rows": [
             {
-                "source": row.source, "line": row.line, "kind": row.kind,
+                "source": row.source, "line": row.line, "kind": row.kind, "unit": row.unit,
                 "predicted": row.predicted, "measured": row.measured, "error": row.error,
                 "band": [row.predicted * factor for factor in row.band],
                 "assumed": list(row.assumed),
@@ -91,7 +95,8 @@ def _table(found: Accuracy) -> Iterator[str]:
         )
         for row in sorted(found.rows, key=lambda row: -abs(row.error))[:5]:
             yield (
-                f"  {_place(row)}: predicted {row.predicted:.6g} s, measured {row.measured:.6g} s, "
+                f"  {_place(row)}: predicted {row.predicted:.6g} {row.unit}, measured "
+                f"{row.measured:.6g} {row.unit}, "
                 f"{100 * row.error:+.1f} %; {_said(row)}"
             )
     if found.pairs:
@@ -112,7 +117,7 @@ def _table(found: Accuracy) -> Iterator[str]:
 
 
 def _kind(kind: str) -> str:
-    return kind.removeprefix("collective ").replace("shared network", "shared")
+    return kind.removeprefix("collective ")[:28]
 
 
 def by_reason(skipped: Sequence[Skipped]) -> dict[str, list[Skipped]]:
@@ -131,21 +136,23 @@ def _said(row: Predicted) -> str:
     return ", ".join(f"{name} {value}" for name, value in row.fields.items() if value)[:160]
 
 
-def _explain(folder: Path, asked: str, *, collective: str, as_json: bool) -> int:
-    """`--explain FILE:LINE`: the scenario of one row, or what a collective or a product was taken
-    for, and what was assumed."""
+def _explain(folder: Path, asked: str, unsaid: dict[str, str], *, as_json: bool) -> int:
+    """`--explain FILE:LINE`: the scenario of one row, or its collective, and what was assumed."""
     name, _, line = asked.rpartition(":")
-    listed = tables.files(folder)
-    wanted = [one for one in listed.files if name in (one[1], one[1].rpartition(".")[0])]
-    wanted = wanted or [one for one in listed.files if one[0].name == name]
+    listed = measurements.files(folder).files
+    wanted = [each for each in listed if name in (each[1], each[1].rpartition(".")[0])]
+    wanted = wanted or [each for each in listed if each[0].name == name]
     for path, known in wanted if line.isdecimal() and len(line) < 10 else ():
-        rows = tables.readable(path, name=known, collective=collective)
-        found = [row for row in rows if row.line == int(line)]
-        found += [
+        try:
+            rows = measurements.rows(path, name=known, **unsaid)
+        except MeasurementError as error:
+            rows = [Skipped(source=known, line=int(line), reason=str(error))]
+        of_line = [row for row in rows if row.line == int(line)]
+        of_line += [
             row for row in rows if isinstance(row, Skipped) and row.first <= int(line) <= row.last
         ]
-        if found:
-            sys.stdout.write(explain_row.text(found[0], as_json=as_json))
+        if of_line:
+            sys.stdout.write(explain_row.text(of_line[0], as_json=as_json))
             return 0
     raise NoSuchRowError(
         where=f"--explain {asked[:60]}",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from zsim.calibration import (
@@ -19,7 +20,7 @@ from zsim.calibration import (
 from zsim.calibration.fit_collectives import FittedCurves
 from zsim.calibration.fit_steps import CalibrationError, Fitted
 from zsim.calibration.inputs import Material
-from zsim.calibration.tables import Skipped
+from zsim.calibration.records import Skipped
 from zsim.calibration.write_cluster import GroupErrors
 from zsim.cli.accuracy import by_reason
 from zsim.cli.report import progress, say, tell, warn, write_json
@@ -43,6 +44,7 @@ def calibrated(options: argparse.Namespace) -> int:
     found = inputs.read(
         list(map(Path, options.files)),
         scenarios=Path(options.scenarios) if options.scenarios else None,
+        cluster=options.cluster or USUAL,
     )
     preset = options.cluster or found.cluster or USUAL
     cluster, names = load_cluster(preset), ", ".join(found.names)
@@ -50,8 +52,7 @@ def calibrated(options: argparse.Namespace) -> int:
     curves: FittedCurves | None = None
     with progress("calibration"):
         if found.collectives and node:
-            network = fit_collectives.network_of(cluster)
-            rows, others = fit_collectives.usable(found.collectives, node, network=network)
+            rows, others = fit_collectives.usable(found.collectives, node)
             found.skipped += others
             curves = fit_collectives.fit(rows, node, source=names) if rows else None
         fitted = _steps(found, cluster.device.name, alone=curves is None)
@@ -173,13 +174,10 @@ def _curves_as_json(curves: FittedCurves | None) -> dict[str, Any]:
 
 
 def _summary(errors: tuple[float, ...]) -> dict[str, float]:
-    ordered = sorted(map(abs, errors))
+    sizes = [abs(error) for error in errors]
     return {
-        "n": len(ordered),
-        "median": accuracy.percentile(ordered, 0.5),
-        "mean": sum(ordered) / len(ordered),
-        "p95": accuracy.percentile(ordered, 0.95),
-        "max": ordered[-1],
+        "n": len(sizes), "median": median(sizes), "mean": fmean(sizes),
+        "p95": accuracy.percentile(sizes, 95), "max": max(sizes),
     }
 
 

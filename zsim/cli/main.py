@@ -154,7 +154,8 @@ def parser() -> argparse.ArgumentParser:
                                                     "the errors", allow_abbrev=False)
     accuracy.add_argument(
         "folder", type=_path, metavar="FOLDER",
-        help="a folder of measurements: CSV files, nccl-tests' logs; or one file",
+        help="a folder of measurements: tables (zsim/calibration/README.md), nccl-tests' logs; or "
+             "one file",
     )
     accuracy.add_argument(
         "--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured"
@@ -163,6 +164,9 @@ def parser() -> argparse.ArgumentParser:
                                                                  "and what its mapping assumed")
     accuracy.add_argument(
         "--collective", choices=COLLECTIVES, help="what logs of nccl-tests ran that do not say it"
+    )
+    accuracy.add_argument(
+        "--cluster", metavar="PRESET", help="on which cluster logs of nccl-tests ran"
     )
     _json(accuracy)
     calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write "

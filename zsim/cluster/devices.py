@@ -65,6 +65,8 @@ class Device:
     """
 
     name: str
+    node: str = ""
+    """The cluster preset of the node that it is sold in, "" for none."""
     memory: int
     memory_bandwidth: int
     float32: int
@@ -121,7 +123,7 @@ def device_of(table: Mapping[str, Any]) -> Device:
         kind: AttentionRate(**values(rate)) for kind, rate in table.get("attention", {}).items()
     }
     return Device(
-        name=table["name"], **values(table), attention=attention,
+        name=table["name"], node=table.get("node", ""), **values(table), attention=attention,
         figures=tuple(figures_of("device.", table)),
     )
 

@@ -241,9 +241,11 @@ def _require_device(check: _Checked, value: object) -> None:
         check.one_of("device", value, devices())
         return
     names = [
-        field.name for field in fields(Device) if field.name not in ("name", "attention", "figures")
+        field.name for field in fields(Device)
+        if field.name not in ("name", "node", "attention", "figures")
     ]
-    table = check.constants("device", value, names, ("name", "attention"))
+    table = check.constants("device", value, names, ("name", "node", "attention"))
+    check.text("device.node", table.get("node", ""))
     if not re.fullmatch(r"[\w .+-]{1,80}", check.text("device.name", table.get("name"))):
         raise check.wrong("device.name", "letters, digits and blanks", table["name"])
     attention = check.table(

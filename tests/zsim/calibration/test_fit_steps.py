@@ -7,6 +7,7 @@ import json
 import random
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PUBLISHED, SCENARIOS
-from tests.zsim.calibration.tables.test_measurements import FOUNDRY, table
-from zsim.calibration import fit_collectives, fit_steps, tables, write_cluster
+from tests.zsim.calibration.tables import GATHER, STEP, table
+from zsim.calibration import fit_collectives, fit_steps, write_cluster
+from zsim.calibration.collectives import predict
 from zsim.calibration.fit_steps import CalibrationError
 from zsim.calibration.model_identity import model_of
-from zsim.calibration.nccl_tests.rows import predict, question
+from zsim.calibration.records import Collective, Step
+from zsim.calibration.table import read
 from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
@@ -33,34 +36,42 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario import cluster_file as cluster_reader
 from zsim.scenario.scenario import load, parse
 
-SMALL = {"n_layers": "2", "tokens_per_s_per_gpu": "", "global_batch_seqs": "", "grad_accum": "1"}
 ROWS = [
-    FOUNDRY
-    | SMALL
+    STEP
     | {
-        "model": name, "d_model": str(width), "n_heads": str(width // 128),
-        "micro_batch": str(batch),
+        "model.sizes.num_layers": "2", "model.sizes.hidden_size": str(width),
+        "model.sizes.num_heads": str(width // 128), "batch.micro_batch": str(batch),
+        "batch.accumulation": "1",
     }
-    for name, width, batch in (("a", 2048, 8), ("a", 2048, 4), ("b", 4096, 8), ("b", 4096, 4))
+    for width, batch in ((2048, 8), (2048, 4), (4096, 8), (4096, 4))
 ]
+WIDE = "4096"
+
+
+def steps(path: Path) -> list[Step]:
+    """The steps of a table."""
+    return [row for row in read(path) if isinstance(row, Step)]
 
 
 def cases(folder: Path) -> list[fit_steps.Case]:
-    columns, records = tables.read(table(folder / "t.csv", *ROWS))
-    found, skipped = fit_steps.prepared(
-        tables.steps(tables.source_of(columns), records, file="t.csv")
-    )
+    found, skipped = fit_steps.prepared(steps(table(folder / "t.csv", *ROWS)))
     assert not skipped
     return found
 
 
-def measured(folder: Path, factors: dict[tuple[str, str], float]) -> Path:
+def took(seconds: float) -> dict[str, str]:
+    """The cell of a step time."""
+    return {"measured.step_time": f"{seconds:.9f} s"}
+
+
+def measured(folder: Path, factors: dict[tuple[str, str], float], *, slower: float = 1.0) -> Path:
     """The rows as they would be measured on a device whose constants are `factors` times the
-    preset's."""
-    rows = []
-    for row, case in zip(ROWS, cases(folder), strict=True):
-        tokens = int(row["seq_len"]) * int(row["micro_batch"]) * 8
-        rows.append(row | {"tokens_per_s": repr(tokens / fit_steps.predicted(case, factors))})
+    preset's, where steps of the wide model take `slower` times as long."""
+    rows = [
+        row | took(fit_steps.predicted(case, factors)
+                   * (slower if row["model.sizes.hidden_size"] == WIDE else 1.0))
+        for row, case in zip(ROWS, cases(folder), strict=True)
+    ]
     return table(folder / "measured.csv", *rows)
 
 
@@ -99,11 +110,8 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
 def test_narrow_priors_keep_a_fit_from_its_rows(tmp_path: Path) -> None:
     """Rows whose products are a fifth slower than the preset's: with priors of a tenth of the width
     most of that is left."""
-    measured(tmp_path, {("A100", "matmul_efficiency"): 0.8})
-    columns, records = tables.read(tmp_path / "measured.csv")
-    found, _ = fit_steps.prepared(
-        tables.steps(tables.source_of(columns), records, file="measured.csv")
-    )
+    path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.8})
+    found, _ = fit_steps.prepared(steps(path))
     narrow, usual, wide = (
         max(map(abs, fit_steps.fit(found, wider=wider, rounds=1).errors))
         for wider in (0.1, 1.0, 3.0)
@@ -117,20 +125,8 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
 ) -> None:
     """Steps of one model are half as long again, for a reason that is none of the device: no
     constants meet both models."""
-    path = measured(tmp_path, {})
-    slowed = [
-        row
-        | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (1.5 if row["model"] == "b" else 1.0))}
-        for row in (
-            dict(zip(path.read_text().splitlines()[0].split(","), line.split(","), strict=True))
-            for line in lines(path)
-        )
-    ]
-    out = tmp_path / "mine.toml"
-    asked = [
-        "calibrate", "--from", str(table(tmp_path / "slow.csv", *slowed)), "--cluster",
-        "dgx-a100-40", "--out", str(out),
-    ]
+    path, out = measured(tmp_path, {}, slower=1.5), tmp_path / "mine.toml"
+    asked = ["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]
     assert main.main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     far = max(
@@ -146,23 +142,16 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
         f"lie within it"
     )
     assert f"# {said}\n" in text
-    (tmp_path / "of").mkdir()
-    for row, case in zip(slowed, cases(tmp_path / "of"), strict=True):
+    for case in fit_steps.prepared(steps(path))[0]:
         costs = Costs(
             cluster=cluster_reader.parse(text.encode(), where="mine.toml"),
             execution=case.scenario.executed,
         )
         timeline = simulate_step(case.program, costs=costs)
         low, high = error_bands.band(case.program, timeline, costs=costs)
-        seconds = int(row["seq_len"]) * int(row["micro_batch"]) * 8 / float(row["tokens_per_s"])
-        assert low <= seconds / (timeline.step_time_ns / 1e9) <= high
+        assert low <= case.seconds / (timeline.step_time_ns / 1e9) <= high
     assert main.main(asked) == 0
     assert f"{said}\n" in capsys.readouterr().out
-
-
-def lines(path: Path) -> list[str]:
-    """A table's rows."""
-    return path.read_text().splitlines()[1:]
 
 
 def test_constants_of_which_no_row_speaks_stay_what_they_were(
@@ -206,7 +195,7 @@ def test_a_share_that_the_fit_takes_to_all_there_is_has_been_heard(tmp_path: Pat
     """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing
     upwards, and rows spoke of them."""
     found = [
-        replace(case, step=replace(case.step, seconds=case.step.seconds / 3))
+        replace(case, step=replace(case.step, seconds=case.seconds / 3))
         for case in cases(tmp_path)
     ]
     fitted = fit_steps.fit(found)
@@ -225,9 +214,7 @@ def test_nine_of_ten_rows_are_the_width_and_all_of_few() -> None:
 
 
 def test_the_preset_is_kept_where_the_measurements_are_its_own(tmp_path: Path) -> None:
-    columns, records = tables.read(measured(tmp_path, {}))
-    rows = tables.steps(tables.source_of(columns), records, file="t.csv")
-    fitted = fit_steps.fit(fit_steps.prepared(rows)[0])
+    fitted = fit_steps.fit(fit_steps.prepared(steps(measured(tmp_path, {})))[0])
     assert all(abs(factor - 1) < 1e-3 for factor in fitted.factors.values())
     assert max(map(abs, (*fitted.errors, *fitted.left_out))) < 1e-4
     assert fitted.device(load_device("a100-40")).num_sms == 108
@@ -250,7 +237,7 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
             step=replace(
                 case.step,
                 seconds=fit_steps.predicted(case, {})
-                * (1.2 if case.step.fields["model"] == "b" else 1.0),
+                * (1.2 if case.step.fields["model.sizes.hidden_size"] == WIDE else 1.0),
             ),
         )
         for case in cases(tmp_path)
@@ -258,8 +245,9 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
     fitted = fit_steps.fit(found)
     for error, left_out in zip(fitted.errors, fitted.left_out, strict=True):
         assert abs(left_out) > abs(error) + 0.02
-    alone = [case for case in found if case.step.fields["model"] == "a"]
-    others = [row for row, case in enumerate(found) if case.step.fields["model"] == "b"]
+    is_wide = [case.step.fields["model.sizes.hidden_size"] == WIDE for case in found]
+    alone = [case for case, wide in zip(found, is_wide, strict=True) if not wide]
+    others = [row for row, wide in enumerate(is_wide) if wide]
     # who alone say: nothing moves
     assert all(fit_steps.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone)
     assert [fitted.left_out[row] for row in others] == pytest.approx(
@@ -273,7 +261,7 @@ def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(
     path = measured(tmp_path, {})
     other = table(
         tmp_path / "other.csv",
-        *(row | {"gpu": "h100_80gb", "tokens_per_s": "100000"} for row in ROWS[:2]),
+        *(row | {"cluster.preset": "dgx-h100"} for row in ROWS[:2]),
     )
     asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
     assert main.main(asked) == 0
@@ -284,47 +272,27 @@ def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(
                                                            "A100 SXM 40 GB"] * 2
 
 
-def test_a_table_of_no_known_source_is_refused(
+def test_a_table_of_something_else_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = table(tmp_path / "t.csv", {"a": "1"})
     assert main.main(["calibrate", "--from", str(path)]) == 2
-    assert "found columns of no known source: a" in capsys.readouterr().err
-
-
-def test_tables_of_products_are_skipped_with_their_count_and_the_others_go_through(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also those of its rows that nobody could predict; alone they are nothing to calibrate on."""
-    product = {"gpu": "A100", "dtype": "bf16", "tflops": "271.2", "shape_mxnxk": "1024x10240x5120"}
-    products = table(
-        tmp_path / "gemm.csv", product, product | {"gpu": "Intel Gaudi 2"},
-        product | {"shape_mxnxk": ""},
+    assert "found no measurements: a table has columns that begin with measured." in (
+        capsys.readouterr().err
     )
-    (tmp_path / "log.txt").write_text(nccl_text(slower(1.0)))
-    assert (
-        main.main(["calibrate", "--from", str(products), str(tmp_path / "log.txt"), "--json"]) == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["collectives"]["fitted"]["n"] > 0
-    reason = "single products are not calibrated: what training reaches is fitted on steps"
-    assert [(one["source"], one["reason"]) for one in found["skipped"]] == [
-        ("gemm.csv", reason)
-    ] * 3
-    assert main.main(["calibrate", "--from", str(products)]) == 2
-    assert f"found {reason}" in capsys.readouterr().err
 
 
-def test_a_row_that_was_cut_is_not_calibrated_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = measured(tmp_path, {})
-    path.write_text(path.read_text() + path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
-    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fitted"]["n"] == len(ROWS)
-    (reason,) = (one["reason"] for one in found["skipped"])
-    assert reason.startswith("more or fewer fields than the header: expected ")
+def test_rows_of_one_group_are_left_out_together(tmp_path: Path) -> None:
+    """A column groups rows of one model by what else they have in common."""
+    rows = [row | {"group": str(place % 3)} for place, row in enumerate(ROWS)]
+    found, _ = fit_steps.prepared(steps(table(tmp_path / "t.csv", *rows)))
+    assert [case.group for case in found] == [("A100 SXM 40 GB", str(n)) for n in (0, 1, 2, 0)]
+
+
+def test_rows_of_peaks_alone_are_skipped_by_name(tmp_path: Path) -> None:
+    peak = {"measured.step_time": "", "measured.peak_allocated": "30 GiB"}
+    _, skipped = fit_steps.prepared(steps(table(tmp_path / "t.csv", ROWS[0], ROWS[0] | peak)))
+    assert [row.reason for row in skipped] == ["peaks of memory, and no time to calibrate on"]
 
 
 def test_no_rows_are_no_calibration() -> None:
@@ -419,7 +387,7 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(
         found["collectives"]["left_out"]["max"] > 0.2
     )  # the one system, predicted by the published curve
     (group,) = found["groups"]
-    assert (group["group"], group["n"]) == ("ring all_gather, log.txt, NVIDIA H100 80GB HBM3, 8 "
+    assert (group["group"], group["n"]) == ("ring all_gather, log.txt, H100 SXM 80 GB, 8 "
                                             "ranks on 1 nodes", 6)
     text = out.read_text()
     assert text.startswith("# calibrated on 6 collectives of log.txt\n# errors of rows fitted: "
@@ -434,7 +402,7 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
 ) -> None:
     """One system on each of three curves: left out, nothing but the published curve is there to
     predict it."""
-    log, out = PUBLISHED / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
+    log, out = PUBLISHED / "tables" / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out)]
     assert main.main(asked) == 0
     said = re.findall(
@@ -454,11 +422,26 @@ def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_a
     assert all("by the preset alone, whose source is: openxla/xla" in line for line in groups)
 
 
-def all_reduces(path: Path, times: dict[int, float], **more: str) -> Path:
-    common = {"collective": "all_reduce", "gpu": "H100", "n_ranks": "8", "n_nodes": "1"} | more
+FORCED = {"nccl.algorithm": "ring", "nccl.nvls": "false"}
+EIGHT = GATHER | {"collective": "all_reduce"}
+
+
+def all_reduces(path: Path, times: dict[int, float], more: Mapping[str, str] = EIGHT) -> Path:
+    """A table of all-reduces of 8 H100, by size in µs."""
     return table(
         path,
-        *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in times.items()),
+        *(
+            EIGHT | more | {"bytes": str(size), "measured.time": f"{us:.3f} us"}
+            for size, us in times.items()
+        ),
+    )
+
+
+def of_eight(size: int) -> Collective:
+    """An all-reduce of 8 H100."""
+    return Collective(
+        source="a.csv", line=2, op="all_reduce", nbytes=size, seconds=1.0,
+        cluster=load_cluster("dgx-h100"),
     )
 
 
@@ -502,10 +485,10 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
         "ring; before: 8 H200"
     )
     assert cluster.curves[0].source.startswith(words)
-    for row in tables.rows(path):
-        assert isinstance(row, tables.NcclRow)
-        assert predict(question(row), curves=curves_of(cluster)).microseconds == pytest.approx(
-            row.microseconds, rel=0.02
+    for row in read(path):
+        assert isinstance(row, Collective)
+        assert predict(row, curves=curves_of(cluster)).microseconds == pytest.approx(
+            1e6 * row.seconds, rel=0.02
         )
 
 
@@ -537,20 +520,15 @@ def test_nine_of_ten_further_measurements_of_other_sizes_lie_in_the_band_of_a_ma
     assert node is not None
     for trial in range(8):
         curve = on_a_curve(draw.uniform(20, 60), draw.uniform(280, 470), draw.uniform(20, 150))
-        common = {
-            "collective": "all_reduce", "gpu": "H100", "n_ranks": 8, "n_nodes": 1,
-            "source": "a.csv",
-        }
         noise = (0.03, 0.07)[trial % 2]
         sizes = [size for size in curve if size >= 2**14]
-        asked = {size: tables.NcclRow(**common, size_bytes=size) for size in sizes}  # type: ignore[arg-type]
         rows = [
-            replace(asked[size], microseconds=curve[size] * exp(draw.gauss(0, noise)))
+            replace(of_eight(size), seconds=curve[size] * exp(draw.gauss(0, noise)) / 1e6)
             for size in sizes[::2]
         ]
         (fitted,) = fit_collectives.fit(rows, node, source="a.csv").curves
         for size in sizes[1::2]:
-            found = predict(question(asked[size]), curves=with_curve(CURVES, fitted, node))
+            found = predict(of_eight(size), curves=with_curve(CURVES, fitted, node))
             held += [
                 found.low <= curve[size] * exp(draw.gauss(0, noise)) <= found.high for _ in range(5)
             ]
@@ -615,22 +593,14 @@ def test_one_number_of_nodes_does_not_vouch_for_others(
 ) -> None:
     """The band is no narrower than that of the published curve, or than what this one misses the
     one number by."""
-    fabric = "InfiniBand 3200 Gbps/node"
-    asked = tables.NcclRow(
-        collective="all_gather", gpu="H100", n_ranks=32, n_nodes=4, size_bytes=0, inter_node=fabric
-    )
+    four = replace(of_eight(0), op="all_gather", cluster=load_cluster("dgx-h100", nodes=4))
     sizes = [1 << power for power in range(16, 32)]
     took = {
-        size: times * predict(question(replace(asked, size_bytes=size)), curves=CURVES).microseconds
+        size: times * predict(replace(four, nbytes=size), curves=CURVES).microseconds
         for size in sizes
     }
-    common = {
-        "collective": "all_gather", "gpu": "H100", "n_ranks": "32", "n_nodes": "4",
-        "inter_node": fabric,
-    }
-    path = table(
-        tmp_path / "a.csv",
-        *(common | {"size_bytes": str(size), "time_us": repr(us)} for size, us in took.items()),
+    path = all_reduces(
+        tmp_path / "a.csv", took, {"collective": "all_gather", "cluster.nodes": "4"}
     )
     published = CURVES.crossing("ib", "all_gather", "hopper")[1]
     widths = zip(
@@ -646,22 +616,22 @@ def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(
 ) -> None:
     """With the ring that it chooses where that is faster, as of few ranks and small messages."""
     path = all_reduces(
-        tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, n_ranks="6"
+        tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, {"cluster.ranks": "6"}
     )
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["collectives"]
-    rows = [row for row in tables.rows(path) if isinstance(row, tables.NcclRow)]
+    rows = [row for row in read(path) if isinstance(row, Collective)]
     assert [row["left_out"] for row in found["rows"]] == pytest.approx(
-        [predict(question(row)).microseconds / 40 - 1 for row in rows]
+        [predict(row).microseconds / 40 - 1 for row in rows]
     )
-    assert {predict(question(row)).algorithm for row in rows} == {"ring"}
+    assert {predict(row).algorithm for row in rows} == {"ring"}
     assert [one["scope"] for one in found["curves"]] == ["nvls"]
 
 
 def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forced = all_reduces(tmp_path / "ring.csv", on_a_curve(35, 330, 60), notes="NCCL_ALGO=Ring")
+    forced = all_reduces(tmp_path / "ring.csv", on_a_curve(35, 330, 60), FORCED)
     chosen = all_reduces(tmp_path / "own.csv", on_a_curve(90, 440, 60))
     assert (
         main.main(
@@ -710,15 +680,11 @@ def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(
 def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = {"collective": "all_gather", "size_bytes": "1048576", "time_us": "50"}
+    shared = {"network.least": "0.3", "network.most": "3"}
     rows = [
-        common | {"gpu": gpu, "n_ranks": ranks, "n_nodes": nodes, "inter_node": inter}
-        for gpu, ranks, nodes, inter in (
-            ("H100", "8", "1", ""),
-            ("A100", "8", "1", ""),
-            ("H100", "16", "2", "EFA 3200 Gbps/node"),
-            ("H100", "16", "2", "NDR400 x 8, shared"),
-        )
+        GATHER, GATHER | {"cluster.preset": "dgx-a100"},
+        GATHER | {"cluster.nodes": "2", "cluster.fabric": "efa"},
+        GATHER | {"cluster.nodes": "2"} | shared,
     ]
     path = table(tmp_path / "n.csv", *rows)
     assert main.main(["calibrate", "--from", str(path), "--json"]) == 0
@@ -739,7 +705,7 @@ def test_measurements_of_another_machine_alone_are_refused_with_the_reason(
         main.main(["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", "dgx-a100"]) == 2
     )
     assert (
-        "found hopper on nvlink: another machine than the cluster's ampere on nvlink"
+        "found ran on NVIDIA H100 80GB HBM3, and dgx-a100 has A100 SXM 80 GB"
         in capsys.readouterr().err
     )
 
@@ -865,8 +831,8 @@ optimizer = {{ name = "adamw" }}
 
 def test_sums_of_profiles_are_skipped_by_name() -> None:
     """Products alone are faster than in training, which what is calibrated is for."""
-    found = tables.rows(PUBLISHED / "vtrain_megatron_ds_a100.csv")
-    cases, skipped = fit_steps.prepared([row for row in found if isinstance(row, tables.Step)][:3])
+    rows = steps(PUBLISHED / "tables" / "vtrain_megatron_ds_a100.csv")
+    cases, skipped = fit_steps.prepared(rows[:3])
     assert cases == []
     assert {one.reason for one in skipped} == {fit_steps.SUMS}
     assert len(skipped) == 3

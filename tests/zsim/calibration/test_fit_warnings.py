@@ -11,22 +11,21 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PUBLISHED
+from tests.zsim.calibration.tables import STEP, table
 from tests.zsim.calibration.test_fit_steps import (
-    ROWS,
+    FORCED,
     all_reduces,
     measured,
     nccl_text,
     on_a_curve,
     slower,
-    table,
+    steps,
+    took,
 )
 from zsim.calibration import fit_warnings
 from zsim.calibration.fit_steps import Fitted, prepared
-from zsim.calibration.tables import rows
 from zsim.cli import main
 from zsim.scenario import cluster_file
-
-FORCED = {"notes": "NCCL_ALGO=Ring"}
 
 
 def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(
@@ -37,7 +36,7 @@ def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(
         size: us * (2 if place % 2 else 0.5)
         for place, (size, us) in enumerate(on_a_curve(30, 180, 0).items())
     }
-    path, out = all_reduces(tmp_path / "a.csv", times, **FORCED), tmp_path / "mine.toml"
+    path, out = all_reduces(tmp_path / "a.csv", times, FORCED), tmp_path / "mine.toml"
     assert (
         main.main(
             ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
@@ -74,14 +73,7 @@ def test_steps_that_no_constants_meet_are_doubted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two models one has steps twice as long."""
-    rows = measured(tmp_path, {}).read_text().splitlines()
-    names = rows[0].split(",")
-    read = [dict(zip(names, line.split(","), strict=True)) for line in rows[1:]]
-    slowed = [
-        row | {"tokens_per_s": repr(float(row["tokens_per_s"]) / (2 if row["model"] == "b" else 1))}
-        for row in read
-    ]
-    path, out = table(tmp_path / "slow.csv", *slowed), tmp_path / "mine.toml"
+    path, out = measured(tmp_path, {}, slower=2.0), tmp_path / "mine.toml"
     assert (
         main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)])
         == 0
@@ -91,22 +83,22 @@ def test_steps_that_no_constants_meet_are_doubted(
     assert fit_warnings.CHECK_STEPS in said
     assert "# doubtful: the fit misses steps of " in out.read_text()
     written = tomllib.loads(out.read_text())["device"]["matmul_efficiency"]
-    assert written["source"].startswith("slow.csv; doubtful: the fit misses steps of ")
+    assert written["source"].startswith("measured.csv; doubtful: the fit misses steps of ")
     assert cluster_file.parse(out.read_bytes(), where="mine.toml").device.name == "A100 SXM 40 GB"
 
 
 def test_what_presets_and_published_tables_say_is_not_doubted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = measured(tmp_path, {})
-    assert main.main(["calibrate", "--from", str(steps), "--cluster", "dgx-a100-40", "--json"]) == 0
+    path = measured(tmp_path, {})
+    assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
     said = capsys.readouterr()
     assert (json.loads(said.out)["doubts"], said.err) == ([], "")
     assert (
         main.main(
             [
-                "calibrate", "--from", str(PUBLISHED / "nccl_h100_sweep.csv"), "--cluster",
-                "dgx-h100", "--json",
+                "calibrate", "--from", str(PUBLISHED / "tables" / "nccl_h100_sweep.csv"),
+                "--cluster", "dgx-h100", "--json",
             ]
         )
         == 0
@@ -137,17 +129,13 @@ def test_steps_that_hang_on_the_host_and_are_missed_are_doubted_for_nothing_fitt
 ) -> None:
     """A small model of 512 tokens a GPU, which a host of half the pace makes longer; one of 16,384
     tokens keeps the device busy."""
-    sizes = {"d_model": "768", "n_heads": "12", "n_layers": "12"}
-    small = (
-        ROWS[0]
-        | sizes
-        | {
-            "model": "mpt-125m", "seq_len": "512", "micro_batch": "1", "grad_accum": "1",
-            "tokens_per_s": "88283",
-        }
-    )
-    large = small | {"seq_len": "2048", "micro_batch": "8", "tokens_per_s": "350000"}
-    found, skipped = prepared(rows(table(tmp_path / "a.csv", small, large)))
+    small = STEP | {
+        "model.sizes.num_layers": "12", "model.sizes.hidden_size": "768",
+        "model.sizes.num_heads": "12", "batch.sequence_length": "512", "batch.micro_batch": "1",
+        "batch.accumulation": "1",
+    } | took(0.046)
+    large = small | {"batch.sequence_length": "2048", "batch.micro_batch": "8"} | took(0.37)
+    found, skipped = prepared(steps(table(tmp_path / "a.csv", small, large)))
     assert not skipped
     fitted = Fitted(factors={}, errors=(-0.25, -0.25), left_out=(0.0, 0.0), cases=tuple(found))
     words = fit_warnings.of_host(fitted)

@@ -8,8 +8,6 @@ import pytest
 
 from tests.published import errors
 from tests.support.folders import ROOT
-from zsim.calibration.tables import llm_foundry
-from zsim.calibration.tables import vtrain as megatron
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -29,27 +27,12 @@ def test_the_readme_has_a_line_for_each_source_and_names_the_recorded_ones() -> 
         assert words in README
 
 
-def test_the_pages_of_mappings_tell_the_constants_that_they_have() -> None:
-    composer, vtrain = (str(one.__doc__) for one in (llm_foundry, megatron))
-    assert (
-        f"{llm_foundry.STEP_OVERHEAD} for each step, {llm_foundry.MICRO_BATCH_OVERHEAD} for each "
-        f"micro-batch"
-        in composer
-    )
-    assert (
-        f"the host {megatron.ISSUE_KERNEL}, each micro-batch {megatron.MICRO_BATCH_US / 1000:g} "
-        f"ms more"
-        in vtrain
-    )
-    assert f"each token {megatron.TOKEN_US:g} us outside" in vtrain
-
-
 def test_vtrains_errors_do_not_grow_with_layers() -> None:
     """Of a step's two parts, its layers and the rest, neither makes up for the other: rows of 12
     and of 24 layers are off alike."""
     errors_of = dict[str, list[float]]()
     for row in errors.predicted(errors.SLOW, 2):
-        errors_of.setdefault(row.fields["n_layers"], []).append(row.predicted / row.measured - 1)
+        errors_of.setdefault(row.fields["model.sizes.num_layers"], []).append(row.error)
     assert {"12", "24"} <= errors_of.keys()
     assert all(abs(mean(found)) < 0.015 for found in errors_of.values())
     assert abs(mean(errors_of["24"]) - mean(errors_of["12"])) < 0.01

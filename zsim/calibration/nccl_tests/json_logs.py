@@ -12,10 +12,10 @@ from typing import Any
 from zsim.calibration.nccl_tests import log_headers, log_tables
 from zsim.calibration.nccl_tests.checks import (
     FACTORS,
-    Given,
+    LogOrigin,
+    RanRow,
     RefusedError,
     Rows,
-    Skipped,
     Timed,
     checked,
     collect,
@@ -23,8 +23,9 @@ from zsim.calibration.nccl_tests.checks import (
 )
 from zsim.calibration.nccl_tests.collective_names import agreed, collectives_of, programs, said_by
 from zsim.calibration.nccl_tests.log_lines import why_not_its_count
-from zsim.calibration.nccl_tests.note_words import in_log
-from zsim.calibration.nccl_tests.rows import NcclRow
+from zsim.calibration.nccl_tests.log_row import LogRow
+from zsim.calibration.nccl_tests.variables import listed
+from zsim.calibration.records import Skipped
 
 MOST_VARIABLES = 10_000
 """Of an environment that is looked through."""
@@ -32,12 +33,10 @@ HEAD = 4096
 """Characters in which a file says what it is of."""
 
 
-def read_json(
-    text: str, *, source: str, collective: str = "", inter_node: str = "", notes: str = ""
-) -> Rows:
+def read_json(text: str, *, source: str, collective: str = "") -> Rows:
     """One run of nccl-tests' `-J` file (version 2.17 and later), with out-of-place times; those are
     µs."""
-    given = Given(source=source, collective=collective, inter_node=inter_node, notes=notes)
+    given = LogOrigin(source=source, collective=collective)
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -63,11 +62,9 @@ def read_json(
     )
 
 
-def _skipped(reason: str, results: Any, given: Given) -> Rows:
+def _skipped(reason: str, results: Any, given: LogOrigin) -> Rows:
     count = max(1, len(results)) if isinstance(results, list) else 1
-    return Rows(
-        rows=(), skipped=(Skipped(source=given.source, line=1, reason=reason, count=count),)
-    )
+    return Rows(skipped=(Skipped(source=given.source, line=1, reason=reason, count=count),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +90,10 @@ class _Run:
         yield _out_of_bounds(self.whole.get("out_of_bounds"), self.whole["results"])
 
     @property
-    def variables(self) -> str:
-        """What its environment says of NCCL."""
-        said = self.whole.get("env")
-        return (
-            in_log(" ".join(str(one) for one in said[:MOST_VARIABLES]))
-            if isinstance(said, list)
-            else ""
-        )
+    def variables(self) -> tuple[tuple[str, str], ...]:
+        """NCCL's variables in its environment."""
+        env = self.whole.get("env")
+        return listed(" ".join(map(str, env[:MOST_VARIABLES]))) if isinstance(env, list) else ()
 
     @property
     def version(self) -> str:
@@ -108,7 +101,7 @@ class _Run:
         code = self.whole.get("nccl_version")
         return log_headers.version(code) if type(code) is int else ""
 
-    def row(self, result: Any, given: Given) -> NcclRow:
+    def row(self, result: Any, given: LogOrigin) -> LogRow:
         """The row of one result; RefusedError with what is wrong with it."""
         if not isinstance(result, dict) or not isinstance(result.get("out_of_place"), dict):
             raise RefusedError("no out-of-place time")
@@ -123,27 +116,22 @@ class _Run:
         if problem := why_not_its_count(name, cells, ranks=len(self.devices)):
             raise RefusedError(problem)
         return checked(
-            NcclRow(
-                collective=name,
-                gpu=str(self.devices[0].get("device_info", "")),
-                n_ranks=len(self.devices),
-                n_nodes=len({str(one.get("hostname")) for one in self.devices}),
-                size_bytes=result["size"],
-                inter_node=given.inter_node,
-                nccl_version=self.version,
-                notes=f"{given.notes} {self.variables}".strip(),
-                assumed=self.header.assumed,
-                source=given.source,
-                line=1,
+            RanRow(
+                op=name, gpu=str(self.devices[0].get("device_info", "")),
+                num_ranks=len(self.devices),
+                num_nodes=len({str(one.get("hostname")) for one in self.devices}),
+                nbytes=result["size"], version=self.version, variables=self.variables,
+                assumed=self.header.assumed, line=1,
             ),
             Timed(
                 microseconds=number(str(timed.get("time", "")), "time"),
                 algorithm=number(str(timed["alg_bw"]), "algbw") if "alg_bw" in timed else None,
                 bus=number(str(timed.get("bus_bw", "")), "busbw"),
             ),
+            given,
         )
 
-    def _collective(self, result: dict[str, Any], given: Given) -> str:
+    def _collective(self, result: dict[str, Any], given: LogOrigin) -> str:
         """What the result, or else the beginning of the file, says that it is of; RefusedError
         where that is no one collective."""
         name = str(result.get("experiment_name") or "")

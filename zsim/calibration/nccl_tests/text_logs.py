@@ -10,39 +10,33 @@ from functools import partial
 from zsim.calibration.nccl_tests import log_headers, log_tables
 from zsim.calibration.nccl_tests.checks import (
     FACTORS,
-    Given,
+    LogOrigin,
+    RanRow,
     RefusedError,
     Rows,
-    Skipped,
     checked,
     collect,
 )
 from zsim.calibration.nccl_tests.collective_names import agreed, programs, said_by
 from zsim.calibration.nccl_tests.log_lines import holds_row, is_row, why_no_row, why_not_its_count
 from zsim.calibration.nccl_tests.log_prefixes import plain
-from zsim.calibration.nccl_tests.note_words import in_log
-from zsim.calibration.nccl_tests.rows import NcclRow
-from zsim.calibration.nccl_tests.unit_words import size_unit
-from zsim.calibration.rows.records import DAMAGED, NUL
+from zsim.calibration.nccl_tests.log_row import LogRow
+from zsim.calibration.nccl_tests.variables import listed
+from zsim.calibration.records import DAMAGED, NUL, Skipped
 
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : .*FAILED")
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
 """What the lines begin with that a run begins with."""
 
 
-def read_text(
-    text: str, *, source: str, collective: str = "", gpu: str = "", inter_node: str = "",
-    notes: str = "",
-) -> Rows:
-    """What nccl-tests printed, run by run, with out-of-place times. What the text does not say can
-    be given.
+def read_text(text: str, *, source: str, collective: str = "") -> Rows:
+    """Rows of what nccl-tests printed, run by run, with out-of-place times.
 
-    A run is of the collective that it says; `collective` and the file's name say that of one that
-    does not, and must not contradict it. Rows of another contradict its bandwidths or their
-    operation. A run without its closing summary was cut, and its last row may be too: none of it is
-    used.
+    A run is of the collective that it names; `collective` and the file's name say that of one that
+    does not, and must not contradict it. A run without its closing summary was cut, and its last
+    row may be too: none of it is used.
     """
-    given = Given(source=source, collective=collective, gpu=gpu, inter_node=inter_node, notes=notes)
+    given = LogOrigin(source=source, collective=collective)
     read = [_read_run(lines, first, given) for first, lines in _runs(plain(text).splitlines())]
     return Rows(
         rows=tuple(row for one in read for row in one.rows),
@@ -96,7 +90,7 @@ class _About:
     version: str
     mixed: str
     """What is wrong with its GPUs, "" for nothing."""
-    variables: str
+    variables: tuple[tuple[str, str], ...]
     split: str
     """What is wrong with its communicators, "" for nothing."""
     incomplete: str
@@ -104,11 +98,11 @@ class _About:
     header: log_headers.Header
 
 
-def _about(text: str, given: Given) -> _About:
-    listed = re.findall(
+def _about(text: str, given: LogOrigin) -> _About:
+    ranks = re.findall(
         r"#\s+Rank\s+(\d{1,7}) .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text
     )
-    devices, header = [(host, gpu) for _, host, gpu in listed], log_headers.of_text(text)
+    devices, header = [(host, gpu) for _, host, gpu in ranks], log_headers.of_text(text)
     version = re.search(r"NCCL version (\d+\.\d+(?:\.\d+)?)", text)
     code = re.search(r"nccl-library=(\d{1,9})(?!\d)", text)
     said = said_by(text)
@@ -124,9 +118,9 @@ def _about(text: str, given: Given) -> _About:
         nodes=len({host for host, _ in devices}),
         version=version[1] if version else log_headers.version(int(code[1])) if code else "",
         mixed=log_headers.mixed(name.strip() for _, name in devices),
-        variables=in_log(text),
+        variables=listed(text),
         split=log_headers.split(re.findall(r"#\s+Rank\s+\d{1,7} Group\s+(\d{1,7})\b", text)),
-        incomplete=header.incomplete([int(rank) for rank, _, _ in listed]),
+        incomplete=header.incomplete([int(rank) for rank, _, _ in ranks]),
         header=header,
     )
 
@@ -147,8 +141,8 @@ class _Run:
         """The line of the header that has them."""
         return next((line for line in self.lines if line.startswith("#") and "(GB/s)" in line), "")
 
-    def problems(self, *, gpu: str) -> Iterator[str]:
-        """Why none of it can be used; `gpu` is given where the devices need not say it."""
+    def problems(self) -> Iterator[str]:
+        """Reasons why none of it can be used."""
         about, wrong = self.about, log_tables.WRONG
         if not any(line.startswith("# Avg bus bandwidth") for line in self.lines):
             yield "log cut: no closing summary"
@@ -162,18 +156,18 @@ class _Run:
         blamed = any(self.columns.why_wrong(cells) == wrong for _, cells in self.rows)
         if any(OUT_OF_BOUNDS.match(line) for line in self.lines) and not blamed:
             yield f"{wrong}: out of bounds values"
-        if (unit := size_unit(self.units)) not in ("B", "bytes"):
+        unit = "".join(re.findall(r"\(([^)]*)\)", self.units)[:1]).strip()
+        if unit not in ("B", "bytes"):
             yield f"sizes in another unit than B: {unit[:20] or 'none'}"
         yield about.contradiction
         if not about.ranks:
             yield "no devices listed"
         yield about.incomplete
-        if not gpu:
-            yield about.mixed
+        yield about.mixed
         if not self.rows:
             yield "no rows"
 
-    def row(self, cells: list[str], place: int, given: Given) -> NcclRow:
+    def row(self, cells: list[str], place: int, given: LogOrigin) -> LogRow:
         """The row in line `place`; RefusedError with what is wrong with it."""
         about, name = self.about, self.about.collective
         if problem := why_no_row(cells, columns=len(self.columns.names)) or why_not_its_count(
@@ -187,36 +181,29 @@ class _Run:
         if problem := self.columns.why_wrong(cells) or contradiction:
             raise RefusedError(problem)
         return checked(
-            NcclRow(
-                collective=name,
-                gpu=given.gpu or about.gpu,
-                n_ranks=about.ranks,
-                n_nodes=about.nodes,
-                size_bytes=int(cells[0]),
-                inter_node=given.inter_node,
-                nccl_version=about.version,
-                notes=f"{given.notes} {about.variables}".strip(),
-                assumed=about.header.assumed,
-                source=given.source,
-                line=place,
+            RanRow(
+                op=name, gpu=about.gpu, num_ranks=about.ranks, num_nodes=about.nodes,
+                nbytes=int(cells[0]), version=about.version, variables=about.variables,
+                assumed=about.header.assumed, line=place,
             ),
             timed,
+            given,
         )
 
 
-def _read_run(lines: list[str], first: int, given: Given) -> Rows:
+def _read_run(lines: list[str], first: int, given: LogOrigin) -> Rows:
     rows = [(place, line.split()) for place, line in _table(lines, first)]
     run = _Run(
         lines=lines, first=first, rows=rows, columns=log_tables.table_of(lines),
         about=_about("\n".join(lines), given),
     )
-    if reason := next(filter(None, run.problems(gpu=given.gpu)), ""):
+    if reason := next(filter(None, run.problems()), ""):
         last = first + len(lines)
         whole = Skipped(
-            source=given.source, line=last, reason=reason, count=max(1, len(rows)), first=first + 1,
-            last=last,
+            source=given.source, line=last, reason=reason, first=first + 1, last=last,
+            count=max(1, len(rows)),
         )
-        return Rows(rows=(), skipped=(whole,))
+        return Rows(skipped=(whole,))
     return collect(
         ((place, partial(run.row, cells, place, given)) for place, cells in rows), given.source
     )

@@ -15,6 +15,7 @@ from typing import Protocol
 from zsim.cluster.cluster import ClusterSpec, Path
 from zsim.cluster.collectives import gloo, ring
 from zsim.cluster.collectives.nccl import estimate, measured_curves
+from zsim.cluster.collectives.nccl.channel_search import in_node
 from zsim.cluster.collectives.nccl.tuner import hop_us
 from zsim.cluster.collectives.ring import Step
 from zsim.errors import ScenarioError
@@ -81,12 +82,16 @@ def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
         raise ScenarioError((f'cluster {cluster.name}: expected a table "nccl", found none; '
                              f'collectives = "ring" needs none',))
     inside_ns, between_ns = cluster.hop_ns
+    bus_gb_s = path.bytes_per_s / 10**9
+    if node.generation == "volta" and path.num_nodes == 1:  # a cube mesh, of which parts have less
+        graph = in_node(node.generation, path.num_ranks)
+        bus_gb_s = min(bus_gb_s, graph.channels * graph.intra)
     return estimate.Communicator(
         generation=node.generation,
         num_ranks=path.num_ranks,
         num_nodes=path.num_nodes,
         fullest=path.fullest,
-        bus_gb_s=path.bytes_per_s / 10**9,
+        bus_gb_s=bus_gb_s,
         inside_gb_s=cluster.links.fabric.bandwidth / 10**9,
         fabric=node.fabric,
         processor=node.processor,

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.zsim.calibration.nccl_tests.test_nccl_rows import GIB, LOG, report
-from zsim.calibration.nccl_tests.checks import Skipped
+from tests.zsim.calibration.nccl_tests.test_nccl_logs import GIB, LOG, report
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.log_lines import why_not_its_count
-from zsim.calibration.nccl_tests.rows import predict
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.calibration.records import Skipped
 from zsim.cli import main
 
 ROWS = LOG.splitlines()[10:12]
@@ -61,7 +60,7 @@ def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(
     tmp_path: Path, line: str, reason: str
 ) -> None:
     found = read_text(with_second(line), source="a.log")
-    assert [row.size_bytes for row in found.rows] == [GIB]
+    assert [row.nbytes for row in found.rows] == [GIB]
     assert found.skipped == (Skipped(source="a.log", line=12, reason=reason),)
 
 
@@ -102,7 +101,7 @@ def test_a_skipped_line_is_explained_by_its_reason(
 def test_a_size_is_that_of_its_elements() -> None:
     reason = "size 2147483648 contradicts 536870913 elements of float, which are 2147483652 bytes"
     found = read_text(LOG.replace(" 536870912 ", " 536870913 "), source="a.log")
-    assert ([row.size_bytes for row in found.rows], found.reasons) == ([GIB], {reason: 1})
+    assert ([row.nbytes for row in found.rows], found.reasons) == ([GIB], {reason: 1})
     whole = report()
     whole["results"][0]["count"] = GIB  # type: ignore[index]
     reason = f"size {GIB} contradicts {GIB} elements of float, which are {4 * GIB} bytes"
@@ -181,14 +180,14 @@ def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(
     row = read_text(
         LOG.replace("iters: 20\n", f"iters: 20 {header.format(count)}\n"), source="a.log"
     ).rows[0]
-    assert plain.assumed == ()
-    assert [one.startswith(words.format(count, count)) for one in row.assumed] == [True] * (
+    assert plain.caveats == ()
+    assert [each.text.startswith(words.format(count, count)) for each in row.caveats] == [True] * (
         count >= fewest
     )
-    assert predict(row).high == pytest.approx((1.5 if count >= fewest else 1) * predict(plain).high)
+    assert sum(each.widens for each in row.caveats) == (0.5 if count >= fewest else 0.0)
     whole = report()
     whole["config"][key] = count  # type: ignore[index]
-    assert read_json(json.dumps(whole), source="a.json").rows[0].assumed == row.assumed
+    assert read_json(json.dumps(whole), source="a.json").rows[0].caveats == row.caveats
 
 
 def test_of_a_run_that_is_skipped_its_own_lines_are() -> None:
@@ -202,14 +201,11 @@ def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_w
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.log").write_text(LOG + LOG.partition("# Out of bounds")[0])
-    (tmp_path / "b.csv").write_text(
-        "collective,size_bytes,time_us\nall_reduce,1,2\nall_reduce,1,2\n"
-    )
     (tmp_path / "c.csv").write_text("what,who\n1,2\n")
     for place, words in (
         ("a.log:27", "log cut: no closing summary (2 rows)"),
-        ("b.csv:3", "no column gpu, n_ranks (2 rows)"),
-        ("c.csv:2", "columns of no known source: what, who"),
+        ("c.csv:1", "no measurements: a table has columns that begin with measured., and a log "
+                    "nccl-tests' own lines"),
     ):
         assert main.main(["accuracy", str(tmp_path), "--explain", place]) == 0
         assert capsys.readouterr().out == f"# skipped: {words}\n"
@@ -225,7 +221,7 @@ def test_wrong_results_are_refused_however_many_they_are(count: str, place: int)
     cells = ROWS[1].split()
     cells[place] = count
     found = read_text(with_second("  ".join(cells)), source="a.log")
-    assert ([row.size_bytes for row in found.rows], found.reasons) == ([GIB], {"wrong results": 1})
+    assert ([row.nbytes for row in found.rows], found.reasons) == ([GIB], {"wrong results": 1})
 
 
 def test_a_run_that_has_failed_without_a_row_to_blame_is_refused_whole() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.zsim.calibration.nccl_tests.test_nccl_rows import LOG, report
-from zsim.calibration import tables
+from tests.zsim.calibration.nccl_tests.test_nccl_logs import LOG, report
+from zsim.calibration import measurements
 from zsim.calibration.nccl_tests.collective_names import PROGRAMS, UNNAMED, said_by, said_by_name
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.text_logs import read_text
-from zsim.calibration.tables import Skipped
+from zsim.calibration.records import Skipped
 from zsim.cli import main
 
 COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"
@@ -25,7 +25,7 @@ COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"
 )
 @pytest.mark.parametrize("given", ["", "all_reduce"])
 def test_a_log_that_says_its_collective_is_of_that_one(source: str, given: str) -> None:
-    assert [row.collective for row in read_text(LOG, source=source, collective=given).rows] == [
+    assert [row.op for row in read_text(LOG, source=source, collective=given).rows] == [
         "all_reduce"
     ] * 2
 
@@ -97,7 +97,7 @@ def test_a_command_behind_a_summary_is_that_of_the_next_run() -> None:
         for name in ("all_reduce_perf", "sendrecv_perf", "all_reduce_perf")
     )
     found = read_text(text + "srun: all_reduce_perf exited\n", source="three.log")
-    assert [row.collective for row in found.rows] == ["all_reduce"] * 4
+    assert [row.op for row in found.rows] == ["all_reduce"] * 4
     assert found.reasons == {"sendrecv has no model": 2}
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_calibrated_on_a_log_of_another_collective(
         "collectives contradict each other: the log says sendrecv; the file's name says "
         "all_reduce; sendrecv has no model"
     )
-    assert tables.rows(path) == [
+    assert measurements.rows(path) == [
         Skipped(source="all_reduce.log", line=15, reason=f"{words} (2 rows)")
     ]
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100"]) == 2

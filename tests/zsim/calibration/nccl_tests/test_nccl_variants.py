@@ -12,16 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.zsim.calibration.nccl_tests.test_nccl_rows import GIB, HEADER, LOG, PUBLISHED, report
-from zsim.calibration import tables
-from zsim.calibration.explain_row import of_row
-from zsim.calibration.nccl_tests.checks import Skipped
-from zsim.calibration.nccl_tests.files import is_json, read, read_any, read_csv
+from tests.zsim.calibration.nccl_tests.test_nccl_logs import GIB, LOG, read, report
+from zsim.calibration import measurements
+from zsim.calibration.nccl_tests.files import is_json, read_log
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.log_prefixes import plain
-from zsim.calibration.nccl_tests.rows import NcclRow, predict
-from zsim.calibration.nccl_tests.setting_columns import is_setting
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.calibration.records import Skipped
 
 LINES = LOG.splitlines()
 ROW = LINES[10]
@@ -62,7 +59,7 @@ def test_what_stands_before_every_line_changes_nothing(tmp_path: Path, name: str
     path.write_text(behind(PREFIXES[name]))
     expected = [replace(row, source="a.txt") for row in read_text(LOG, source="a.txt").rows]
     assert len(expected) == 2
-    assert tables.rows(path) == expected
+    assert len(measurements.rows(path)) == 2
     assert list(read(path).rows) == expected
     assert list(read_text(path.read_text(), source="a.txt").rows) == expected
 
@@ -84,12 +81,12 @@ def test_no_prefix_is_ever_taken_for_data(
         )
     )
     expected = {
-        (row.line, row.size_bytes, row.microseconds, row.n_ranks)
+        (row.line, row.nbytes, row.microseconds, row.num_ranks)
         for row in read_text(LOG, source="a").rows
     }
     assert {
-        (row.line, row.size_bytes, row.microseconds, row.n_ranks)
-        for row in read_any(text, source="a").rows
+        (row.line, row.nbytes, row.microseconds, row.num_ranks)
+        for row in read_log(text, source="a").rows
     } <= expected
 
 
@@ -143,17 +140,18 @@ def test_json_is_what_parses_or_begins_as_it_does(text: str, is_one: bool) -> No
 
 def test_words_that_begin_as_json_does_are_none_of_it(tmp_path: Path) -> None:
     for before in ('{"event": "start"}\n', '[{"event": "start"}]\n', "[rank0]: starting\n"):
-        assert [row.line for row in read_any(before + LOG, source="a").rows] == [12, 13]
-    assert read_any('{"version": 2, "results": [{"size": 8,', source="a").reasons == {
+        assert [row.line for row in read_log(before + LOG, source="a").rows] == [12, 13]
+    assert read_log('{"version": 2, "results": [{"size": 8,', source="a").reasons == {
         "JSON cut or damaged": 1
     }
-    assert read_any("[1,0]<stdout>:hello\n", source="a").reasons == {
+    assert read_log("[1,0]<stdout>:hello\n", source="a").reasons == {
         "log cut: no closing summary": 1
     }
     path = tmp_path / "a.log"
     path.write_text("[1,0]<stdout>:hello\n")
-    reason = "columns of no known source: [1, 0]<stdout>:hello"
-    assert tables.rows(path) == [tables.Skipped(source="a.log", line=1, reason=reason)]
+    (skipped,) = measurements.rows(path)
+    assert isinstance(skipped, Skipped)
+    assert skipped.reason.startswith("no measurements: ")
 
 
 NAMES_ABOVE = (
@@ -206,7 +204,7 @@ def test_a_table_of_before_2_11_is_read_by_the_names_of_its_columns(
     collective: str, error: str
 ) -> None:
     found = read_text(old(collective, error), source=f"{collective}.txt")
-    assert [(row.collective, row.n_ranks, row.size_bytes, row.gpu) for row in found.rows] == [
+    assert [(row.op, row.num_ranks, row.nbytes, row.gpu) for row in found.rows] == [
         (collective, 8, GIB, "NVIDIA A100-SXM4-80GB")
     ], found.reasons
     assert found.rows[0].microseconds == float(OLD_ROWS[collective][1].split()[-8])
@@ -297,71 +295,6 @@ def test_times_of_the_host_in_json_are_refused_as_those_of_text() -> None:
         "times of the host (-C 1), not of the collective"
         in read_json(json.dumps(whole), source="a.json").reasons
     )
-
-
-@pytest.mark.parametrize(
-    "before", ["\n", "# who: me\n", "\n# nThread is no column\n  \n#\n", "\r\n"]
-)
-def test_a_csv_may_begin_with_blank_lines_and_comments(tmp_path: Path, before: str) -> None:
-    table, path = (
-        f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\nall_reduce,A100,8,1\n",
-        tmp_path / "a.csv",
-    )
-    path.write_bytes((before + table).encode())
-    lines = before.count("\n")
-    (row, skipped) = tables.rows(path)
-    assert isinstance(row, NcclRow)
-    assert (row.line, row.microseconds, skipped.line) == (2 + lines, 8203.9, 3 + lines)
-    without = read_any(before + "collective,size_bytes\na,b\n", source="a").skipped[0]
-    assert (without.line, without.reason) == (1 + lines, "no column gpu, n_ranks, time_us_oop or "
-                                                         "time_us")
-    assert (
-        read_csv(f"{before}{table}all_reduce,A100,8,1,{GIB},8203.9,229.04", source="a")
-        .rows[1]
-        .cautions
-    )
-
-
-def test_so_may_a_table_of_steps(tmp_path: Path) -> None:
-    path = tmp_path / "torchtitan.csv"
-    path.write_text("# measured by hand\n\n" + (PUBLISHED / path.name).read_text())
-    plainly = tables.rows(PUBLISHED / path.name)
-    assert any(isinstance(one, tables.Step) for one in plainly)
-    assert tables.rows(path) == [replace(one, line=one.line + 2) for one in plainly]
-
-
-@pytest.mark.parametrize(
-    "column",
-    ["job_id", "rack", "operator_name", "day", "iteration", "slurm_partition", "cluster name"],
-)
-def test_a_column_that_is_no_setting_is_named_and_widens_nothing(column: str) -> None:
-    (known,) = read_csv(f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\n", source="a").rows
-    (row,) = read_csv(
-        f"{HEADER.strip()},{column}\nall_reduce,A100,8,1,{GIB},8203.9,229.04,42\n", source="a"
-    ).rows
-    name = column.replace(" ", "_")
-    assert (row.assumed, row.cautions) == ((), (f"{name} = '42' is ignored: the column is not "
-                                                f"known, and its name is no setting's",))
-    assert (predict(row).low, predict(row).high) == (predict(known).low, predict(known).high)
-    assert predict(row).assumed == row.cautions
-    assert of_row(row)["assumed"] == list(row.cautions)
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        "gpu_clocks", "NCCL_BUFFSIZE", "network load", "nic", "p2p_level", "blocking",
-        "numa-affinity",
-    ],
-)
-def test_a_column_that_could_be_a_setting_widens_the_band(column: str) -> None:
-    assert is_setting(column)
-    (known,) = read_csv(f"{HEADER}all_reduce,A100,8,1,{GIB},8203.9,229.04\n", source="a").rows
-    (row,) = read_csv(
-        f"{HEADER.strip()},{column}\nall_reduce,A100,8,1,{GIB},8203.9,229.04,42\n", source="a"
-    ).rows
-    assert row.cautions == ()
-    assert predict(row).high == pytest.approx(1.5 * predict(known).high)
 
 
 def test_an_unnamed_log_whose_results_are_checked_out_of_place_alone_is_of_none_of_ours() -> None:

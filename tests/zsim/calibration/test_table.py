@@ -1,0 +1,205 @@
+"""A table of measurements is as strict as a scenario file, and each row is the scenario it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.folders import SCENARIOS
+from tests.zsim.calibration.tables import GATHER, STEP, table
+from zsim.calibration import records
+from zsim.calibration.records import Collective, MeasurementError, Step, TableError
+from zsim.calibration.table import parse, read
+from zsim.cli import main
+from zsim.scenario.scenario import load
+
+
+def problems(path: Path) -> list[str]:
+    with pytest.raises(TableError) as error:
+        read(path)
+    return list(error.value.problems)
+
+
+def test_a_row_is_the_scenario_of_its_cells(tmp_path: Path) -> None:
+    """A published scenario, cell by cell, with a list among them."""
+    cells = {
+        "model.preset": "llama-3-8b", "batch.micro_batch": "2", "batch.sequence_length": "8192",
+        "cluster.preset": "dgx-h100", "strategy.name": "fsdp2", "strategy.dp_shard": "8",
+        "precision.parameters": "bf16", "optimizer.name": "adamw",
+        "activation_checkpointing.mode": "selective",
+        "activation_checkpointing.save": '["linear", "attention"]',
+        "measured.step_time": "2.84 s", "measured.peak_reserved": "82.4 GiB",
+    }
+    (row,) = read(table(tmp_path / "a.csv", cells))
+    assert isinstance(row, Step)
+    assert (row.seconds, row.peaks) == (2.84, {"reserved": round(82.4 * 2**30)})
+    assert row.scenario.checkpointing.save == ("linear", "attention")
+    assert row.tokens == 2 * 8192
+    assert row.scenario.model == load(SCENARIOS / "published" / "llama-3-8b-8-h100.toml").model
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        ({"batch.micro_batsh": "4"}, "batch.micro_batsh: unknown key, did you mean micro_batch?"),
+        ({"batch.micro_batch": "four"}, 'batch.micro_batch: expected a whole number, found "four"'),
+        ({"batch.micro_batch": ""}, "batch.micro_batch: expected a value, found nothing"),
+        ({"cluster.preset": "dgx-h10"}, 'cluster.preset: unknown cluster "dgx-h10", did you mean '
+                                        "dgx-h100?"),
+        ({"strategy.dp_shard": "7"}, "strategy.dp_replicate: 7 does not divide"),
+        ({"execution.compile": "maybe"}, 'execution.compile: expected true or false, found "maybe'),
+        ({"measured.step_time": "6"}, "measured.step_time: expected a number and one of ns, us, "),
+        ({"measured.step_time": "0 s"}, "measured.step_time: expected more than nothing"),
+        ({"measured.step_time": ""}, "measured.step_time: expected one of measured.step_time, "),
+        ({"measured.peak_reserved": "82 G"}, "measured.peak_reserved: expected a number and one "),
+        ({"widens": "0.1"}, "assumed: expected the reason why the band is wider, found none"),
+        ({"widens": "-1", "assumed": "a"}, "widens: expected a number from 0 to 10"),
+        ({"network.least": "0.3"}, "network.least, network.most: expected both or neither"),
+    ],
+)
+def test_a_problem_is_named_with_file_line_column_expected_and_found(
+    tmp_path: Path, cells: dict[str, str], problem: str
+) -> None:
+    (said,) = problems(table(tmp_path / "a.csv", STEP, STEP | cells))
+    assert said.startswith(f"a.csv line 3: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        ("measured.steptime", "unknown column, did you mean measured.step_time?"),
+        ("modl.preset", "unknown column, did you mean model.?"),
+        ("model", "unknown column, did you mean model.?"),
+        ("n_gpus", "unknown column"),
+        ("expect.peak_memory", "unknown column"),
+        ("", "unknown column"),
+    ],
+)
+def test_an_unknown_column_is_named_once(tmp_path: Path, column: str, problem: str) -> None:
+    (said,) = problems(table(tmp_path / "a.csv", STEP | {column: "1"}, STEP | {column: "1"}))
+    assert said.startswith(f"a.csv line 1: {column or 'a column without a name'}: {problem}")
+
+
+def test_the_same_problem_of_many_rows_is_one_line(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", *[STEP | {"batch.micro_batch": "0"}] * 3, STEP)
+    (said,) = problems(path)
+    assert said.startswith("a.csv line 2 and 2 more: batch.micro_batch: ")
+
+
+def test_every_problem_of_a_table_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(
+        tmp_path / "a.csv", STEP | {"strategy.name": "fsdp9"}, STEP | {"cluster.preset": "x"}
+    )
+    assert [said.partition(":")[0] for said in problems(path)] == ["a.csv line 2", "a.csv line 3"]
+    for command in (["accuracy", str(tmp_path)], ["calibrate", "--from", str(path)]):
+        assert main.main(command) == 2
+        assert "a.csv line 3: cluster.preset: unknown cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        ({"collective": "all_reduced"}, "collective: expected one of all_gather, reduce_scatter"),
+        ({"bytes": "1.5"}, "bytes: expected a number and one of"),
+        ({"bytes": ""}, "bytes: missing"),
+        ({"measured.time": "24.6"}, "measured.time: expected a number and one of ns"),
+        ({"nccl.algorithm": "rings"}, "nccl.algorithm: expected one of ring, tree, nvls"),
+        ({"nccl.nvls": "off"}, "nccl.nvls: expected true or false"),
+        ({"cluster.preset": ""}, "cluster: expected one of preset or file, found neither"),
+        ({"cluster.ranks": "9"}, "cluster.ranks: expected 1 to 8"),
+        ({"cluster.ranks": "1"}, "cluster: expected two ranks or more"),
+        ({"cluster.preset": "cpu-gloo"}, "cluster: expected two ranks or more"),
+        ({"cluster.node": "1"}, "cluster.node: unknown key, did you mean nodes?"),
+        ({"batch.micro_batch": "1"}, "batch.micro_batch: unknown column"),
+    ],
+)
+def test_a_table_of_collectives_is_as_strict(
+    tmp_path: Path, cells: dict[str, str], problem: str
+) -> None:
+    assert problem in problems(table(tmp_path / "a.csv", GATHER | cells))[0]
+
+
+def test_a_collective_has_its_cluster_its_bytes_and_what_nccl_was_made_to_take(
+    tmp_path: Path
+) -> None:
+    forced = {
+        "bytes": "64 MiB", "cluster.nodes": "4", "cluster.fabric": "roce",
+        "nccl.algorithm": "ring", "nccl.nvls": "false", "nccl.through_torch": "true",
+        "cluster.nic_bandwidth": "25 GB/s", "network.least": "0.3", "network.most": "3",
+        "widens": "0.3", "assumed": "one; another", "group": "mine", "source": "here",
+    }
+    plain, row = read(table(tmp_path / "a.csv", GATHER, GATHER | forced))
+    assert isinstance(plain, Collective)
+    assert isinstance(row, Collective)
+    assert (plain.nvls, plain.algorithm, plain.through_torch, plain.caveats) == (
+        True, None, False, ()
+    )
+    assert (row.nbytes, row.seconds, row.cluster.num_ranks) == (2**26, 24.6e-6, 32)
+    assert (row.nvls, row.algorithm, row.through_torch) == (False, "ring", True)
+    assert (row.network, row.widened, row.group, row.origin) == ((0.3, 3.0), 0.3, "mine", "here")
+    assert [caveat.text for caveat in row.caveats] == ["one", "another"]
+    assert row.cluster.links.rail.bandwidth == 25 * 10**9
+
+
+def test_a_cluster_file_is_looked_for_beside_the_table(tmp_path: Path) -> None:
+    (said,) = problems(
+        table(tmp_path / "a.csv", GATHER | {"cluster.preset": "", "cluster.file": "m.toml"})
+    )
+    assert "cluster.file: m.toml: no such file" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'model.preset,"measured.step_time\n1', "unexpected end of data"),
+        (b"model.preset,measured.step_time\n\xff,1 s\n", "can't decode"),
+    ],
+)
+def test_what_is_no_csv_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(MeasurementError, match=words):
+        parse(data, where="a.csv")
+
+
+def test_sizes_of_tables_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = b",".join(b"model.a%d" % each for each in range(300))
+    with pytest.raises(TableError, match="at most 200 columns"):
+        parse(wide + b",measured.step_time\n", where="a.csv")
+    with pytest.raises(TableError, match="at most 200 columns and 20,000 rows"):
+        parse(b"measured.step_time\n" + b"1 s\n" * 20_001, where="a.csv")
+    (said,) = problems(table(tmp_path / "a.csv", STEP | {"note": "x" * 2001}))
+    assert "note: expected at most 2,000 characters, found 2,001" in said
+    monkeypatch.setattr(records, "MAX_FILE_BYTES", 10)
+    with pytest.raises(MeasurementError, match="at most 10 bytes"):
+        read(tmp_path / "a.csv")
+
+
+def test_a_row_of_more_or_fewer_cells_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", STEP, STEP)
+    path.write_text(path.read_text().rstrip("\n").rpartition(",")[0] + "\n")
+    assert f"a.csv line 3: expected {len(STEP)} cells as the header has columns, found " in (
+        problems(path)[0]
+    )
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(TableError, match="expected rows under the header, found none"):
+        parse(b"model.preset,measured.step_time\n", where="a.csv")
+
+
+CELLS = st.text(alphabet='abc01.,:[]{}="\'\n\r\0 -_/%', max_size=12)
+
+
+@settings(max_examples=60)
+@given(columns=st.lists(CELLS, max_size=4), rows=st.lists(st.lists(CELLS, max_size=5), max_size=3))
+def test_no_table_makes_the_reader_raise_anything_else(
+    columns: list[str], rows: list[list[str]]
+) -> None:
+    lines = [[*columns, "measured.step_time"], *rows]
+    data = "\n".join(",".join(cells) for cells in lines).encode()
+    with pytest.raises((MeasurementError, TableError)):
+        parse(data, where="a.csv")

@@ -1,0 +1,149 @@
+"""Measured steps and collectives, rows that are skipped, and the bytes of their files.
+
+Files come from anywhere, so their sizes are limited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import hypot, prod
+from pathlib import Path
+
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.collectives.nccl.tuner import Algorithm
+from zsim.errors import Caveat, ScenarioError, ZsimError
+from zsim.scenario.scenario import Scenario
+
+MAX_FILE_BYTES = 32 * 1024**2
+MISSING = "nothing: there is no file or folder of that name"
+NUL = "\0"
+DAMAGED = "damaged: a NUL byte in it"
+WHOLE_NETWORK = (1.0, 1.0)
+"""Factors on the times of collectives on a network that nothing else uses."""
+
+
+class MeasurementError(ZsimError):
+    """A file of measurements that cannot be read at all."""
+
+
+class TableError(ScenarioError):
+    """A table of measurements with problems, each with file, line, column, expected and found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A measurement in `line` of the file `source`.
+
+    `caveats` say what the row leaves open, and widen its band. `network` are the least and the
+    most times of collectives, as shares of the prediction, on a network that others use too.
+    `group` names rows that are scored, and left out of a fit, together. `origin` says where the
+    measurement was published.
+    """
+
+    source: str
+    line: int
+    caveats: tuple[Caveat, ...] = ()
+    network: tuple[float, float] = WHOLE_NETWORK
+    group: str = ""
+    origin: str = ""
+
+    @property
+    def widened(self) -> float:
+        """Share by which the band is wider on both sides; caveats are independent of another."""
+        return hypot(*(caveat.widens for caveat in self.caveats))
+
+    @property
+    def is_shared(self) -> bool:
+        """True where others used the network meanwhile."""
+        return self.network != WHOLE_NETWORK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Row):
+    """A measured training step: its scenario and seconds, None where peaks alone were measured.
+
+    `peaks` are bytes of rank 0 by "allocated" and "reserved". `fields` are the table's cells by
+    column, by which rows are paired.
+    """
+
+    scenario: Scenario
+    seconds: float | None
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one rank's step."""
+        batch = self.scenario.batch
+        return prod((batch.micro_batch, batch.accumulation, batch.sequence_length))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Row):
+    """A measured collective over all ranks of `cluster`: bytes of the full message, and seconds.
+
+    `algorithm` is the one that NCCL was made to take, None for its own choice. `nvls` is False
+    where the switch was kept from reducing. `through_torch`: torch called NCCL, not nccl-tests.
+    """
+
+    op: str
+    nbytes: int
+    seconds: float
+    cluster: ClusterSpec
+    algorithm: Algorithm | None = None
+    nvls: bool = True
+    through_torch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A row without a prediction, and the reason in one line.
+
+    Where the reason holds for several lines, `first` and `last` are the lines of all.
+    """
+
+    source: str
+    line: int
+    reason: str
+    first: int = field(default=0, compare=False)
+    last: int = field(default=0, compare=False)
+    count: int = field(default=1, compare=False)
+    """Rows that are skipped together, as those of a log that was cut."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", " ".join(self.reason.split()))
+
+
+def plain_number(text: str) -> float:
+    """The number 5762, 5.762e3 or 785.5; ValueError for anything else, as 1_000 or ٣."""
+    if not re.fullmatch(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text, re.ASCII):
+        raise ValueError
+    return float(text)
+
+
+def content(path: Path, *, only: int | None = None) -> bytes:
+    """The bytes of a plain file, or `only` its first; MeasurementError for any other."""
+    try:
+        if not path.is_file():
+            kind = "one that is not a plain file" if path.exists() else MISSING
+            raise MeasurementError(where=str(path), expected="a file of measurements", found=kind)
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1 if only is None else only)
+    except OSError as error:
+        raise MeasurementError(
+            where=str(path), expected="a file of measurements", found=str(error.strerror)
+        ) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise MeasurementError(
+            where=str(path), expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more"
+        )
+    return data
+
+
+def decoded(data: bytes, *, errors: str = "strict") -> str:
+    """The text of a file in UTF-8, or in UTF-16 where its first bytes say so."""
+    return data.decode(
+        "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors=errors
+    )

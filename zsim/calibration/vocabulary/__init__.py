@@ -1,1 +1,0 @@
-"""Words of published tables."""
