@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from errno import EINVAL
 from functools import cache
@@ -16,7 +16,7 @@ from zsim.errors import ZsimError, visible
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
 from zsim.ir.program import PARTS, PHASES
-from zsim.ir.run import SCHEMA_VERSION, Numerics, RankRun, Run
+from zsim.ir.run import SCHEMA_VERSION, RankRun, Run
 
 Part = TypeVar("Part")
 
@@ -99,42 +99,69 @@ def load(path: Path) -> Run:
     return run
 
 
-def _distances(told: Numerics) -> Iterator[float]:
-    yield from (told.largest_relative_difference, told.largest_gradient_difference)
-    yield from (
-        found for found in (told.initial_difference, told.step_difference) if found is not None
+def _mesh_fits(run: Run) -> bool:
+    return min(run.mesh.shape) >= 1 and run.mesh.world_size == run.world_size
+
+
+def _ranks_fit(run: Run) -> bool:
+    ranks = [rank.rank for rank in run.ranks]
+    return len(set(ranks)) == len(ranks) and all(0 <= rank < run.world_size for rank in ranks)
+
+
+def _phases_fit(run: Run) -> bool:
+    return all(phase in PHASES for rank in run.ranks for phase in rank.phases)
+
+
+def _parts_fit(run: Run) -> bool:
+    return all(
+        part.name in PARTS and min(part.micro_batch, part.start_bytes, part.peak_bytes) >= 0
+        for rank in run.ranks
+        for phase in rank.phases.values()
+        for part in phase.memory.parts
     )
 
 
-def _require_sense(run: Run) -> None:
-    """ValueError where ranks, mesh and world do not fit one another."""
-    shown = [rank.rank for rank in run.ranks]
-    if min(run.mesh.shape) < 1 or run.mesh.world_size != run.world_size:
-        raise ValueError(f"{run.mesh} for {run.world_size} ranks")
-    if len(set(shown)) < len(shown) or not all(0 <= rank < run.world_size for rank in shown):
-        raise ValueError("ranks that are there twice or outside the world")
-    if any(phase not in PHASES for rank in run.ranks for phase in rank.phases):
-        raise ValueError(f"a phase that is none of {', '.join(PHASES)}")
-    parts = [
-        part for rank in run.ranks for phase in rank.phases.values() for part in phase.memory.parts
-    ]
-    if any(
-        part.name not in PARTS or min(part.micro_batch, part.start_bytes, part.peak_bytes) < 0
-        for part in parts
-    ):
-        raise ValueError(f"a part of a step that is none of {', '.join(PARTS)}, or of negative "
-                         f"bytes")
+def _numerics_fit(run: Run) -> bool:
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
-    if any(one.steps < 1 or min(_distances(one)) < 0 for one in told):
-        raise ValueError("numerics of no steps, or a negative difference")
-    if min([run.step_time_ns or 0, *(rank.step_time_ns or 0 for rank in run.ranks)]) < 0:
-        raise ValueError("a step of negative time")
-    if run.complete and run.failure:
-        raise ValueError("a failure in a Run that says it is complete")
-    if run.representatives and (
-        len(run.representatives) != run.world_size or not set(run.representatives) <= set(shown)
-    ):
-        raise ValueError("representatives that are not among its ranks")
+    return not any(
+        one.steps < 1
+        or min(
+            one.largest_relative_difference, one.largest_gradient_difference,
+            one.initial_difference or 0.0, one.step_difference or 0.0,
+        ) < 0
+        for one in told
+    )
+
+
+def _times_fit(run: Run) -> bool:
+    return min([run.step_time_ns or 0, *(rank.step_time_ns or 0 for rank in run.ranks)]) >= 0
+
+
+def _representatives_fit(run: Run) -> bool:
+    ranks = {rank.rank for rank in run.ranks}
+    return not run.representatives or (
+        len(run.representatives) == run.world_size and set(run.representatives) <= ranks
+    )
+
+
+LAWS: tuple[tuple[Callable[[Run], bool], str], ...] = (
+    (_mesh_fits, "{run.mesh} for {run.world_size} ranks"),
+    (_ranks_fit, "ranks that are there twice or outside the world"),
+    (_phases_fit, f"a phase that is none of {', '.join(PHASES)}"),
+    (_parts_fit, f"a part of a step that is none of {', '.join(PARTS)}, or of negative bytes"),
+    (_numerics_fit, "numerics of no steps, or a negative difference"),
+    (_times_fit, "a step of negative time"),
+    (lambda run: not (run.complete and run.failure), "a failure in a Run that says it is complete"),
+    (_representatives_fit, "representatives that are not among its ranks"),
+)
+"""Conditions on ranks, mesh and world of a Run, each with the finding where it does not hold."""
+
+
+def _require_sense(run: Run) -> None:
+    """ValueError with the first of LAWS that does not hold."""
+    for holds, broken in LAWS:
+        if not holds(run):
+            raise ValueError(broken.format(run=run))
 
 
 def problem(run: Run) -> str:

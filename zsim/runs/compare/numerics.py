@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from zsim.ir.run import Numerics, Run, sees
 from zsim.runs.compare.check import Check
@@ -38,122 +39,150 @@ LOSS_SHARE = 0.1
 0.02 in two bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One of the things that numerics are held to: True where it holds, and text for the report."""
+
+    holds: bool
+    text: str = ""
+
+
+Ranked = list[tuple[int, Numerics]]
+"""Ranks with their numerics."""
+
+
 def numerics(predicted: Run, measured: Run) -> Check:
     """Whether every rank that looked ended where the reference did, with its losses on the way."""
     seeing = [run for run in (predicted, measured) if sees(run, "numerics")]
-    silent = next((words for words in map(_silence, seeing) if words), "")
-    if silent:
-        return Check(name="numerics", status="failed", detail=silent)
-    found = [rank.numerics for run in seeing for rank in run.ranks if rank.numerics is not None]
-    computes = {
-        run.provenance["computes_in"]
-        for run in (predicted, measured)
-        if "computes_in" in run.provenance
-    }
-    other = next(
-        ((one.dtype, dtype) for one in found for dtype in sorted(computes) if one.dtype != dtype),
-        None,
-    )
-    if other:
-        return Check(name="numerics", status="failed", detail=f"a rank computes in {other[0]}, "
-                                                              f"the scenario in {other[1]}")
-    if not found:
-        blind = f"unsupported: {measured.backend} cannot see numerics"
-        reason = (
-            blind
-            if measured not in seeing
-            else "unsupported: no side compared itself with the reference"
-        )
-        return Check(name="numerics", status="unsupported", detail=reason)
-    bound = min(NUMERICS_BOUND.get(numerics.dtype, 0.0) for numerics in found)
-    finite = all(
-        math.isfinite(loss) for one in found for loss in (*one.losses, *one.reference_losses)
-    )
-    losses = _loss_difference(found, measured.world_size)
-    worst = _worst(numerics.largest_relative_difference for numerics in found)
-    gradients = _worst(numerics.largest_gradient_difference for numerics in found)
-    gradients_bound = min(GRADIENT_BOUND.get(numerics.dtype, 0.0) for numerics in found)
-    unequal, cut = _unequal(found), _cut(seeing, found)
     ranked = [
         (rank.rank, rank.numerics)
         for run in seeing
         for rank in run.ranks
         if rank.numerics is not None
     ]
-    close = worst <= bound and gradients <= gradients_bound and losses <= LOSS_SHARE * bound
-    good = finite and close and not unequal and not cut
-    steps = found[0].steps
-    detail = (
-        f"parameters after {steps} steps: {worst:.2g} of their way apart from the reference, at "
-        f"most {bound:g} allowed"
-        f"; gradients {gradients:.2g} of their size, at most {gradients_bound:g}"
+    silence = next(filter(None, map(_silence, seeing)), "")
+    if problem := silence or _other_dtype(ranked, (predicted, measured)):
+        return Check(name="numerics", status="failed", detail=problem)
+    if not ranked:
+        blind = f"{measured.backend} cannot see numerics"
+        reason = blind if measured not in seeing else "no side compared itself with the reference"
+        return Check(name="numerics", status="unsupported", detail=f"unsupported: {reason}")
+    told = [numbers for _, numbers in ranked]
+    parameters, gradients = _parameters(told), _gradients(told)
+    findings = (
+        parameters, gradients, _furthest(ranked, parameters, gradients), _finite(told),
+        _exact(told), _every_step(seeing, told), _losses(told, measured.world_size),
+        _remedy(parameters, gradients),
     )
-    if worst > bound or gradients > gradients_bound:
-        detail += _furthest(ranked, of_gradients=gradients > gradients_bound)
-    detail += "" if finite else "; a loss is not finite"
-    detail += "".join(f"; {words}" for words in (unequal, cut) if words)
-    detail += (
-        f"; losses {losses:.1g} apart, at most {LOSS_SHARE * bound:g}"
-        if losses > LOSS_SHARE * bound
-        else ""
+    return Check(
+        name="numerics", status="ok" if all(one.holds for one in findings) else "failed",
+        measured=_worst(one.largest_relative_difference for one in told),
+        detail="; ".join(one.text for one in findings if one.text),
     )
-    if worst > bound and gradients <= gradients_bound:
-        detail += (
-            "; gradients agree, so look at the optimizer, or at a learning rate that makes "
-            "rounding grow from step to step"
-        )
-    return Check(name="numerics", status="ok" if good else "failed", measured=worst, detail=detail)
 
 
-def _furthest(ranked: list[tuple[int, Numerics]], *, of_gradients: bool) -> str:
-    """Which parameter it is, and on which rank, where a rank says so."""
-    if of_gradients:
+def _other_dtype(ranked: Ranked, runs: tuple[Run, Run]) -> str:
+    """A rank that computes in another dtype than the scenario, or ""."""
+    dtypes = {run.provenance["computes_in"] for run in runs if "computes_in" in run.provenance}
+    return next(
+        (
+            f"a rank computes in {numbers.dtype}, the scenario in {dtype}"
+            for _, numbers in ranked
+            for dtype in sorted(dtypes)
+            if numbers.dtype != dtype
+        ),
+        "",
+    )
+
+
+def _parameters(told: list[Numerics]) -> Finding:
+    """Parameters end up where the reference's do."""
+    worst, bound = _worst(one.largest_relative_difference for one in told), _bound(told)
+    text = (
+        f"parameters after {told[0].steps} steps: {worst:.2g} of their way apart from the "
+        f"reference, at most {bound:g} allowed"
+    )
+    return Finding(worst <= bound, text)
+
+
+def _gradients(told: list[Numerics]) -> Finding:
+    """Gradients of one more step are those of one process."""
+    worst = _worst(one.largest_gradient_difference for one in told)
+    bound = min(GRADIENT_BOUND.get(one.dtype, 0.0) for one in told)
+    return Finding(worst <= bound, f"gradients {worst:.2g} of their size, at most {bound:g}")
+
+
+def _furthest(ranked: Ranked, parameters: Finding, gradients: Finding) -> Finding:
+    """The parameter that is furthest off, or its gradient, and its rank, where a rank names it."""
+    if not gradients.holds:
         rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_gradient_difference))
-        return (
-            f"; the gradient of {numbers.furthest_gradient} on rank {rank}"
-            if numbers.furthest_gradient
-            else ""
-        )
-    rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_relative_difference))
-    return f"; {numbers.furthest_parameter} on rank {rank}" if numbers.furthest_parameter else ""
+        name = numbers.furthest_gradient and f"the gradient of {numbers.furthest_gradient}"
+    elif not parameters.holds:
+        rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_relative_difference))
+        name = numbers.furthest_parameter
+    else:
+        return Finding(True)
+    return Finding(True, f"{name} on rank {rank}" if name else "")
+
+
+def _finite(told: list[Numerics]) -> Finding:
+    """Losses are numbers."""
+    losses = (loss for one in told for loss in (*one.losses, *one.reference_losses))
+    finite = all(map(math.isfinite, losses))
+    return Finding(finite, "" if finite else "a loss is not finite")
+
+
+def _losses(told: list[Numerics], world_size: int) -> Finding:
+    """Mean losses are the reference's."""
+    difference, bound = _loss_difference(told, world_size), LOSS_SHARE * _bound(told)
+    if difference <= bound:
+        return Finding(True)
+    return Finding(False, f"losses {difference:.1g} apart, at most {bound:g}")
+
+
+def _remedy(parameters: Finding, gradients: Finding) -> Finding:
+    """The next thing to look at where gradients agree and parameters do not."""
+    text = (
+        "gradients agree, so look at the optimizer, or at a learning rate that makes rounding grow "
+        "from step to step"
+    )
+    return Finding(True, text if gradients.holds and not parameters.holds else "")
+
+
+def _bound(told: list[Numerics]) -> float:
+    """The bound on parameters of the strictest dtype."""
+    return min(NUMERICS_BOUND.get(one.dtype, 0.0) for one in told)
 
 
 def _ordered(difference: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def _unequal(found: list[Numerics]) -> str:
-    """What is not to the bit what it must be, whatever the dtype: where training begins, and the
-    optimizer's own step; or ""."""
-    begins = _worst(
-        [0.0, *(one.initial_difference for one in found if one.initial_difference is not None)]
-    )
+def _exact(told: list[Numerics]) -> Finding:
+    """Training begins at the model's own parameters, and the optimizer steps as torch's does: to
+    the bit, whatever the dtype."""
+    begins = _worst([0.0, *(one.initial_difference or 0.0 for one in told)])
+    apart = _worst([0.0, *(one.step_difference or 0.0 for one in told)])
     if begins != 0:
-        return f"what the optimizer steps begins {begins:.2g} away from the model's own parameters"
-    apart = _worst(
-        [0.0, *(one.step_difference for one in found if one.step_difference is not None)]
+        text = f"what the optimizer steps begins {begins:.2g} away from the model's own parameters"
+        return Finding(False, text)
+    text = (
+        f"one step of the optimizer ends {apart:.2g} away from where torch's takes the same state "
+        f"and gradients"
     )
-    if apart != 0:
-        return (
-            f"one step of the optimizer ends {apart:.2g} away from where torch's takes the same "
-            f"state and gradients"
-        )
-    return ""
+    return Finding(apart == 0, text if apart != 0 else "")
 
 
-def _cut(runs: list[Run], found: list[Numerics]) -> str:
-    """What shows that not every step of training was compared, or ""."""
+def _every_step(runs: list[Run], told: list[Numerics]) -> Finding:
+    """Every step of training was compared, on every rank."""
     least = max(
         [2, *(int(steps) for run in runs if (steps := run.provenance.get("steps", "")).isdecimal())]
     )
-    short = min(one.steps for one in found)
+    short = min(one.steps for one in told)
     if short < least:
-        return f"losses of {short} steps, of at least {least}"
-    return (
-        ""
-        if len({one.steps for one in found}) == 1
-        else "ranks tell losses of different numbers of steps"
-    )
+        return Finding(False, f"losses of {short} steps, of at least {least}")
+    alike = len({one.steps for one in told}) == 1
+    return Finding(alike, "" if alike else "ranks tell losses of different numbers of steps")
 
 
 def _worst(differences: Iterable[float]) -> float:
@@ -174,13 +203,13 @@ def _silence(run: Run) -> str:
     )
 
 
-def _loss_difference(found: list[Numerics], world_size: int) -> float:
+def _loss_difference(told: list[Numerics], world_size: int) -> float:
     """The largest relative difference of the mean loss over all ranks to the reference's, in any
     step; 0 where ranks are missing."""
-    if any(not len(one.losses) == len(one.reference_losses) == one.steps for one in found):
+    if any(not len(one.losses) == len(one.reference_losses) == one.steps for one in told):
         return math.inf
-    if len(found) != world_size:
+    if len(told) != world_size:
         return 0.0  # some ranks were observed, and a mean over all needs all
-    means = [sum(step) / world_size for step in zip(*(one.losses for one in found), strict=True)]
-    pairs = [pair for one in found for pair in zip(means, one.reference_losses, strict=True)]
+    means = [sum(step) / world_size for step in zip(*(one.losses for one in told), strict=True)]
+    pairs = [pair for one in told for pair in zip(means, one.reference_losses, strict=True)]
     return _worst([0.0, *(abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs)])
