@@ -44,7 +44,7 @@ class FlatRank:
     """Around collectives: copies inside the backend, as in gloo's reduce-scatter, are not the
     strategy's."""
     keeps_whole_gradients: bool = False
-    """Whether whole gradients live until the optimizer has stepped, as in ZeRO-1."""
+    """True where whole gradients live until the optimizer has stepped, as in ZeRO-1."""
     buffers: FlatBuffers = field(init=False)
     optimizer: RankOptimizer = field(init=False)
     _clipping: Clipping = field(default_factory=Clipping)

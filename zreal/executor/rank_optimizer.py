@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zreal.meters.held_memory import state_tensors
-from zreal.modules.optimizers import hand_back, hand_over, make_optimizer, stepped_again
+from zreal.modules.optimizers import expected_step, make_optimizer, set_gradients, write_back
 from zsim.models.training_options import Optimizer
 
 
@@ -31,11 +31,11 @@ class RankOptimizer:
         """Step every tensor with a gradient, and cast stepped master copies into `parameters`."""
         handed = {name: grad for name, grad in gradients.items() if grad is not None}
         tensors = [self.stepped[name] for name in handed]
-        hand_over(self.settings, tensors, list(handed.values()))
+        set_gradients(self.settings, tensors, list(handed.values()))
         if self.torch_optimizer is None:
             self.torch_optimizer = make_optimizer(self.settings, list(self.stepped.values()))
         self.torch_optimizer.step()
-        hand_back(self.settings, [parameters[name] for name in handed], tensors)
+        write_back(self.settings, [parameters[name] for name in handed], tensors)
 
     def copies(self) -> dict[str, Tensor]:
         """Copies of the stepped tensors as they are now."""
@@ -44,7 +44,7 @@ class RankOptimizer:
     def expected_step(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """The tensors after the next step, as a new optimizer makes them from the same state."""
         states = self.torch_optimizer.state if self.torch_optimizer is not None else {}
-        return stepped_again(self.settings, self.stepped, gradients, states=states)
+        return expected_step(self.settings, self.stepped, gradients, states=states)
 
     def states(self) -> list[Tensor]:
         """The tensors in the optimizer's state; none before the first step."""

@@ -1,5 +1,4 @@
-"""Activation checkpointing for real: stretches of forward that torch runs again in backward,
-keeping what a policy says."""
+"""Activation checkpointing with torch, of whole forwards or all but the outputs a policy saves."""
 
 from __future__ import annotations
 
@@ -30,17 +29,17 @@ SAVED: dict[str, tuple[str, ...]] = {
         "_scaled_dot_product_cudnn_attention",
     ),
 }
-"""The aten calls whose outputs a selective policy keeps, by operator."""
+"""aten calls whose outputs a selective policy saves, by operator."""
 
 
-def recomputed(
+def checkpointed(
     function: Callable[..., Any], *inputs: Any, save: tuple[str, ...] = (), every: int = 1,
     **named: Any,
 ) -> Any:
-    """`function(*inputs, **named)` under torch's non-reentrant activation checkpointing; outputs of
-    `save` operators are kept.
+    """Call `function` under torch's non-reentrant checkpointing, which saves outputs of `save`
+    operators.
 
-    Of the linears only the first of each `every` are.
+    Of linears, only the first of each `every` is saved.
     """
     if not save:
         return checkpoint(function, *inputs, use_reentrant=False, **named)
@@ -49,19 +48,23 @@ def recomputed(
     return checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 
-def as_asked(asked: Checkpointing, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    """`function(*inputs, **named)`, recomputed whole as `asked` says."""
-    with set_checkpoint_early_stop(asked.early_stop):
-        return recomputed(function, *inputs, save=asked.save, every=asked.save_every, **named)
+def checkpointed_whole(
+    settings: Checkpointing, function: Callable[..., Any], *inputs: Any, **named: Any
+) -> Any:
+    """Call `function`, all of which is checkpointed by the scenario's `settings`."""
+    with set_checkpoint_early_stop(settings.early_stop):
+        save, every = settings.save, settings.save_every
+        return checkpointed(function, *inputs, save=save, every=every, **named)
 
 
 @contextmanager
-def recomputing(model: nn.Module, fqns: Iterable[str], asked: Checkpointing) -> Iterator[None]:
-    """Inside, each module of `model` called one of `fqns` is recomputed as `asked` says, its hooks
-    apart, which run once."""
+def recomputing(
+    model: nn.Module, fqns: Iterable[str], settings: Checkpointing
+) -> Iterator[None]:
+    """Inside, modules `fqns` of `model` are checkpointed by `settings`; their hooks run once."""
     before = [(part, part.__dict__.get("forward")) for part in map(model.get_submodule, fqns)]
     for part, _ in before:
-        part.forward = partial(as_asked, asked, part.forward)
+        part.forward = partial(checkpointed_whole, settings, part.forward)
     try:
         yield
     finally:
@@ -72,8 +75,10 @@ def recomputing(model: nn.Module, fqns: Iterable[str], asked: Checkpointing) -> 
 
 
 def _contexts(kept: list[Any], *, every: int) -> Any:
-    """torch's selective contexts, which ask for each aten call; products are counted apart in
-    forward and in recomputation."""
+    """torch's contexts of selective checkpointing, whose policy decides for each aten call.
+
+    Products are counted separately in forward and in recomputation.
+    """
     products = {getattr(torch.ops.aten, name).default for name in SAVED["linear"]}
     counts: Counter[bool] = Counter()
 
@@ -82,10 +87,10 @@ def _contexts(kept: list[Any], *, every: int) -> Any:
     ) -> CheckpointPolicy:
         if call in products:
             counts[context.is_recompute] += 1
-        passed_over = call in products and (counts[context.is_recompute] - 1) % every
+        is_skipped = call in products and (counts[context.is_recompute] - 1) % every
         return (
             CheckpointPolicy.MUST_SAVE
-            if call in kept and not passed_over
+            if call in kept and not is_skipped
             else CheckpointPolicy.PREFER_RECOMPUTE
         )
 

@@ -1,5 +1,5 @@
-"""Clipping of sharded gradients as torch does it for its own: a norm per gradient, squares
-all-reduced, one coefficient for all."""
+"""Clipping of sharded gradients in torch's arithmetic: a norm per gradient, an all-reduce of the
+squares, one coefficient for all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 EPSILON = 1e-6
-"""torch.nn.utils.clip_grad_norm_ adds it to the norm."""
+"""Added to the norm by torch.nn.utils.clip_grad_norm_."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Clipping:
     total: Tensor | None = None
 
     def measure(self, gradients: Sequence[Tensor], *, sharded: bool) -> None:
-        """The norm of each of this rank's gradients; the total at once where nobody has others."""
+        """The norm of each of this rank's gradients; their total too, unless they are `sharded`."""
         self.norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
         self.stack = torch.stack(self.norms)
         if sharded:
@@ -35,13 +35,13 @@ class Clipping:
             self._sum(self.stack)
 
     def reduce(self, group: dist.ProcessGroup) -> None:
-        """The squares summed over `group`, out of place."""
+        """Sum the squares over `group`, out of place."""
         assert self.squares is not None
         self.reduced = self.squares.clone()
         dist.all_reduce(self.reduced, group=group)
 
     def clip(self, gradients: Sequence[Tensor], *, max_norm: float) -> None:
-        """Scale `gradients` in place so that the norm of all of them is at most `max_norm`."""
+        """Scale `gradients` in place so that their joint norm is at most `max_norm`."""
         if self.reduced is not None:
             roots = self.reduced.pow(0.5)
             self.squares = self.reduced = None

@@ -1,5 +1,6 @@
-"""What parameters and inputs begin with: from the seed and their own names alone, so that every
-rank and strategy has the same numbers."""
+"""Initial values of parameters and inputs, from the seed and their names alone.
+
+Every rank and strategy therefore starts with the same numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """A generator that depends on the whole `key`. torch's on the CPU looks at the low 32 bits of
-    its seed only."""
+    """A generator seeded by the whole `key`, hashed to the 32 bits that torch's CPU generator uses.
+    """
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
 
 def initial(parameter: Parameter, *, seed: int) -> Tensor:
-    """What `parameter` begins with: it depends on the seed and its own fqn alone."""
+    """Initial value of `parameter` in float32, from the seed and its fqn alone."""
     generator = generator_of(seed, parameter.fqn)
     if len(parameter.shape) == 1:
         centre = 1.0 if parameter.fqn.endswith("weight") else 0.0
@@ -33,4 +34,4 @@ def initial(parameter: Parameter, *, seed: int) -> Tensor:
 
 
 class ModelError(ZsimError):
-    """A model of which no real module can be built."""
+    """A model whose torch module cannot be built."""

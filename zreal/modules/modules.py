@@ -1,19 +1,19 @@
-"""ModelSpec to nn.Module: one generic interpreter over operators, so that what is simulated is what
-runs.
+"""ModelSpec to nn.Module: a generic interpreter runs the very operators that are simulated.
 
-Python drops each value after its last use, as hand-written modules that reassign `x` do.
+It drops each value after its last use, as hand-written modules that reassign `x` do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from zreal.modules.checkpointing import as_asked, recomputed
+from zreal.modules.checkpointing import checkpointed, checkpointed_whole
 from zreal.modules.initial_values import DTYPES, ModelError, initial
 from zreal.modules.operators import apply
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -23,12 +23,11 @@ from zsim.models.repeats import first_runs
 from zsim.models.spec import ROOT, ModelSpec, Module
 
 
-class Stretch(nn.Module):
-    """One Module of the ModelSpec, checkpointed or not. Parameters of blocks live in the stretch
-    itself.
+class SpecModule(nn.Module):
+    """One Module of the ModelSpec with its parameters, checkpointed or not.
 
-    One that stands in the spec in parts has `later` ones: its own, and those of stretches in it,
-    which are called.
+    A module that the spec lists in parts has `later` ones: its own, and those of nested modules,
+    which it calls.
     """
 
     def __init__(
@@ -42,16 +41,16 @@ class Stretch(nn.Module):
         self.reads = "x"
 
     @classmethod
-    def inside(cls, part: Module, checkpointing: Checkpointing) -> Stretch:
+    def nested(cls, part: Module, checkpointing: Checkpointing) -> SpecModule:
         """A unit in a block, which reads one of the block's values."""
         (read,) = part.given
         named = tuple(
             replace(op, inputs=tuple("x" if v == read else v for v in op.inputs))
             for op in part.operators
         )
-        found = cls(replace(part, operators=named), checkpointing)
-        found.reads = read
-        return found
+        module = cls(replace(part, operators=named), checkpointing)
+        module.reads = read
+        return module
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The parameter called `fqn` in the whole model, None for ""."""
@@ -59,45 +58,46 @@ class Stretch(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The value of the last operator."""
-        asked = self.checkpointing
-        if asked.mode == "none" or asked.recompute:
-            return interpret(self.parts, x, targets, self, again=asked.recompute)
-        return as_asked(asked, lambda value: interpret(self.parts, value, targets, self), x)
+        settings = self.checkpointing
+        if settings.mode == "none" or settings.recompute:
+            return interpret(self.parts, x, targets, self, recompute=settings.recompute)
+        run = partial(interpret, self.parts, targets=targets, owner=self)
+        return cast(Tensor, checkpointed_whole(settings, run, x))
 
-    def inner(self, part: Module) -> Stretch | None:
-        """The stretch in this one that runs `part`, None where this one does so itself."""
+    def inner(self, part: Module) -> SpecModule | None:
+        """The nested module that runs `part`, None where this one runs it itself."""
         if not part.inside or part.path == self.spec.path:
             return None
-        return cast(Stretch, self.get_submodule(part.path.removeprefix(f"{self.spec.path}.")))
+        return cast(SpecModule, self.get_submodule(part.path.removeprefix(f"{self.spec.path}.")))
 
 
 def interpret(
-    parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: Stretch | Model, *,
-    again: tuple[str, ...] = (),
+    parts: tuple[Module, ...], x: Tensor, targets: Tensor | None, owner: SpecModule | Model, *,
+    recompute: tuple[str, ...] = (),
 ) -> Tensor:
     """Run the operators of a module's `parts` on `x`; values are dropped after their last use.
 
-    Operators of kinds in `again` are checkpointed; parts that are stretches in `owner` are called.
+    Operators of kinds in `recompute` are checkpointed; parts that are nested modules are called.
     """
     values: dict[str, Tensor] = {"x": x, "tokens": x}
     if targets is not None:
         values["targets"] = targets
-    calls: list[Operator | Stretch] = []
+    calls: list[Operator | SpecModule] = []
     for part in parts:
-        inner = owner.inner(part) if isinstance(owner, Stretch) else None
+        inner = owner.inner(part) if isinstance(owner, SpecModule) else None
         calls += part.operators if inner is None else (inner,)
     last_use = {value: call for call in calls for value in _reads(call)}
     output = ""
     for call in calls:
         reads = _reads(call)
-        if not isinstance(call, Operator):  # a stretch, or what wraps it
+        if not isinstance(call, Operator):  # a nested module, or its wrapper
             output = call.spec.operators[-1].output
             values[output] = call(values[reads[0]])
         else:
             output = call.output
             values[output] = (
                 _checkpointed(call, values, owner)
-                if call.kind in again
+                if call.kind in recompute
                 else _apply(call, values, owner)
             )
         for value in dict.fromkeys(reads):
@@ -106,18 +106,18 @@ def interpret(
     return values[output]
 
 
-def _reads(call: Operator | Stretch) -> tuple[str, ...]:
+def _reads(call: Operator | SpecModule) -> tuple[str, ...]:
     return call.inputs if isinstance(call, Operator) else (call.reads,)
 
 
-def _checkpointed(op: Operator, values: dict[str, Tensor], owner: Stretch | Model) -> Tensor:
-    return recomputed(
+def _checkpointed(op: Operator, values: dict[str, Tensor], owner: SpecModule | Model) -> Tensor:
+    return checkpointed(
         lambda *inputs: _apply(op, dict(zip(op.inputs, inputs, strict=True)), owner),
         *(values[name] for name in op.inputs),
     )
 
 
-def _apply(op: Operator, values: Mapping[str, Tensor], owner: Stretch | Model) -> Tensor:
+def _apply(op: Operator, values: Mapping[str, Tensor], owner: SpecModule | Model) -> Tensor:
     return apply(op, values, weight=owner.parameter(op.weight), bias=owner.parameter(op.bias))
 
 
@@ -128,13 +128,13 @@ def _lookup(module: nn.Module, path: str) -> Tensor:
     return cast(Tensor, getattr(module, name))
 
 
-def _place(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
+def _register(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
     parents, _, name = path.rpartition(".")
     _made(module, parents).register_parameter(name, parameter)
 
 
 def _made(module: nn.Module, path: str) -> nn.Module:
-    """The module called `path` in `module`, made with what it lies in where it is not there."""
+    """The module at `path` in `module`; missing ones on the way to it are made."""
     for name in path.split(".") if path else ():
         if not hasattr(module, name):
             setattr(module, name, nn.Module())
@@ -143,8 +143,8 @@ def _made(module: nn.Module, path: str) -> nn.Module:
 
 
 class Model(nn.Module):
-    """The whole model: blocks in `blocks`, unused ones too, stretches apart and the root's own
-    parameters under their fqns in itself.
+    """The whole model: `blocks` with unused ones, modules outside blocks, and the root's own
+    parameters, all under their fqns.
 
     They are registered in forward order, the root's own parameters last.
     """
@@ -161,41 +161,44 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        again = checkpointing.applies_to(spec)
-        blocks = nn.ModuleList()
-        modules = first_runs(spec.modules)
-        parts = {module.path: module for module in modules if module.inside}
-        for module in modules:
-            if module.within not in ("", module.path):
-                continue
-            later = tuple(
-                part for part in modules if part.within == module.path and part is not module
-            )
-            stretch = Stretch(
-                module, checkpointing if module.fqn in again else NO_CHECKPOINTING, later=later
-            )
-            if module.apart:
-                self.add_module(module.fqn, stretch)
-            elif module.unit != ROOT:
-                self.blocks = blocks.append(stretch)
-        for place in sorted(
-            int(fqn.rpartition(".")[2]) for fqn in spec.idle
-        ):  # these only own their parameters
-            blocks.insert(place, nn.Module())
-            self.blocks = blocks
+        self._checkpointing = checkpointing
+        self._checkpointed = checkpointing.applies_to(spec)
+        self._add_modules()
         for unit in spec.units:
-            if unit.fqn in parts:
-                part = parts[unit.fqn]
-                # else it is recomputed with its block
-                by_itself = part.within in again and checkpointing.recompute
-                own = Stretch.inside(part, checkpointing if by_itself else NO_CHECKPOINTING)
-                outside, _, name = unit.fqn.rpartition(".")
-                _made(self, outside).add_module(name, own)
+            self._add_nested(unit.fqn)
             for parameter in unit.parameters:
-                made = nn.Parameter(
-                    initial(parameter, seed=seed).to(dtype), requires_grad=parameter.requires_grad
-                )
-                _place(self, parameter.fqn, made)
+                value = initial(parameter, seed=seed).to(dtype)
+                made = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                _register(self, parameter.fqn, made)
+
+    def _add_modules(self) -> None:
+        """Add every module that is not nested in another, in forward order, and unused blocks."""
+        blocks, modules = nn.ModuleList(), first_runs(self.spec.modules)
+        for spec in modules:
+            if spec.within not in ("", spec.path):
+                continue
+            later = tuple(part for part in modules if part.within == spec.path and part is not spec)
+            is_checkpointed = spec.fqn in self._checkpointed
+            settings = self._checkpointing if is_checkpointed else NO_CHECKPOINTING
+            module = SpecModule(spec, settings, later=later)
+            if spec.apart:
+                self.add_module(spec.fqn, module)
+            elif spec.unit != ROOT:
+                self.blocks = blocks.append(module)
+        for index in sorted(int(fqn.rpartition(".")[2]) for fqn in self.spec.idle):
+            blocks.insert(index, nn.Module())  # an unused block only owns its parameters
+            self.blocks = blocks
+
+    def _add_nested(self, fqn: str) -> None:
+        """Add the unit `fqn` to its block, if it is nested in one."""
+        parts = {part.path: part for part in first_runs(self.spec.modules) if part.inside}
+        if fqn not in parts:
+            return
+        part, settings = parts[fqn], NO_CHECKPOINTING  # recomputed with its block, if at all
+        if part.within in self._checkpointed and self._checkpointing.recompute:
+            settings = self._checkpointing
+        parent, _, name = fqn.rpartition(".")
+        _made(self, parent).add_module(name, SpecModule.nested(part, settings))
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The root's parameter `fqn`, None for ""."""
@@ -209,14 +212,13 @@ class Model(nn.Module):
         return x
 
     def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
-        """One of the modules of `spec`, or a later run of it: by the stretch that it is, or by the
-        root itself."""
+        """Run one of the modules of `spec`, or a later run of it."""
         if module.unit == ROOT:
             return interpret((module,), x, targets, self)
-        return cast(Tensor, self.stretch(module.path)(x))
+        return cast(Tensor, self.module_at(module.path)(x))
 
-    def stretch(self, fqn: str) -> nn.Module:
-        """The real module of the spec's module `fqn`, which is not the root's own."""
+    def module_at(self, fqn: str) -> nn.Module:
+        """The torch module of the spec's module `fqn`, which is not the root's own."""
         return self.get_submodule(fqn)
 
 
@@ -224,8 +226,10 @@ def build(
     spec: ModelSpec, *, seed: int, dtype: str = "float32",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Model:
-    """The real module of `spec`, in `dtype`; ModelError for a traced one, of which only its memory
-    and work are known."""
+    """The torch module of `spec` in `dtype`.
+
+    ModelError for a traced model, of which only memory and work are known.
+    """
     if any(op.kind == "traced" for module in spec.modules for op in module.operators):
         raise ModelError(
             where=spec.name,

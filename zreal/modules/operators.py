@@ -1,4 +1,4 @@
-"""The operators of a ModelSpec in eager torch: what the simulator counts is what runs."""
+"""Operators of a ModelSpec in eager torch, the very calls that the simulator counts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-"""The kernels of scaled_dot_product_attention that a model can ask for."""
+"""Kernels of scaled_dot_product_attention by the name in a scenario."""
 
 
 def apply(
     op: Operator, values: Mapping[str, Tensor], *, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """One operator of eager torch on the `values` that it reads, with its parameters, None for
-    those that it has not."""
+    """Run one operator on the `values` that it reads; a parameter that it lacks is None."""
     first = op.inputs[0]
     match op.kind:
         case "linear":
@@ -57,7 +56,7 @@ def apply(
                 values[first].flatten(0, -2), values[op.inputs[1]].flatten()
             )
         case _:
-            raise AssertionError(op.name)  # transformers runs it itself, or build() has refused it
+            raise AssertionError(op.name)  # transformers runs it itself, or build() refuses it
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
@@ -78,8 +77,8 @@ def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tenso
         _heads(query, op.num_heads), _heads(key, op.num_kv_heads), _heads(value, op.num_kv_heads),
     )
     if op.implementation != "explicit":
-        asked = KERNELS.get(op.implementation)
-        with sdpa_kernel(asked) if asked is not None else nullcontext():
+        backend = KERNELS.get(op.implementation)
+        with sdpa_kernel(backend) if backend is not None else nullcontext():
             mixed = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
             )

@@ -1,4 +1,4 @@
-"""torch.optim by the scenario's words."""
+"""Optimizers of torch.optim by the scenario's settings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from zsim.models.training_options import Optimizer
 
 EPSILON = 1e-6
-"""AdamW's eps. A gradient that is zero but for rounding (that of a key's bias, which softmax
-cancels) stays far below it, so that parity compares training and not the signs of rounding errors.
-It changes neither bytes nor time."""
+"""AdamW's eps. A gradient that is zero but for rounding, as that of a key's bias, stays far below
+it. Parity then compares training, not the signs of rounding errors. Bytes and time are the same."""
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that an optimizer is given: those that need a gradient."""
+    """The parameters that an optimizer steps: those that need a gradient."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -46,8 +45,8 @@ def make_optimizer(
     )
 
 
-def cast_to(settings: Optimizer, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy `sources` into `targets` of another dtype: in one call, or by for-loop one by one."""
+def cast_into(settings: Optimizer, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy `sources` into `targets` of another dtype, in one call or in a for-loop."""
     if settings.implementation == "for-loop":
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
@@ -55,9 +54,10 @@ def cast_to(settings: Optimizer, targets: Sequence[Tensor], sources: Sequence[Te
         torch._foreach_copy_(list(targets), list(sources))
 
 
-def hand_over(settings: Optimizer, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Give `tensors`, which are stepped, their gradients: themselves, or cast to the dtype of
-    master copies."""
+def set_gradients(
+    settings: Optimizer, tensors: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> None:
+    """Set the gradients of the stepped `tensors`, cast where these are master copies."""
     for tensor, gradient in zip(tensors, gradients, strict=True):
         tensor.grad = gradient if gradient.dtype == tensor.dtype else torch.empty_like(tensor)
     casts = [
@@ -66,14 +66,16 @@ def hand_over(settings: Optimizer, tensors: Sequence[Tensor], gradients: Sequenc
         if tensor.grad is not gradient
     ]
     if casts:
-        cast_to(
+        cast_into(
             settings, [exact for exact, _ in casts if exact is not None],
             [gradient for _, gradient in casts],
         )
 
 
-def hand_back(settings: Optimizer, parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Let the gradients of `tensors` go, and cast stepped master copies into their `parameters`."""
+def write_back(
+    settings: Optimizer, parameters: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> None:
+    """Drop the gradients of `tensors`, and cast stepped master copies into their `parameters`."""
     for tensor in tensors:
         tensor.grad = None
     casts = [
@@ -82,45 +84,43 @@ def hand_back(settings: Optimizer, parameters: Sequence[Tensor], tensors: Sequen
         if parameter.dtype != tensor.dtype
     ]
     if casts:
-        cast_to(settings, [parameter for parameter, _ in casts], [tensor for _, tensor in casts])
+        cast_into(settings, [parameter for parameter, _ in casts], [tensor for _, tensor in casts])
 
 
-def stepped_again(
+def expected_step(
     settings: Optimizer,
     tensors: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor | None],
     *,
     states: Mapping[Tensor, Mapping[str, Any]],
 ) -> dict[str, Tensor]:
-    """What a new optimizer makes of copies of `tensors`, from copies of the same gradients and
-    `states`, in one step."""
+    """Copies of `tensors` after one step of a new optimizer from the same gradients and `states`.
+    """
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    again = make_optimizer(settings, list(copies.values()))
+    optimizer = make_optimizer(settings, list(copies.values()))
     for name, copy in copies.items():
         gradient = gradients[name]
         copy.grad = None if gradient is None else gradient.detach().to(copy.dtype, copy=True)
         state = states.get(tensors[name])
         if state:
-            again.state[copy] = {
+            optimizer.state[copy] = {
                 key: value.clone() if isinstance(value, Tensor) else value
                 for key, value in state.items()
             }
-    again.step()
+    optimizer.step()
     return copies
 
 
-def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest absolute difference of any element; infinite where a tensor is missing or a
-    difference is no number."""
-    if found.keys() != expected.keys():
+def largest_difference(measured: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Largest absolute difference of any element; infinite where a tensor is missing or not finite.
+    """
+    if measured.keys() != expected.keys():
         return math.inf
-    apart = [
-        (mine.detach().cpu().double() - expected[name].detach().cpu().double()).abs()
-        for name, mine in found.items()
+    differences = [
+        (tensor.detach().cpu().double() - expected[name].detach().cpu().double()).abs()
+        for name, tensor in measured.items()
     ]
-    largest = max((float(one.max()) for one in apart if one.numel()), default=0.0)
-    return (
-        largest
-        if math.isfinite(largest) and not any(bool(one.isnan().any()) for one in apart)
-        else math.inf
-    )
+    if any(bool(difference.isnan().any()) for difference in differences):
+        return math.inf
+    largest = max((float(each.max()) for each in differences if each.numel()), default=0.0)
+    return largest if math.isfinite(largest) else math.inf

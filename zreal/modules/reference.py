@@ -1,5 +1,4 @@
-"""The single-process reference: the whole model on the batches of all ranks, and how far from it
-parameters end up."""
+"""The single-process reference: trains the whole model on the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -21,33 +20,36 @@ from zsim.scenario.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Mean loss over ranks of each step, and every trained parameter before the first and after the
-    last, in float32.
+    """Losses and parameters of training on a single process, by fqn and in float32.
 
-    `directionless` marks, by parameter, the elements whose gradient was more rounding error than
-    gradient in some step. All of the bias of keys are: softmax does not see what is added to every
-    score of a query. AdamW divides by the gradient's size and so steps them at random. `untrained`
-    are the parameters, frozen or never used, that training must leave as they are.
+    AdamW divides by the size of a gradient, so an element whose gradient is mostly rounding error
+    moves in a random direction. Every element of a key's bias does, since softmax cancels what is
+    added to all scores of a query.
     """
 
     losses: tuple[float, ...]
+    """Mean over ranks, by step."""
     initial: Mapping[str, Tensor]
+    """Trained parameters before the first step."""
     parameters: Mapping[str, Tensor]
+    """Trained parameters after the last step."""
     directionless: Mapping[str, Tensor] = field(default_factory=dict)
+    """Masks of the elements whose gradient was mostly rounding error in some step."""
     untrained: Mapping[str, Tensor] = field(default_factory=dict)
+    """Frozen or unused parameters, which training must leave as they are."""
     rounding: float = 0.0
-    """What share of its size a parameter may have been rounded by in all steps together: the
-    spacing of the stepped dtype, per step."""
+    """Relative rounding of a parameter over all steps: the spacing of the stepped dtype per step.
+    """
 
 
 def reference(
     scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32
 ) -> Reference:
-    """Train on one process: gradients are means over ranks and sums over micro-batches, as every
-    strategy makes them.
+    """Train `steps` steps on one process. Gradients are means over ranks and sums over
+    micro-batches, as in every strategy.
 
-    Parameters, gradients and optimizer are in `stepped_in`; where that is float32 and the precision
-    has 2 bytes, the forward and backward run on a rounded copy.
+    Parameters, gradients and optimizer are in `stepped_in`. For 2-byte precision with float32
+    stepping, forward and backward run on a rounded copy.
     """
     master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
     initial = _copies(master)
@@ -73,12 +75,11 @@ def reference(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """What an optimizer of one process is handed, by parameter, and by how much rounding may have
-    moved each.
+    """Gradients of one step on a single process, by fqn, and the norm of their possible rounding.
 
-    A gradient is the sum of what ranks and micro-batches make of it, each of which is rounded by
-    itself: where they nearly cancel, what rounding leaves is as large as the sum. `rounding` is the
-    share by which the dtype of compute rounds, of the sizes of all parts.
+    A gradient sums the rounded contributions of ranks and micro-batches. Where these nearly cancel,
+    rounding is as large as the sum. It is the dtype's relative rounding times the norms of all
+    contributions.
     """
 
     whole: Mapping[str, Tensor]
@@ -86,16 +87,16 @@ class Gradients:
 
 
 def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int) -> Gradients:
-    """The gradients of one process in `step` if every parameter of the model is as given; those
-    without one are left out."""
+    """The gradients of one process in `step` from the given parameters; those without one are
+    omitted."""
     model = modules.build(scenario.model, seed=scenario.seed).to(
         next(iter(parameters.values())).dtype
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name].reshape(parameter.shape))
-    parts: dict[str, float] = {}
-    _backward(scenario, model, step=step, parts=parts)
+    norms: dict[str, float] = {}
+    _backward(scenario, model, step=step, norms=norms)
     share = torch.finfo(DTYPES[scenario.precision.narrowest]).eps / 2
     return Gradients(
         whole={
@@ -103,18 +104,18 @@ def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: 
             for name, parameter in model.named_parameters()
             if parameter.grad is not None
         },
-        rounding={name: share * size for name, size in parts.items()},
+        rounding={name: share * size for name, size in norms.items()},
     )
 
 
 def _backward(
     scenario: Scenario, master: modules.Model, *, step: int, noise: _Noise | None = None,
-    parts: dict[str, float] | None = None,
+    norms: dict[str, float] | None = None,
 ) -> float:
-    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario says so;
-    returns the sum of the losses.
+    """Leave in `master` the gradients of one step of all ranks, clipped if the scenario clips.
 
-    `parts` learns of the sizes of what they are sums of, clipped alike.
+    Returns the sum of the losses. `norms` receives the summed norms of the contributions to each
+    gradient, clipped alike.
     """
     dtype = scenario.precision.parameters
     compute = (
@@ -122,38 +123,37 @@ def _backward(
         if DTYPES[dtype] == next(master.parameters()).dtype
         else _rounded(scenario, master, dtype)
     )
-    with _sizes(compute, parts):
+    with _contribution_norms(compute, norms):
         total = _accumulate(scenario, compute, step=step, dtype=dtype)
     if noise is not None and (step == 0 or dtype != "float32"):
         noise.look(compute, step=step)
     if compute is not master:
-        for mine, theirs in zip(master.parameters(), compute.parameters(), strict=True):
-            mine.grad = None if theirs.grad is None else theirs.grad.float()
+        for exact, rounded in zip(master.parameters(), compute.parameters(), strict=True):
+            exact.grad = None if rounded.grad is None else rounded.grad.float()
     if scenario.optimizer.clip_norm:
         whole = float(clip_grad_norm_(master.parameters(), scenario.optimizer.clip_norm))
-        for name in parts or ():
-            parts[name] *= min(1.0, scenario.optimizer.clip_norm / (whole or 1.0))  # type: ignore[index]
+        for name in norms or ():
+            norms[name] *= min(1.0, scenario.optimizer.clip_norm / (whole or 1.0))  # type: ignore[index]
     return total
 
 
 @contextmanager
-def _sizes(model: modules.Model, parts: dict[str, float] | None) -> Iterator[None]:
-    """Adds the size of each gradient that a backward inside makes to that of its parameter."""
+def _contribution_norms(
+    model: modules.Model, norms: dict[str, float] | None
+) -> Iterator[None]:
+    """Inside, each gradient that a backward makes adds its norm to its parameter's in `norms`."""
+    if norms is None:
+        yield
+        return
 
     def add(name: str, gradient: Tensor) -> None:
-        assert parts is not None
-        parts[name] = parts.get(name, 0.0) + float(gradient.detach().double().norm())
+        norms[name] = norms.get(name, 0.0) + float(gradient.detach().double().norm())
 
-    named = (
-        [
-            (name, parameter)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        ]
-        if parts is not None
-        else []
-    )
-    handles = [parameter.register_hook(partial(add, name)) for name, parameter in named]
+    handles = [
+        parameter.register_hook(partial(add, name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
     try:
         yield
     finally:
@@ -162,7 +162,7 @@ def _sizes(model: modules.Model, parts: dict[str, float] | None) -> Iterator[Non
 
 
 def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: str) -> float:
-    """The gradients of one step of all ranks; returns the sum of the losses."""
+    """Accumulate the gradients of one step of all ranks; returns the sum of the losses."""
     total = 0.0
     for rank in range(scenario.world_size):
         batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
@@ -182,21 +182,23 @@ def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: s
 
 
 class _Noise:
-    """Finds the elements whose gradient, in some step, is farther from its value in float64 than
-    half of that value."""
+    """Masks of the elements whose gradient is off by more than half of its float64 value in some
+    step."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.elements: dict[str, Tensor] = {}
 
     def look(self, model: modules.Model, *, step: int) -> None:
-        """Compare the gradients that `model` has with those of a copy in float64."""
+        """Compare the gradients of `model` with those of a copy in float64."""
         dtype = self.scenario.precision.parameters
         exact = _rounded(self.scenario, model, dtype).double()
         _accumulate(self.scenario, exact, step=step, dtype=dtype)
-        for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
-            if mine.grad is not None and theirs.grad is not None:
-                mask = (mine.grad.double() - theirs.grad).abs() > theirs.grad.abs() / 2
+        pairs = zip(model.named_parameters(), exact.parameters(), strict=True)
+        for (name, rounded), precise in pairs:
+            if rounded.grad is not None and precise.grad is not None:
+                error = (rounded.grad.double() - precise.grad).abs()
+                mask = error > precise.grad.abs() / 2
                 self.elements[name] = mask | self.elements.get(name, torch.zeros_like(mask))
 
 
@@ -211,6 +213,6 @@ def _copies(model: modules.Model) -> dict[str, Tensor]:
 def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.Model:
     copy = modules.build(scenario.model, seed=scenario.seed, dtype=dtype)
     with torch.no_grad():
-        for mine, theirs in zip(copy.parameters(), master.parameters(), strict=True):
-            mine.copy_(theirs)
+        for rounded, exact in zip(copy.parameters(), master.parameters(), strict=True):
+            rounded.copy_(exact)
     return copy

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: which it is, and how it ended."""
+"""The fork server, from which ranks are forked: its process, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ import time
 from multiprocessing import forkserver
 
 CLOSING_S = 1.0
-"""How long a process whose connections are closed may take to end: a large one closes them well
-before the system says so."""
+"""Seconds between the end of a large process's connections and its exit status."""
 
 
 def server_pid() -> int | None:
-    """The fork server's process, None before the first one."""
-    pid: int | None = vars(forkserver)[
-        "_forkserver"
-    ]._forkserver_pid  # private: Python has no other name for it
+    """The fork server's process id, None before the first launch."""
+    # private: Python has no other name for it
+    pid: int | None = vars(forkserver)["_forkserver"]._forkserver_pid
     return pid
 
 
 def server_end(*, patience_s: float = 0.0) -> str:
-    """How the fork server ended, in words, or "" where it runs; it is our child, and whoever
-    launches next starts another.
+    """How the fork server ended, as text; "" while it runs. The next launch starts another.
 
-    `patience_s`: its connections close before the system says that it is over.
+    `patience_s`: seconds to wait for its exit status, which comes after its connections close.
     """
     pid, limit = server_pid(), time.monotonic() + patience_s
     try:
         while pid is not None:
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if status is not None:
                 return (
-                    f"it exited with code {ended.si_status}"
-                    if ended.si_code == os.CLD_EXITED
-                    else f"it was {killed(ended.si_status)}"
+                    f"it exited with code {status.si_status}"
+                    if status.si_code == os.CLD_EXITED
+                    else f"it was {killed_by(status.si_status)}"
                 )
             if time.monotonic() >= limit:
                 return ""
@@ -44,8 +41,8 @@ def server_end(*, patience_s: float = 0.0) -> str:
     return ""
 
 
-def killed(number: int) -> str:
-    """By which signal, in words."""
+def killed_by(number: int) -> str:
+    """The signal that killed a process, as text."""
     hint = " (often the system's out-of-memory killer)" if number == signal.SIGKILL else ""
     names = {known.value: known.name for known in signal.Signals}
     return f"killed by {names.get(number, f'signal {number}')}{hint}"

@@ -1,9 +1,9 @@
-"""Starts ranks as processes, watches every one of them, and leaves none behind.
+"""Starts ranks as processes, supervises them, and leaves none behind.
 
-Ranks are forked from a server that has torch loaded already, so a launch costs a tenth of a second.
-The controller holds the rendezvous store and one pipe per rank; it waits on every rank's exit,
-names the first that died, raised or hung together with its last collective, and ends the others. A
-rank ends itself when its controller is gone.
+Ranks are forked from a server that has loaded torch, so a launch takes a tenth of a second. The
+controller holds the rendezvous store and one pipe per rank, and waits for every rank's exit. When a
+rank dies, raises or hangs, the controller reports it and ends the others. A rank ends itself when
+its controller is gone.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from zreal.processes.failure_report import not_started, server_ended, unguarded, verdict
+from zreal.processes.failure_report import launch_error, not_started, server_ended, unguarded_script
 from zreal.processes.fork_server import CLOSING_S, server_end, server_pid
 from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
-from zreal.processes.rank_status import Rank
+from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank_run"]
 POLL_S = 0.25
-"""How often it is looked whether ranks get on."""
+"""Seconds between two looks at the progress of ranks."""
 GRACE_S = 0.5
-"""How long siblings may still report after the first rank failed."""
+"""Seconds in which other ranks may still report after the first one failed."""
 
 
 def launch(
@@ -40,10 +40,11 @@ def launch(
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
-    The function is called with `arguments`, `rank`, `world_size`, `port` (of the store at
-    127.0.0.1), `progress`, to say which collective it enters, and `keep`, to hand over what is to
-    survive its failure. What it keeps and returns must be JSON. LaunchError when any rank fails, or
-    when not all are done after `timeout_s` seconds.
+    The function receives `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1),
+    `progress` and `keep`. It calls `progress` before it enters a collective, and `keep` with each
+    part of its result that must survive a failure. Parts and results must be JSON.
+
+    LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
     import torch.distributed as dist
 
@@ -54,7 +55,7 @@ def launch(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share this machine's cores
-    ranks: list[Rank] = []
+    ranks: list[RankStatus] = []
     server: int | None = None
     try:
         for rank in range(world_size):
@@ -63,22 +64,19 @@ def launch(
                 port=store.port,
             )
             ranks.append(started)
-            # Python has started another one without a word
+            # Python silently starts another server
             if ranks[1:] and server != server_pid():
                 raise server_ended("it ended", ranks, f"before rank {rank} of {world_size} was "
                                                       f"started")
             server = server_pid()
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
     except RuntimeError as error:
-        if "freeze_support" not in str(
-            error
-        ):  # multiprocessing's words for a script that would start itself again
+        if "freeze_support" not in str(error):  # multiprocessing's error for an unguarded script
             raise
-        raise unguarded() from error
+        raise unguarded_script() from error
     except (OSError, EOFError) as error:
-        if end := server_end(
-            patience_s=CLOSING_S if isinstance(error, EOFError | ConnectionError) else 0.0
-        ):
+        is_closed = isinstance(error, EOFError | ConnectionError)
+        if end := server_end(patience_s=CLOSING_S if is_closed else 0.0):
             raise server_ended(
                 end, ranks, f"before rank {len(ranks)} of {world_size} was started"
             ) from error
@@ -92,7 +90,7 @@ def launch(
 
 def _start(
     context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int
-) -> Rank:
+) -> RankStatus:
     receiver, sender = context.Pipe(duplex=False)
     progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
     process = context.Process(
@@ -102,10 +100,11 @@ def _start(
     process.start()
     sender.close()
     os.set_blocking(receiver.fileno(), False)
-    return Rank(rank=rank, process=process, pipe=receiver, progress=progress)
+    return RankStatus(rank=rank, process=process, pipe=receiver, progress=progress)
 
 
-def _supervise(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
+def _supervise(ranks: list[RankStatus], *, deadline: float, timeout_s: float) -> None:
+    """Wait until every rank is done; LaunchError shortly after one fails, or at the deadline."""
     waiting = list(ranks)
     failed_at = 0.0
     while waiting:
@@ -118,7 +117,7 @@ def _supervise(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
             timeout=min(POLL_S, limit - now),
         )
         for rank in list(waiting):
-            rank.look()
+            rank.note_progress()
             rank.receive()
             if rank.done or rank.error or rank.process.exitcode is not None:
                 rank.process.join(0.5 if rank.done or rank.error else 0)
@@ -126,13 +125,12 @@ def _supervise(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
                 rank.ended_at = time.monotonic()
                 waiting.remove(rank)
                 failed_at = failed_at or (0.0 if rank.done else rank.ended_at)
-    bad = [rank for rank in ranks if not rank.done]
-    if bad:
-        raise verdict(ranks, bad, timeout_s)
+    if not all(rank.done for rank in ranks):
+        raise launch_error(ranks, timeout_s)
 
 
-def _end(ranks: list[Rank]) -> None:
-    """Nothing is left running: asked to stop, then killed, then reaped."""
+def _end(ranks: list[RankStatus]) -> None:
+    """Ask every rank to stop, then kill it, then reap it and the processes that it started."""
     for stop in ("terminate", "kill"):
         alive = [rank.process for rank in ranks if rank.process.is_alive()]
         for process in alive:
@@ -143,7 +141,7 @@ def _end(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.process.join()
         with suppress(ProcessLookupError, PermissionError):
-            # what the rank itself had started: it leads a session
+            # the rank leads a session of the processes that it started
             os.killpg(rank.process.pid, signal.SIGKILL)
         rank.process.close()
         rank.pipe.close()

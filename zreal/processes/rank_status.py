@@ -1,4 +1,4 @@
-"""One rank as its controller sees it: what it has said so far, and how far it has come."""
+"""Status of one rank as the controller sees it, and the roll-call of all ranks."""
 
 from __future__ import annotations
 
@@ -14,55 +14,57 @@ from typing import Any
 
 READ_BYTES = 1 << 20
 REFERENCE = "the single-process reference"
-"""What a rank says that is past its last collective and trains by itself what its parameters are
-compared with."""
+"""Progress of a rank that is past its last collective and trains the reference by itself."""
 RECENT_S = 3.0
-"""A rank that has entered another collective within so many seconds of the timeout is slow and does
+"""Seconds before the timeout: a rank that entered another collective within them is slow and does
 not hang."""
+MOVES_OF_A_RUN = 2
+"""Collectives that a rank must have left before its progress counts as that of a run."""
 
 
 @dataclass(slots=True)
-class Rank:
-    """One rank as the controller sees it."""
+class RankStatus:
+    """Process, pipe and progress of one rank."""
 
     rank: int
     process: Any
     pipe: Connection
     progress: Any
     unread: bytearray = field(default_factory=bytearray)
-    """The beginning of a message whose end has not come yet."""
+    """Bytes of a message whose end has not arrived."""
     result: Any = None
     error: str = ""
     ended_at: float = 0.0
     done: bool = False
-    moves: int = 0
-    """How often it was seen at another collective than before."""
+    num_moves: int = 0
+    """Changes of the last collective that the controller has seen."""
     moved_at: float = 0.0
-    _seen: str = ""
+    _seen_collective: str = ""
 
     @property
-    def last(self) -> str:
-        """The last collective that the rank said it was entering."""
+    def last_collective(self) -> str:
+        """The last collective that the rank announced before it entered it."""
         text = bytes(self.progress).split(b"\0", 1)[0].decode(errors="replace")
         return text or "no collective yet"
 
-    def look(self) -> None:
-        """Note whether the rank has entered another collective since the last look."""
-        last = self.last
-        if last != self._seen:
-            self._seen, self.moves, self.moved_at = last, self.moves + 1, time.monotonic()
+    def note_progress(self) -> None:
+        """Note whether the rank has announced another collective since the last call."""
+        last = self.last_collective
+        if last != self._seen_collective:
+            self._seen_collective, self.moved_at = last, time.monotonic()
+            self.num_moves += 1
 
     @property
-    def gets_on(self) -> bool:
-        """Whether it went from one collective to another a moment ago; who has only begun says
-        nothing yet."""
-        return self.moves > 2 and time.monotonic() - self.moved_at < RECENT_S
+    def is_progressing(self) -> bool:
+        """Whether the rank entered another collective a moment ago."""
+        recently = time.monotonic() - self.moved_at < RECENT_S
+        return self.num_moves > MOVES_OF_A_RUN and recently
 
     def receive(self) -> None:
-        """Take what the rank has sent: parts of its result, and at last the result or the error.
+        """Read the messages that the rank has sent: parts of its result, its result or its error.
 
-        A message ends with a line; one that has come in part is kept and never waited for, since
-        its rank may have stopped in the middle of it.
+        A message is a line. An incomplete one is kept and never waited for, since its rank may have
+        stopped in the middle of it.
         """
         with suppress(BlockingIOError):
             while data := os.read(self.pipe.fileno(), READ_BYTES):
@@ -77,26 +79,26 @@ class Rank:
         self.done, self.error = "result" in message, message.get("error", "")
 
 
-def stuck(ranks: list[Rank]) -> list[tuple[str, list[int]]]:
-    """Ranks that have not finished, by their last collective, those furthest behind first."""
+def unfinished_by_collective(ranks: list[RankStatus]) -> list[tuple[str, list[int]]]:
+    """Unfinished ranks by their last collective, those furthest behind first."""
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         if not rank.done:
-            groups.setdefault(rank.last, []).append(rank.rank)
-    return sorted(groups.items(), key=lambda item: (_place(item[0]), len(item[1])))
+            groups.setdefault(rank.last_collective, []).append(rank.rank)
+    return sorted(groups.items(), key=lambda item: (_num_entered(item[0]), len(item[1])))
 
 
-def roll(ranks: list[Rank]) -> str:
-    """Where each rank stands, in words."""
+def roll_call(ranks: list[RankStatus]) -> str:
+    """The last collective of every rank, as text."""
     finished = [rank.rank for rank in ranks if rank.done]
-    groups = [*stuck(ranks), *([("finished", finished)] if finished else [])]
+    groups = [*unfinished_by_collective(ranks), *([("finished", finished)] if finished else [])]
     return "; ".join(f"ranks {members} at {last}" for last, members in groups)
 
 
-def _place(last: str) -> int:
-    """How many collectives a rank had entered, from what it said: "all_gather #3 of …" is 3; -1 for
-    none, and more than any for one that is past all of them."""
-    if last == REFERENCE:
+def _num_entered(last_collective: str) -> int:
+    """Collectives that a rank has entered: 3 for "all_gather #3 of …", -1 for none, and the largest
+    number for a rank past all of them."""
+    if last_collective == REFERENCE:
         return sys.maxsize
-    found = re.search(r"#(\d+)", last)
-    return int(found[1]) if found else -1
+    number = re.search(r"#(\d+)", last_collective)
+    return int(number[1]) if number else -1

@@ -156,7 +156,7 @@ def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_i
         "zsim: the fork server: expected the process that starts ranks, and that tells how they "
         "end, to live until all are done, "
         "found it was killed by SIGSEGV, before rank 0 of 2 was started; "
-        "look who ended it; by itself it only loads torch, as `python -c 'import torch'` does"
+        "find out what ended it; by itself it only loads torch, as `python -c 'import torch'` does"
     )
 
 

@@ -23,7 +23,7 @@ from tests.zreal.tracing.test_tracing_against_torch import (
 )
 from tests.zreal.tracing.user_modules import CASES, Case
 from zreal import torch_private
-from zreal.modules.checkpointing import as_asked
+from zreal.modules.checkpointing import checkpointed_whole
 from zreal.tracing.trace import trace
 from zsim.autograd.lowered import InnerCall
 from zsim.autograd.traced import TracedModel
@@ -153,7 +153,7 @@ def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(
 
     def wrap(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for part in map(module.get_submodule, asked.applies_to(model)):
-            part.forward = partial(as_asked, asked, part.forward)
+            part.forward = partial(checkpointed_whole, asked, part.forward)
         for part in (*map(module.get_submodule, units(name)), module):
             fully_shard(
                 part, mesh=mesh, reshard_after_forward=None if reshard == "auto" else reshard

@@ -1,9 +1,8 @@
-"""How to build the real thing that a strategy models, one file each. To add one, add a file and a
-line.
+"""Builds torch's own strategies around a model, one file each, so that the observer can train them.
 
-A subject is made by `build(scenario, model, mesh)`, which wraps the model and makes its optimizer.
-Its `micro_batch(last)` is a context around one forward and backward, in which gradients are
-synchronised or not; in the step's last one they always are. The table is in table.py.
+A subject must not know the meter or the recorder. To add one, write a file with
+`build(scenario, model, mesh)`, which wraps the model and makes its optimizer, and add a line to
+table.py.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from zsim.scenario.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A wrapped module with its optimizer. `micro_batch(last)` is entered around one forward and
-    backward."""
+    """A wrapped module with its optimizer."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     micro_batch: Callable[[bool], AbstractContextManager[None]]
+    """Context around the forwards and backward of one micro-batch, the step's last or not. It
+    reduces gradients or skips the reduction; in the last it reduces."""
     states: Callable[[], list[torch.Tensor]]
-    """What the optimizer keeps on this rank, master copies included."""
+    """The optimizer's tensors on this rank, master copies included."""
     owns_gradients: bool = True
-    """Whether gradients have memory of their own, rather than being views of buckets."""
+    """True where gradients have memory of their own, instead of being views of buckets."""
     dtype: str = "float32"
-    """The dtype in which a floating-point input is handed to the module."""
+    """The dtype of floating-point inputs of the module."""
     masters: tuple[torch.Tensor, ...] = ()
-    """Copies of the parameters, in their order, that the optimizer steps in their place; none where
-    it steps the parameters."""
+    """Copies of the parameters, in their order, that the optimizer steps; empty where it steps the
+    parameters themselves."""
     flat: Callable[[], list[torch.Tensor]] = list
-    """What its parameters are views of, where that has padding of its own."""
+    """FSDP1's flat parameters, whose padding no parameter shows."""
     clip: Callable[[float], object] | None = None
-    """Its own way to clip gradients by their global norm; None for torch.nn.utils.clip_grad_norm_.
-    """
+    """Clips gradients by their global norm; None for torch.nn.utils.clip_grad_norm_."""
     whole: Callable[[str], dict[str, torch.Tensor]] | None = None
-    """Its own way to gather the "parameters" or "gradients" of the model, whole and by the model's
-    fqns; a collective of all ranks."""
+    """Gathers whole "parameters" or "gradients" by the model's fqns, on all ranks; None where they
+    are DTensors or whole already."""
 
 
 Build = Callable[[Scenario, Model, DeviceMesh], Subject]

@@ -1,5 +1,5 @@
-"""torch's own DistributedDataParallel; with 2-byte parameters the optimizer steps float32 master
-copies of them."""
+"""torch's DistributedDataParallel, with an optimizer of float32 master copies for 2-byte
+parameters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from zsim.scenario.scenario import Scenario
 
 
 class MasterOptimizer(torch.optim.Optimizer):
-    """An optimizer over float32 copies of 2-byte parameters: gradients are cast in, stepped copies
-    are cast out."""
+    """An optimizer of float32 copies of 2-byte parameters, with casts before and after its step."""
 
     def __init__(
         self, parameters: list[nn.Parameter], masters: list[torch.Tensor],
@@ -47,8 +46,8 @@ class MasterOptimizer(torch.optim.Optimizer):
 def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataParallel:
     """`model` under DDP with the scenario's buckets, reduced in the scenario's reduce dtype.
 
-    The fake process group needs a communication hook: without one its all-reduce returns no future
-    that DDP can read.
+    The fake process group needs a communication hook, since its all-reduce returns no future that
+    DDP can read.
     """
     options, group = scenario.options, mesh.get_group()
     extra: dict[str, Any] = (
@@ -70,7 +69,7 @@ def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataP
 def _reduce_in(
     dtype: torch.dtype
 ) -> Callable[[dist.ProcessGroup, Any], torch.futures.Future[torch.Tensor]]:
-    """A hook that averages a bucket in `dtype` before it returns."""
+    """A communication hook that averages a bucket in `dtype` before it returns."""
 
     def hook(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
@@ -82,14 +81,14 @@ def _reduce_in(
         done.set_result(buffer)
         return done
 
-    # torch refuses annotations that are not its own class objects, as text is not
+    # torch accepts only class objects as annotations, not text
     hook.__annotations__.clear()
     return hook
 
 
 @contextmanager
 def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
-    """Around one forward and backward: with or without the reduction of gradients."""
+    """Context around one forward and backward, with or without the reduction of gradients."""
     with nullcontext() if sync else module.no_sync():
         yield
 

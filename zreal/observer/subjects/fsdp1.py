@@ -1,5 +1,5 @@
-"""torch's own FullyShardedDataParallel on a 1-D or 2-D mesh: one flat parameter per unit that is a
-module, then the root's."""
+"""torch's FullyShardedDataParallel on a 1-D or 2-D mesh: a flat parameter per unit and the root's.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.scenario.scenario import Scenario
 
-PREFETCH = {
+BACKWARD_PREFETCH = {
     "pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None
 }
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
-    """`model` with each unit's module replaced by its wrapper, and then wrapped itself."""
+    """Replace each unit's module of `model` by its wrapper, then wrap `model` itself."""
     for unit in scenario.model.inside_out:
-        model.set_submodule(unit.fqn, _wrapped(scenario, model.stretch(unit.fqn), mesh))
+        model.set_submodule(unit.fqn, _wrapped(scenario, model.module_at(unit.fqn), mesh))
     root = _wrapped(scenario, model, mesh)
 
     def micro_batch(last: bool) -> AbstractContextManager[None]:
@@ -48,7 +48,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
         states=lambda: state_tensors(optimizer),
         flat=lambda: torch_private.flat_parameters(root),
         clip=lambda norm: _clip(root, norm),
-        whole=lambda what: _whole(root, what),
+        whole=lambda kind: _whole(root, kind),
     )
 
 
@@ -63,7 +63,7 @@ def _wrapped(
         device_mesh=mesh,
         sharding_strategy=_sharding(options.sharding, hybrid=mesh.ndim > 1),
         mixed_precision=_policy(scenario),
-        backward_prefetch=PREFETCH[options.backward_prefetch],
+        backward_prefetch=BACKWARD_PREFETCH[options.backward_prefetch],
         forward_prefetch=options.forward_prefetch,
         limit_all_gathers=options.limit_all_gathers,
         use_orig_params=options.use_orig_params,
@@ -71,18 +71,18 @@ def _wrapped(
     )
 
 
-def _sharding(asked: str, *, hybrid: bool) -> ShardingStrategy:
+def _sharding(option: str, *, hybrid: bool) -> ShardingStrategy:
     if hybrid:
         return (
             ShardingStrategy.HYBRID_SHARD
-            if asked == "full"
+            if option == "full"
             else torch_private.hybrid_shard_grad_op()
         )
-    return ShardingStrategy.FULL_SHARD if asked == "full" else ShardingStrategy.SHARD_GRAD_OP
+    return ShardingStrategy.FULL_SHARD if option == "full" else ShardingStrategy.SHARD_GRAD_OP
 
 
 def _policy(scenario: Scenario) -> MixedPrecision | None:
-    """What two bytes are asked for; buffers there are none."""
+    """torch's policy for the scenario's 2-byte dtypes; None where all is float32."""
     precision = scenario.precision
     if precision.parameters == precision.reduce == "float32":
         return None
@@ -91,8 +91,7 @@ def _policy(scenario: Scenario) -> MixedPrecision | None:
 
 
 def _clip(root: FullyShardedDataParallel, norm: float) -> Tensor:
-    """Clip by the norm of all ranks' gradients; torch warns on a rank that has none of them, which
-    is as it should be."""
+    """Clip by the norm of all ranks' gradients, without torch's warning on a rank that has none."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=r"Called FSDP.clip_grad_norm_\(\) on rank \d+ with no gradients"
@@ -100,10 +99,9 @@ def _clip(root: FullyShardedDataParallel, norm: float) -> Tensor:
         return root.clip_grad_norm_(norm)
 
 
-def _whole(root: FullyShardedDataParallel, what: str) -> dict[str, Tensor]:
-    """Every parameter, or after that every gradient, which then takes its parameter's place:
-    nothing trains any more."""
-    if what == "gradients":
+def _whole(root: FullyShardedDataParallel, kind: str) -> dict[str, Tensor]:
+    """Whole "parameters", or "gradients", which take the place of the parameters for good."""
+    if kind == "gradients":
         with torch.no_grad():
             for parameter in root.parameters():
                 parameter.copy_(

@@ -1,5 +1,5 @@
-"""torch's own fully_shard on a 1-D or 2-D mesh: every unit, which is a module or a list of them,
-then the root."""
+"""torch's fully_shard on a 1-D or 2-D mesh: every unit, a module or a list of them, then the root.
+"""
 
 from __future__ import annotations
 
@@ -27,53 +27,24 @@ from zsim.scenario.scenario import Scenario
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
-    """`model` sharded in place. "auto" is fully_shard's None: units are resharded after forward,
-    the root is not."""
-    precision = scenario.precision
-    plain = precision.parameters == precision.reduce == "float32"
-    # Where parameters stay float32, naming that dtype would have fully_shard cast what autocast has
-    # made narrow back.
-    narrow = None if precision.parameters == "float32" else DTYPES[precision.parameters]
-    policy = (
-        MixedPrecisionPolicy()
-        if plain
-        else MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=DTYPES[precision.reduce])
-    )
-    asked = scenario.options.reshard_after_forward
-    keep = None if asked == "auto" else asked
-    place = (
-        CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-        if scenario.options.offload
-        else OffloadPolicy()
-    )
-    units = scenario.model.inside_out
-    wrapped = {
-        unit.fqn: [model.stretch(fqn) for fqn in unit.modules or (unit.fqn,)] for unit in units
-    }
-    for unit in [
-        *(modules if len(modules) > 1 else modules[0] for modules in wrapped.values()), model
-    ]:
-        fully_shard(
-            unit, mesh=mesh, reshard_after_forward=keep, mp_policy=policy, offload_policy=place
-        )
+    """Shard `model` in place: its units inside out, then the model itself."""
+    options = scenario.options
+    wrapped = _shard(scenario, model, mesh)
     sharded = cast(FSDPModule, model)
     unused = scenario.model.unused
-    first = [
+    used = [
         cast(FSDPModule, wrapped[unit.fqn][0])
         for unit in scenario.model.units
         if unit.fqn in wrapped and unit.fqn not in unused
     ]
-    over_replicas = getattr(scenario.options, "all_reduce", "every")
-    _set_prefetch(
-        first, forward=scenario.options.forward_prefetch,
-        backward=scenario.options.backward_prefetch,
-    )
+    _set_prefetch(used, forward=options.forward_prefetch, backward=options.backward_prefetch)
+    over_replicas = getattr(options, "all_reduce", "every")
 
     @contextmanager
     def micro_batch(last: bool) -> Iterator[None]:
         sharded.set_requires_gradient_sync(last or scenario.sync == "every")
         sharded.set_requires_all_reduce(last or over_replicas == "every")
-        # units in blocks return views, as linears make them; nobody changes those in place
+        # units in blocks return views, as linears make them, which are never changed in place
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view "
                                                       "tensor")
@@ -86,16 +57,46 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     )
 
 
-def _set_prefetch(units: list[FSDPModule], *, forward: int, backward: int) -> None:
-    """Each unit prefetches the next `forward` ones and, in backward, the `backward` ones before it;
-    0 leaves torch's default.
+def _shard(
+    scenario: Scenario, model: Model, mesh: DeviceMesh
+) -> dict[str, list[torch.nn.Module]]:
+    """Call fully_shard on every unit and on `model`; returns the modules of each unit by its fqn.
 
-    The modules of one unit share a state, so that its first stands for it.
+    "auto" is fully_shard's None: units are resharded after forward, the root is not.
     """
-    for place, unit in enumerate(units):
+    options, precision = scenario.options, scenario.precision
+    # Where parameters stay float32, a named dtype would have fully_shard cast autocast's narrow
+    # outputs back.
+    narrow = None if precision.parameters == "float32" else DTYPES[precision.parameters]
+    policy = MixedPrecisionPolicy()
+    if not precision.parameters == precision.reduce == "float32":
+        policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=DTYPES[precision.reduce])
+    offload = OffloadPolicy()
+    if options.offload:
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    reshard = options.reshard_after_forward
+    wrapped = {
+        unit.fqn: [model.module_at(fqn) for fqn in unit.modules or (unit.fqn,)]
+        for unit in scenario.model.inside_out
+    }
+    units = [modules if len(modules) > 1 else modules[0] for modules in wrapped.values()]
+    for unit in [*units, model]:
+        fully_shard(
+            unit, mesh=mesh, reshard_after_forward=None if reshard == "auto" else reshard,
+            mp_policy=policy, offload_policy=offload,
+        )
+    return wrapped
+
+
+def _set_prefetch(units: list[FSDPModule], *, forward: int, backward: int) -> None:
+    """Have each unit prefetch the next `forward` ones and, in backward, the `backward` before it.
+
+    0 leaves torch's default. A unit is set through its first module, as its modules share a state.
+    """
+    for index, unit in enumerate(units):
         if forward:
-            unit.set_modules_to_forward_prefetch(cast(Any, units[place + 1 : place + 1 + forward]))
+            later = units[index + 1 : index + 1 + forward]
+            unit.set_modules_to_forward_prefetch(cast(Any, later))
         if backward:
-            unit.set_modules_to_backward_prefetch(
-                cast(Any, units[max(0, place - backward) : place][::-1])
-            )
+            earlier = units[max(0, index - backward) : index][::-1]
+            unit.set_modules_to_backward_prefetch(cast(Any, earlier))

@@ -1,4 +1,4 @@
-"""The subjects by strategy name."""
+"""The table of subjects, by strategy."""
 
 from __future__ import annotations
 

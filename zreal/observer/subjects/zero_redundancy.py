@@ -1,4 +1,4 @@
-"""torch's own ZeroRedundancyOptimizer over the parameters of a DDP module."""
+"""torch's ZeroRedundancyOptimizer of the parameters of a DDP module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from zsim.scenario.scenario import Scenario
 
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
-    """`model` under DDP; whole parameters are owned greedily and stepped in their own dtype."""
+    """`model` under DDP. torch assigns whole parameters to ranks greedily, and steps their dtype.
+    """
     module = ddp.wrap(scenario, model, mesh)
     kind, defaults = optimizer_class(scenario.optimizer)
     optimizer = ZeroRedundancyOptimizer(
@@ -34,8 +35,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
 
 
 def optimizer_class(settings: Optimizer) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of torch.optim and its arguments, as `zreal.modules.optimizers.make_optimizer`
-    would call it."""
+    """The class of torch.optim and its arguments, as in `zreal.modules.optimizers.make_optimizer`.
+    """
     common = {
         "lr": settings.learning_rate,
         "weight_decay": settings.weight_decay,
