@@ -1,5 +1,5 @@
-"""The only file that touches names of torch which are private or may move. One small function per
-name, one test each."""
+"""Private names of torch, and names that may move: one small function each, and no other file uses
+them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape but no memory (FakeTensorMode)."""
+    """True for a tensor of FakeTensorMode, which has a shape but no memory."""
     return isinstance(tensor, FakeTensor)
 
 
 def is_dtensor_type(kind: type) -> bool:
-    """Whether a dispatched type is DTensor."""
+    """True where a dispatched type is DTensor."""
     return issubclass(kind, DTensor)
 
 
@@ -35,8 +35,8 @@ def is_dtensor_type(kind: type) -> bool:
 def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     """The fake process group, whose collectives return at once and move nothing.
 
-    At its end DTensor forgets what it has cached of meshes: a mesh of the same shape would be taken
-    for one whose groups are gone.
+    At its end DTensor's cache of meshes is cleared. Otherwise DTensor would take a mesh of the same
+    shape for one whose groups are gone.
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
@@ -47,32 +47,30 @@ def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
 
 
 def hybrid_shard_grad_op() -> ShardingStrategy:
-    """FSDP's strategy that shards over one axis of a mesh and keeps what forward gathered until
-    backward."""
+    """FSDP's strategy that shards over one mesh axis and keeps unsharded parameters until backward.
+    """
     return ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
 def flat_parameters(root: FullyShardedDataParallel) -> list[torch.Tensor]:
-    """The flat parameters of a module: a rank's shards as they are, of which its parameters may be
-    views."""
-    found = (module._flat_param for module in FullyShardedDataParallel.fsdp_modules(root))
-    return [flat for flat in found if flat is not None]
+    """The flat parameters of an FSDP module: this rank's shards, of which parameters may be views.
+    """
+    flats = (module._flat_param for module in FullyShardedDataParallel.fsdp_modules(root))
+    return [flat for flat in flats if flat is not None]
 
 
 def ddp_bucket_caps() -> tuple[int, int]:
-    """The bytes at which DistributedDataParallel closes its first and its later buckets when no cap
-    is given."""
+    """Default caps in bytes of DistributedDataParallel's first and later buckets."""
     first: int = dist._DEFAULT_FIRST_BUCKET_BYTES
     later: int = distributed._DEFAULT_BUCKET_CAP_MB * 1024 * 1024
     return first, later
 
 
 def forget_peak(tracker: FSDPMemTracker) -> None:
-    """Let a memory tracker find its peak anew: that of its first iteration counts tensors that
-    nobody ever made.
+    """Restart the peak of a memory tracker, whose first iteration counts tensors that never exist.
 
     Under a FakeTensorMode, DTensor's sharding propagation makes global-shape tensors in that mode,
-    which the tracker takes for real.
+    which the tracker counts.
     """
     tracker._peak_mem.clear()
     tracker._peak_mem_snap.clear()
@@ -91,32 +89,32 @@ def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
 
 
 def all_gather(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:
-    """The all-gather into one tensor, by its name of torch 2.13 or, before, its old one."""
+    """The all-gather into one tensor, by its name in torch 2.13 or the older one."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     call(output, source, group=group)
 
 
 def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:
-    """The reduce-scatter of one tensor, by its name of torch 2.13 or, before, its old one."""
+    """The reduce-scatter of one tensor, by its name in torch 2.13 or the older one."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     call(output, source, group=group)
 
 
 def fake_mode() -> Any:
-    """A context in which tensors have shapes and no memory; operators that would need values to run
-    are refused."""
+    """Context in which tensors have shapes and no memory; torch refuses operators that need values.
+    """
     return FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
 
 def real_tensors() -> Any:
-    """A context in which tensors are real again, inside `fake_mode`."""
+    """Context in which tensors are real again, inside `fake_mode`."""
     return unset_fake_temporarily()
 
 
 @contextmanager
 def failures_unlogged() -> Iterator[None]:
-    """Inside, torch does not log the traceback of an operator that fails on fake tensors: the error
-    itself is raised all the same."""
+    """Inside, torch raises the error of an operator on fake tensors without logging its traceback.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def other(record: logging.LogRecord) -> bool:
@@ -131,8 +129,8 @@ def failures_unlogged() -> Iterator[None]:
 
 @contextmanager
 def nothing_drawn() -> Iterator[None]:
-    """Inside, truncated normal distributions are not drawn, as torch then asks whether values lie
-    in their bounds; others ask nothing."""
+    """Inside, truncated normal distributions are not drawn, since torch reads drawn values to check
+    their bounds."""
     original = torch.nn.init._no_grad_trunc_normal_
     torch.nn.init._no_grad_trunc_normal_ = _undrawn
     try:
@@ -146,47 +144,44 @@ def _undrawn(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows a tensor as a view, which then holds the tensor that it views."""
+    """True where autograd knows a tensor as a view, which then holds its base."""
     return bool(tensor._is_view())
 
 
 def base(view: torch.Tensor) -> torch.Tensor:
     """The tensor that `view` is a view of."""
-    found = view._base
-    assert found is not None
-    return found
+    viewed = view._base
+    assert viewed is not None
+    return viewed
 
 
 def next_sequence_number() -> int:
-    """The number of the next node of autograd's graph that this thread makes."""
+    """Sequence number of the next autograd node that this thread makes."""
     return int(_get_sequence_nr())
 
 
 def sequence_number(node: Any) -> int:
-    """The number of a node of autograd's graph; of two that are ready the engine takes the one with
-    the larger number."""
+    """Sequence number of an autograd node; of ready nodes the engine runs the largest first."""
     return int(node._sequence_nr())
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often the memory of a tensor has been changed in place, whoever of those that share it
-    did it."""
+    """Number of in-place changes to a tensor's memory, through any tensor that shares it."""
     return int(tensor._version)
 
 
 def unwatched_functions() -> Any:
-    """A context in which torch-function modes see nothing."""
+    """Context in which torch-function modes see nothing."""
     return torch._C.DisableTorchFunction()
 
 
 def below_autograd() -> Any:
-    """A context in which operators record no gradients and are not taken apart for it."""
+    """Context in which operators record no gradients and are not decomposed for them."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def run_backward(result: torch.Tensor, gradient: torch.Tensor) -> None:
-    """`torch.autograd.backward(result, gradient)` without its detour through torch-function modes,
-    which would be off inside it."""
+    """`torch.autograd.backward(result, gradient)` inside which torch-function modes stay active."""
     _engine_run_backward(
         (result,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
     )

@@ -1,15 +1,16 @@
-"""The matrix of memory scenarios: every strategy with all its options × all else that a scenario
-can ask × ranks.
+"""The matrix of memory scenarios: every strategy and its options × other keys × ranks.
 
-That is families, precision and autocast, optimizers and clipping, checkpointing, wrapping, frozen
-and unused parts, blocks used twice and several forwards before one backward. Models are deep (six
-layers and more), so that keeping everything gathered cannot pass for resharding, and narrow with a
-small vocabulary, so that the peak is often a collective's buffer rather than the logits. Sizes are
-uneven on purpose. What torch refuses together is never drawn together. Each draw is a scenario's
-text, so that a recorded one can be run again without hypothesis.
+Other keys are families, precision and autocast, optimizers and clipping, checkpointing, wrapping,
+frozen and unused parts, blocks used twice, and several forwards before one backward. What torch
+refuses together is never drawn together. Each draw is a scenario's text, so that a recorded one can
+be run again without hypothesis.
 
-The first draws are each of one kind; those after them have whatever they draw of all kinds
-together, and units in units; the last have these in blocks that are recomputed whole.
+Models have six layers and more, so that keeping everything unsharded cannot pass for resharding.
+They are narrow with a small vocabulary, so that the peak is often a collective's buffer, not the
+logits. Sizes are uneven.
+
+The first draws are each of one kind. Later ones mix all kinds and nest units in units. The last
+nest units in blocks that are recomputed whole.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ NUM_DRAWS = {
 }
 """Draws of one kind for each number of ranks, by strategy."""
 AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
-"""Of these numbers of ranks, how many draws of each strategy at most: one of fully_shard on 1,024
-ranks takes a minute."""
+"""Most draws of a strategy by number of ranks: one of fully_shard on 1,024 takes a minute."""
 FULLY_SHARDED = {4: 14, 8: 12}
 """As `AT_MOST`, of fsdp1, whose steps are cheaper to run. It is never on one rank, where torch
 shards nothing."""
@@ -47,8 +47,7 @@ NUM_RECOMPUTED = {"fsdp2": 3, "hsdp": 3}
 """Draws of all kinds together with units in blocks that are recomputed whole, for each number of
 ranks up to 64: 36 more."""
 KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
-"""What runs again, casts in autocast's cache, parts that are not trained: one by one, or together.
-"""
+"""Kinds of scenarios: blocks that run again, autocast, untrained parts; alone or together."""
 TOGETHER = "together"
 WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy", "fsdp1")
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
@@ -93,7 +92,7 @@ FROZEN_UNITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What decides which other options may be drawn."""
+    """Options that decide which others may be drawn."""
 
     strategy: str
     ranks: int
@@ -110,18 +109,18 @@ class Frame:
     autocast: bool
 
     finds: bool
-    """Whether DDP looks for parameters that are not used."""
+    """True where DDP searches for unused parameters."""
     recomputed: bool = False
-    """Whether there are units in blocks that are recomputed whole."""
+    """True where units lie in blocks that are recomputed whole."""
 
     @property
     def together(self) -> bool:
-        """Whether it is of all kinds."""
+        """True for a mix of all kinds."""
         return self.kind == TOGETHER
 
     @property
     def part(self) -> bool:
-        """Whether parameters may be left on some of the ranks."""
+        """True where some ranks may be left without parameters."""
         return self.together or self.frozen in ("", *FROZEN.get(self.family, ())[:2])
 
 
@@ -137,7 +136,7 @@ def _divisors(number: int) -> list[int]:
 def frames(
     draw: st.DrawFn, strategy: str, *, ranks: int, together: bool, recomputed: bool = False
 ) -> Frame:
-    """What kind of scenario it is, and what it leaves untrained or runs again."""
+    """The kind of scenario, and the parts that it leaves untrained or runs again."""
     kind = TOGETHER if together else _choice(draw, *KINDS)
     family, layers = _choice(draw, "gpt", "llama", "mlp"), draw(st.integers(6, 8))
     unused = (
@@ -434,7 +433,7 @@ def draws(
 
 
 def _is_refused(text: str) -> bool:
-    """Whether torch refuses to recompute its blocks with the hooks of units in them
+    """True where torch refuses to recompute its blocks with the hooks of units in them
     (tests/zreal/agreement/test_together.py)."""
     try:
         parse(text.encode(), where="matrix.toml")

@@ -1,5 +1,4 @@
-"""Which of many alike cases the suite takes every time; the others stand behind the marker `slow`.
-"""
+"""Samples many alike cases: the suite always runs some, the marker `slow` holds the others."""
 
 from __future__ import annotations
 
@@ -13,31 +12,31 @@ import pytest
 
 MOST = 4
 FEW = 4
-"""Values of an option that are all taken; of longer lists, as of models, some are."""
+"""Longest list of an option's values that are all sampled; of longer ones, some are."""
 
 
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
-    """Every case, all but each `step`-th marked `slow`; of more than `MOST` of those only every
-    second one is not, of twice as many every third.
+    """Every case, all but each `step`-th marked `slow`.
 
-    Where cases are a product of options, the step grows until it shares no factor with the number
-    of values of any of them, and as few more are taken as it needs for each value of a short option
-    to be among them.
+    Where more than `MOST` would remain, every second of them does, of twice as many every third.
+    For a product of options, the step grows until it shares no factor with any option's number of
+    values. Further cases are then sampled until each value of a short option is among them.
     """
     cases = list(cases)
-    sizes = Counter(place for place, _ in {value for case in cases for value in values(case)})
+    sizes = Counter(option for option, _ in {value for case in cases for value in values(case)})
     least = step * (1 + (len(cases) > MOST * step) + (len(cases) > 2 * MOST * step))
-    every = next(one for one in count(least) if all(gcd(one, size) == 1 for size in sizes.values()))
+    every = next(n for n in count(least) if all(gcd(n, size) == 1 for size in sizes.values()))
     taken = set(range(0, len(cases), every))
-    found = {value for place in taken for value in values(cases[place])}
-    missing = {value for case in cases for value in values(case) if sizes[value[0]] <= FEW} - found
+    covered = {value for index in taken for value in values(cases[index])}
+    short = {value for case in cases for value in values(case) if sizes[value[0]] <= FEW}
+    missing = short - covered
     while missing:
-        place = max(range(len(cases)), key=lambda place: len(missing & values(cases[place])))
-        taken.add(place)
-        missing -= values(cases[place])
+        index = max(range(len(cases)), key=lambda index: len(missing & values(cases[index])))
+        taken.add(index)
+        missing -= values(cases[index])
     return [
-        case if place in taken else pytest.param(*arguments(case), marks=pytest.mark.slow)
-        for place, case in enumerate(cases)
+        case if index in taken else pytest.param(*arguments(case), marks=pytest.mark.slow)
+        for index, case in enumerate(cases)
     ]
 
 

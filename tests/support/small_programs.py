@@ -82,7 +82,7 @@ def peak_unsharded_bytes(program: Program) -> int:
 
 
 def ddp_bytes(training: Training, n: int) -> int:
-    """What rank 0 sends in the steady step of the DDP Program on `n` ranks."""
+    """Bytes that rank 0 sends in the steady step of the DDP Program on `n` ranks."""
     program = ddp.plan(training, mesh=Mesh(dp_replicate=n), options=ddp.Options())
     return sent(program, "dp_replicate")
 

@@ -23,7 +23,7 @@ BLOCK_NUMEL = 2 * WIDTH * WIDTH + 2 * WIDTH
 """Elements of a block: two linears with their biases."""
 
 Row = tuple[str, int, int]
-"""What ran, its start and its end."""
+"""Name of a span, its start and its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Toy:
 
     collectives: Mapping[str, int]
     copies: int = 0
-    """What it takes to read and write all elements of a block once, in float32."""
+    """Time to read and write all elements of a block once, in float32."""
     issue: Callable[[Op], int] = field(default=lambda op: 0)
     launch_queue: int = 0
 
@@ -84,8 +84,7 @@ def _timed(module: LoweredModule, *, forward: int, backward: int) -> LoweredModu
 
 
 def timeline(program: Program, toy: Toy) -> list[Row]:
-    """What takes time in rank 0's steady step, in the order of its starts; equal starts in issue
-    order."""
+    """Spans of rank 0's steady step, by start; equal starts in issue order."""
     times = simulate(program, costs=toy).ranks[0]
     rows = [
         (

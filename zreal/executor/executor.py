@@ -37,8 +37,9 @@ def execute(
 ) -> TrainedRank:
     """Train `steps` steps (at least 2) by `program` on this rank of an existing process group.
 
-    The steady step is the one of the last `samples` with the lowest peak. `progress` receives each
-    collective before it is issued, `keep` the record after each phase. With `parity` one more,
+    The steady step is the one of the last `samples` with the lowest peak. Each collective is
+    announced to `progress` before torch issues it; each phase ends with the record so far to
+    `keep`. With `parity` one more,
     unmetered step fills in gradients and the check of the optimizer.
     """
     ops = program.of_rank(rank)

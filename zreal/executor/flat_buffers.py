@@ -22,7 +22,7 @@ class FlatBuffers:
     """The live buffers of one rank by the Program's names, and where parameters lie in them."""
 
     groups: Mapping[str, FlatGroup]
-    """By unit."""
+    """Groups by unit."""
     model: Model
     process_group: dist.ProcessGroup
     live: dict[str, Tensor] = field(default_factory=dict)

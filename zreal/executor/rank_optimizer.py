@@ -22,7 +22,7 @@ class RankOptimizer:
 
     settings: Optimizer
     stepped: dict[str, Tensor] = field(default_factory=dict)
-    """By name of the parameter or of its flat buffer."""
+    """Tensors by the name of their parameter or flat buffer."""
     torch_optimizer: torch.optim.Optimizer | None = None
 
     def step(

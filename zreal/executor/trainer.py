@@ -1,7 +1,7 @@
 """The trainer: walks the ops of a Program in their order, and autograd with it.
 
-Each module's backward is entered from a hook on its output, so that one call of autograd runs the
-backward of a whole micro-batch and frees as in eager training.
+Each module's backward is entered from a hook on its output. One call of autograd thus runs the
+backward of a whole micro-batch, and frees as in eager training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MicroBatchPass:
 
     num_forwards_run: int = 0
     output: Tensor | None = None
-    """Of the last module, until the next module takes it."""
+    """Output of the last module, until the next module takes it."""
     loss: Tensor | None = None
     """Sum over the forwards so far."""
     awaiting_backward: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class ProgramTrainer:
     """Bytes that the rank held by kind after the optimizer's last step."""
     _parity: ParityStep | None = None
     _reads_losses: bool = True
-    """Whether the host waits for each micro-batch's loss."""
+    """True where the host waits for each micro-batch's loss."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     """Index in `_ops` of the op that is carried out."""

@@ -55,8 +55,8 @@ _UNRECORDED = frozenset(
 class CollectiveRecorder(TorchDispatchMode):
     """Records every collective while active. Groups not in `groups` are called "world".
 
-    `groups`: mesh groups by c10d group name. `progress` receives each collective before it is
-    issued, so that a report can name the collective in which a rank hangs.
+    `groups` are mesh groups by c10d group name. Each collective is announced to `progress` before
+    torch issues it, so that a report can name the one in which a rank hangs.
     """
 
     def __init__(

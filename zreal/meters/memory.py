@@ -4,8 +4,8 @@ The meter sees every storage that an operator returns, each `UntypedStorage.resi
 FSDP2 allocates and frees unsharded parameters), and the end of each storage's life. It does not see
 scratch memory inside an operator.
 
-Memory that a gloo collective allocates in `wait()` is such scratch and listed apart in `scratch`:
-gloo's reduce-scatter all-reduces a copy, from which `wait()` cuts the result. On a CUDA device the
+Memory that a gloo collective allocates in `wait()` is such scratch, listed apart in `scratch`.
+Gloo's reduce-scatter all-reduces a copy, from which `wait()` cuts the result. On a CUDA device the
 same bytes are `memory_allocated` before rounding. The meter must not know strategies.
 """
 

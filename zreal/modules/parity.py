@@ -20,7 +20,7 @@ def largest(differences: Mapping[str, float]) -> tuple[float, str]:
 def relative_differences(
     parameters: Mapping[str, Tensor], reference: Reference
 ) -> dict[str, float]:
-    """By parameter ‖parameter − reference‖ relative to ‖the reference's movement‖.
+    """‖parameter − reference‖ relative to ‖the reference's movement‖, by parameter.
 
     An untrained parameter is thus 1 away. The scale is at least the movement of an average element
     of the model, and at least what the dtype rounds. A directionless element may end anywhere
@@ -54,7 +54,7 @@ def relative_differences(
 def gradient_differences(
     gradients: Mapping[str, Tensor], expected: Gradients
 ) -> dict[str, float]:
-    """By parameter ‖gradient − expected‖, less possible rounding, relative to ‖expected‖.
+    """‖gradient − expected‖, less possible rounding, relative to ‖expected‖, by parameter.
 
     A missing gradient counts as zero. The scale is at least the gradient of an average element of
     the model, as that of a key's bias is smaller.

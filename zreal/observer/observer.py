@@ -40,8 +40,9 @@ def observe(
     """Train `steps` steps (at least 3) of the real subject on this rank of an existing process
     group.
 
-    The steady step is the one of the last `samples` with the lowest peak. `progress` receives each
-    collective before it is issued, `keep` the record after each phase. With `parity` one more,
+    The steady step is the one of the last `samples` with the lowest peak. Each collective is
+    announced to `progress` before torch issues it; each phase ends with the record so far to
+    `keep`. With `parity` one more,
     unmetered backward makes gradients; they and the parameters are then gathered whole.
     """
     measured = MeasuredRank(scenario, rank=rank, device=device, progress=progress, keep=keep)

@@ -176,7 +176,7 @@ def _stopped_text(stopped: list[RankStatus]) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the system shows the process as stopped; False where it shows nothing."""
+    """True where the system shows the process as stopped; False where it shows nothing."""
     with (
         suppress(OSError, IndexError),
         open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat,

@@ -19,7 +19,7 @@ def server_pid() -> int | None:
 
 
 def server_end(*, patience_s: float = 0.0) -> str:
-    """How the fork server ended, as text; "" while it runs. The next launch starts another.
+    """The end of the fork server as text; "" while it runs. The next launch starts another.
 
     `patience_s`: seconds to wait for its exit status, which comes after its connections close.
     """

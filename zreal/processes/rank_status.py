@@ -56,7 +56,7 @@ class RankStatus:
 
     @property
     def is_progressing(self) -> bool:
-        """Whether the rank entered another collective a moment ago."""
+        """True where the rank entered another collective a moment ago."""
         recently = time.monotonic() - self.moved_at < RECENT_S
         return self.num_moves > MOVES_OF_A_RUN and recently
 
