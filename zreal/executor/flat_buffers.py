@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zreal import torch_private
 from zreal.modules.modules import Model
+from zsim.ir.buffers import Buffer
 from zsim.strategies.flat_buffer.groups import FlatGroup
 
 
@@ -29,18 +30,20 @@ class FlatBuffers:
 
     def full(self, unit: str) -> Tensor:
         """The whole padded parameters of `unit`; without memory while they are resharded."""
-        return self.live.get(f"{unit}:unsharded", self.live[f"{unit}:parameters"])
+        return self.live.get(Buffer.of(unit, "unsharded"), self.live[Buffer.of(unit, "parameters")])
 
     def shard(self, unit: str) -> Tensor:
         """This rank's parameters of `unit`: a buffer of their own, or a slice of the whole."""
-        kept = self.live[f"{unit}:parameters"]
+        kept = self.live[Buffer.of(unit, "parameters")]
         is_shard = kept.numel() == self.groups[unit].layout.shard_numel
         return kept if is_shard else self.own_slice(unit, kept)
 
     def gradient(self, unit: str) -> Tensor:
         """This rank's gradients of `unit`: a buffer of their own, or a slice of the whole."""
-        shard = self.live.get(f"{unit}:gradient_shard")
-        return self.own_slice(unit, self.live[f"{unit}:gradients"]) if shard is None else shard
+        shard = self.live.get(Buffer.of(unit, "gradient_shard"))
+        if shard is not None:
+            return shard
+        return self.own_slice(unit, self.live[Buffer.of(unit, "gradients")])
 
     def own_slice(self, unit: str, full: Tensor) -> Tensor:
         """This rank's slice of a whole buffer of `unit`."""

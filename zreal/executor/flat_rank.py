@@ -22,6 +22,7 @@ from zreal.modules.clipping import Clipping
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
 from zsim.errors import ProgramError
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import Module
 from zsim.scenario.scenario import Scenario
@@ -92,15 +93,15 @@ class FlatRank:
         flat = exact.to(self.dtype)
         for parameter, view in buffers.views(group, flat):
             parameter.data = view
-        kept = "unsharded" if f"{unit}:unsharded" in made else "parameters"
-        buffers.live[f"{unit}:{kept}"] = flat
+        kept = "unsharded" if Buffer.of(unit, "unsharded") in made else "parameters"
+        buffers.live[Buffer.of(unit, kept)] = flat
         if kept == "unsharded":
-            buffers.live[f"{unit}:parameters"] = buffers.own_slice(unit, flat).clone()
+            buffers.live[Buffer.of(unit, "parameters")] = buffers.own_slice(unit, flat).clone()
         if group.trained:
             self.optimizer.stepped[unit] = buffers.shard(unit)
-        if f"{unit}:master" in made:
+        if Buffer.of(unit, "master") in made:
             master = buffers.own_slice(unit, exact).clone()
-            self.optimizer.stepped[unit] = buffers.live[f"{unit}:master"] = master
+            self.optimizer.stepped[unit] = buffers.live[Buffer.of(unit, "master")] = master
 
     def enter(self, module: Module, *, backward: bool) -> None:
         """Before `module` computes: require its parameters, and in backward make its gradients.
@@ -119,28 +120,30 @@ class FlatRank:
                     found="it sharded",
                     remedy="the Program must all-gather it first",
                 )
-            if backward and group.trained and f"{unit}:gradients" not in self.buffers.live:
+            if backward and group.trained and Buffer.of(unit, "gradients") not in self.buffers.live:
                 flat = torch.zeros_like(full)
-                self.buffers.live[f"{unit}:gradients"] = flat
+                self.buffers.live[Buffer.of(unit, "gradients")] = flat
                 for parameter, view in self.buffers.views(group, flat):
                     parameter.grad = view
 
     def perform(self, op: Op) -> None:
         """Carry out one op that is not compute."""
         live = self.buffers.live
+        has_output = Buffer.of(op.unit, "reduce_output") in live
         match op.kind:
             case "all_gather":
                 full = self.buffers.full(op.unit)
                 full.untyped_storage().resize_(full.numel() * full.element_size())
                 shard = self.buffers.shard(op.unit)
                 torch_private.all_gather(full, shard, group=self.process_group)
-            case "copy" if op.stream == "reduce_scatter" and f"{op.unit}:reduce_output" in live:
+            case "copy" if op.stream == "reduce_scatter" and has_output:
                 self._keep_output(op)
             case "copy" if op.stream != "compute":
                 self._copy_back(op)
             case "copy":
                 reduce = DTYPES[self.scenario.precision.reduce]
-                live[f"{op.unit}:reduce_input"] = live[f"{op.unit}:gradients"].to(reduce)
+                gradients = live[Buffer.of(op.unit, "gradients")]
+                live[Buffer.of(op.unit, "reduce_input")] = gradients.to(reduce)
             case "optimizer" | "all_reduce" if op.unit in (clipping.NORMS, clipping.CLIP):
                 self._clip(op)
             case "all_reduce" | "reduce_scatter" if not _allocated(op):
@@ -171,7 +174,7 @@ class FlatRank:
     def _reduce_in_place(self, op: Op) -> None:
         """Sum the gradients over ranks, or the copy of them in the reduce dtype."""
         live = self.buffers.live
-        buffer = live.get(f"{op.unit}:reduce_input", live[f"{op.unit}:gradients"])
+        buffer = live.get(Buffer.of(op.unit, "reduce_input"), live[Buffer.of(op.unit, "gradients")])
         with self.uncounted():
             if op.kind == "all_reduce":
                 dist.all_reduce(buffer, group=self.process_group)
@@ -182,9 +185,9 @@ class FlatRank:
     def _copy_back(self, op: Op) -> None:
         """Cast reduced gradients back, all of them or this rank's slice; where the Program fills,
         zero the other ranks' slices."""
-        gradients = self.buffers.live[f"{op.unit}:gradients"]
+        gradients = self.buffers.live[Buffer.of(op.unit, "gradients")]
         own = self.buffers.own_slice(op.unit, gradients)
-        reduced = self.buffers.live.pop(f"{op.unit}:reduce_input", None)
+        reduced = self.buffers.live.pop(Buffer.of(op.unit, "reduce_input"), None)
         if reduced is not None:
             if op.stream == "all_reduce":
                 gradients.copy_(reduced)
@@ -199,20 +202,20 @@ class FlatRank:
     def _reduce_scatter(self, op: Op) -> None:
         """Sum over ranks into the gradient shard, or into an output from which it is made."""
         unit, live = op.unit, self.buffers.live
-        source = live.pop(f"{unit}:reduce_input", live[f"{unit}:gradients"])
+        source = live.pop(Buffer.of(unit, "reduce_input"), live[Buffer.of(unit, "gradients")])
         output = source.new_empty(self.buffers.groups[unit].layout.shard_numel)
         with self.uncounted():
             torch_private.reduce_scatter(output, source, group=self.process_group)
-        if source is not live[f"{unit}:gradients"]:
+        if source is not live[Buffer.of(unit, "gradients")]:
             release(source)
-        role = "reduce_output" if f"{unit}:reduce_output" in _allocated(op) else "gradient_shard"
-        live[f"{unit}:{role}"] = output
+        name = Buffer.of(unit, "reduce_output")
+        live[name if name in _allocated(op) else Buffer.of(unit, "gradient_shard")] = output
 
     def _keep_output(self, op: Op) -> None:
         """Make the gradient shard of a reduction's output in its dtype, or add to the existing one.
         """
-        live, shard = self.buffers.live, f"{op.unit}:gradient_shard"
-        output = live.pop(f"{op.unit}:reduce_output")
+        live, shard = self.buffers.live, Buffer.of(op.unit, "gradient_shard")
+        output = live.pop(Buffer.of(op.unit, "reduce_output"))
         if shard in _allocated(op):
             live[shard] = output.to(self.dtype, copy=True)
         else:
@@ -224,12 +227,12 @@ class FlatRank:
         live = self.buffers.live
         for event in op.memory:
             if isinstance(event, Free):
-                unit, role = event.buffer.rsplit(":", 1)
-                release(live[event.buffer])
-                if role != "unsharded":
-                    del live[event.buffer]
-                if role == "gradients":
-                    for parameter in self.buffers.groups[unit].group.parameters:
+                buffer = Buffer(event.buffer)
+                release(live[buffer])
+                if buffer.role != "unsharded":
+                    del live[buffer]
+                if buffer.role == "gradients":
+                    for parameter in self.buffers.groups[buffer.owner].group.parameters:
                         self.model.get_parameter(parameter.fqn).grad = None
 
     def _step(self) -> None:
@@ -257,7 +260,7 @@ class FlatRank:
 
     def _with_role(self, *roles: str) -> list[Tensor]:
         named = self.buffers.live.items()
-        return [tensor for name, tensor in named if name.rpartition(":")[2] in roles]
+        return [tensor for name, tensor in named if Buffer(name).role in roles]
 
     def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Every parameter whole, all-gathered, as the optimizer has it; for parity.

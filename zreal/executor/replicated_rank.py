@@ -18,6 +18,7 @@ from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
 from zsim.autograd import lower_model
 from zsim.errors import ProgramError
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Op
 from zsim.models.repeats import with_forwards
 from zsim.models.spec import Module
@@ -102,7 +103,7 @@ class ReplicatedRank:
     def _allocate_used_parameters(self) -> None:
         """DDP's maps of used parameters, int32, on the host and on the device."""
         for where, device in (("host", torch.device("cpu")), ("device", self._device)):
-            self.live[f"{buckets.USED}:{where}"] = torch.zeros(
+            self.live[Buffer.of(buckets.USED, where)] = torch.zeros(
                 len(self.optimizer.stepped), dtype=torch.int32, device=device
             )
 
@@ -185,7 +186,7 @@ class ReplicatedRank:
         """Allocate the buckets among the op's buffers."""
         dtype, device = self._dtype, self._device
         for event in op.memory:
-            if isinstance(event, Alloc) and not event.buffer.startswith(f"{buckets.USED}:"):
+            if isinstance(event, Alloc) and Buffer(event.buffer).owner != buckets.USED:
                 numel = event.nbytes // dtype.itemsize
                 self.live[event.buffer] = torch.empty(numel, dtype=dtype, device=device)
 
@@ -194,7 +195,7 @@ class ReplicatedRank:
 
     def _reduced(self, unit: str) -> Tensor:
         """The bucket, or its copy in the reduce dtype."""
-        return self.live.get(f"{unit}:cast", self._bucket(unit))
+        return self.live.get(Buffer.of(unit, "cast"), self._bucket(unit))
 
     def _views(self, unit: str) -> list[tuple[nn.Parameter, Tensor]]:
         """Each parameter of the bucket with the view of its gradient in it."""
@@ -219,10 +220,10 @@ class ReplicatedRank:
             else:
                 torch.mul(parameter.grad, 1 / ranks, out=view)
         if casts:
-            self.live[f"{op.unit}:cast"] = self._bucket(op.unit).to(reduce).div_(ranks)
+            self.live[Buffer.of(op.unit, "cast")] = self._bucket(op.unit).to(reduce).div_(ranks)
 
     def _cast_back(self, unit: str) -> None:
-        cast = self.live.pop(f"{unit}:cast")
+        cast = self.live.pop(Buffer.of(unit, "cast"))
         self._bucket(unit).copy_(cast)
         cast.untyped_storage().resize_(0)
 

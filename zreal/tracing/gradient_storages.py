@@ -10,7 +10,7 @@ from zreal.tracing.errors import UntraceableError
 from zreal.tracing.parameter_gradients import ParameterGradients
 from zreal.tracing.storage_log import Born, Entry, Lives, Place
 from zsim.autograd.lowered import Accumulated
-from zsim.models.spec import RUN
+from zsim.models.spec import without_run
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
 
 
@@ -36,7 +36,7 @@ def gradient_storages(
     # of what each run of a unit may have read a view
     runs: dict[str, list[str]] = {fqn: [] for fqn in numels}
     for name in gradients.kept:
-        runs.get(name if name in runs else name.rpartition(RUN)[0], []).append(name)
+        runs.get(name if name in runs else without_run(name), []).append(name)
     numels |= {name: numels[fqn] for fqn, found in runs.items() for name in found}
     for found in runs.values():
         for name in found:

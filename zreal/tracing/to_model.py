@@ -29,8 +29,9 @@ from zsim.autograd.lowered import (
 )
 from zsim.autograd.tape import SEED
 from zsim.autograd.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
-from zsim.models.spec import MODEL_INPUT, PART, ROOT, RUN, Module, ParamGroup
+from zsim.models.spec import MODEL_INPUT, PART, ROOT, Module, ParamGroup, numbered, without_run
 from zsim.models.training_options import Batch, Device, Dtype
 
 
@@ -126,7 +127,7 @@ def traced_otherwise(
             found="others",
             remedy="trace it without units",
         )
-    kept = {name if name in like.trained else name.rpartition(RUN)[0] for name in gradients.kept}
+    kept = {name if name in like.trained else without_run(name) for name in gradients.kept}
     for fqn in sorted(like.trained - kept):
         raise UntraceableError(
             where=fqn,
@@ -192,7 +193,9 @@ def _seen(
     stretches = _stretches(step, accumulated_once(lives, marks), reads, names=names)
     buffers = _Names(
         marks=marks, copied=gradients.copied,
-        given=dict(zip(map(lives.final, loss), (SEED, f"{stretches[-1].fqn}:{LOSS}"), strict=True)),
+        given=dict(
+            zip(map(lives.final, loss), (SEED, Buffer.of(stretches[-1].fqn, LOSS)), strict=True)
+        ),
         inputs={
             storage: f"{MODEL_INPUT}.{i}" if i else MODEL_INPUT
             for i, storage in enumerate(step.cast_inputs)
@@ -263,9 +266,8 @@ def _stretches(
         inside, begun = visit.unit != ROOT, begun + visit.begins
         runs[visit.unit] += visit.begins
         parts[visit.unit] = 1 if visit.begins else parts[visit.unit] + 1
-        part = f"{PART}{parts[visit.unit]}" if parts[visit.unit] > 1 else ""
-        part += f"{RUN}{runs[visit.unit]}" if runs[visit.unit] > 1 else ""
-        fqn = visit.unit + part if inside else f"{ROOT}.{begun}"
+        part = numbered(visit.unit, parts[visit.unit], PART)
+        fqn = numbered(part, runs[visit.unit]) if inside else f"{ROOT}.{begun}"
         if not inside and fqn in units:
             raise UntraceableError(
                 where=fqn, expected="another name of this unit", found="that of the root's",

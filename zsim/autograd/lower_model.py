@@ -22,6 +22,7 @@ from zsim.autograd.lowered import (
     UnitHooks,
 )
 from zsim.autograd.traced import TracedModel
+from zsim.ir.buffers import Buffer, start_of
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator
@@ -105,7 +106,7 @@ def loss_buffers(model: ModelSpec) -> tuple[str, str]:
     """The buffers of the loss and of its gradient, which the caller of backward holds until it
     returns."""
     last = model.modules[-1]
-    return tape.SEED, tape.summed(f"{last.fqn}:{last.operators[-1].output}", model.forwards)
+    return tape.SEED, tape.summed(Buffer.of(last.fqn, last.operators[-1].output), model.forwards)
 
 
 def _runs(
@@ -154,7 +155,7 @@ def _copies(
     names = _names(traced, before)
     for place in places:
         start = {
-            OWN: f"{run[place].fqn}:", INPUT: f"{run[place - 1].fqn}:",
+            OWN: start_of(run[place].fqn), INPUT: start_of(run[place - 1].fqn),
             PARAMETER: f"{run[place].fqn}.", OTHER: "",
         }
         yield _renamed(
@@ -171,12 +172,12 @@ def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
     """Every name in the events of `traced` once: whose it is, and what of it stays when the module
     is another."""
     tape = (*traced.forward.memory, *traced.backward.memory, *traced.freed_with_autocast_cache)
-    starts = {f"{traced.fqn}:": OWN, f"{before}:": INPUT}
+    owners = {traced.fqn: OWN, before: INPUT}
     found = []
     for buffer in dict.fromkeys(event.buffer for event in tape if isinstance(event, (Alloc, Free))):
-        module, colon, value = buffer.partition(":")
-        whose = starts.get(module + colon, OTHER)
-        found.append((buffer, whose, buffer if whose == OTHER else value))
+        name = Buffer(buffer)
+        whose = owners.get(name.owner, OTHER)
+        found.append((buffer, whose, buffer if whose == OTHER else name.role))
     prefix = f"{traced.fqn}."
     for fqn in dict.fromkeys(event.fqn for event in tape if isinstance(event, ParameterGradient)):
         own = fqn.startswith(prefix)

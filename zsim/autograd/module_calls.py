@@ -16,9 +16,10 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.aten.calls import calls
 from zsim.autograd.recompute import Region, Step, packs_something
 from zsim.autograd.requires_grad import needed
+from zsim.ir.buffers import Buffer, start_of
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.operators import Operator
-from zsim.models.spec import MODEL_INPUT, RUN, ModelSpec, Module
+from zsim.models.spec import MODEL_INPUT, ModelSpec, Module, numbered
 from zsim.models.training_options import Batch, Device
 
 Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
@@ -81,7 +82,7 @@ def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
     for place, module in enumerate(model.modules):
         if place % forward_size == 0:
             number = place // forward_size + 1
-            entry = f"{MODEL_INPUT}{RUN}{number}" if number > 1 else MODEL_INPUT
+            entry = numbered(MODEL_INPUT, number)
             dtypes = {entry: dtype}
         if module.within in ("", module.path):
             called = entry
@@ -112,7 +113,7 @@ def _taken(module: Module, called: str) -> str:
     if not module.inside:
         return called
     (read,) = module.given
-    return called if read == "x" else f"{module.whole}:{read}"
+    return called if read == "x" else Buffer.of(module.whole, read)
 
 
 def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> frozenset[str]:
@@ -122,7 +123,8 @@ def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> fro
         return frozenset()
     parts = list(takewhile(lambda part: part.whole == module.whole, modules))
     read = {value for part in parts for operator in part.operators for value in operator.inputs}
-    return frozenset([f"{module.whole}:{value}" for value in read] + [called] * bool(parts))
+    start = start_of(module.whole)
+    return frozenset([start + value for value in read] + [called] * bool(parts))
 
 
 def cut_regions(block: tuple[Part, ...], checkpointing: Checkpointing) -> None:
@@ -159,7 +161,7 @@ def _tell_units(block: tuple[Part, ...], stretch: list[Step]) -> None:
 def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
     """`operator` with module-local value names made unique in the model; the module's input is
     called `entry`."""
-    prefix = f"{module.whole}:"
+    prefix = start_of(module.whole)
     inputs = tuple([entry if value == "x" else prefix + value for value in operator.inputs])
     return replace(
         operator, inputs=inputs, output=prefix + operator.output,
@@ -169,10 +171,10 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
 
 def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
     """What `operator` drops, by names unique in the model."""
-    prefix = f"{module.whole}:"
+    prefix = start_of(module.whole)
     return tuple(
         [
-            entry if value == "x" else value if ":" in value else prefix + value
+            entry if value == "x" else value if Buffer(value).owner else prefix + value
             for value in operator.drops
         ]
     )

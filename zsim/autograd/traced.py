@@ -14,10 +14,19 @@ from typing import Final, Literal
 from zsim.autograd.lowered import NOTHING, LoweredModule, UnitHooks
 from zsim.autograd.traced_checks import problems
 from zsim.errors import ZsimError
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator, OperatorKind
-from zsim.models.spec import MODEL_INPUT, ROOT, RUN, ModelSpec, Module, ParamGroup, is_model_input
+from zsim.models.spec import (
+    MODEL_INPUT,
+    ROOT,
+    ModelSpec,
+    Module,
+    ParamGroup,
+    is_model_input,
+    run_of,
+)
 from zsim.models.training_options import Batch, Device, Dtype
 
 FAMILY: Final = "traced"
@@ -224,7 +233,7 @@ def whole(
 
 def _run(one: LoweredModule) -> tuple[str, str]:
     """The unit, and which of its runs in a forward."""
-    return one.unit, one.fqn.partition(RUN)[2]
+    return one.unit, run_of(one.fqn)
 
 
 def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:
@@ -272,7 +281,7 @@ def check(model: TracedModel) -> TracedModel:
     """`model` itself; TracedModelError naming the first thing in it that does not hold together."""
     last = model.modules[-1].fqn if model.modules else ""
     for lowered in (model.lowered, *(again for _, again in model.recomputing)):
-        for where, expected, found in problems(model, lowered, loss=f"{last}:{LOSS}"):
+        for where, expected, found in problems(model, lowered, loss=Buffer.of(last, LOSS)):
             raise TracedModelError(
                 where=where, expected=expected, found=found, remedy="trace the module again"
             )
@@ -289,7 +298,9 @@ def check(model: TracedModel) -> TracedModel:
     for one in model.hook_variants:
         views = one.unit_hooks == "fsdp1_views"
         for where, expected, found in (
-            problems(model, one.lowered, loss=f"{last}:{LOSS}", views=views) if one.lowered else ()
+            problems(model, one.lowered, loss=Buffer.of(last, LOSS), views=views)
+            if one.lowered
+            else ()
         ):
             raise TracedModelError(
                 where=where, expected=expected, found=found, remedy="trace the module again"

@@ -17,7 +17,7 @@ from zsim.autograd.lowered import (
 )
 from zsim.autograd.tape import SEED
 from zsim.ir.ops import Alloc, Free
-from zsim.models.spec import ROOT, RUN, ModelSpec
+from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
 
 
 def lies_in(unit: str, other: str) -> bool:
@@ -95,9 +95,9 @@ def _lifetime_problems(
                 if (
                     views
                     and fqn not in owner
-                    and fqn.endswith(f"{RUN}{module.fqn.partition(RUN)[2]}")
+                    and run_of(fqn) == run_of(module.fqn)
                 ):
-                    fqn = fqn.rpartition(RUN)[0]
+                    fqn = without_run(fqn)
                 made.add(fqn)
                 if computation is module.forward or turns.made(event):
                     yield (

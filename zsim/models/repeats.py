@@ -14,7 +14,7 @@ from typing import Literal
 
 from zsim.errors import ScenarioError
 from zsim.models.operators import Operator
-from zsim.models.spec import ROOT, RUN, ModelSpec, Module
+from zsim.models.spec import ROOT, ModelSpec, Module, numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +79,7 @@ def _numbered(modules: Iterable[Module]) -> Iterator[Module]:
     runs: Counter[str] = Counter()
     for module in modules:
         runs[module.path] += 1
-        yield replace(
-            module,
-            fqn=f"{module.path}{RUN}{runs[module.path]}" if runs[module.path] > 1 else module.path,
-        )
+        yield replace(module, fqn=numbered(module.path, runs[module.path]))
 
 
 def _misfits(modules: tuple[Module, ...]) -> Iterator[str]:

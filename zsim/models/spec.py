@@ -21,9 +21,28 @@ MODEL_INPUT = "x"
 forward before the backward "x#2"."""
 
 
+def numbered(name: str, number: int, mark: str = RUN) -> str:
+    """The name of run (or part) `number` of `name`, counted from 1; the first has no number.
+
+    >>> numbered("blocks.0", 1), numbered("blocks.0", 2), numbered("blocks.0", 2, PART)
+    ('blocks.0', 'blocks.0#2', 'blocks.0@2')
+    """
+    return f"{name}{mark}{number}" if number > 1 else name
+
+
+def without_run(name: str) -> str:
+    """`name` without the number of its run."""
+    return name.partition(RUN)[0]
+
+
+def run_of(name: str) -> str:
+    """The number of the run in `name`; "" for the first."""
+    return name.partition(RUN)[2]
+
+
 def is_model_input(buffer: str) -> bool:
     """Whether `buffer` is one of the model's own inputs, in any forward."""
-    name = buffer.partition(RUN)[0]
+    name = without_run(buffer)
     return name == MODEL_INPUT or (name.startswith(f"{MODEL_INPUT}.") and ":" not in name)
 
 
@@ -94,7 +113,7 @@ class Module:
     @property
     def path(self) -> str:
         """The fqn of the real module, or of a part of it, whichever of its runs this is."""
-        return self.fqn.partition(RUN)[0]
+        return without_run(self.fqn)
 
     @property
     def inside(self) -> bool:

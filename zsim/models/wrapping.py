@@ -13,7 +13,7 @@ from typing import Literal
 
 from zsim.errors import shown
 from zsim.models.operators import Operator
-from zsim.models.spec import PART, ROOT, RUN, ModelSpec, Module, ParamGroup
+from zsim.models.spec import PART, ROOT, RUN, ModelSpec, Module, ParamGroup, numbered
 
 TRACED = "traced"
 """The family of models that bring their own units."""
@@ -257,7 +257,7 @@ def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
     number = 0
     for name, operators in (*ends[0], *stretches, *ends[1]):
         number += not name
-        own = f"{path}{PART}{number}" if number > 1 else path
+        own = numbered(path, number, PART)
         fqn = f"{path}.{name}" if name else own
         yield replace(
             module, fqn=fqn + colon + run, unit=fqn if name else module.unit, operators=operators,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
+from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.models.training_options import DTYPE_NBYTES
@@ -162,7 +163,8 @@ def construction(model: FlatModel, *, sharded: bool) -> Step:
             memory=_flatten(model, group, sharded=sharded),
         )
         if sharded:
-            step.issue("free", group.fqn, stream="host", memory=(Free(f"{group.fqn}:unsharded"),))
+            gone = Free(Buffer.of(group.fqn, "unsharded"))
+            step.issue("free", group.fqn, stream="host", memory=(gone,))
     return step
 
 
@@ -177,16 +179,17 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
         ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
     )
     whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.has_master else kept
-    yield Alloc(f"{group.fqn}:{whole[0]}", whole[1], model.full_nbytes(group, MASTER_DTYPE))
+    yield Alloc(Buffer.of(group.fqn, whole[0]), whole[1], model.full_nbytes(group, MASTER_DTYPE))
     for parameter in group.group.parameters:
         yield Free(parameter.fqn)
     if model.has_master:
-        yield Alloc(f"{group.fqn}:{kept[0]}", kept[1], model.full_nbytes(group))
+        yield Alloc(Buffer.of(group.fqn, kept[0]), kept[1], model.full_nbytes(group))
     if sharded:
-        yield Alloc(f"{group.fqn}:parameters", "parameters", model.shard_nbytes(group))
+        yield Alloc(Buffer.of(group.fqn, "parameters"), "parameters", model.shard_nbytes(group))
     if model.has_master and group.trained:
         yield Alloc(
-            f"{group.fqn}:master", "optimizer_states", model.shard_nbytes(group, MASTER_DTYPE)
+            Buffer.of(group.fqn, "master"), "optimizer_states",
+            model.shard_nbytes(group, MASTER_DTYPE),
         )
     if model.has_master:
-        yield Free(f"{group.fqn}:exact")
+        yield Free(Buffer.of(group.fqn, "exact"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -71,7 +72,9 @@ class FlatStep:
                     nbytes=nbytes,
                     dtype=self.model.dtype,
                     micro_batch=self.micro_batch,
-                    memory=(Alloc(f"{group.fqn}:unsharded", "unsharded_parameters", nbytes),),
+                    memory=(
+                        Alloc(Buffer.of(group.fqn, "unsharded"), "unsharded_parameters", nbytes),
+                    ),
                 )
 
     def reshard(self, *groups: FlatGroup) -> None:
@@ -141,7 +144,10 @@ class FlatStep:
     ) -> Iterator[BackwardEvent]:
         for group in missing:
             self._gradients.add(group.fqn)
-            yield Alloc(f"{group.fqn}:gradients", self.gradient_kind, self.model.full_nbytes(group))
+            yield Alloc(
+                Buffer.of(group.fqn, "gradients"), self.gradient_kind,
+                self.model.full_nbytes(group),
+            )
         yield from accumulated(
             module.backward.memory, self._born, after_sums=self.model.after_sums,
             waiting=self._waiting,
@@ -186,14 +192,15 @@ class FlatStep:
         """Average into the gradient shard, which is made or added to, and free the whole gradient.
         """
         model, kept, shard = self.model, group.fqn in self._shards, group.layout.shard_numel
-        made = Alloc(f"{group.fqn}:gradient_shard", "gradients", model.shard_nbytes(group))
+        made = Alloc(Buffer.of(group.fqn, "gradient_shard"), "gradients", model.shard_nbytes(group))
         self._shards.add(group.fqn)
         if not kept and not model.casts_gradients:
             self._reduce(group, "reduce_scatter", memory=(made,))
         else:
             dtype = model.training.precision.reduce
             output = Alloc(
-                f"{group.fqn}:reduce_output", "communication", model.shard_nbytes(group, dtype)
+                Buffer.of(group.fqn, "reduce_output"), "communication",
+                model.shard_nbytes(group, dtype),
             )
             self._reduce(group, "reduce_scatter", memory=(output, *self._input_gone(group)))
             kernel = (
@@ -207,7 +214,7 @@ class FlatStep:
         self._free(group, "gradients")
 
     def _input_gone(self, group: FlatGroup) -> tuple[Free, ...]:
-        return (Free(f"{group.fqn}:reduce_input"),) if self.model.casts_gradients else ()
+        return (Free(Buffer.of(group.fqn, "reduce_input")),) if self.model.casts_gradients else ()
 
     def _moved(self, numel: int, *, back: bool = False) -> Kernel:
         """Gradients cast to the dtype that they are reduced in, or back."""
@@ -228,7 +235,7 @@ class FlatStep:
                 group.fqn,
                 micro_batch=self.micro_batch,
                 kernels=(self._moved(group.layout.padded_numel),),
-                memory=(Alloc(f"{group.fqn}:reduce_input", "communication", nbytes),),
+                memory=(Alloc(Buffer.of(group.fqn, "reduce_input"), "communication", nbytes),),
             )
         self._reduced.append(
             self.step.issue(
@@ -311,7 +318,7 @@ class FlatStep:
         casts = [group for group in model.trained if model.has_master]
         for group in casts:
             yield Alloc(
-                f"{group.fqn}:master_gradient", "temporaries",
+                Buffer.of(group.fqn, "master_gradient"), "temporaries",
                 model.shard_nbytes(group, MASTER_DTYPE),
             )
         yield from optimizers.memory(
@@ -323,7 +330,7 @@ class FlatStep:
             first=first,
         )
         for group in casts:
-            yield Free(f"{group.fqn}:master_gradient")
+            yield Free(Buffer.of(group.fqn, "master_gradient"))
 
     def all_gather_parameters(self, group: FlatGroup, *, after: int) -> None:
         """All-gather stepped shards in place, into the whole parameters that every rank keeps."""
@@ -347,7 +354,7 @@ class FlatStep:
                 self._free(group, "gradient_shard")
 
     def _free(self, group: FlatGroup, what: str) -> None:
-        buffer = Free(f"{group.fqn}:{what}")
+        buffer = Free(Buffer.of(group.fqn, what))
         self.step.issue(
             "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=(buffer,)
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowered import LoweredModule
-from zsim.models.spec import ROOT, RUN
+from zsim.models.spec import ROOT, run_of
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
 from zsim.strategies.flat_parameter.step import FlatShardedStep
@@ -170,7 +170,7 @@ class MicroBatch:
                     self.step.backward(module)
                 case PostBackward(unit, module) if not self.flats[unit].trained:
                     # the hook is on what its first run was given
-                    self.leaving[:0] = [self.flats[unit]] if RUN not in module.fqn else []
+                    self.leaving[:0] = [self.flats[unit]] if not run_of(module.fqn) else []
         self._split_backward()
         if self.sync:
             self.step.wait_for_reductions()

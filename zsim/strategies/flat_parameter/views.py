@@ -14,13 +14,13 @@ from dataclasses import replace
 from zsim.autograd.traced import TracedModel
 from zsim.models.operators import Operator
 from zsim.models.repeats import most_runs
-from zsim.models.spec import ROOT, RUN, ModelSpec, Module, Parameter
+from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, numbered, run_of
 
 
 def view(fqn: str, run: int) -> str:
     """What the view of the parameter `fqn` is called that the `run`-th unshard of its unit in
     forward makes, from 1."""
-    return f"{fqn}{RUN}{run}" if run > 1 else fqn
+    return numbered(fqn, run)
 
 
 def viewed(model: ModelSpec) -> ModelSpec:
@@ -59,7 +59,7 @@ def _views(parameters: tuple[Parameter, ...], *, runs: int) -> Iterator[Paramete
 def _reading_views(module: Module, owner: dict[str, str], *, forward: int) -> Module:
     """`module`, whose operators read the views of this run: of the root's parameters there are new
     ones in each forward."""
-    own = int(module.fqn.partition(RUN)[2] or 1)
+    own = int(run_of(module.fqn) or 1)
 
     def named(fqn: str) -> str:
         return view(fqn, forward if owner[fqn] == ROOT else own) if fqn else ""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from zsim.autograd.lowered import LoweredModule
-from zsim.models.spec import ROOT, RUN
+from zsim.models.spec import ROOT, run_of, without_run
 from zsim.strategies.building.training import Training
 
 
@@ -120,10 +120,10 @@ def hook_events(training: Training, units: Collection[str]) -> HookEvents:
     unit_of = {fqn: unit for fqn, unit in model.wrapped_by.items() if unit in units}
     own = {fqn: unit for fqn, unit in unit_of.items() if unit != ROOT}
     incomplete = model.waits_for_idle
-    first_runs = [f for f, unit in own.items() if RUN not in f and unit not in incomplete]
+    first_runs = [f for f, unit in own.items() if not run_of(f) and unit not in incomplete]
     first = {own[fqn]: fqn for fqn in reversed(first_runs)}
     last = {own[fqn]: fqn for fqn in first_runs}
-    begins = {f: unit for f, unit in own.items() if f.partition(RUN)[0] == first.get(unit)}
+    begins = {f: unit for f, unit in own.items() if without_run(f) == first.get(unit)}
     for modules in training.forwards if incomplete else ():
         called = {own[m.fqn]: m.fqn for m in modules[::-1] if m.fqn in own}
         begins |= {fqn: unit for unit, fqn in called.items() if unit in incomplete}
@@ -132,6 +132,6 @@ def hook_events(training: Training, units: Collection[str]) -> HookEvents:
         root_modules=frozenset(fqn for fqn, unit in unit_of.items() if unit == ROOT),
         root=tuple(unit for unit in units if unit == ROOT),
         begins=begins,
-        ends={f: unit for f, unit in own.items() if f.partition(RUN)[0] == last.get(unit)},
+        ends={f: unit for f, unit in own.items() if without_run(f) == last.get(unit)},
         incomplete=tuple(unit for unit in reversed(tuple(units)) if unit in incomplete),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from zsim.autograd.lower_model import loss_buffers
 from zsim.autograd.lowered import NOTHING, InnerCall, LoweredModule, TapeEvent, storage_events
 from zsim.autograd.traced import TracedModel
+from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT, is_model_input
@@ -118,7 +119,7 @@ class Passes(Step):
         return (
             buffer == module.input_buffer
             if module.input_buffer
-            else not buffer.startswith(f"{module.fqn}:")
+            else Buffer(buffer).owner != module.fqn
         )
 
     def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 
 from zsim.autograd.lowered import Accumulated, ParameterGradient
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Kernel
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
@@ -140,7 +141,8 @@ class ReplicatedModel:
         model = self.training.model
         size = len(model.modules) // model.forwards
         return frozenset(
-            f"{last.fqn}:{last.operators[-1].output}" for last in model.modules[size - 1 :: size]
+            Buffer.of(last.fqn, last.operators[-1].output)
+            for last in model.modules[size - 1 :: size]
         )
 
     @cached_property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
@@ -38,7 +39,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
         kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
         for unit in units:
             built = [
-                Alloc(f"{p.fqn}:master", kinds[p.fqn in mastered], p.numel * MASTER_NBYTES)
+                Alloc(Buffer.of(p.fqn, "master"), kinds[p.fqn in mastered], p.numel * MASTER_NBYTES)
                 for p in unit.parameters
             ]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
@@ -51,7 +52,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
         for parameter in cast:
             memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
             goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
-            memory += [Free(f"{parameter.fqn}:master")] if goes else []
+            memory += [Free(Buffer.of(parameter.fqn, "master"))] if goes else []
         step.issue("alloc", unit_fqn, stream="host", memory=memory)
     _check_shapes(step, model)
     parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
@@ -63,7 +64,9 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     )
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
-        memory += [Alloc(f"{USED}:{place}", "communication", model.used_nbytes) for place in places]
+        memory += [
+            Alloc(Buffer.of(USED, place), "communication", model.used_nbytes) for place in places
+        ]
     step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
 
@@ -135,7 +138,7 @@ def _broadcast(
     """
     pieces = _coalesced(states)
     flat = [
-        f"{unit}:broadcast{f'.{place}' if place else ''}" if count > 1 else ""
+        Buffer.of(unit, f"broadcast.{place}" if place else "broadcast") if count > 1 else ""
         for place, (unit, _, _, count) in enumerate(pieces)
     ]
     for place, (unit, dtype, nbytes, _) in enumerate(pieces):

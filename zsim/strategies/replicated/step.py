@@ -14,6 +14,7 @@ from zsim.autograd.lowered import (
     ParameterGradient,
     storage_events,
 )
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -86,7 +87,7 @@ class ReplicatedStep:
         sent: list[MemoryEvent] = []
         for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
             copies = ("host", "device") if self.model.training.device == "cpu" else ("device",)
-            made = [Alloc(f"{unit}:{copy}", "communication", 4 * count) for copy in copies]
+            made = [Alloc(Buffer.of(unit, copy), "communication", 4 * count) for copy in copies]
             sent = [*(Free(alloc.buffer) for alloc in made), *sent]
             ended = sent if unit == "bucket_sizes" else []
             collective_over_replicas(
@@ -242,7 +243,7 @@ class ReplicatedStep:
         casts: dict[str, list[MemoryEvent]] = {}
         for number, fqn in enumerate(self._last_gradients()):
             nbytes = element * sum(parameter.numel for parameter in self.buckets[number])
-            cast = Alloc(f"bucket.{number}:cast", "communication", nbytes)
+            cast = Alloc(Buffer.of(f"bucket.{number}", "cast"), "communication", nbytes)
             casts.setdefault(fqn, []).extend((cast, Free(cast.buffer)))
         return casts
 
