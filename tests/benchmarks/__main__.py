@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from zsim.ir import ledger
+from zsim.ir.ledger_replay import replay
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
@@ -68,7 +68,7 @@ def memory_timeline(name: str) -> Measure:
     def measure() -> float:
         found, other = scenario.load(HERE / name), scenario.load(OTHER)
         plan(other, device="cuda")
-        return seconds(lambda: ledger.replay(plan(found, device="cuda").ranks[0]))
+        return seconds(lambda: replay(plan(found, device="cuda").ranks[0]))
 
     return measure
 

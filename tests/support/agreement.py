@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zreal import torch_private
 from zreal.observer.observer import observe
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES
 from zsim.scenario.plan import plan

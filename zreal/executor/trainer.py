@@ -20,7 +20,7 @@ from zreal.modules import batches as batching
 from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
 from zsim.ir.ops import Op
-from zsim.ir.program import Part, PhaseName, RankProgram
+from zsim.ir.program import PhaseName, RankProgram, StepPart
 from zsim.models.spec import ROOT
 from zsim.scenario.scenario import Scenario
 
@@ -109,7 +109,7 @@ class ProgramTrainer:
 
     def _run(
         self, ops: tuple[Op, ...], batches: list[batching.MicroBatch],
-        parts: Mapping[int, Part] | None = None,
+        parts: Mapping[int, StepPart] | None = None,
         begin_part: BeginPart = lambda part, micro_batch=0: None,
     ) -> float:
         """Carry out `ops` and announce `parts`, which start at their keys. Returns the mean loss.

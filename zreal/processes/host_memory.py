@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.program import PHASES
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from zsim.cluster.cluster import ClusterSpec
 from zsim.errors import Caveat
 from zsim.io.units import format_bytes
-from zsim.ir.ledger import HELD, Ledger, replay
+from zsim.ir.ledger import Ledger
+from zsim.ir.ledger_replay import HELD, replay
 from zsim.ir.program import Program, RankProgram
 
 STATES = 0.4

@@ -1,4 +1,4 @@
-"""Quantities as people write them ("80 GiB", "400 Gbit/s", "5 us") to integers, and back.
+"""Quantities in scenario files ("80 GiB", "400 Gbit/s", "5 us") to integers, and back.
 
 Bytes and bytes per second are ints, times are int nanoseconds. A prefix without a unit ("80G") is
 refused, because it could mean GB, GiB or Gbit.
@@ -32,8 +32,8 @@ FLOP_RATES: dict[str, Decimal] = {
 }
 FRACTIONS: dict[str, Decimal] = {"%": Decimal("0.01"), "": Decimal(1)}
 WHOLE = r"[0-9]{1,3}(?:,[0-9]{3}){1,7}|[0-9]{1,24}(?:_[0-9]{1,3}){0,7}"
-"""A whole number, its thousands perhaps set apart by commas, or groups by underscores as in Python.
-"""
+"""Regular expression of a whole number, perhaps with commas between thousands, or underscores as in
+Python."""
 _QUANTITY = re.compile(rf"\s*((?:{WHOLE})(?:\.[0-9]{{1,12}})?)\s*([A-Za-zµ/%]{{0,8}})\s*")
 OPERATORS: tuple[str, ...] = ("<=", ">=", "==", "<", ">")
 
@@ -56,7 +56,7 @@ def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
 
 
 def _remedy(number: str, unit: str, units: dict[str, Decimal]) -> str:
-    """What a prefix without a unit, such as "80G", could mean; "" for any other mistake."""
+    """The readings of a prefix without a unit, such as "80G"; "" for any other mistake."""
     meant = [known for known in units if unit and unit in _PREFIX and known.startswith(unit)]
     return (
         f"say which is meant: {' or '.join(f'{number} {known}' for known in meant)}"
@@ -66,13 +66,25 @@ def _remedy(number: str, unit: str, units: dict[str, Decimal]) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a text such as "80 GiB"; fractions of a byte are refused by rounding to the nearest
-    byte."""
+    """Bytes of a text such as "80 GiB", rounded to the nearest byte.
+
+    >>> parse_bytes("80 GiB")
+    85899345920
+    >>> parse_bytes("80G")
+    Traceback (most recent call last):
+        ...
+    zsim.io.units.UnitError: quantity: expected a number and one of B, kB, MB, GB, TB, KiB, MiB, \
+GiB, TiB (as "80 GiB"), found "80G"; say which is meant: 80 GB or 80 GiB
+    """
     return int(_parse(text, BYTES, example="80 GiB").to_integral_value())
 
 
 def parse_rate(text: str) -> int:
-    """Bytes per second of a text such as "400 Gbit/s" or "25 GB/s"."""
+    """Bytes per second of a text such as "400 Gbit/s" or "25 GB/s".
+
+    >>> parse_rate("400 Gbit/s")
+    50000000000
+    """
     return int(_parse(text, RATES, example="400 Gbit/s").to_integral_value())
 
 
@@ -82,7 +94,11 @@ def parse_flop_rate(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Nanoseconds of a text such as "5 us"."""
+    """Nanoseconds of a text such as "5 us".
+
+    >>> parse_time("5 us")
+    5000
+    """
     return int(_parse(text, TIMES, example="5 us").to_integral_value())
 
 
@@ -99,7 +115,11 @@ def parse_fraction(text: str) -> float:
 
 
 def split_comparison(text: str) -> tuple[str, str]:
-    """("<=", "70 GiB") of "<= 70 GiB"; a bare quantity compares with "=="."""
+    """The operator and the quantity of a comparison; a bare quantity compares with "==".
+
+    >>> split_comparison("<= 70 GiB"), split_comparison("9")
+    (('<=', '70 GiB'), ('==', '9'))
+    """
     stripped = text.strip()
     for operator in OPERATORS:
         if stripped.startswith(operator):
@@ -108,7 +128,7 @@ def split_comparison(text: str) -> tuple[str, str]:
 
 
 def holds(operator: str, left: float, right: float) -> bool:
-    """Whether `left operator right`, with an operator of `OPERATORS`."""
+    """The truth of `left operator right`, with an operator of `OPERATORS`."""
     return {
         "<=": left <= right,
         ">=": left >= right,
@@ -119,7 +139,11 @@ def holds(operator: str, left: float, right: float) -> bool:
 
 
 def format_bytes(nbytes: int) -> str:
-    """Bytes for people: exact below 1 MiB, two decimals of MiB, GiB or TiB above."""
+    """The text of a size: exact below 1 MiB, two decimals of MiB, GiB or TiB above.
+
+    >>> format_bytes(4096), format_bytes(3 * 2**30)
+    ('4,096 B', '3.00 GiB')
+    """
     for unit in ("TiB", "GiB", "MiB"):
         factor = int(BYTES[unit])
         if abs(nbytes) >= factor:
@@ -128,7 +152,11 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_time(ns: int) -> str:
-    """A time for people: ns, us, ms or s with three decimals."""
+    """The text of a time: ns, or us, ms or s with three decimals.
+
+    >>> format_time(840), format_time(1_250_000)
+    ('840 ns', '1.250 ms')
+    """
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
         if abs(ns) >= factor:
             return f"{ns / factor:,.3f} {unit}"
@@ -136,5 +164,5 @@ def format_time(ns: int) -> str:
 
 
 def format_rate(bytes_per_second: int) -> str:
-    """A rate for people, in GB/s."""
+    """The text of a rate, in GB/s."""
     return f"{bytes_per_second / 1e9:,.1f} GB/s"

@@ -1,10 +1,9 @@
-"""The Program: what each rank's host issues, in order. The one thing that strategies make and
-backends interpret.
+"""The Program: the ops that each rank's host issues, in order. Strategies make it, backends
+interpret it.
 
-A Program is data. It knows no time, no torch and no strategy. Two kinds of order stand in it: the
-order of the ops is the order in which the host issues them (memory follows this order), and `waits`
-are the events of earlier ops that an op's stream waits for (time follows streams and waits).
-`str(program)` is one line per op; `parse` reads it back.
+A Program is data. It knows no time, no torch and no strategy. It has two orders: ops stand in the
+order in which the host issues them (memory follows it), and `waits` are the ends of earlier ops
+that an op's stream waits for (time follows streams and waits).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from zsim.ir.text import bad_line, format_op, parse_op
 PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]
 SECOND = "second"
-"""What comes between the first step and a steady one is called, in text."""
+"""Name, in text, of the ops between the first step and a steady one."""
 PartName = Literal["forward", "backward", "optimizer", "zero_grad"]
 PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """A part of a step, as a training loop calls it: from the op with the index `start` to where
     the next part starts.
 
@@ -45,16 +44,16 @@ class RankProgram:
     """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the
     start of the next.
 
-    `second` is what the second step does once, before all that it does as every later one, as DDP
-    rebuilds its buckets. Both steps come in parts; a Program that names none has none.
+    `second` holds the ops that only the second step has, at its start, as those with which DDP
+    rebuilds its buckets. The parts of a step may be left out.
     """
 
     construction: tuple[Op, ...]
     first: tuple[Op, ...]
     steady: tuple[Op, ...]
     second: tuple[Op, ...] = ()
-    first_parts: tuple[Part, ...] = ()
-    steady_parts: tuple[Part, ...] = ()
+    first_parts: tuple[StepPart, ...] = ()
+    steady_parts: tuple[StepPart, ...] = ()
 
     def phase(self, name: PhaseName) -> tuple[Op, ...]:
         """The ops of the phase `name`."""
@@ -64,14 +63,46 @@ class RankProgram:
         """The ops between the phase before `name` and that: `second` before the steady step."""
         return self.second if name == "steady" else ()
 
-    def parts(self, name: PhaseName) -> tuple[Part, ...]:
+    def parts(self, name: PhaseName) -> tuple[StepPart, ...]:
         """The parts of the phase `name`; construction has none."""
         return {"construction": (), "first": self.first_parts, "steady": self.steady_parts}[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The distinct rank programs and which rank runs which: `ranks[assignment[rank]]`."""
+    """The distinct rank programs; rank r runs `ranks[assignment[r]]`.
+
+    `str(program)` is its text, one line per op; `parse` reads it back.
+
+    >>> from zsim.ir.ops import Alloc, Free, Kernel
+    >>> gather = Op(
+    ...     0, "all_gather", "blocks.0", "all_gather", group="dp_shard", nbytes=4096,
+    ...     memory=(Alloc("blocks.0:unsharded", "unsharded_parameters", 4096),),
+    ... )
+    >>> forward = Op(
+    ...     1, "forward", "blocks.0", "compute", waits=(0,), reads=("blocks.0",),
+    ...     kernels=(Kernel("linear", 8192, 6144, "float32"),),
+    ... )
+    >>> reshard = Op(2, "free", "blocks.0", "host", memory=(Free("blocks.0:unsharded"),))
+    >>> rank = RankProgram(construction=(), first=(), steady=(gather, forward, reshard))
+    >>> program = Program(mesh=Mesh(dp_shard=2), ranks=(rank,), assignment=(0, 0))
+    >>> for line in str(program).splitlines():
+    ...     print(line.replace(" | ", "\\n        | "))
+    mesh dp_replicate=1 dp_shard=2
+    assignment 0x2
+    program 0
+    phase construction
+    phase first
+    phase steady
+        0  all_gather     blocks.0     all_gather  group=dp_shard 4,096 B
+            | + unsharded_parameters blocks.0:unsharded 4,096 B
+        1  forward        blocks.0     compute  reads=blocks.0  after 0
+            | linear 8,192 flop 6,144 B float32
+        2  free           blocks.0     host
+            | - blocks.0:unsharded
+    >>> parse(str(program)) == program
+    True
+    """
 
     mesh: Mesh
     ranks: tuple[RankProgram, ...]
@@ -95,7 +126,7 @@ class Program:
         return "\n".join(lines) + "\n"
 
 
-def _phase_lines(ops: tuple[Op, ...], parts: tuple[Part, ...]) -> Iterator[str]:
+def _phase_lines(ops: tuple[Op, ...], parts: tuple[StepPart, ...]) -> Iterator[str]:
     """One line per op, and one before each part."""
     begins: dict[int, list[str]] = {}
     for part in parts:
@@ -135,7 +166,7 @@ def parse(text: str) -> Program:
 
 def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
     phases: dict[str, list[Op]] = {}
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[StepPart]] = {}
     current: list[Op] | None = None
     for number, line in lines:
         if line.startswith("program "):
@@ -156,15 +187,15 @@ def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
     yield _rank_program(phases, parts, 0)
 
 
-def _part(line: str, start: int, number: int) -> Part:
+def _part(line: str, start: int, number: int) -> StepPart:
     found = re.fullmatch(rf"part ({'|'.join(PARTS)})(?: (\d{{1,7}}))?", line)
     if found is None:
         raise bad_line(number, line, f"part {' or '.join(PARTS)}, then its micro-batch")
-    return Part(cast(PartName, found[1]), start, int(found[2] or 0))
+    return StepPart(cast(PartName, found[1]), start, int(found[2] or 0))
 
 
 def _rank_program(
-    phases: dict[str, list[Op]], parts: dict[str, list[Part]], number: int
+    phases: dict[str, list[Op]], parts: dict[str, list[StepPart]], number: int
 ) -> RankProgram:
     if tuple(phases) not in (PHASES, (*PHASES[:2], SECOND, *PHASES[2:])):
         raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or "

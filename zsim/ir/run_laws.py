@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zsim.errors import ZsimError
-from zsim.ir.ledger import HELD
+from zsim.ir.ledger_replay import HELD
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, Run
 

@@ -1,5 +1,5 @@
-"""Shard math: who holds which elements. Pure functions on integers, used by every strategy and by
-the executor alike.
+"""Shard math: the elements that each rank holds. Pure functions on integers, used by every strategy
+and by the executor.
 
 Two layouts. FSDP2 cuts each parameter along dim 0 by the rule of `torch.chunk`; ZeRO concatenates a
 param group into one flat buffer and cuts that. Both pad to equal shards, and a shard can be empty.
@@ -23,7 +23,7 @@ class Interval:
 
     @property
     def numel(self) -> int:
-        """How many elements it holds."""
+        """The number of elements."""
         return self.stop - self.start
 
     def intersect(self, other: Interval) -> Interval:
@@ -33,7 +33,11 @@ class Interval:
 
 
 def shard_size(n: int, num_shards: int) -> int:
-    """ceil(n / num_shards): the elements of a full shard, as in `torch.chunk`."""
+    """ceil(n / num_shards): the elements of a full shard, as in `torch.chunk`.
+
+    >>> shard_size(10, 4), padded_size(10, 4)
+    (3, 12)
+    """
     return -(-n // num_shards)
 
 
@@ -43,8 +47,12 @@ def padded_size(n: int, num_shards: int) -> int:
 
 
 def shard(n: int, *, num_shards: int, rank: int) -> Interval:
-    """[min(r·s, n), min((r+1)·s, n)) with s = ceil(n / num_shards): what `rank` holds of `n`
-    elements; can be empty."""
+    """The elements of `n` that `rank` holds: [min(r·s, n), min((r+1)·s, n)) with
+    s = ceil(n / num_shards). Can be empty.
+
+    >>> [shard(5, num_shards=4, rank=rank).numel for rank in range(4)]
+    [2, 2, 1, 0]
+    """
     size = shard_size(n, num_shards)
     return Interval(min(rank * size, n), min((rank + 1) * size, n))
 
@@ -57,6 +65,12 @@ def shards(n: int, num_shards: int) -> tuple[Interval, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dim0Layout:
     """One parameter cut along dim 0 (FSDP2): each rank stores ceil(rows / num_shards) rows, padded.
+
+    >>> layout = Dim0Layout(shape=(5, 3), num_shards=2)
+    >>> layout.shard_numel, layout.padded_numel
+    (9, 18)
+    >>> [layout.local_numel(rank) for rank in range(2)]
+    [9, 6]
     """
 
     shape: tuple[int, ...]
@@ -99,7 +113,14 @@ class Piece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatLayout:
     """Parameters of `numels` elements concatenated, padded at the end to `num_shards` and cut
-    (ZeRO)."""
+    (ZeRO).
+
+    >>> layout = FlatLayout(numels=(6, 3), num_shards=2)
+    >>> layout.shard_numel, layout.padded_numel
+    (5, 10)
+    >>> [(piece.parameter, piece.interval.numel) for piece in layout.pieces(1)]
+    [(0, 1), (1, 3)]
+    """
 
     numels: tuple[int, ...]
     num_shards: int
@@ -124,8 +145,7 @@ class FlatLayout:
         return shard(self.numel, num_shards=self.num_shards, rank=rank)
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """What `rank` holds of each parameter, in order; parameters it holds nothing of are left
-        out."""
+        """The piece of each parameter that `rank` holds, in order; empty pieces are left out."""
         local = self.local(rank)
         bounds = pairwise(accumulate(self.numels, initial=0))
         cuts = (
@@ -141,7 +161,8 @@ class FlatLayout:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Elements that move, or stay when both ranks are one, when the number of shards changes."""
+    """Elements that go from rank `source` to rank `destination` when the number of shards changes;
+    both may be one rank."""
 
     source: int
     destination: int
@@ -149,8 +170,12 @@ class Transfer:
 
 
 def reshard(n: int, *, old: int, new: int) -> tuple[Transfer, ...]:
-    """How `n` elements go from `old` shards to `new` ones, in element order; each element moves
-    once."""
+    """The transfers that turn `old` shards of `n` elements into `new` ones, in element order; each
+    element moves once.
+
+    >>> [(t.source, t.destination, t.interval.numel) for t in reshard(4, old=1, new=2)]
+    [(0, 0, 2), (0, 1, 2)]
+    """
     transfers, position = [], 0
     while position < n:
         source, destination = position // shard_size(n, old), position // shard_size(n, new)
@@ -164,7 +189,10 @@ def reshard(n: int, *, old: int, new: int) -> tuple[Transfer, ...]:
 
 
 def greedy_owners(numels: Sequence[int], *, num_ranks: int) -> tuple[int, ...]:
-    """The rank that owns each parameter under torch's ZeroRedundancyOptimizer.
+    """The rank that owns each parameter under torch's ZeroRedundancyOptimizer, by parameter.
+
+    >>> greedy_owners((4, 3, 3), num_ranks=2)
+    (0, 1, 1)
 
     Largest first (equal ones in their order), each to the rank with the fewest elements so far, the
     lowest rank on a tie. Source: torch/distributed/optim/zero_redundancy_optimizer.py,

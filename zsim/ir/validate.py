@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise, zip_longest
 
 from zsim.errors import ProgramError
-from zsim.ir.ledger import label, replay
+from zsim.ir.ledger import label
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
 from zsim.ir.program import PHASES, SECOND, Program

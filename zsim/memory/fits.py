@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.ir.ledger import Ledger, label, replay
+from zsim.ir.ledger import Ledger, label
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, MemoryKind
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord

@@ -19,7 +19,7 @@ from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
 from zsim.ir.gc_pause import uncollected
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import PHASES, PhaseName, Program, RankProgram

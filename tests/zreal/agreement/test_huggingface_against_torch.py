@@ -23,7 +23,7 @@ from zreal.tracing.trace import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES, Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.models.families import huggingface

@@ -30,7 +30,7 @@ from zreal import torch_private
 from zreal.tracing.trace import trace
 from zsim.autograd.traced import FAMILY
 from zsim.autograd.traced_file import save
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES, RankProgram

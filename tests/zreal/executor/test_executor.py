@@ -15,7 +15,7 @@ from zreal.backends import GlooBackend
 from zreal.executor.executor import execute
 from zreal.meters import measured_step
 from zsim.errors import ProgramError
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import PHASES, Program
 from zsim.ir.run import RankRun

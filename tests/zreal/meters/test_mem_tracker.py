@@ -20,7 +20,7 @@ from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches, modules
 from zreal.observer.subjects.table import SUBJECTS
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
 from zsim.ir.program import RankProgram
 from zsim.runs.backend import RunOptions

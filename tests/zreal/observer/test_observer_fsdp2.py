@@ -12,7 +12,7 @@ from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.mesh_groups import MeshGroup, device_mesh
 from zreal.observer.observer import observe
 from zsim.errors import ZsimError
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES, RankProgram
 from zsim.ir.run import CollectiveRecord, RankRun

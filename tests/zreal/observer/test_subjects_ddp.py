@@ -10,7 +10,7 @@ import pytest
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.observer.observer import observe
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES
 from zsim.ir.run import RankRun

@@ -7,7 +7,7 @@ import pytest
 
 from zreal.processes import host_memory
 from zsim.errors import BackendUnavailableError
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.program import PHASES
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find

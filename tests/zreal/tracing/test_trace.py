@@ -21,7 +21,7 @@ from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
 from zsim.autograd.traced import TracedModel, TracedModelError
 from zsim.autograd.traced_file import dump, parse
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES

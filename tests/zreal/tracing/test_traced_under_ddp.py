@@ -19,7 +19,7 @@ from zreal.meters.memory import MemoryMeter
 from zsim.autograd import traced_file as files
 from zsim.autograd.lower_model import lower
 from zsim.autograd.traced import TracedModel
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.models.training_options import Dtype, Precision

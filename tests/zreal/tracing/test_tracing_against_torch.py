@@ -23,7 +23,7 @@ from zreal.tracing.trace import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import Accumulated, Recomputed
 from zsim.autograd.traced import TracedModel
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing

@@ -31,7 +31,7 @@ from zsim.autograd.traced_file import dump, load, parse, save
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.files import PlaceError
 from zsim.io.json_reader import MAX_NAME, UnreadableError
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES

@@ -17,7 +17,7 @@ from zsim.autograd.lowered import Accumulated, LoweredModule, ParameterGradient,
 from zsim.autograd.traced import TracedModel, check
 from zsim.autograd.traced_file import ACCUMULATED, COPIED, WAITS, dump, parse
 from zsim.errors import ZsimError
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.training_options import Precision

@@ -1,4 +1,4 @@
-"""The ledger against a naive one that adds up every live buffer after every event."""
+"""The ledger and its replay against a naive one that adds up all live buffers after each event."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.errors import ProgramError
-from zsim.ir.ledger import Ledger, replay
+from zsim.ir.ledger import Ledger
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
-from zsim.ir.program import PHASES, Part, RankProgram
+from zsim.ir.program import PHASES, RankProgram, StepPart
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 
@@ -56,10 +57,28 @@ def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
     return found
 
 
+def by_ledger(rank: RankProgram) -> dict[str, tuple[int, list[int]]]:
+    """The end of each phase, and the bytes after each of its ops, by `Ledger.apply`."""
+    ledger, phases = Ledger(), {}
+    for phase in PHASES:
+        for op in rank.before(phase):
+            ledger.apply(op)
+        after = []
+        for op in rank.phase(phase):
+            ledger.apply(op)
+            after.append(ledger.allocated)
+        phases[phase] = (ledger.allocated, after)
+    return phases
+
+
 @WHOLE
 @given(scenarios())
-def test_the_replay_is_the_naive_one_on_every_program(found):
+def test_the_replay_is_the_ledger_and_the_naive_one_on_every_program(found):
     for rank in plan(found, device=found.cluster.kind).ranks:
+        assert by_ledger(rank) == {
+            phase: (record.end_bytes, [nbytes for _, nbytes in record.timeline])
+            for phase, record in replay(rank).items()
+        }
         seen = {
             phase: (record.start_bytes, record.peak_bytes, record.end_bytes, dict(record.by_kind))
             for phase, record in replay(rank, timeline=False).items()
@@ -171,8 +190,8 @@ def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
         construction=(),
         first=passes,
         steady=passes,
-        first_parts=(Part("forward", 0, 0),),
-        steady_parts=(Part("forward", 0, 0), Part("backward", 1, 0)),
+        first_parts=(StepPart("forward", 0, 0),),
+        steady_parts=(StepPart("forward", 0, 0), StepPart("backward", 1, 0)),
     )
     assert [(part.name, part.peak_bytes) for part in replay(rank)["steady"].parts] == [
         ("forward", 3), ("backward", 5)

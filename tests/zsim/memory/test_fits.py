@@ -21,7 +21,7 @@ from zsim.analysis.fit import Candidate, fit, recommend
 from zsim.cli.main import main
 from zsim.cli.memory_report import finding
 from zsim.cluster.cluster import load_cluster
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.errors import ProgramError
-from zsim.ir import ledger as memory
+from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import RankProgram
 from zsim.memory.caching_allocator import DeviceFullError

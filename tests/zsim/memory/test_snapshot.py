@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.errors import ProgramError
-from zsim.ir import ledger as memory
+from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel, Op
 from zsim.ir.program import PHASES, RankProgram
 from zsim.memory.reserved import replay

@@ -13,9 +13,10 @@ from tests.support.folders import ROOT
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.errors import ProgramError
 from zsim.ir import run_laws
-from zsim.ir.ledger import Ledger, replay
+from zsim.ir.ledger import Ledger
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
-from zsim.ir.program import PARTS, Part, PhaseName, RankProgram, parse
+from zsim.ir.program import PARTS, PhaseName, RankProgram, StepPart, parse
 from zsim.ir.run import MemoryRecord, PartRecord, Run
 from zsim.ir.validate import validate
 from zsim.runs import saved
@@ -88,7 +89,8 @@ def test_every_step_of_every_strategy_comes_in_parts_which_the_replay_follows(
 @pytest.mark.parametrize("starts", [(1, 2), (0, 0), (0, 2, 1), (0, 10_000)])
 def test_parts_that_are_not_one_after_another_are_no_program(starts: tuple[int, ...]) -> None:
     program = plan(load(ROOT / "scenarios/parity/zero3-mlp-4.toml"), device="cpu")
-    bad = replace(program.ranks[0], steady_parts=tuple(Part("forward", start) for start in starts))
+    parts = tuple(StepPart("forward", start) for start in starts)
+    bad = replace(program.ranks[0], steady_parts=parts)
     with pytest.raises(ProgramError, match="parts that begin at op 0 and one after another"):
         validate(replace(program, ranks=(bad,)))
 

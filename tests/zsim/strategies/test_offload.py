@@ -7,7 +7,7 @@ import pytest
 
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
-from zsim.ir.ledger import replay
+from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, Kernel
 from zsim.ir.program import Program
 from zsim.ir.program import parse as parse_program

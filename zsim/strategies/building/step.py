@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, MemoryEvent, Op, OpKind, Stream
-from zsim.ir.program import Part, PartName, Program, RankProgram
+from zsim.ir.program import PartName, Program, RankProgram, StepPart
 
 
 @dataclass(slots=True)
@@ -23,11 +23,11 @@ class Step:
     to wait on."""
 
     ops: list[Op] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[StepPart] = field(default_factory=list)
 
     def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
         """What is issued from here on belongs to this part of the step."""
-        self.parts.append(Part(part, len(self.ops), micro_batch))
+        self.parts.append(StepPart(part, len(self.ops), micro_batch))
 
     def issue(
         self,
