@@ -168,7 +168,7 @@ class GlooBackend:
     ) -> dict[str, Any]:
         """Arguments of zreal.rank_run.launched_rank; the scenario travels as its own text."""
         return {
-            "text": scenario.text,
+            "text": scenario.to_toml(),
             "where": f"{scenario.name}.toml",
             "folder": str(Path(scenario.folder).resolve()),
             "device": self.device,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -76,7 +76,7 @@ class Row:
         """The same with the framework's own model, traced, in place of the preset."""
         name = f"{self.framework}-micro-batch-{self.micro_batch}"
         model = whole(name, num_layers=LAYERS[self.framework])
-        return replace(self.scenario(), model=model, checkpointing=NO_CHECKPOINTING)
+        return self.scenario().with_parts(model=model, checkpointing=NO_CHECKPOINTING)
 
 
 @cache

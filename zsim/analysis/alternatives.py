@@ -44,10 +44,11 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         ):
             continue
         effect = f": {saving.effect}" if saving.effect else ""
-        yield f"{assignment(saving)}{effect}", replace(scenario, options=options)
+        yield f"{assignment(saving)}{effect}", scenario.with_parts(options=options)
     if scenario.checkpointing != EVERY_BLOCK and can_checkpoint(scenario):
         yield (
-            "activation checkpointing of every block", replace(scenario, checkpointing=EVERY_BLOCK)
+            "activation checkpointing of every block",
+            scenario.with_parts(checkpointing=EVERY_BLOCK),
         )
     batch = scenario.batch
     # which is one of its batch
@@ -55,22 +56,22 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         halved = replace(
             batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation
         )
-        yield "half the micro-batch, twice the accumulation", replace(scenario, batch=halved)
+        yield "half the micro-batch, twice the accumulation", scenario.with_parts(batch=halved)
     if scenario.wrapping.every != 1:
         by_block = replace(scenario.wrapping, every=1)
         model = wrapped(scenario.strategy, scenario.model, by_block)
         yield (
             "wrapping.every = 1: one param group per block",
-            replace(scenario, wrapping=by_block, model=model),
+            scenario.with_parts(wrapping=by_block, model=model),
         )
     optimizer = scenario.optimizer
     if optimizer.name == "adamw" and optimizer.implementation != "fused":
         yield (
             "fused optimizer",
-            replace(scenario, optimizer=replace(optimizer, implementation="fused")),
+            scenario.with_parts(optimizer=replace(optimizer, implementation="fused")),
         )
     if on_device and not scenario.expandable_segments:
-        yield "allocator.expandable_segments = true", replace(scenario, expandable_segments=True)
+        yield "allocator.expandable_segments = true", scenario.with_parts(expandable_segments=True)
 
 
 def refusals(scenario: Scenario) -> tuple[str, ...]:
@@ -135,8 +136,8 @@ def moved(
         if scenario.wrapping.nested
         else scenario.model
     )
-    return replace(
-        scenario, strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model
+    return scenario.with_parts(
+        strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model
     )
 
 

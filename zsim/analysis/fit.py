@@ -7,7 +7,7 @@ Each candidate is planned and simulated; the recommendation is read off their fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.analysis.advice import REMEDY, Way, together, way_of
 from zsim.analysis.alternatives import can_checkpoint, dropped, moved, refusals
@@ -113,7 +113,7 @@ def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     forms[NO_CHECKPOINTING] = ""
     for name, other in _stages(scenario):
         yield from (
-            (name + words, replace(other, checkpointing=form)) for form, words in forms.items()
+            (name + words, other.with_parts(checkpointing=form)) for form, words in forms.items()
         )
 
 

@@ -36,12 +36,12 @@ def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         if ahead > least:
             deeper = replace(options, **dict.fromkeys(depths, ahead))
             text = " and ".join(f"{name} = {ahead}" for name in depths)
-            yield text, replace(scenario, options=deeper)
+            yield text, scenario.with_parts(options=deeper)
     unset = [value for value in strategy.gathers_earlier if not value.is_set(options)]
     for count in range(1, len(unset) + 1):
         for values in combinations(unset, count):
             earlier = reduce(lambda before, value: value.set_in(before), values, options)
-            yield " and ".join(map(assignment, values)), replace(scenario, options=earlier)
+            yield " and ".join(map(assignment, values)), scenario.with_parts(options=earlier)
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -52,7 +52,7 @@ def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         for cap in BUCKETS:
             if cap != getattr(scenario.options, name):
                 capped = replace(scenario.options, **{name: float(cap)})
-                yield f"{name} = {cap}", replace(scenario, options=capped)
+                yield f"{name} = {cap}", scenario.with_parts(options=capped)
     for every in BLOCKS if len(model.blocks) > 1 else ():
         yield from _wrapped(
             scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}"
@@ -82,7 +82,7 @@ def _wrapped(
     if not tuple(wrapping.problems(asked, model)):
         yield (
             words,
-            replace(scenario, wrapping=asked, model=wrapped(scenario.strategy, model, asked)),
+            scenario.with_parts(wrapping=asked, model=wrapped(scenario.strategy, model, asked)),
         )
 
 
@@ -93,8 +93,8 @@ def batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
-    return f"micro_batch = {size}", replace(
-        scenario, batch=replace(scenario.batch, micro_batch=size)
+    return f"micro_batch = {size}", scenario.with_parts(
+        batch=replace(scenario.batch, micro_batch=size)
     )
 
 
@@ -103,7 +103,7 @@ def _repaired(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if scenario.cluster.slow_rails:
         yield (
             "slow_links repaired",
-            replace(scenario, cluster=replace(scenario.cluster, slow_rails=())),
+            scenario.with_parts(cluster=replace(scenario.cluster, slow_rails=())),
         )
 
 
@@ -113,7 +113,7 @@ def _links(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     for factor in FACTORS:
         yield (
             f"links {factor:g} times as fast",
-            replace(scenario, cluster=_faster(scenario.cluster, factor)),
+            scenario.with_parts(cluster=_faster(scenario.cluster, factor)),
         )
 
 

@@ -7,7 +7,6 @@ It knows scenarios and Programs, and refuses nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from zsim.ir.ledger import Ledger
 from zsim.ir.program import Program
@@ -61,7 +60,7 @@ def _one_unit(scenario: Scenario) -> Iterator[str]:
             f"units"
         )
         return
-    by_block = replace(scenario, model=wrapping.wrapped(model, Wrapping()))
+    by_block = scenario.with_parts(model=wrapping.wrapped(model, Wrapping()))
     least = most_gathered(plan(by_block, device=scenario.cluster.kind))
     if least >= gathered:
         return  # with such a lookahead blocks are all gathered too

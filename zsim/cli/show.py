@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from zsim.analysis import advice, fit
@@ -87,8 +87,8 @@ def _advice(case: Planned) -> tuple[advice.Effect, ...] | None:
 
 def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     """The scenario with what the command line says of the allocator."""
-    return replace(
-        scenario, expandable_segments=scenario.expandable_segments or options.expandable_segments
+    return scenario.with_parts(
+        expandable_segments=scenario.expandable_segments or options.expandable_segments
     )
 
 

@@ -9,6 +9,10 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_NBYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
+DTYPE_NAMES: dict[Dtype | Literal["none"], str] = {
+    "none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"
+}
+"""Dtypes of torch, and their names in scenario files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

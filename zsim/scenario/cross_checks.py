@@ -8,7 +8,7 @@ right.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
@@ -21,17 +21,12 @@ from zsim.ir.mesh import Mesh
 from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
+from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import huggingface_checks
 from zsim.scenario.schema import ModelTable
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
-
-WORDS: dict[Dtype | Literal["none"], str] = {
-    "none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"
-}
-"""Dtypes in the words of scenario files."""
 
 
 def refuse(problems: Iterable[str]) -> None:
@@ -63,7 +58,7 @@ def check_precision(precision: Precision) -> None:
     if precision.autocast != "none" and precision.parameters != "float32":
         expected = 'expected only with parameters = "fp32", of which it makes two-byte copies'
         raise ScenarioError((f'precision.autocast: {expected}, found with '
-                             f'"{WORDS[precision.parameters]}"',))
+                             f'"{DTYPE_NAMES[precision.parameters]}"',))
 
 
 def check_execution(asked: Execution, cluster: ClusterSpec, model: ModelSpec) -> None:
@@ -102,7 +97,7 @@ def check_transformers(
     """What is not known of a Hugging Face model."""
     refuse(
         huggingface_checks.problems(
-            model, batch=batch, autocast=WORDS[precision.autocast], checkpointing=again,
+            model, batch=batch, autocast=DTYPE_NAMES[precision.autocast], checkpointing=again,
             wrapping=units, unused=table.unused,
         )
     )

@@ -1,7 +1,7 @@
-"""Scenario files: TOML text to a whole, frozen Scenario; every problem listed with file and key.
+"""A whole training scenario, from a TOML file or from Python, checked; every problem is listed with
+its key.
 
-`schema` has checked each key by itself, and `assembly` makes of the tables what the Scenario
-consists of.
+A Scenario's tables are its one source: fingerprint, files and TOML text follow from them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,21 +24,39 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
+from zsim.scenario import tables as scenario_tables
 from zsim.scenario.assemble import assembled
+from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
 from zsim.scenario.table_checks import each_key_once, parts, strategy_of
+from zsim.scenario.tables import Table
 from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES
 
 OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect")
+IN_PYTHON = "Scenario"
+"""Stands in messages where a file's name stands for a scenario from a file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False)
 class Scenario:
-    """A whole scenario, checked. `text` is what it was read from, so that ranks of a real run read
-    the same."""
+    """A whole training scenario, checked: `model`, `batch`, `cluster` and the rest as objects.
+
+    Built from the tables of a scenario file as dicts, or read by `load`. ScenarioError lists all
+    that is wrong with the tables, each with its key.
+
+    >>> scenario = Scenario(
+    ...     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},
+    ...     cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "fsdp2"},
+    ... )
+    >>> scenario
+    <Scenario: gpt-tiny, fsdp2 on 4 ranks of cpu-gloo, 2 × 64 tokens a micro-batch>
+    >>> scenario.mesh.dp_shard
+    4
+    """
 
     name: str
+    """The file's without its suffix; "scenario" by default for one from Python."""
     description: str
     model: ModelSpec
     batch: Batch
@@ -44,6 +64,7 @@ class Scenario:
     mesh: Mesh
     strategy: str
     options: Any
+    """The strategy's own options."""
     sync: Literal["every", "last"]
     precision: Precision
     optimizer: Optimizer
@@ -56,31 +77,153 @@ class Scenario:
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
-    text: str
     folder: str
+    """Where the files that its tables name are looked for."""
+    _tables: dict[str, Any] = field(compare=False)
+    """Scenarios are equal that mean the same, however they are written."""
+
+    def __init__(
+        self,
+        *,
+        model: Table,
+        batch: Table,
+        cluster: Table,
+        strategy: Table,
+        precision: Table | None = None,
+        optimizer: Table | None = None,
+        activation_checkpointing: Table | None = None,
+        wrapping: Table | None = None,
+        execution: Table | None = None,
+        allocator: Table | None = None,
+        frozen: Sequence[str] | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        expect: Table | None = None,
+        description: str | None = None,
+        name: str = "scenario",
+        folder: str | Path = ".",
+    ) -> None:
+        tables = {
+            "description": description, "model": model, "batch": batch, "cluster": cluster,
+            "strategy": strategy, "precision": precision, "optimizer": optimizer,
+            "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
+            "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
+            "seed": seed, "expect": expect,
+        }
+        problems: list[str] = []
+        made = scenario_tables.plain(tables, problems)
+        if problems:
+            raise ScenarioError(tuple(f"{IN_PYTHON}: {problem}" for problem in problems))
+        self._fill(made, where=IN_PYTHON, name=name, folder=Path(folder))
+
+    def _fill(
+        self, tables: dict[str, Any], *, where: str, name: str, folder: Path | None
+    ) -> None:
+        """All fields from `tables`, or ScenarioError with `where` in front of each problem."""
+        values = _values(tables, where=where, folder=folder)
+        values |= {"name": name, "folder": str(folder or "."), "_tables": tables}
+        for slot in fields(self):
+            object.__setattr__(self, slot.name, values[slot.name])
+
+    def with_(
+        self,
+        *,
+        model: Table | None = None,
+        batch: Table | None = None,
+        cluster: Table | None = None,
+        strategy: Table | None = None,
+        precision: Table | None = None,
+        optimizer: Table | None = None,
+        activation_checkpointing: Table | None = None,
+        wrapping: Table | None = None,
+        execution: Table | None = None,
+        allocator: Table | None = None,
+        frozen: Sequence[str] | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        expect: Table | None = None,
+        description: str | None = None,
+        name: str | None = None,
+    ) -> Scenario:
+        """The scenario with these tables merged into its own, key by key, and checked anew.
+
+        A key with None is removed, as if it had never been written. The table of another strategy
+        replaces the whole one; another way to name model or cluster drops the way before it.
+
+        >>> small = Scenario(
+        ...     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},
+        ...     cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "fsdp2"},
+        ... )
+        >>> small.with_(batch={"micro_batch": 8}, strategy={"name": "ddp"})
+        <Scenario: gpt-tiny, ddp on 4 ranks of cpu-gloo, 8 × 64 tokens a micro-batch>
+        """
+        changes = {
+            "description": description, "model": model, "batch": batch, "cluster": cluster,
+            "strategy": strategy, "precision": precision, "optimizer": optimizer,
+            "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
+            "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
+            "seed": seed, "expect": expect,
+        }
+        there = {key: change for key, change in changes.items() if change is not None}
+        tables: Any = scenario_tables.merged(self._tables, there)
+        return Scenario(**tables, name=name or self.name, folder=self.folder)
+
+    def with_parts(self, **parts: Any) -> Scenario:
+        """The scenario with some of its fields replaced by objects that nothing checks, for
+        analyses; its tables follow, but for cluster and model."""
+        made = object.__new__(Scenario)
+        values = {slot.name: getattr(self, slot.name) for slot in fields(self)} | parts
+        values["_tables"] = in_step(self._tables, values, parts)
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def __repr__(self) -> str:
+        name = "" if self.name == "scenario" else f" {self.name}"
+        batch = f"{self.batch.micro_batch:,} × {self.batch.sequence_length:,} tokens a micro-batch"
+        return (
+            f"<Scenario{name}: {self.model.name}, {self.strategy} on {self.world_size:,} ranks of "
+            f"{self.cluster.name}, {batch}>"
+        )
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The scenario as a file would have it, in a new dict: nothing but what was written."""
+        return deepcopy(self._tables)
+
+    def to_toml(self) -> str:
+        """The scenario as TOML text, for a file beside those that it names.
+
+        >>> print(Scenario(
+        ...     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2},
+        ...     cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "ddp"},
+        ... ).to_toml())
+        model = { preset = "gpt-tiny" }
+        batch = { micro_batch = 2 }
+        cluster = { preset = "cpu-gloo", ranks = 4 }
+        strategy = { name = "ddp" }
+        <BLANKLINE>
+        """
+        return scenario_tables.to_toml(self._tables)
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that depend on what is trained and how, as the file says it,
+        """Twelve hexadecimal digits that depend on what is trained and how, as the tables have it,
         and not on where or what is expected."""
         table = {
-            key: value
-            for key, value in tomllib.loads(self.text).items()
-            if key not in OUTSIDE_THE_TRAINING
+            key: value for key, value in self._tables.items() if key not in OUTSIDE_THE_TRAINING
         }
-        said = json.dumps([table, self.mesh.shape], sort_keys=True, default=str)
+        text = json.dumps([table, self.mesh.shape], sort_keys=True, default=str)
         if {"huggingface", "traced"} & set(table.get("model", {})):
-            said += repr(self.model)  # the text names only the file that says it
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+            text += repr(self.model)  # the tables name only the file that says it
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that this one names: a config.json, a traced model, a cluster's."""
-        table = tomllib.loads(self.text)
-        named = [table["model"].get(key) for key in ("huggingface", "traced")] + [
-            table["cluster"].get("file")
-        ]
-        return tuple(Path(self.folder) / name for name in named if name)
+        model, cluster = self._tables["model"], self._tables["cluster"]
+        named = (model.get("huggingface"), model.get("traced"), cluster.get("file"))
+        return tuple(Path(self.folder) / file for file in named if file)
 
     @property
     def executed(self) -> Execution:
@@ -106,7 +249,10 @@ class Scenario:
 
 
 def load(path: str | Path) -> Scenario:
-    """The scenario in a file; ScenarioError listing every problem, each with file and key."""
+    """The scenario in a TOML file.
+
+    ScenarioError lists every problem, each with file and key, and how to mend it.
+    """
     file = Path(path)
     try:
         if not file.is_file():
@@ -120,38 +266,28 @@ def load(path: str | Path) -> Scenario:
 
 
 def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
-    """The scenario in `data`; `where` names it in messages, `folder` is where a config.json is
-    looked for."""
+    """The scenario in `data`; `where` names it in messages, files are looked for in `folder`."""
     text = limits.check_text(data, where=where)
     try:
-        table = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except (ValueError, OverflowError, RecursionError) as error:
         raise ScenarioError((f"{where}: not TOML: {str(error)[:200]}",)) from None
-    problems = list(limits.number_problems(table))
-    tables = parts(table, problems)
-    strategy = strategy_of(table.get("strategy"), problems)
-    made = assembled(tables, strategy, folder=folder, problems=problems)
+    made = object.__new__(Scenario)
+    made._fill(tables, where=where, name=Path(where).stem, folder=folder)
+    return made
+
+
+def _values(tables: dict[str, Any], *, where: str, folder: Path | None) -> dict[str, Any]:
+    """A Scenario's fields by name, as `tables` say; ScenarioError with `where` in front of each
+    problem."""
+    problems = list(limits.number_problems(tables))
+    checked = parts(tables, problems)
+    strategy = strategy_of(tables.get("strategy"), problems)
+    made = assembled(checked, strategy, folder=folder, problems=problems)
     if problems or made is None:
         raise ScenarioError(tuple(f"{where}: {problem}" for problem in each_key_once(problems)))
-    return Scenario(
-        name=Path(where).stem,
-        description=tables["description"],
-        model=made.model,
-        batch=made.batch,
-        cluster=made.cluster,
-        mesh=made.mesh,
-        strategy=strategy.name,
-        options=made.options,
-        sync=strategy.sync,
-        precision=made.precision,
-        optimizer=made.optimizer,
-        checkpointing=made.checkpointing,
-        wrapping=made.wrapping,
-        execution=made.execution,
-        expandable_segments=tables["allocator"].expandable_segments,
-        steps=tables["steps"],
-        seed=tables["seed"],
-        expect=made.expect,
-        text=text,
-        folder=str(folder or "."),
-    )
+    return {part.name: getattr(made, part.name) for part in fields(made)} | {
+        "description": checked["description"], "strategy": strategy.name, "sync": strategy.sync,
+        "expandable_segments": checked["allocator"].expandable_segments,
+        "steps": checked["steps"], "seed": checked["seed"],
+    }

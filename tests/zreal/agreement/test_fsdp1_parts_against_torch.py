@@ -157,7 +157,7 @@ def test_torch_refuses_what_is_refused_as_torchs() -> None:
     with pytest.raises(ScenarioError, match="Must flatten tensors with uniform `requires_grad` "
                                             "when `use_orig_params=False`"):
         scenario(MLP, more='frozen = ["*.bias"]')
-    case = replace(original, options=replace(original.options, use_orig_params=False))
+    case = original.with_parts(options=replace(original.options, use_orig_params=False))
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         with pytest.raises(ValueError, match="Must flatten tensors with uniform `requires_grad` "

@@ -3,8 +3,6 @@ torch on the fake group."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.zreal.agreement.test_event_order import of_program, of_torch
@@ -68,7 +66,7 @@ def test_a_block_of_which_nothing_is_used_is_reduced_as_zeros_in_its_turn() -> N
 
 def test_torch_raises_in_the_second_forward_where_nobody_looks_for_what_is_unused() -> None:
     case = scenario("mlp", FINDS, "[]", unused='["blocks.1"]')
-    waits = replace(case, options=ddp.Options())
+    waits = case.with_parts(options=ddp.Options())
     with (
         torch_private.fake_group(rank=0, world_size=2),
         pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior "

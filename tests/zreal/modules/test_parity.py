@@ -318,7 +318,7 @@ def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
     precision = Precision(parameters=dtype, reduce=dtype)
 
     def random(case: Scenario) -> set[str]:
-        found = reference(replace(case, precision=precision), steps=1).directionless
+        found = reference(case.with_parts(precision=precision), steps=1).directionless
         return {name for name, elements in found.items() if elements.all()}
 
     assert random(gpt) == {f"blocks.{i}.attn.k.bias" for i in range(4)}

@@ -56,8 +56,8 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
         casts_input=STRATEGIES[parsed.strategy].casts_input,
         sums_in_place=False,
     )
-    return replace(
-        parsed, model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation)
+    return parsed.with_parts(
+        model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation)
     )
 
 

@@ -133,7 +133,7 @@ def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(
     assert found[freed].scenario == case
     if row in found:
         resharded = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = true')
-        assert found[row].scenario == replace(case, options=resharded.options)
+        assert found[row].scenario == case.with_parts(options=resharded.options)
         assert found[row].answer.allocated_bytes <= found[freed].answer.allocated_bytes
         assert found[row].dropped == ()
 
@@ -460,7 +460,7 @@ def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differ
         )
     before, after = (
         {name: step_time(planned(one)).ns for name, one in ways(asked)}
-        for asked in (case, replace(case, cluster=worse))
+        for asked in (case, case.with_parts(cluster=worse))
     )
     moved_by = [after[name] - ns for name, ns in before.items()]
     assert len(moved_by) > 8

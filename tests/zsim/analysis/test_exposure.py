@@ -146,8 +146,8 @@ def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) ->
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
     found = []
     for times in (1, 64):
-        larger = replace(
-            asked, batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
+        larger = asked.with_parts(
+            batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
         )
         found.append(why(timed(planned(larger))))
     few, many = found

@@ -93,7 +93,7 @@ def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() ->
     asked = small(8192)
     found = hiding(planned(asked))
     times = {
-        k: simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0]
+        k: simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0]
         for k in (0, 1, 2, 3)
     }
     assert times[1] < times[0]
@@ -106,7 +106,7 @@ def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
     lie beside other kernels."""
     asked, found = llama()
     one, four = (
-        simulated(replace(asked, options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
+        simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
     )
     assert abs(four / one - 1) < 1e-4
     assert of(found, "lookahead").words == "lookahead = 1"
@@ -169,7 +169,7 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     assert not any(each.startswith("wrapping") for each in words)
     assert not any("prefetch" in each for each in words)
     assert found.useless == ("gathering earlier",)
-    eager = replace(asked, options=replace(asked.options, forward_prefetch=True))
+    eager = asked.with_parts(options=replace(asked.options, forward_prefetch=True))
     assert simulated(eager)[0] > 0.995 * found.now.ns_per_token
     lines = said(asked, found)
     assert [line for line in lines if "nothing is gained" in line] == [
@@ -213,7 +213,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
     found = of(hiding(planned(asked)), "micro_batch")
     size = int(found.words.rpartition(" ")[2])
     shares = [
-        timed(replace(asked, batch=replace(asked.batch, micro_batch=each)))
+        timed(asked.with_parts(batch=replace(asked.batch, micro_batch=each)))
         for each in (size - 1, size)
     ]
     assert shares[0][2] >= 0.01 > shares[1][2]
@@ -234,13 +234,13 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
     fitting, batch = (change for change in found.changes if "micro_batch" in change.words)
     assert (fitting.memory, fitting.hides) == ("FITS", False)
     size = int(fitting.words.rpartition(" ")[2])
-    assert simulated(replace(asked, batch=replace(asked.batch, micro_batch=size))) == (
+    assert simulated(asked.with_parts(batch=replace(asked.batch, micro_batch=size))) == (
         fitting.ns_per_token, fitting.exposed,
     )
     assert simulated(asked)[0] > fitting.ns_per_token > batch.ns_per_token
     one_less = replace(asked.batch, micro_batch=int(batch.words.rpartition(" ")[2]) - 1)
     assert batch.hides
-    assert timed(replace(asked, batch=one_less))[2] >= 0.01
+    assert timed(asked.with_parts(batch=one_less))[2] >= 0.01
     assert (ahead.memory, batch.memory) == ("FITS", "OOM")
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
@@ -264,7 +264,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
     fitting, largest = (change for change in changes if "micro_batch" in change.words)
     assert (fitting.words, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
     for size, fits in ((8, True), (16, True), (32, False)):
-        larger = replace(asked, batch=replace(asked.batch, micro_batch=size))
+        larger = asked.with_parts(batch=replace(asked.batch, micro_batch=size))
         assert (answer(plan(larger, device="cuda"), larger.cluster).verdict != "OOM") == fits
 
 
@@ -317,7 +317,7 @@ def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> 
     factor = float(found.words.split()[1])
     assert factor in FACTORS
     assert (found.ns_per_token, found.exposed) == simulated(
-        replace(asked, cluster=faster(asked.cluster, factor))
+        asked.with_parts(cluster=faster(asked.cluster, factor))
     )
 
 
@@ -331,15 +331,14 @@ strategy = { name = "zero3", dp_shard = 128, lookahead = 1 }
 precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="latency.toml")
-    now, fast = simulated(asked), simulated(replace(asked, cluster=faster(asked.cluster, 8)))
+    now, fast = simulated(asked), simulated(asked.with_parts(cluster=faster(asked.cluster, 8)))
     assert now[0] / 1.5 < fast[0] < now[0]
     assert fast[1] > 0.3
 
 
 def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_it_too() -> None:
     asked = small(256, dp=16)
-    slow = replace(
-        asked,
+    slow = asked.with_parts(
         cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)),
     )
     found = hiding(planned(slow))
@@ -351,14 +350,14 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
         faster(asked.cluster, factor),
         slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),),
     )
-    assert (links.ns_per_token, links.exposed) == simulated(replace(asked, cluster=scaled))
+    assert (links.ns_per_token, links.exposed) == simulated(asked.with_parts(cluster=scaled))
     changes = hiding(planned(asked)).changes
     assert not [change for change in changes if change.words.startswith("slow_links")]
 
 
 def test_tokens_of_several_forwards_all_count() -> None:
     asked = small(256)
-    twice = replace(asked, batch=replace(asked.batch, forwards=2))
+    twice = asked.with_parts(batch=replace(asked.batch, forwards=2))
     now = hiding(planned(twice)).now
     assert (now.ns_per_token, now.exposed) == simulated(twice)
 
@@ -375,10 +374,9 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     assert apart.words == 'wrapping.ends = "apart"'
     factor = float(links.words.split()[1])
     less = FACTORS[FACTORS.index(factor) - 1]
-    assert (
-        simulated(replace(asked, cluster=faster(asked.cluster, factor)))[1] == links.exposed < 0.01
-    )
-    assert simulated(replace(asked, cluster=faster(asked.cluster, less)))[1] >= 0.01
+    faster_links = asked.with_parts(cluster=faster(asked.cluster, factor))
+    assert simulated(faster_links)[1] == links.exposed < 0.01
+    assert simulated(asked.with_parts(cluster=faster(asked.cluster, less)))[1] >= 0.01
     lines = said(asked, found)
     assert (
         "  at the ends, where there is no compute to hide it: 5.158 ms before the first of "
@@ -403,7 +401,7 @@ def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     buckets = of(found, "bucket_cap_mb")
     cap = float(buckets.words.rpartition(" ")[2])
     assert (buckets.ns_per_token, buckets.exposed) == simulated(
-        replace(asked, options=replace(asked.options, bucket_cap_mb=cap))
+        asked.with_parts(options=replace(asked.options, bucket_cap_mb=cap))
     )
     assert buckets.at_ends < found.now.at_ends / 2
     assert cap in (1, 5, 10)
@@ -448,7 +446,7 @@ optimizer = { name = "adamw", implementation = "fused" }
     found = hiding(planned(asked))
     now = found.now.ns_per_token
     times = {
-        factor: simulated(replace(asked, cluster=faster(asked.cluster, factor)))
+        factor: simulated(asked.with_parts(cluster=faster(asked.cluster, factor)))
         for factor in FACTORS
     }
     hides = next(factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= now)
@@ -487,9 +485,9 @@ precision = { parameters = "bf16", reduce = "bf16" }
     size = next(
         size
         for size in range(1, 64)
-        if timed(replace(asked, batch=replace(asked.batch, micro_batch=size)))[2] < 0.01
+        if timed(asked.with_parts(batch=replace(asked.batch, micro_batch=size)))[2] < 0.01
     )
-    found = hiding(planned(replace(asked, batch=replace(asked.batch, micro_batch=size - 1))))
+    found = hiding(planned(asked.with_parts(batch=replace(asked.batch, micro_batch=size - 1))))
     assert not found.now.hides
     batches = [change for change in found.changes if change.words.startswith("micro_batch")]
     assert [change.words for change in batches] == [

@@ -207,7 +207,7 @@ def test_the_snapshot_shows_what_the_verdict_assumes(
     file = tmp_path / "huge.pickle"
     more = ["--expandable-segments"] if expandable else []
     assert main(["show", str(tmp_path / "huge.toml"), "--snapshot", str(file), *more]) == 0
-    one = of(replace(load(tmp_path / "huge.toml"), expandable_segments=expandable))
+    one = of(load(tmp_path / "huge.toml").with_parts(expandable_segments=expandable))
     assert one.built_on_device is on_device
     reserved = allocated = built = 0
     peaks = {"reserved": 0, "allocated": 0}

@@ -95,7 +95,7 @@ def test_a_module_with_large_buffers_does_not_fit_and_the_waterfall_says_why() -
     assert isinstance(case.model, TracedModel)
     assert case.model.family == FAMILY
     before = assess(planned(case))
-    large = replace(case, model=replace(case.model, buffer_nbytes=2**36))
+    large = case.with_parts(model=replace(case.model, buffer_nbytes=2**36))
     after = assess(planned(large))
     assert (before.verdict, after.verdict) == ("FITS", "OOM")
     assert after.needed.nbytes - before.needed.nbytes == 2**36 - 4_194_304

@@ -75,7 +75,7 @@ def test_what_matches_nothing_or_cannot_be_trained_is_refused(
 
 
 def test_frozen_parts_are_those_of_the_units_that_wrapping_makes() -> None:
-    text = scenario('["blocks.[01].*", "wte.*"]').text + "wrapping = { every = 2 }\n"
+    text = scenario('["blocks.[01].*", "wte.*"]').to_toml() + "wrapping = { every = 2 }\n"
     model = parse(text.encode(), where="part.toml").model
     assert [unit.fqn for unit in model.units] == [
         "root", "blocks.0..blocks.1", "blocks.2..blocks.3"

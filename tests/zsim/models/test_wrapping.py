@@ -269,7 +269,7 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
 """
     case = parse(text.encode(), where="traced.toml", folder=Path())
     root = ParamGroup(fqn=ROOT, parameters=tuple(parameters(case.model)))
-    whole = replace(case, model=replace(case.model, units=(root,)))
+    whole = case.with_parts(model=replace(case.model, units=(root,)))
     assert cautions(case) == ()
     assert cautions(whole) == (
         f"the whole model is one param group: {2 * root.numel:,} B of parameters are gathered "
@@ -291,7 +291,7 @@ def test_the_warning_goes_to_standard_error_and_into_the_result(
 ) -> None:
     case = scenario('every = "all"', model='preset = "mlp-tiny"')
     file = tmp_path / "whole.toml"
-    file.write_text(case.text)
+    file.write_text(case.to_toml())
     assert main.main(["run", str(file), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["warnings"] == list(cautions(case))

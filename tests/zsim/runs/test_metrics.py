@@ -138,7 +138,7 @@ def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
     unseen = replace(found, ranks=tuple(replace(rank, bytes_sent=0) for rank in found.ranks))
     assert metrics.figures(unseen, scenario()).bytes_sent_per_rank is None
     limited = parse(
-        (scenario().text + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
+        (scenario().to_toml() + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
         where="figures.toml",
     )
     assert [
@@ -234,7 +234,7 @@ reduce_scatters = 1
 all_reduces = 0
 broadcasts = 0
 """
-    wanted = parse((scenario().text + text).encode(), where="figures.toml")
+    wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
     verdicts = report.of_run(run, wanted).verdicts
     assert {verdict.name for verdict in verdicts} == set(FIGURES)

@@ -62,7 +62,7 @@ def test_a_scenario_is_read_whole():
     assert [(item.name, item.operator, item.value) for item in found.expect] == [
         ("all_gathers", "==", 18)
     ]
-    assert found.text == WHOLE
+    assert found.tables == tomllib.loads(WHOLE) == tomllib.loads(found.to_toml())
 
 
 def test_there_are_at_least_25_scenarios_with_names_of_their_own():

@@ -237,7 +237,7 @@ def plan_of_text(text: str, *, device: Device = "cpu", **options: object) -> Ran
     """The Program of rank 0 of a scenario, with other options."""
     case = parse(text.encode(), where="x.toml")
     return plan_scenario(
-        replace(case, options=replace(case.options, **options)), device=device
+        case.with_parts(options=replace(case.options, **options)), device=device
     ).of_rank(0)
 
 

@@ -1,0 +1,61 @@
+"""The tables that a Scenario's parts would be written as: keeps derived scenarios and their tables
+in step.
+
+Cluster and model have no such form: links twice as fast are an assumption, no scenario's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from zsim.ir.mesh import Mesh
+from zsim.models.training_options import DTYPE_NAMES
+from zsim.strategies import STRATEGIES
+from zsim.strategies.flat_buffer.groups import Granularity
+
+AS_THEY_ARE = {
+    "batch": "batch", "optimizer": "optimizer", "checkpointing": "activation_checkpointing",
+    "wrapping": "wrapping",
+}
+"""Parts whose tables have their fields as keys, and the names of the tables."""
+OF_STRATEGY = ("strategy", "options", "mesh", "sync")
+
+
+def in_step(
+    tables: Mapping[str, Any], parts: Mapping[str, Any], changed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`tables` with those written anew that the `changed` parts stand in; `parts` are all of them.
+    """
+    result = dict(tables)
+    for part, table in AS_THEY_ARE.items():
+        if part in changed:
+            result[table] = _set_fields(changed[part])
+    if "precision" in changed:
+        precision = _set_fields(changed["precision"])
+        result["precision"] = {key: DTYPE_NAMES[dtype] for key, dtype in precision.items()}
+    if "expandable_segments" in changed:
+        result["allocator"] = {"expandable_segments": changed["expandable_segments"]}
+    if any(part in changed for part in OF_STRATEGY):
+        result["strategy"] = _strategy(**{part: parts[part] for part in OF_STRATEGY})
+    return result
+
+
+def _set_fields(part: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults, as TOML has them."""
+    return {
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in fields(part)
+        if (value := getattr(part, field.name)) != field.default
+    }
+
+
+def _strategy(strategy: str, options: Any, mesh: Mesh, sync: str) -> dict[str, Any]:
+    axes = {axis: getattr(mesh, axis) for axis in STRATEGIES[strategy].axes}
+    hints = get_type_hints(type(options))
+    own = {
+        key: f"{value} B" if hints[key] == Granularity and isinstance(value, int) else value
+        for key, value in _set_fields(options).items()
+    }
+    return {"name": strategy, **axes, **({} if sync == "every" else {"sync": sync}), **own}

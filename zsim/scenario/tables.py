@@ -1,0 +1,111 @@
+"""A scenario's tables: plain data as TOML has it, from a file or from Python; merged, and as TOML.
+
+It knows no key's meaning but which keys exclude one another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import Any
+
+from zsim.io import limits
+
+Table = Mapping[str, Any]
+NAMED_BY: Mapping[str, tuple[frozenset[str], ...]] = {
+    "model": (
+        frozenset({"preset", "num_layers", "attention"}),
+        frozenset({"family", "sizes"}),
+        frozenset({"huggingface"}),
+        frozenset({"traced"}),
+    ),
+    "cluster": (frozenset({"preset"}), frozenset({"file"})),
+}
+"""The alternative ways to name a model or a cluster, each by the keys that go with it alone."""
+
+
+def plain(value: Any, problems: list[str], key: str = "", depth: int = 0) -> Any:
+    """`value` of Python as TOML would have it: tuples as lists, paths as text, without None.
+
+    `problems` gets a line for what no TOML text can hold.
+    """
+    if depth > limits.MAX_NESTING:
+        problems.append(f"{key[:100]}: expected at most {limits.MAX_NESTING} nested tables and "
+                        f"lists, found more")
+        return None
+    if isinstance(value, Mapping):
+        return {
+            str(name): plain(inner, problems, f"{key}.{name}" if key else str(name), depth + 1)
+            for name, inner in value.items()
+            if inner is not None
+        }
+    if isinstance(value, list | tuple):
+        return [
+            plain(inner, problems, f"{key}[{place}]", depth + 1)
+            for place, inner in enumerate(value)
+        ]
+    text = fspath(value) if isinstance(value, PathLike) else value
+    if isinstance(text, str) and not _encodable(text):
+        problems.append(f"{key[:100]}: expected text that UTF-8 can hold, found a lone surrogate")
+    return text
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def merged(tables: Table, changes: Table) -> dict[str, Any]:
+    """`tables` with `changes`, tables key by key and anything else replaced; None removes a key.
+
+    Another strategy's table replaces the whole one. Another way to name the model or the cluster
+    drops the keys of the ways before it.
+    """
+    result = dict(tables)
+    for key, change in changes.items():
+        before = tables.get(key)
+        if isinstance(change, Mapping) and isinstance(before, Mapping):
+            result[key] = merged(_kept(key, before, change), change)
+        else:
+            result[key] = change
+    return {key: value for key, value in result.items() if value is not None}
+
+
+def _kept(key: str, before: Table, change: Table) -> Table:
+    """What of the table `before` goes together with `change`."""
+    if key == "strategy" and change.get("name", before.get("name")) != before.get("name"):
+        return {}
+    ways = NAMED_BY.get(key, ())
+    chosen = [way for way in ways if any(change.get(name) is not None for name in way)]
+    dropped = frozenset().union(*(way for way in ways if chosen and way not in chosen))
+    return {name: value for name, value in before.items() if name not in dropped}
+
+
+def to_toml(tables: Table) -> str:
+    """TOML text of `tables`, one line a key; `expect` comes last, one line an entry."""
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in tables.items() if key != "expect"]
+    if expect := tables.get("expect"):
+        lines += ["", "[expect]", *(f"{_key(key)} = {_value(expect[key])}" for key in expect)]
+    return "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    bare = key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key)
+    return key if bare else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):  # TOML, unlike JSON, escapes the delete character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return repr(value)
