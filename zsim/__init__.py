@@ -1,4 +1,69 @@
-"""zsim: simulate a ZeRO or FSDP training step, run the same step for real, and compare. Importing
-it loads no torch."""
+"""zsim: simulate a ZeRO or FSDP training step, run the same step for real, and compare the two.
+
+The public interface is `zsim.__all__`; everything else may change. Importing zsim loads nothing
+heavy, and no torch: each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from zsim.analysis.critical_path import Why as Why
+    from zsim.analysis.fit import Fit as Fit
+    from zsim.api import compare as compare
+    from zsim.api import fit as fit
+    from zsim.api import run as run
+    from zsim.api import simulate as simulate
+    from zsim.api import validate as validate
+    from zsim.api import why as why
+    from zsim.errors import ScenarioError as ScenarioError
+    from zsim.errors import ZsimError as ZsimError
+    from zsim.io.quantities import Bytes as Bytes
+    from zsim.io.quantities import Duration as Duration
+    from zsim.io.quantities import GiB as GiB
+    from zsim.io.quantities import MiB as MiB
+    from zsim.io.quantities import ms as ms
+    from zsim.runs.run import Comparison as Comparison
+    from zsim.runs.run import Run as Run
+    from zsim.scenario.scenario import Scenario as Scenario
+    from zsim.scenario.scenario import load as load
+
+_MODULES = {
+    "Bytes": "zsim.io.quantities",
+    "Comparison": "zsim.runs.run",
+    "Duration": "zsim.io.quantities",
+    "Fit": "zsim.analysis.fit",
+    "GiB": "zsim.io.quantities",
+    "MiB": "zsim.io.quantities",
+    "Run": "zsim.runs.run",
+    "Scenario": "zsim.scenario.scenario",
+    "ScenarioError": "zsim.errors",
+    "Why": "zsim.analysis.critical_path",
+    "ZsimError": "zsim.errors",
+    "compare": "zsim.api",
+    "fit": "zsim.api",
+    "load": "zsim.scenario.scenario",
+    "ms": "zsim.io.quantities",
+    "run": "zsim.api",
+    "simulate": "zsim.api",
+    "validate": "zsim.api",
+    "why": "zsim.api",
+}
+"""Every public name, and the module that defines it."""
+
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> object:
+    """A public name, loaded when it is first used (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

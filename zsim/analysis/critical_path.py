@@ -45,6 +45,7 @@ from zsim.analysis.exposure import at_ends, compute_ops, idle_stretches, shares_
 from zsim.analysis.free_compute import Room
 from zsim.engine.rank_schedule import awaited_by_host
 from zsim.engine.timeline import Timeline, Times
+from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
 
@@ -124,6 +125,11 @@ class Why:
     exposed: tuple[Exposed, ...]
     critical_path: tuple[Link, ...]
     host_bound_ns: int
+
+    def __repr__(self) -> str:
+        exposed = f"{format_time(self.exposed_ns)} of {format_time(self.step_ns)} exposed"
+        reasons = ", ".join(f"{format_time(ns)} {why}" for why, ns in self.by_reason.items())
+        return f"<Why of rank {self.rank}: {exposed}{': ' if reasons else ''}{reasons[:100]}>"
 
     @property
     def exposed_ns(self) -> int:

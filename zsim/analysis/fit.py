@@ -58,6 +58,10 @@ class Fit:
     reason: str
     refused: tuple[tuple[str, str], ...] = ()
 
+    def __repr__(self) -> str:
+        chosen = "nothing fits" if self.recommended is None else f"take {self.recommended.name}"
+        return f"<Fit of {len(self.candidates)} candidates: {chosen}>"
+
 
 def fit(scenario: Scenario) -> Fit:
     """Every candidate assessed, with further changes where none of them fits, and a recommendation.

@@ -1,28 +1,30 @@
-"""What the commands of `zsim` do: load scenarios, call backends, compare, and hand the result to
-the report.
+"""The commands run, validate and compare: load scenarios, call `zsim.api`, hand the result to the
+report.
 
-Commands that need much that others do not stand in files of their own, which are imported when they
-are called.
+Commands that need much that others do not have files of their own, imported when they are called.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+from zsim import api
 from zsim.cli import report
 from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.ir import run_laws
-from zsim.ir.run import IncompleteRunError, Run
+from zsim.ir.run import IncompleteRunError
+from zsim.ir.run import Run as RunRecord
 from zsim.runs import chrome_trace, registry, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
-from zsim.runs.compare import compare
+from zsim.runs.run import Comparison, Run
 from zsim.scenario.scenario import Scenario
+
+Failure = tuple[str, ZsimError]
+"""A scenario's name, and why it could not run."""
 
 
 def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
@@ -52,18 +54,30 @@ def run(options: argparse.Namespace) -> int:
         )
     if backend.name == registry.SimBackend.name and options.interpreter:
         raise UsageError(where="--interpreter", expected="a real backend", found=backend.name)
-    reports: list[report.RunReport] = []
-    failures: list[tuple[str, ZsimError]] = []
+    runs: list[Run] = []
+    failures: list[Failure] = []
     for scenario in scenarios:
         try:
-            reports.append(_run(scenario, backend, capabilities, options, how=how, several=several))
+            runs.append(_run(scenario, backend, capabilities, options, how=how, several=several))
         except ZsimError as error:
-            if not several:
-                raise
-            failures.append((scenario.name, error))
-            report.print_failure(scenario.name, error)
-    report.print_runs(reports, failures, as_json=options.json, several=several)
-    return max([int(not one.ok) for one in reports] + [error.exit_code for _, error in failures])
+            _note(failures, scenario, error, several=several)
+    report.print_runs(runs, failures, as_json=options.json, several=several)
+    return _exit_code(runs, failures)
+
+
+def _note(
+    failures: list[Failure], scenario: Scenario, error: ZsimError, *, several: bool
+) -> None:
+    """Keep the error of one scenario of several, and print it; raise that of a single one."""
+    if not several:
+        raise error
+    failures.append((scenario.name, error))
+    report.print_failure(scenario.name, error)
+
+
+def _exit_code(results: Sequence[Run] | Sequence[Comparison], failures: Sequence[Failure]) -> int:
+    codes = [int(not result.ok) for result in results]
+    return max([*codes, *(error.exit_code for _, error in failures)])
 
 
 def _run(
@@ -74,24 +88,22 @@ def _run(
     *,
     how: RunOptions,
     several: bool,
-) -> report.RunReport:
-    place = _place(options.save, scenario, several, ".json") if options.save else None
-    traced_to = (
-        _place(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
-    )
+) -> Run:
+    target = _target(options.save, scenario, several, ".json") if options.save else None
+    trace = _target(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
     taken = read(options.scenarios, scenario)
-    for option, kind, target in (("--save", "a Run", place), ("--trace", "a trace", traced_to)):
-        if target:
-            files.require(target, option=option, apart_from=taken, kind=kind)
-            taken += (target,)
+    for option, kind, path in (("--save", "a Run", target), ("--trace", "a trace", trace)):
+        if path:
+            files.require(path, option=option, apart_from=taken, kind=kind)
+            taken += (path,)
     warnings = warned(scenario)
-    with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(place):
-        found = observed(backend, capabilities, scenario, how)
-    if place:
-        saved.save(found, place)
-    if traced_to:
-        chrome_trace.write(found, traced_to)
-    return report.of_run(found, scenario, warnings=warnings)
+    with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
+        record = api.observed(backend, capabilities, scenario, how)
+    if target:
+        saved.save(record, target)
+    if trace:
+        chrome_trace.write(record, trace)
+    return Run(record=record, scenario=scenario, warnings=warnings)
 
 
 def validate(options: argparse.Namespace) -> int:
@@ -101,124 +113,73 @@ def validate(options: argparse.Namespace) -> int:
     if options.save:
         _require_distinct(scenarios)
     backend = registry.find(options.against)
-    if backend.name == registry.SimBackend.name:
-        raise UsageError(
-            where="--against", expected="a backend that runs for real", found=backend.name
-        )
-    capabilities, several = (
-        registry.capabilities(backend), len(scenarios) > 1 or len(options.scenarios) > 1,
-    )
-    reports: list[report.CheckReport] = []
-    failures: list[tuple[str, ZsimError]] = []
+    api.require_real(backend)
+    capabilities = registry.capabilities(backend)
+    several = len(scenarios) > 1 or len(options.scenarios) > 1
+    comparisons: list[Comparison] = []
+    failures: list[Failure] = []
     for scenario in scenarios:
         try:
-            reports.append(_validated(scenario, backend, capabilities, options, how=how))
+            comparisons.append(_validated(scenario, backend, capabilities, options, how=how))
         except ZsimError as error:
-            if not several:
-                raise
-            failures.append((scenario.name, error))
-            report.print_failure(scenario.name, error)
-            continue
-        if not options.json:
-            report.print_checks(reports[-1])
+            _note(failures, scenario, error, several=several)
+        else:
+            if not options.json:
+                report.print_checks(comparisons[-1])
     if options.json:
-        report.write_checks(reports, failures, several=several)
-    return max([int(not one.ok) for one in reports] + [error.exit_code for _, error in failures])
+        report.write_checks(comparisons, failures, several=several)
+    return _exit_code(comparisons, failures)
 
 
 def _validated(
     scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace,
     *, how: RunOptions,
-) -> report.CheckReport:
-    kept = (
-        [Path(options.save) / f"{scenario.name}.{what}.json" for what in ("predicted", "measured")]
-        if options.save
-        else []
-    )
-    for place in kept:
+) -> Comparison:
+    folder, sides = options.save and Path(options.save), ("predicted", "measured")
+    targets = [folder / f"{scenario.name}.{side}.json" for side in sides] if folder else []
+    for path in targets:
         files.require(
-            place, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run"
+            path, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run"
         )
     warned(scenario)
     with (
         report.progress(f"{scenario.name}: for real on {backend.name}"),
-        keeping_what_there_is(kept[-1] if kept else None),
+        keeping_what_there_is(targets[-1] if targets else None),
     ):
-        measured = observed(backend, capabilities, scenario, how)
-    if measured.interpreter == "simulator":
-        found = "one of the simulator, which would be compared with itself"
-        raise registry.BackendError(
-            where=f"backend {backend.name}", expected="a Run that was measured", found=found
-        )
-    predicted = prediction(scenario, measured, capabilities)
-    checks = compare.compare(predicted, measured)
-    for run, place in zip((predicted, measured), kept, strict=False):
-        saved.save(run, place)
-    return report.of_checks(checks, predicted, measured, replaced=_replaced(scenario, capabilities))
+        measured = api.measured(backend, capabilities, scenario, how)
+    comparison = api.validated(scenario, measured, capabilities)
+    for record, path in zip((comparison.predicted, measured), targets, strict=False):
+        saved.save(record, path)
+    return comparison
 
 
 @contextmanager
-def keeping_what_there_is(place: Path | None) -> Iterator[None]:
-    """When a rank fails inside, save what the ranks had ended, if anything, marked incomplete, and
-    say where."""
+def keeping_what_there_is(target: Path | None) -> Iterator[None]:
+    """When a rank fails inside, save what the ranks had ended, if anything, marked incomplete; the
+    error's remedy says where."""
     try:
         yield
     except IncompleteRunError as error:
         if any(rank.phases for rank in error.run.ranks):
             error.remedy = "; ".join(
-                [*([error.remedy] if error.remedy else []), _kept(error.run, place)]
+                [*([error.remedy] if error.remedy else []), _kept(error.run, target)]
             )
         raise
 
 
-def _kept(run: Run, place: Path | None) -> str:
-    """Save what ranks had ended, if there is a place for it, and say so."""
-    if not place:
+def _kept(run: RunRecord, target: Path | None) -> str:
+    """Save what ranks had ended to `target`, if there is one; returns a sentence about it."""
+    if not target:
         ended = sum("first" in rank.phases for rank in run.ranks)
         return (
             f"{ended} of {run.world_size} ranks had ended their first step; --save keeps what "
             f"there is"
         )
     try:
-        saved.save(run, place)
+        saved.save(run, target)
     except files.PlaceError as unsaved:
         return f"what the ranks had ended until then could not be saved: {unsaved}"
-    return f"what the ranks had ended until then is in {place}, marked incomplete"
-
-
-def observed(
-    backend: Backend, capabilities: Capabilities, scenario: Scenario, how: RunOptions
-) -> Run:
-    """The Run of `scenario` on `backend`, with what the backend can see in its provenance."""
-    outside = [rank for rank in how.ranks or () if rank >= scenario.world_size]
-    if outside:
-        expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
-        raise UsageError(where="--ranks", expected=expected, found=str(outside[0]))
-    found = registry.ask(backend, scenario, options=how)
-    senses = (
-        ("memory", capabilities.memory), ("numerics", capabilities.numerics),
-        ("time", capabilities.time),
-    )
-    sees = " ".join(name for name, there in senses if there)
-    run_laws.require_lawful(found, where=scenario.name)
-    return replace(found, provenance={**found.provenance, "sees": sees})
-
-
-def prediction(scenario: Scenario, measured: Run, capabilities: Capabilities) -> Run:
-    """The same scenario simulated for the device of the real backend, unfolded for the ranks that
-    were observed."""
-    simulator = registry.SimBackend(device=capabilities.device)
-    ranks = tuple(rank.rank for rank in measured.ranks)
-    return observed(simulator, simulator.capabilities(), scenario, RunOptions(ranks=ranks))
-
-
-def _replaced(scenario: Scenario, capabilities: Capabilities) -> str:
-    if scenario.cluster.kind == capabilities.device:
-        return ""
-    return (
-        f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, "
-        f"planned again for them"
-    )
+    return f"what the ranks had ended until then is in {target}, marked incomplete"
 
 
 def _how(options: argparse.Namespace) -> RunOptions:
@@ -236,7 +197,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
     )
 
 
-def _place(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
+def _target(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
     return (
         Path(target) / f"{scenario.name}{suffix}"
         if several or Path(target).is_dir()
@@ -246,17 +207,12 @@ def _place(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
 
 def compare_saved(options: argparse.Namespace) -> int:
     """`zsim compare`: 0 when every check that can be made is fine."""
-    predicted, measured = saved.load(Path(options.predicted)), saved.load(Path(options.measured))
-    for path, run in ((options.predicted, predicted), (options.measured, measured)):
-        run_laws.require_lawful(run, where=path, remedy="the file was changed, or the backend "
-                                                        "that wrote it has a defect")
-    checks = compare.compare(predicted, measured)
-    one = report.of_checks(checks, predicted, measured)
+    comparison = api.compare(options.predicted, options.measured)
     if options.json:
-        report.write_checks([one], [], several=False)
+        report.write_checks([comparison], [], several=False)
     else:
-        report.print_checks(one)
-    return 0 if one.ok else 1
+        report.print_checks(comparison)
+    return 0 if comparison.ok else 1
 
 
 def show(options: argparse.Namespace) -> int:

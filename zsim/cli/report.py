@@ -10,81 +10,19 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from zsim.errors import ZsimError, visible
 from zsim.io.units import format_bytes, format_time
-from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
-from zsim.ir.run import SCHEMA_VERSION, Run, sees
+from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
-from zsim.runs.compare.check import Check
-from zsim.runs.compare.compare import agrees
-from zsim.scenario import expect, schema
+from zsim.runs.run import Comparison, Run
+from zsim.scenario import schema
 from zsim.scenario.scenario import Scenario
 
 WORDS = {True: "ok", False: "FAILED", None: "-"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
-    """A Run with its figures and the verdicts on what its scenario expects."""
-
-    run: Run
-    figures: metrics.Figures
-    verdicts: tuple[expect.Verdict, ...]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether every expectation held and the Run reached its end."""
-        return self.run.complete and all(verdict.ok is not False for verdict in self.verdicts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckReport:
-    """The checks of a predicted against a measured Run."""
-
-    checks: tuple[Check, ...]
-    predicted: Run
-    measured: Run
-    replaced: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether no check failed and some was made."""
-        return agrees(self.checks)
-
-
-def of_run(run: Run, scenario: Scenario, *, warnings: tuple[str, ...] = ()) -> RunReport:
-    """The figures of a Run and its verdicts; `warnings` are part of the result."""
-    figures = metrics.figures(run, scenario)
-    judged = sees(
-        run, "time"
-    # a time that a real backend measures on a machine that nobody calibrated is told, and holds no
-    # one to it
-    )
-    found: dict[str, expect.Number | None] = {
-        "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
-        "bytes_sent_per_rank": figures.bytes_sent_per_rank,
-        "step_time": figures.step_time_ns if judged else None,
-        "exposed_communication": figures.exposed_share, "mfu": figures.mfu if judged else None,
-        **{
-            f"{kind}s": figures.collectives.get(kind, metrics.Traffic()).count
-            for kind in COLLECTIVES
-        },
-    }
-    verdicts = expect.check(scenario.expect, found=found)
-    return RunReport(run=run, figures=figures, verdicts=verdicts, warnings=warnings)
-
-
-def of_checks(
-    checks: tuple[Check, ...], predicted: Run, measured: Run, *, replaced: str = ""
-) -> CheckReport:
-    """The report on `checks`; `replaced` says what of the scenario's cluster was replaced, if
-    anything."""
-    return CheckReport(checks=checks, predicted=predicted, measured=measured, replaced=replaced)
 
 
 @contextmanager
@@ -133,22 +71,22 @@ def say(text: str) -> None:
 
 
 def print_runs(
-    reports: Sequence[RunReport], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
+    runs: Sequence[Run], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
     several: bool,
 ) -> None:
     """Every Run's figures and expectations; as JSON also what could not be run."""
     if as_json:
-        objects = [run_object(one) for one in reports]
+        objects = [run.to_dict() for run in runs]
         errors: dict[str, Any] = {"errors": _errors(failures)} if failures else {}
         write_json(
             {"schema_version": SCHEMA_VERSION, "runs": objects} | errors if several else objects[0]
         )
         return
-    for one in reports:
-        run = one.run
-        head = f"{run.scenario} on {run.backend} ({run.interpreter}), {run.world_size:,} ranks"
-        table(head, list(_figure_rows(one)))
-        for verdict in one.verdicts:
+    for run in runs:
+        interpreter = run.record.interpreter
+        head = f"{run.record.scenario} on {run.backend} ({interpreter}), {run.world_size:,} ranks"
+        table(head, list(_figure_rows(run)))
+        for verdict in run.expectations:
             say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found "
                 f"{verdict.found}")
 
@@ -161,10 +99,10 @@ def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
     return f"{format_time(step_ns)} ({between}{known})"
 
 
-def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
-    figures = one.figures
+def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
+    figures = run.figures
     if figures.step_time_ns is not None:
-        known = one.run.provenance.get("calibration", "measured")
+        known = run.record.provenance.get("calibration", "measured")
         yield "step time", step_words(figures.step_time_ns, figures.step_time_band_ns, known)
     if figures.exposed_communication_ns is not None:
         share = (
@@ -193,7 +131,7 @@ def _figure_rows(one: RunReport) -> Iterator[tuple[str, str]]:
     for part, highest in figures.peak_memory_by_part.items():
         yield f"peak in {part}", f"{highest:,} B"
     yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
-    if allocator := one.run.provenance.get("allocator"):
+    if allocator := run.record.provenance.get("allocator"):
         yield "allocator", allocator
 
 
@@ -205,51 +143,10 @@ def _room(figures: metrics.Figures) -> str:
     return f", {fits} the device's {format_bytes(figures.device_memory_bytes)}"
 
 
-def run_object(one: RunReport) -> dict[str, Any]:
-    """The object that `zsim run --json` prints for one scenario; its keys are stable."""
-    figures = one.figures
-    warnings = {"warnings": list(one.warnings)} if one.warnings else {}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "scenario": one.run.scenario,
-        "backend": one.run.backend,
-        "interpreter": one.run.interpreter,
-        "world_size": one.run.world_size,
-        "step_time_ns": figures.step_time_ns,
-        "step_time_band_ns": list(figures.step_time_band_ns) if figures.step_time_band_ns else None,
-        "tokens_per_second_per_gpu": figures.tokens_per_second_per_gpu,
-        "mfu": figures.mfu,
-        "compute_ns": figures.compute_ns,
-        "communication_ns": figures.communication_ns,
-        "exposed_communication_ns": figures.exposed_communication_ns,
-        "bytes_sent_per_rank": figures.bytes_sent_per_rank,
-        "collectives": {kind: asdict(traffic) for kind, traffic in figures.collectives.items()},
-        "peak_memory_bytes": figures.peak_memory_bytes,
-        "device_memory_bytes": figures.device_memory_bytes,
-        "peak_first_step_bytes": figures.peak_first_step_bytes,
-        "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
-        "peak_memory_by_part": dict(figures.peak_memory_by_part),
-        "expectations": [asdict(verdict) for verdict in one.verdicts],
-        "ok": one.ok,
-        "provenance": dict(one.run.provenance),
-        **warnings,
-    }
-
-
-def print_checks(one: CheckReport) -> None:
+def print_checks(comparison: Comparison) -> None:
     """Every check of one scenario, and the verdict."""
-    real = f"{one.measured.backend} ({one.measured.interpreter})"
-    say(f"{one.measured.scenario}: {one.predicted.backend} against {real}, "
-        f"{one.measured.world_size:,} ranks")
-    if one.replaced:
-        say(f"  {one.replaced}")
-    for check in one.checks:
-        first, *rest = check.detail.splitlines() or [""]
-        status = "FAILED " if check.status == "failed" else ""
-        say(f"  {check.name:26} {status}{first}")
-        for line in rest:
-            say(f"      {line}")
-    say(f"  {'agrees' if one.ok else 'DIFFERS'}")
+    for line in str(comparison).splitlines():
+        say(line)
     sys.stdout.flush()
 
 
@@ -266,36 +163,15 @@ def print_failure(scenario: str, error: ZsimError) -> None:
 
 
 def write_checks(
-    reports: Sequence[CheckReport], failures: Sequence[tuple[str, ZsimError]], *, several: bool
+    comparisons: Sequence[Comparison], failures: Sequence[tuple[str, ZsimError]], *, several: bool
 ) -> None:
     """The checks as JSON: of one scenario its object, of several a list of them and of those that
     could not be run."""
-    objects = [check_object(one) for one in reports]
+    objects = [comparison.to_dict() for comparison in comparisons]
     errors = _errors(failures)
-    ok = not failures and all(one.ok for one in reports)
+    ok = not failures and all(comparison.ok for comparison in comparisons)
     whole = {"schema_version": SCHEMA_VERSION, "validations": objects, "errors": errors, "ok": ok}
     write_json(whole if several else objects[0])
-
-
-def check_object(one: CheckReport) -> dict[str, Any]:
-    """The object that `zsim validate --json` and `zsim compare --json` print for one scenario."""
-    return {
-        "schema_version": SCHEMA_VERSION, "scenario": one.measured.scenario,
-        "predicted_backend": one.predicted.backend, "measured_backend": one.measured.backend,
-        "interpreter": one.measured.interpreter, "world_size": one.measured.world_size,
-        "replaced": one.replaced,
-        "checks": [
-            {key: _finite(value) for key, value in asdict(check).items()} for check in one.checks
-        ],
-        "ok": one.ok,
-        "provenance": {
-            "predicted": dict(one.predicted.provenance), "measured": dict(one.measured.provenance)
-        },
-    }
-
-
-def _finite(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
 def show_head(scenario: Scenario, program: Program) -> dict[str, str]:

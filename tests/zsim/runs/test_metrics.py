@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zsim
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim.cli import report
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span
 from zsim.runs import metrics
@@ -141,9 +141,8 @@ def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
         (scenario().to_toml() + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
         where="figures.toml",
     )
-    assert [
-        [verdict.ok for verdict in report.of_run(run, limited).verdicts] for run in (found, unseen)
-    ] == [[True], [None]]
+    runs = [zsim.Run(record=record, scenario=limited) for record in (found, unseen)]
+    assert [[verdict.ok for verdict in run.expectations] for run in runs] == [[True], [None]]
     silent = {
         name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()
     }
@@ -236,12 +235,12 @@ broadcasts = 0
 """
     wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
-    verdicts = report.of_run(run, wanted).verdicts
+    verdicts = zsim.Run(record=run, scenario=wanted).expectations
     assert {verdict.name for verdict in verdicts} == set(FIGURES)
     assert [verdict for verdict in verdicts if verdict.ok is not True] == []
 
 
 def test_an_incomplete_run_is_never_fine_whatever_it_reached():
-    reached = report.of_run(replace(a_run(*SPANS, step=400), complete=False), scenario())
-    assert reached.ok is False
-    assert report.of_run(a_run(*SPANS, step=400), scenario()).ok is True
+    reached = a_run(*SPANS, step=400)
+    assert zsim.Run(record=replace(reached, complete=False), scenario=scenario()).ok is False
+    assert zsim.Run(record=reached, scenario=scenario()).ok is True

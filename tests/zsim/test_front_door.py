@@ -1,0 +1,232 @@
+"""`import zsim`: what is public, that it is light, and that its examples run as they are printed.
+
+A change of this file's tables is a change of what users rely on.
+"""
+
+import doctest
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import zsim
+from tests.support.folders import ROOT
+from zsim.cli.main import main
+from zsim.io import quantities
+from zsim.scenario import scenario as scenario_module
+
+TABLES = (
+    "model, batch, cluster, strategy, precision, optimizer, activation_checkpointing, wrapping, "
+    "execution, allocator, frozen, steps, seed, expect, description"
+)
+REAL = "ranks, all_ranks, interpreter, timeout_s"
+SIGNATURES = {
+    "Bytes": "size",
+    "Comparison": "checks, predicted, measured, replaced",
+    "Duration": "time, band",
+    "Fit": None,
+    "GiB": "number",
+    "MiB": "number",
+    "Run": "record, scenario, warnings",
+    "Scenario": f"{TABLES}, name, folder",
+    "ScenarioError": "problems",
+    "Why": None,
+    "ZsimError": "where, expected, found, remedy",
+    "compare": "predicted, measured",
+    "fit": "scenario",
+    "load": "path",
+    "ms": "number",
+    "run": f"scenario, backend, {REAL}",
+    "simulate": "scenario, ranks, all_ranks",
+    "validate": f"scenario, against, {REAL}",
+    "why": "run",
+}
+"""Public names and their parameters; None where users read an object and make none."""
+MEMBERS = {
+    "Run": "backend collectives expectations exposed_communication figures memory mfu ok "
+           "peak_memory ranks record save scenario spans step_time to_dict to_json warnings "
+           "world_size",
+    "Comparison": "checks measured ok predicted replaced to_dict to_json",
+}
+SMALL = zsim.Scenario(
+    model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},
+    cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "fsdp2"},
+)
+
+
+def test_what_is_public_is_listed_here():
+    assert set(zsim.__all__) == {"__version__", *SIGNATURES}
+    assert dir(zsim) == sorted(zsim.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name, names in SIGNATURES.items() if names])
+def test_the_parameters_of(name):
+    assert ", ".join(inspect.signature(getattr(zsim, name)).parameters) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize(("name", "members"), MEMBERS.items())
+def test_the_members_of(name, members):
+    kind = getattr(zsim, name)
+    there = {*dir(kind), *kind.__dataclass_fields__}
+    assert sorted(member for member in there if member[0] != "_") == members.split()
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_public_name_is_documented(name):
+    assert len(getattr(zsim, name).__doc__ or "") > 20
+
+
+def test_with_takes_the_tables_that_a_scenario_is_made_of():
+    signature = inspect.signature(zsim.Scenario.with_)
+    assert ", ".join(signature.parameters) == f"self, {TABLES}, name"
+
+
+def test_importing_it_loads_nothing_but_the_standard_library():
+    code = "import sys; old = {*sys.modules}; import zsim; print(*{*sys.modules} - old)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True,
+                          text=True, check=True)
+    tops = {name.partition(".")[0] for name in done.stdout.split()}
+    assert tops - set(sys.stdlib_module_names) == {"zsim"}
+    assert {name for name in done.stdout.split() if name.startswith("zsim")} == {"zsim"}
+
+
+def test_type_checkers_see_every_name(tmp_path):
+    source = (ROOT / "zsim" / "__init__.py").read_text()
+    for name in SIGNATURES:
+        assert f" import {name} as {name}\n" in source
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'zsim' has no attribute 'simulte'"):
+        zsim.simulte  # noqa: B018 (reading it is the test)
+
+
+@pytest.mark.parametrize("module", [quantities, scenario_module], ids=lambda m: m.__name__)
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_page_of_examples(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = ROOT / "zsim" / "README.md"
+    assert doctest.testfile(str(page), module_relative=False).failed == 0
+    assert len(page.read_text().splitlines()) <= 120
+
+
+FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("file", FILES[::7], ids=lambda file: file.stem)
+def test_a_file_its_tables_and_its_text_are_one_scenario(file):
+    from_file = zsim.load(file)
+    rebuilt = zsim.Scenario(**from_file.tables, name=file.stem, folder=file.parent)
+    copy = scenario_module.parse(
+        from_file.to_toml().encode(), where=f"{file.stem}.toml", folder=file.parent
+    )
+    for other in (rebuilt, copy):
+        assert other == from_file
+        assert other.fingerprint == from_file.fingerprint
+        assert other.files == from_file.files
+
+
+def problems(**tables):
+    with pytest.raises(zsim.ScenarioError) as caught:
+        SMALL.with_(**tables)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"strategy": {"dp_shrad": 4}},
+        {"batch": {"micro_batch": 0}, "optimizer": {"name": "adam"}},
+        {"wrapping": {"every": 99}},
+        {"cluster": {"preset": "dgx-h1000"}},
+        {"expect": {"peak_memory": "<= 40 G"}},
+    ],
+    ids=lambda tables: next(iter(tables)),
+)
+def test_python_and_files_have_one_text_for_each_mistake(tables):
+    bad = scenario_module.scenario_tables.merged(SMALL.tables, tables)
+    with pytest.raises(zsim.ScenarioError) as caught:
+        scenario_module.parse(
+            scenario_module.scenario_tables.to_toml(bad).encode(), where="x.toml"
+        )
+    assert problems(**tables) == str(caught.value).replace("x.toml: ", "Scenario: ")
+
+
+def test_what_no_file_can_hold_is_refused_by_key():
+    deep = {}
+    deep["deeper"] = deep
+    assert problems(batch=deep).startswith("Scenario: batch.deeper.deeper")
+    assert problems(description="\ud800") == (
+        "Scenario: description: expected text that UTF-8 can hold, found a lone surrogate"
+    )
+    assert problems(seed=2**80) == (
+        "Scenario: seed: expected an integer of at most 64 bits, found a longer one"
+    )
+
+
+def test_with_merges_key_by_key_and_takes_another_way_whole():
+    tuned = SMALL.with_(strategy={"forward_prefetch": 1}, batch={"accumulation": 2})
+    assert tuned.tables["strategy"] == {"name": "fsdp2", "forward_prefetch": 1}
+    assert tuned.tables["batch"] == {"micro_batch": 2, "sequence_length": 64, "accumulation": 2}
+    assert tuned.with_(strategy={"forward_prefetch": None}, batch={"accumulation": None}) == SMALL
+    assert tuned.with_(strategy={"name": "ddp"}).tables["strategy"] == {"name": "ddp"}
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "feed_forward": 64,
+             "vocabulary": 100}
+    other = SMALL.with_(model={"family": "llama", "sizes": sizes})
+    assert other.tables["model"] == {"family": "llama", "sizes": sizes}
+    assert other.with_(model={"preset": "gpt-tiny"}) == SMALL
+    assert SMALL.tables["batch"] == {"micro_batch": 2, "sequence_length": 64}
+
+
+def test_a_scenario_cannot_be_changed_through_its_tables():
+    SMALL.tables["batch"]["micro_batch"] = 9
+    assert SMALL.tables["batch"]["micro_batch"] == SMALL.batch.micro_batch == 2
+
+
+def test_parts_and_tables_of_a_derived_scenario_are_in_step():
+    for file in FILES[::5]:
+        case = zsim.load(file)
+        names = ("batch", "optimizer", "checkpointing", "wrapping", "precision", "options", "mesh",
+                 "expandable_segments")
+        derived = case.with_parts(**{name: getattr(case, name) for name in names})
+        assert zsim.Scenario(**derived.tables, name=case.name, folder=case.folder) == case
+
+
+def test_a_run_has_the_json_of_the_command_line(capsys):
+    path = "scenarios/parity/fsdp2-mlp-4.toml"
+    assert main(["run", str(ROOT / path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    run = zsim.simulate(zsim.load(ROOT / path))
+    assert run.to_dict() == json.loads(run.to_json()) == printed
+    assert int(run.peak_memory) == printed["peak_memory_bytes"]
+    assert [int(run.step_time), *map(int, run.step_time.band)] == [
+        printed["step_time_ns"], *printed["step_time_band_ns"]
+    ]
+    assert 0 < max(nbytes for _, nbytes in run.memory.timeline) <= run.peak_memory
+    assert {span.kind for span in run.spans} >= {"all_gather", "forward", "backward"}
+
+
+def test_what_a_notebook_shows_is_short(tmp_path):
+    run = zsim.simulate(SMALL)
+    run.save(tmp_path / "run.json")
+    comparison = zsim.compare(run, tmp_path / "run.json")
+    shown = [SMALL, run, comparison, zsim.fit(SMALL), zsim.why(run), run.step_time, run.peak_memory]
+    assert [value for value in map(repr, shown) if len(value) > 200] == []
+    assert "collective order" in str(comparison)
+
+
+def test_ranks_that_are_not_there_are_refused():
+    with pytest.raises(zsim.ZsimError, match="expected ranks 0 to 3 of scenario, found 9"):
+        zsim.simulate(SMALL, ranks=(9,))
+
+
+@pytest.mark.gloo
+def test_validate_agrees_with_real_ranks():
+    pytest.importorskip("torch")
+    comparison = zsim.validate(zsim.load(ROOT / "scenarios/parity/fsdp2-mlp-2.toml"))
+    assert comparison.ok, str(comparison)

@@ -1,0 +1,201 @@
+"""What `import zsim` offers: scenarios simulated, run for real, validated, fitted, explained.
+
+The command line calls these functions, and so can a notebook or a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zsim.errors import ZsimError
+from zsim.ir import run_laws
+from zsim.ir.run import Run as RunRecord
+from zsim.runs import registry, saved
+from zsim.runs.backend import Backend, Capabilities, RunOptions
+from zsim.runs.compare import compare as comparing
+from zsim.runs.run import Comparison, Run
+from zsim.scenario.scenario import Scenario, load
+
+if TYPE_CHECKING:
+    from zsim.analysis.critical_path import Why
+    from zsim.analysis.fit import Fit
+
+__all__ = [
+    "ArgumentError", "Comparison", "Run", "Scenario", "compare", "fit", "load", "run", "simulate",
+    "validate", "why",
+]
+
+
+class ArgumentError(ZsimError):
+    """Arguments that do not go together."""
+
+
+def simulate(
+    scenario: Scenario, *, ranks: tuple[int, ...] | None = None, all_ranks: bool = False
+) -> Run:
+    """The scenario's steady step, simulated: memory to the byte, collectives, and time.
+
+    Ranks that are alike are simulated once, unless `all_ranks`; with `ranks` only those are shown.
+    ZsimError where the scenario is too much work, or `ranks` are not in it.
+    """
+    return run(scenario, backend="sim", ranks=ranks, all_ranks=all_ranks)
+
+
+def run(
+    scenario: Scenario,
+    *,
+    backend: str = "gloo",
+    ranks: tuple[int, ...] | None = None,
+    all_ranks: bool = False,
+    interpreter: str | None = None,
+    timeout_s: float = 120.0,
+) -> Run:
+    """The scenario on a backend: "gloo" and "nccl" train it for real, "fake" observes single ranks.
+
+    `interpreter`: "executor" or "observer", for a real backend; by default the observer where torch
+    has the strategy. `timeout_s`: seconds until a rank counts as hung. BackendUnavailableError
+    where torch or devices lack; RankError where a rank fails.
+    """
+    from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
+
+    asked = registry.find(backend)
+    options = RunOptions(
+        ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
+    )
+    record = observed(asked, registry.capabilities(asked), scenario, options)
+    return Run(record=record, scenario=scenario, warnings=scenario_warnings.cautions(scenario))
+
+
+def validate(
+    scenario: Scenario,
+    *,
+    against: str = "gloo",
+    ranks: tuple[int, ...] | None = None,
+    all_ranks: bool = False,
+    interpreter: str | None = None,
+    timeout_s: float = 120.0,
+) -> Comparison:
+    """The scenario run for real, simulated for the same device, and the two compared.
+
+    Arguments and errors as those of `run`. The cluster is replaced by the backend's own devices.
+    """
+    asked = registry.find(against)
+    require_real(asked)
+    options = RunOptions(
+        ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
+    )
+    capabilities = registry.capabilities(asked)
+    record = measured(asked, capabilities, scenario, options)
+    return validated(scenario, record, capabilities)
+
+
+def compare(predicted: Run | str | Path, measured: Run | str | Path) -> Comparison:
+    """Two runs of one scenario, check by check: collectives, bytes, memory, numerics, time.
+
+    A path is that of a saved Run. ZsimError where it is none, or breaks a law of Runs.
+    """
+    return compared(_record(predicted), _record(measured))
+
+
+def _record(run: Run | str | Path) -> RunRecord:
+    if isinstance(run, Run):
+        return run.record
+    record = saved.load(Path(run))
+    remedy = "the file was changed, or the backend that wrote it has a defect"
+    run_laws.require_lawful(record, where=str(run), remedy=remedy)
+    return record
+
+
+def fit(scenario: Scenario) -> Fit:
+    """Every strategy and way of checkpointing on the scenario's cluster, and which to take.
+
+    ZsimError where so many simulations would take minutes.
+    """
+    from zsim.analysis import fit as fitting
+
+    return fitting.fit(scenario)
+
+
+def why(run: Run) -> Why:
+    """Why the steady step takes as long as it does: exposed collectives, and the critical path.
+
+    It is of the simulated step of the run's scenario, on the rank that ends last.
+    """
+    from zsim.analysis import critical_path
+    from zsim.engine.costs import Costs
+    from zsim.engine.step import simulate_step
+    from zsim.scenario.plan import plan
+
+    scenario = run.scenario
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    program = plan(scenario, device=scenario.cluster.kind)
+    timeline = simulate_step(program, costs=costs)
+    answer = critical_path.explain(program, timeline, launch_queue=costs.launch_queue)
+    # where host and device are one thread, neither waits for the other
+    return replace(answer, host_bound_ns=0) if scenario.executed.synchronous else answer
+
+
+def observed(
+    backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
+) -> RunRecord:
+    """What `backend` records of `scenario`, held to the laws of Runs; its provenance says what the
+    backend can see."""
+    outside = [rank for rank in options.ranks or () if not 0 <= rank < scenario.world_size]
+    if outside:
+        expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
+        raise ArgumentError(where="ranks", expected=expected, found=str(outside[0]))
+    record = registry.ask(backend, scenario, options=options)
+    senses = {
+        "memory": capabilities.memory, "numerics": capabilities.numerics, "time": capabilities.time
+    }
+    run_laws.require_lawful(record, where=scenario.name)
+    sees = " ".join(sense for sense, there in senses.items() if there)
+    return replace(record, provenance={**record.provenance, "sees": sees})
+
+
+def require_real(backend: Backend) -> None:
+    """ArgumentError for the simulator, which would be compared with itself."""
+    if backend.name == registry.SimBackend.name:
+        raise ArgumentError(
+            where="against", expected="a backend that runs for real", found=backend.name
+        )
+
+
+def measured(
+    backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
+) -> RunRecord:
+    """What a real `backend` records of `scenario`; ZsimError where it simulates."""
+    require_real(backend)
+    record = observed(backend, capabilities, scenario, options)
+    if record.interpreter == "simulator":
+        found = "one of the simulator, which would be compared with itself"
+        raise registry.BackendError(
+            where=f"backend {backend.name}", expected="a Run that was measured", found=found
+        )
+    return record
+
+
+def validated(
+    scenario: Scenario, measured: RunRecord, capabilities: Capabilities
+) -> Comparison:
+    """What was `measured`, compared with the scenario simulated for the same device and ranks."""
+    simulator = registry.SimBackend(device=capabilities.device)
+    options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
+    predicted = observed(simulator, simulator.capabilities(), scenario, options)
+    replaced = (
+        ""
+        if scenario.cluster.kind == capabilities.device
+        else f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, "
+             f"planned again for them"
+    )
+    return compared(predicted, measured, replaced=replaced)
+
+
+def compared(predicted: RunRecord, measured: RunRecord, *, replaced: str = "") -> Comparison:
+    """The checks of `measured` against `predicted`; `replaced` as Comparison has it."""
+    return Comparison(
+        checks=comparing.compare(predicted, measured), predicted=predicted, measured=measured,
+        replaced=replaced,
+    )

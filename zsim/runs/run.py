@@ -1,0 +1,236 @@
+"""Run and Comparison, as `import zsim` returns them: what backends recorded, with its figures.
+
+It reads records and scenarios. It runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.io.quantities import Bytes, Duration
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, Span, sees
+from zsim.ir.run import Run as RunRecord
+from zsim.runs import metrics, saved
+from zsim.runs.compare.check import Check
+from zsim.runs.compare.compare import agrees
+from zsim.runs.metrics import Figures, Traffic
+from zsim.scenario import expect
+from zsim.scenario.expect import Verdict
+from zsim.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run:
+    """One run of a scenario on a backend: figures of its steady step, and all that was recorded.
+
+    Sizes are `Bytes`, times are `Duration`; both are ints. A figure that the backend cannot see is
+    None.
+    """
+
+    record: RunRecord
+    """What the backend returned: every rank's phases, spans and memory."""
+    scenario: Scenario
+    warnings: tuple[str, ...] = ()
+    """What runs, but costs more than its user may think."""
+    figures: Figures = field(init=False)
+    expectations: tuple[Verdict, ...] = field(init=False)
+    """A verdict on each entry of the scenario's `expect`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "figures", metrics.figures(self.record, self.scenario))
+        found = _expectable(self.record, self.figures)
+        object.__setattr__(self, "expectations", expect.check(self.scenario.expect, found=found))
+
+    @property
+    def ok(self) -> bool:
+        """True where every expectation held and the run reached its end."""
+        return self.record.complete and all(item.ok is not False for item in self.expectations)
+
+    @property
+    def backend(self) -> str:
+        """The backend's name: "sim", "gloo", …"""
+        return self.record.backend
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.record.world_size
+
+    @property
+    def ranks(self) -> tuple[RankRun, ...]:
+        """The ranks that were recorded; ranks that are alike are one, see `stands_for`."""
+        return self.record.ranks
+
+    @property
+    def peak_memory(self) -> Bytes:
+        """The most bytes that torch has allocated at once in the steady step, on any rank."""
+        return Bytes(self.figures.peak_memory_bytes)
+
+    @property
+    def step_time(self) -> Duration | None:
+        """The steady step's time; its `band` says between which times the true one is expected."""
+        time, band = self.figures.step_time_ns, self.figures.step_time_band_ns
+        return None if time is None else Duration(time, band)
+
+    @property
+    def exposed_communication(self) -> Duration | None:
+        """Time in which some collective runs and the compute stream is idle, on the worst rank."""
+        time = self.figures.exposed_communication_ns
+        return None if time is None else Duration(time)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization, a share of one; None on another device than the scenario's."""
+        return self.figures.mfu
+
+    @property
+    def memory(self) -> MemoryRecord:
+        """The steady step's memory on the rank that peaks highest, the first of several.
+
+        `timeline` has (op, bytes allocated after it); it is empty beyond 64 different ranks.
+        """
+        rank = max(self.ranks, key=lambda r: (r.phases["steady"].memory.peak_bytes, -r.rank))
+        return rank.phases["steady"].memory
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The ops of the first recorded rank's steady step, with their times in ns."""
+        return self.ranks[0].spans
+
+    @property
+    def collectives(self) -> Mapping[str, Traffic]:
+        """By kind: how many collectives the first recorded rank issues, and their bytes in all."""
+        return self.figures.collectives
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim run --json` prints for one scenario; its keys are stable."""
+        figures = self.figures
+        warnings = {"warnings": list(self.warnings)} if self.warnings else {}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": self.record.scenario,
+            "backend": self.record.backend,
+            "interpreter": self.record.interpreter,
+            "world_size": self.record.world_size,
+            "step_time_ns": figures.step_time_ns,
+            "step_time_band_ns": list(figures.step_time_band_ns)
+            if figures.step_time_band_ns
+            else None,
+            "tokens_per_second_per_gpu": figures.tokens_per_second_per_gpu,
+            "mfu": figures.mfu,
+            "compute_ns": figures.compute_ns,
+            "communication_ns": figures.communication_ns,
+            "exposed_communication_ns": figures.exposed_communication_ns,
+            "bytes_sent_per_rank": figures.bytes_sent_per_rank,
+            "collectives": {kind: asdict(traffic) for kind, traffic in figures.collectives.items()},
+            "peak_memory_bytes": figures.peak_memory_bytes,
+            "device_memory_bytes": figures.device_memory_bytes,
+            "peak_first_step_bytes": figures.peak_first_step_bytes,
+            "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
+            "peak_memory_by_part": dict(figures.peak_memory_by_part),
+            "expectations": [asdict(verdict) for verdict in self.expectations],
+            "ok": self.ok,
+            "provenance": dict(self.record.provenance),
+            **warnings,
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record to a file that `zsim compare` reads."""
+        saved.save(self.record, Path(path))
+
+    def __repr__(self) -> str:
+        step = "" if self.step_time is None else f", step {self.step_time}"
+        failed = "" if self.ok else ", NOT OK"
+        return (
+            f"<Run of {self.record.scenario} on {self.backend}: peak {self.peak_memory}{step}"
+            f"{failed}>"
+        )
+
+
+def _expectable(run: RunRecord, figures: Figures) -> dict[str, expect.Number | None]:
+    """The figures of `run` by the names that a scenario's `expect` has for them."""
+    # the time of a machine that is not calibrated is reported, and no expectation is held to it
+    judged = sees(run, "time")
+    return {
+        "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
+        "bytes_sent_per_rank": figures.bytes_sent_per_rank,
+        "step_time": figures.step_time_ns if judged else None,
+        "exposed_communication": figures.exposed_share, "mfu": figures.mfu if judged else None,
+        **{f"{kind}s": figures.collectives.get(kind, Traffic()).count for kind in COLLECTIVES},
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comparison:
+    """The checks of a predicted against a measured record, the most rigorous first."""
+
+    checks: tuple[Check, ...]
+    predicted: RunRecord
+    measured: RunRecord
+    replaced: str = ""
+    """What of the scenario's cluster the real backend replaced by its own; "" for nothing."""
+
+    @property
+    def ok(self) -> bool:
+        """True where no check failed and some check was made."""
+        return agrees(self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim validate --json` and `zsim compare --json` print; its keys are
+        stable."""
+        return {
+            "schema_version": SCHEMA_VERSION, "scenario": self.measured.scenario,
+            "predicted_backend": self.predicted.backend, "measured_backend": self.measured.backend,
+            "interpreter": self.measured.interpreter, "world_size": self.measured.world_size,
+            "replaced": self.replaced,
+            "checks": [
+                {key: _finite(value) for key, value in asdict(check).items()}
+                for check in self.checks
+            ],
+            "ok": self.ok,
+            "provenance": {
+                "predicted": dict(self.predicted.provenance),
+                "measured": dict(self.measured.provenance),
+            },
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        """The report of `zsim validate`: a line for each check, and the verdict."""
+        real = f"{self.measured.backend} ({self.measured.interpreter})"
+        lines = [f"{self.measured.scenario}: {self.predicted.backend} against {real}, "
+                 f"{self.measured.world_size:,} ranks"]
+        lines += [f"  {self.replaced}"] if self.replaced else []
+        for check in self.checks:
+            first, *rest = check.detail.splitlines() or [""]
+            status = "FAILED " if check.status == "failed" else ""
+            lines += [f"  {check.name:26} {status}{first}", *(f"      {line}" for line in rest)]
+        return "\n".join([*lines, f"  {'agrees' if self.ok else 'DIFFERS'}"])
+
+    def __repr__(self) -> str:
+        counts = {
+            status: sum(check.status == status for check in self.checks)
+            for status in ("ok", "failed", "unsupported")
+        }
+        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        return (
+            f"<Comparison of {self.measured.scenario}: {self.predicted.backend} "
+            f"{'agrees with' if self.ok else 'DIFFERS from'} {self.measured.backend}; {told}>"
+        )
+
+
+def _finite(value: Any) -> Any:
+    """`value`, or the text of a number that JSON has not, such as infinity."""
+    return str(value) if isinstance(value, float) and value - value != 0 else value
