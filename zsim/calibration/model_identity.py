@@ -7,7 +7,6 @@ another type of its loss make no other model.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
@@ -23,7 +22,7 @@ SAME_MODEL = ("attention", "loss_dtype", "max_positions")
 
 def model_of(asked: Scenario) -> str:
     """The scenario's model in words that are the same for all scenarios of it."""
-    table: dict[str, Any] = tomllib.loads(asked.text).get("model", {})
+    table: dict[str, Any] = asked.tables["model"]
     if "preset" in table:
         known = preset(table["preset"])
         return _words(

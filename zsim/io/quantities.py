@@ -43,9 +43,6 @@ class Duration(int):
         made.band = None if band is None else (Duration(band[0]), Duration(band[1]))
         return made
 
-    def __getnewargs__(self) -> tuple[int, tuple[int, int] | None]:
-        return int(self), self.band
-
     def __repr__(self) -> str:
         between = f" ({self.band[0]} to {self.band[1]})" if self.band else ""
         return f"{format_time(int(self))}{between}"
