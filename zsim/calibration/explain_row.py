@@ -36,7 +36,7 @@ def of_row(row: Step | Collective | Skipped) -> dict[str, Any]:
         return {"skipped": row.reason}
     if isinstance(row, Step):
         return {
-            "scenario": row.scenario.text, "measured": row.seconds, "peaks": dict(row.peaks),
+            "scenario": row.scenario.to_toml(), "measured": row.seconds, "peaks": dict(row.peaks),
             "assumed": _assumed(row, *_pressure(row)),
         }
     return {"taken_for": _collective(row), "measured": row.seconds, "assumed": _assumed(row)}
