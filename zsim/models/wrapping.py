@@ -80,63 +80,75 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             )
 
 
-def wrapped(model: ModelSpec, asked: Wrapping, *, in_parts: bool = True) -> ModelSpec:
-    """`model` with the units that `asked` makes; a traced one as it is. Every parameter is in one
-    unit, in its order.
+def wrapped(model: ModelSpec, policy: Wrapping, *, in_parts: bool = True) -> ModelSpec:
+    """`model` with the units that `policy` makes; a traced one as it is.
 
-    Blocks stand there `in_parts` where units are in them; otherwise these own parameters, and are
-    no modules.
-
-    `model` may have been wrapped before, with the same ends, and some of its blocks may be idle:
-    those are wrapped as well.
+    Blocks with nested units stand there in parts; without `in_parts` those units own parameters and
+    are no modules. `model` may have been wrapped before, with the same ends. Its idle blocks are
+    wrapped as well, and left out of the modules again.
     """
     if model.family == TRACED:
         return model
-    modules = _modules(_with_idle(model, tuple(_joined(model.modules))), asked)
-    shapes = {parameter.fqn: parameter for parameter in model.parameters}
-    # where it is not that of the operators
-    order = {fqn: place for place, fqn in enumerate(model.registered)}
-    split = tuple(part for module in modules for part in _split(module, asked.nested))
-    inner = {part.path: part for part in split if part.inside}
-    units: list[ParamGroup] = []
-    grouped = {module.fqn: group for group in _groups(modules, asked) for module in group}
-    for module in modules:
-        group = grouped.get(module.fqn, (module,))
-        inside = [part for part in inner.values() if part.within in {m.fqn for m in group}]
-        if module is not group[0] or not (module.fqn in grouped or inside):
-            continue
-        of_inside = {part.path: _parameters((part,)) for part in inside}
-        names_inside = {fqn for names in of_inside.values() for fqn in names}
-        own = [
-            fqn
-            for fqn in sorted(_parameters(group), key=lambda fqn: order.get(fqn, 0))
-            if fqn not in names_inside
-        ]
-        if module.fqn in grouped and own:
-            members = tuple(module.fqn for module in group) if len(group) > 1 else ()
-            units.append(
-                ParamGroup(
-                    fqn=_name(group), parameters=tuple(shapes.pop(fqn) for fqn in own),
-                    modules=members,
-                )
-            )
-        units += [
-            ParamGroup(fqn=fqn, parameters=tuple(map(shapes.pop, names)))
-            for fqn, names in of_inside.items()
-        ]
-    rest = [
-        p
-        for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT)
-        for p in unit.parameters
-        if p.fqn in shapes
-    ]
-    root = [ParamGroup(fqn=ROOT, parameters=tuple(rest))] if rest else []
-    run = tuple(
+    modules = _modules(_with_idle(model, tuple(_joined(model.modules))), policy)
+    parts = tuple(part for module in modules for part in _split(module, policy.nested))
+    units = _units(model, _owned(model, modules, parts, policy))
+    runs = [
         part
-        for part in (split if in_parts else modules)
+        for part in (parts if in_parts else modules)
         if (part.within or part.path) not in model.idle
-    )
-    return replace(model, modules=run, units=(*root, *units))
+    ]
+    return replace(model, modules=tuple(runs), units=units)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """The parameters that a unit owns, and the modules that it wraps if they are several."""
+
+    unit: str
+    parameters: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+
+
+def _owned(
+    model: ModelSpec, modules: tuple[Module, ...], parts: tuple[Module, ...], policy: Wrapping
+) -> Iterator[_Owned]:
+    """Each group's unit without its nested units, and then these, in forward order."""
+    registered = {fqn: index for index, fqn in enumerate(model.registered)}
+    groups = {module.fqn: group for group in _groups(modules, policy) for module in group}
+    nested: dict[str, dict[str, _Owned]] = {}
+    for part in parts:
+        if part.inside:
+            unit = _Owned(part.path, tuple(_parameters((part,))))
+            nested.setdefault(part.within, {})[part.path] = unit
+    for module in modules:
+        group = groups.get(module.fqn, (module,))
+        inner = [unit for m in group for unit in nested.get(m.fqn, {}).values()]
+        if module is group[0] and module.fqn in groups:
+            taken = {fqn for unit in inner for fqn in unit.parameters}
+            own = [fqn for fqn in _parameters(group) if fqn not in taken]
+            own.sort(key=lambda fqn: registered.get(fqn, 0))
+            members = tuple(m.fqn for m in group) if len(group) > 1 else ()
+            yield _Owned(_name(group), tuple(own), members)
+        if module is group[0]:
+            yield from inner
+
+
+def _units(model: ModelSpec, owned: Iterable[_Owned]) -> tuple[ParamGroup, ...]:
+    """The param groups of what is `owned`, after the root's, which owns all other parameters."""
+    rest = {
+        parameter.fqn: parameter
+        for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT)
+        for parameter in unit.parameters
+    }
+    units = [
+        ParamGroup(
+            fqn=each.unit, parameters=tuple(map(rest.pop, each.parameters)), modules=each.modules
+        )
+        for each in owned
+        if each.parameters
+    ]
+    root = [ParamGroup(fqn=ROOT, parameters=tuple(rest.values()))] if rest else []
+    return (*root, *units)
 
 
 def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, ...]:
