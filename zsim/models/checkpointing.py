@@ -59,7 +59,7 @@ class Checkpointing:
     def kept(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """Those of a recomputed stretch whose outputs are kept."""
         linears = [operator for operator in operators if operator.kind in LINEARS]
-        passed_over = [linear for place, linear in enumerate(linears) if place % self.save_every]
+        passed_over = [linear for index, linear in enumerate(linears) if index % self.save_every]
         asked = {*self.save, *(LINEARS if "linear" in self.save else ())}
         return tuple(
             operator
@@ -98,12 +98,12 @@ def problems(
         yield (
             f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
         )
-    for option, words, known in (
+    for option, names, known in (
         ("recompute", asked.recompute, kinds), ("save", asked.save, SAVEABLE)
     ):
         yield from (
             f"{key}.{option}: expected some of {', '.join(known)}, found {shown(word)}"
-            for word in words
+            for word in names
             if word not in known
         )
     if "attention" in asked.save and any(

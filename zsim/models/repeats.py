@@ -84,7 +84,7 @@ def _numbered(modules: Iterable[Module]) -> Iterator[Module]:
 
 def _misfits(modules: tuple[Module, ...]) -> Iterator[str]:
     """Blocks that make another width than the next module takes, each pair once."""
-    found: dict[str, None] = {}
+    misfits: dict[str, None] = {}
     for module, following in pairwise(modules):
         made, taken = (
             _features(module.operators[-1], made=True),
@@ -95,8 +95,8 @@ def _misfits(modules: tuple[Module, ...]) -> Iterator[str]:
                 f"model.uses: {module.path} makes {made} features and {following.path}, which runs "
                 f"next, takes {taken}"
             )
-            found[f"{line}; give every block the same width"] = None
-    yield from list(found)[:20]
+            misfits[f"{line}; give every block the same width"] = None
+    yield from list(misfits)[:20]
 
 
 def _features(operator: Operator, *, made: bool) -> int:

@@ -218,7 +218,7 @@ class ModelSpec:
         order: list[ParamGroup] = []
         for unit in own[::-1]:  # where one wraps others they come after it
             after = next(
-                (place for place, other in enumerate(order) if not unit.wraps(other)), len(order)
+                (index for index, other in enumerate(order) if not unit.wraps(other)), len(order)
             )
             order.insert(after, unit)
         return tuple(order)
@@ -301,7 +301,7 @@ class ModelSpec:
 def _around(fqn: str) -> list[str]:
     """The fqns of the modules that a parameter lies in, the outermost first."""
     parts = fqn.split(".")
-    return [".".join(parts[:place]) for place in range(1, len(parts))]
+    return [".".join(parts[:index]) for index in range(1, len(parts))]
 
 
 def _as_registered(model: ModelSpec) -> Iterator[str]:

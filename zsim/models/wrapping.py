@@ -161,16 +161,16 @@ def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, .
             for n in names
         )
         blocks = {
-            place: _number(m.path)
-            for place, m in enumerate(modules)
+            index: _number(m.path)
+            for index, m in enumerate(modules)
             if m.unit != ROOT and not m.apart and m.fqn == m.path
         }
-        place = next(
-            (place for place, number in blocks.items() if number > _number(fqn)),
+        index = next(
+            (index for index, number in blocks.items() if number > _number(fqn)),
             max(blocks, default=0) + 1,
         )
         modules = (
-            *modules[:place], Module(fqn=fqn, unit=fqn, operators=operators), *modules[place:],
+            *modules[:index], Module(fqn=fqn, unit=fqn, operators=operators), *modules[index:],
         )
     return modules
 
@@ -246,12 +246,12 @@ def _name(modules: tuple[Module, ...]) -> str:
 def _joined(modules: Iterable[Module]) -> Iterator[Module]:
     """The modules with the parts of each block, if it stands there in parts, as one again."""
     for whole, parts in groupby(modules, key=lambda module: module.whole if module.within else ""):
-        found = tuple(parts)
+        members = tuple(parts)
         if not whole:
-            yield from found
+            yield from members
         else:
-            operators = tuple(operator for part in found for operator in part.operators)
-            yield replace(found[0], fqn=whole, operators=operators, within="")
+            operators = tuple(operator for part in members for operator in part.operators)
+            yield replace(members[0], fqn=whole, operators=operators, within="")
 
 
 def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
@@ -265,7 +265,7 @@ def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
     if module.unit == ROOT or module.apart or not any(name for name, _ in stretches):
         yield module
         return
-    ends = [[("", ())] if stretches[place][0] else [] for place in (0, -1)]
+    ends = [[("", ())] if stretches[index][0] else [] for index in (0, -1)]
     number = 0
     for name, operators in (*ends[0], *stretches, *ends[1]):
         number += not name
@@ -301,12 +301,12 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             if op.weight
         )
         for name in asked.nested:
-            place = [
+            indices = [
                 i
                 for i, op in enumerate(block.operators)
                 if _owner(op, block.path, asked.nested) == name
             ]
-            operators = tuple(block.operators[i] for i in place)
+            operators = tuple(block.operators[i] for i in indices)
             read = replace(block, operators=operators).given
             if not any(op.weight for op in operators):
                 yield (
@@ -314,7 +314,9 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
                     f"it has {', '.join(known)}"
                 )
                 return
-            if place != list(range(place[0], place[-1] + 1)) or len(read) != 1:
-                found = f"{block.path}.{name}, which reads {', '.join(sorted(read))}"
-                yield f"wrapping.nested: expected a module that reads one value, found {found}"
+            if indices != list(range(indices[0], indices[-1] + 1)) or len(read) != 1:
+                yield (
+                    "wrapping.nested: expected a module that reads one value, found "
+                    f"{block.path}.{name}, which reads {', '.join(sorted(read))}"
+                )
                 return

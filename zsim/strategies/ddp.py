@@ -1,13 +1,14 @@
-"""DDP as torch's DistributedDataParallel does it: every rank keeps everything, gradients are
-all-reduced in buckets.
+"""DDP: every rank keeps everything, gradients are all-reduced in buckets.
 
-Seen on torch 2.13: construction checks the parameters' shapes (one all-gather, one broadcast) and
-broadcasts rank 0's parameters. The first synchronised backward reduces one bucket of everything.
-Before the next forward the buckets are rebuilt in the order in which gradients were ready (two
-small broadcasts), which is how every later step runs. With `find_unused_parameters` the buckets
-stay as they were made, in the reverse of the parameters' order; every backward ends with an
-all-reduce of one int32 per parameter, which says whether any rank has used it. Sources:
-torch/nn/parallel/distributed.py; torch/csrc/distributed/c10d/reducer.cpp.
+Construction checks the parameters' shapes (one all-gather, one broadcast) and broadcasts rank 0's
+parameters. The first synchronised backward reduces one bucket of everything. Before the next
+forward the buckets are rebuilt in the order in which gradients were ready (two small broadcasts).
+Every later step runs like this.
+
+With `find_unused_parameters` the buckets stay as they were made, in the reverse of the parameters'
+order. Every backward ends with an all-reduce of one int32 per parameter, which says whether any
+rank has used it. Observed on torch 2.13. Sources: torch/nn/parallel/distributed.py;
+torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def model_problems(
     options: Options, model: ModelSpec, accumulates: bool = False,
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Iterator[str]:
-    """What torch cannot do with `model`, or we do not know, with the scenario's key in front."""
+    """Refusals of torch for `model`, one line each, the scenario's key first."""
     if model.left_out and not options.find_unused_parameters:
         key, what, mend = _left_out(model)
         yield (
@@ -72,8 +73,7 @@ def model_problems(
 
 
 def _left_out(model: ModelSpec) -> tuple[str, str, str]:
-    """Of a parameter that gets no gradient: the scenario's key, what does not make one, and what
-    helps besides another strategy."""
+    """Key, cause and remedy for a parameter that gets no gradient."""
     fqn = model.left_out[0].fqn
     if isinstance(model, TracedModel):
         return "model.traced", f"{fqn} never gets", "freeze it in the module"
@@ -85,11 +85,10 @@ def _left_out(model: ModelSpec) -> tuple[str, str, str]:
 
 
 def buckets(training: Training, options: Options) -> tuple[Bucket, ...]:
-    """The buckets of later steps in the order in which they are reduced: rebuilt in the order in
-    which gradients were ready.
+    """The buckets of later steps, in the order in which they are reduced.
 
-    Those that parameters may be missing from are never rebuilt: they were filled in the order of
-    the parameters, and are reduced in reverse, as gradients come about so.
+    DDP rebuilds them in the order in which gradients were ready. With `find_unused_parameters` it
+    never does: they stay filled in the order of the parameters, and are reduced in reverse.
     """
     if options.find_unused_parameters:
         return _filled(replicated_model.reduced_parameters(training.model), training, options)[::-1]
@@ -131,7 +130,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def under_ddp(training: Training, *, mesh: Mesh, options: Options) -> ReplicatedModel:
-    """What DDP knows of a training on the axis dp_replicate of `mesh`."""
+    """The model of a training under DDP on the axis dp_replicate of `mesh`."""
     return ReplicatedModel(
         training=training,
         rebuilt=buckets(training, options),
@@ -148,8 +147,8 @@ def _ended(step: ReplicatedStep, owned: tuple[int, ...], *, first: bool) -> Step
 
 
 def rebuilding(first: ReplicatedStep) -> tuple[Op, ...]:
-    """What the second step begins with: its first forward rebuilds the buckets, unless one in the
-    `first` step has."""
+    """Ops that begin the second step: its first forward rebuilds the buckets, unless the `first`
+    step has."""
     if first.model.finds_unused or not first.has_reduced:
         return ()
     second = ReplicatedStep(first.model, buckets=first.buckets)

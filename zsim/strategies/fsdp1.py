@@ -1,16 +1,17 @@
-"""fsdp1: what torch's FullyShardedDataParallel does, with one flat parameter per unit and one of
-the rest, which is the root's.
+"""FSDP1 (FullyShardedDataParallel): one flat parameter per unit, one of the rest, which is the
+root's.
 
-Forward gathers the root first and each block just before it runs; the host may run ahead until two
+Forward gathers the root first and each block just before it runs. The host runs ahead until two
 frees are pending, and then waits for the older one. The root stays gathered. In backward a block is
 gathered when a gradient of its output arrives, or while the one after it runs (backward_prefetch).
-Its gradients become one when all of them are there: the split into views, made with the all-gather
-of forward, is the first node of a block and so its last in backward. A gather that forward
-prefetches makes that node before the block that runs, so that in backward it comes after that block
-too. A unit that runs again is gathered again in forward, with views of its own, and once in
-backward. Frozen parameters are gathered and reduced with trained ones of their unit; a unit of
-nothing else is never reduced. Observed on torch 2.13; see torch/distributed/fsdp, and
-flat_passes.py for the order.
+It is freed and reduced once all its gradients are one.
+
+The split into views, made with the all-gather of forward, is the first node of a block and so its
+last in backward. A gather that forward prefetches makes that node before the block that runs: in
+backward it comes after that block too. A unit that runs again is gathered again in forward, with
+views of its own, and once in backward. Frozen parameters are gathered and reduced with trained ones
+of their unit; a unit of nothing else is never reduced. Observed on torch 2.13; see
+torch/distributed/fsdp, and flat_parameter/hooks.py for the order.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Options:
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
-    """What is not done on such a mesh, with the scenario's key in front."""
+    """Refusals of a mesh, one line each, the scenario's key first."""
     if mesh.dp_shard == 1:
         yield (
             "strategy.dp_shard: expected at least 2, found 1: torch then shards nothing "
@@ -79,8 +80,7 @@ def model_problems(
     options: Options, model: ModelSpec, accumulates: bool = False,
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Iterator[str]:
-    """What torch cannot do with `model`, and what is not modelled of it, with the scenario's key in
-    front."""
+    """Refusals of torch for `model`, and models beyond the simulation, the scenario's key first."""
     if model.nested and checkpointing.mode != "none" and not checkpointing.recompute:
         yield (
             "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found "
@@ -110,7 +110,7 @@ def model_problems(
 
 
 def _traced_problems(model: TracedModel) -> Iterator[str]:
-    """What a trace does not tell, in which parameters were leaves, each of them in one piece."""
+    """Refusals of traces that lack what views of one flat parameter would do."""
     if model.not_in_loss:
         yield (
             f"model.traced: the loss does not depend on {model.not_in_loss[0]}: a trace has no "
@@ -179,8 +179,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a rank has of the flat parameters, which decides what it does: ranks that have the same
-    share a program."""
+    """A rank's share of the flat parameters: ranks with the same one share a program."""
 
     hollow: frozenset[str]
     """The units of whose original parameters it has no element that is trained."""
@@ -189,13 +188,13 @@ class _Held:
     stepped: tuple[int, ...]
     """The elements of each parameter that it steps."""
     placeholders: tuple[tuple[str, tuple[int, ...]], ...]
-    """By unit: what it makes to hang unsharded gradients on original parameters."""
+    """Elements of placeholders for unsharded gradients of original parameters, by unit."""
 
     @classmethod
     def by(
         cls, rank: int, *, training: Training, flats: dict[str, FlatParameter], options: Options
     ) -> _Held:
-        """What `rank` has."""
+        """The share of `rank`."""
         model, frozen, original = training.model, training.model.frozen, options.use_orig_params
         waits = original and training.sync == "last" and training.batch.accumulation > 1
         made = (
@@ -253,11 +252,10 @@ def _rank(
 def _both_steps(
     training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str] = frozenset()
 ) -> tuple[FlatShardedStep, FlatShardedStep]:
-    """The passes of the first step, in which nothing is known of the order of forward, and of later
-    ones.
+    """The passes of the first step, which learns the order of forward, and of later ones.
 
-    Each step leaves something to the next: gradients that only flat parameters hold, frees that the
-    limiter has not waited for, and what nobody has freed. After a few it is always the same.
+    Each step leaves gradients that only flat parameters hold, frees that the limiter has not waited
+    for, and unsharded parameters. After a few steps it always leaves the same.
     """
     flats, order, units = _flats(training, mesh=mesh, options=options), Order(), Units.of(training)
     first = steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
@@ -274,7 +272,7 @@ def _both_steps(
 
 
 def _left(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options) -> set[str]:
-    """What lives on to the next step."""
+    """Buffers that live on to the next step."""
     gradients = [f"{fqn}.gradient" for fqn in flats] if options.use_orig_params else []
     return step.live.intersection([*gradients, *(f"{fqn}.unsharded" for fqn in flats)])
 

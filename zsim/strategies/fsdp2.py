@@ -1,11 +1,13 @@
-"""fsdp2: what torch's `fully_shard` does with one param group per block, or per list of modules,
-and one for the root.
+"""FSDP2 (fully_shard): one param group per block, or per list of modules, and one for the root.
 
-The root gathers first, and each group just before the first of its modules runs; on a device the
+The root gathers first, and each group just before the first of its modules runs. On a device the
 host runs ahead, so the next all-gather starts while a block computes. In backward each group
-prefetches the one before it, frees itself and reduces its gradients; groups whose inputs need no
+prefetches the one before it, frees itself and reduces its gradients. Groups whose inputs need no
 gradient, and the root, reduce at the very end, the root first. Frozen parameters ride the
-all-gather, not the reduce-scatter; a unit that forward passes by is never gathered.
+all-gather, not the reduce-scatter; a unit that forward skips is never gathered.
+
+`forward` and `backward` are the algorithm: hooks, in the order of fsdp/hook_events.py;
+fully_shard/step.py has each of them. Source: torch/distributed/fsdp/_fully_shard.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Options:
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
-    """What torch refuses, one line each, with the scenario's key in front."""
+    """Refusals of torch, one line each, the scenario's key first."""
     if (optimizer.name, optimizer.implementation) == ("sgd", "fused"):
         yield (
             "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use "
@@ -117,9 +119,9 @@ def _recomputed_early(model: ModelSpec, block: str, options: Options) -> list[st
     """The nested units of `block` whose hooks call more in its recomputation than in forward.
 
     Recomputed before its own backward, a unit takes itself for the root, which records more steps
-    for the profiler. The last unit, where nothing but a sum follows it, is in its backward by
-    then, records fewer, and so makes up for another unit, unless a run finds it gathered already.
-    Source: torch/utils/checkpoint.py, _CachedTorchDispatchMode, which counts calls by operator.
+    for the profiler. A last unit, before nothing but a sum, is in its backward by then and records
+    fewer. That makes up for one other unit, unless a run finds it gathered already. Source:
+    torch/utils/checkpoint.py, _CachedTorchDispatchMode, which counts calls by operator.
     """
     parts = [part for part in model.modules if part.within == block and part.fqn == part.path]
     working = [part for part in parts if any(op.kind != "residual" for op in part.operators)]
@@ -239,9 +241,9 @@ def _set_prefetch(model: ModelSpec, groups: dict[str, Group], options: Options) 
     """Give each unit but the root those that it gathers ahead, in forward and in backward."""
     units = dict.fromkeys(model.wrapped_by.values())
     order = [groups[unit] for unit in units if unit in groups and unit != ROOT]
-    for place, group in enumerate(order):
-        group.forward_prefetch = tuple(order[place + 1 :][: options.forward_prefetch])
-        group.backward_prefetch = tuple(order[:place][::-1][: options.backward_prefetch])
+    for index, group in enumerate(order):
+        group.forward_prefetch = tuple(order[index + 1 :][: options.forward_prefetch])
+        group.backward_prefetch = tuple(order[:index][::-1][: options.backward_prefetch])
 
 
 def _new_step(

@@ -92,8 +92,8 @@ class Strategy:
     # -- work
 
     hooks: bool = False
-    """Python hooks of modules issue the collectives, as FSDP's do: they take the host time, and on
-    a CPU they wait for each collective where they call it."""
+    """Python hooks of modules issue the collectives, as FSDP's do. They take the host time, and on
+    a CPU they wait for each collective."""
     num_distinct_ranks: Callable[[ModelSpec, Mesh], int] = _all_alike
     """Upper bound of the number of different rank programs of a model on a mesh."""
     num_groups: Callable[[Any, ModelSpec], int] = _unit_groups

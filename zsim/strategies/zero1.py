@@ -1,11 +1,11 @@
 """ZeRO-1: every rank keeps all parameters and gradients, and steps only its own shard of the
 optimizer's states.
 
-Two forms. "all_reduce" averages whole gradients and uses a slice of them: 50 % more traffic than
-DDP. "reduce_scatter" averages only the slice that is used: as much traffic as DDP. Both all-gather
-the stepped parameters. Parameters that get no gradient lie in flat buffers of their own, which are
-not reduced, stepped or gathered. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
-Trillion Parameter Models", arXiv 1910.02054, §5.1.
+"all_reduce" averages whole gradients and uses a slice of them: 50 % more traffic than DDP.
+"reduce_scatter" averages only the slice that is used: as much traffic as DDP. Both all-gather the
+stepped parameters. Parameters without a gradient lie in flat buffers of their own, which are not
+reduced, stepped or gathered. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward
+Training Trillion Parameter Models", arXiv 1910.02054, §5.1.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], Non
 
 
 def synchronises(step: FlatStep) -> bool:
-    """Whether gradients are reduced in this micro-batch; never on one rank."""
+    """True where gradients are reduced in this micro-batch; never on one rank."""
     training = step.model.training
     last = step.micro_batch == training.batch.accumulation - 1
     return step.model.num_shards > 1 and (last or training.sync == "every")

@@ -1,8 +1,8 @@
 """ZeRO-2: as ZeRO-1, and gradients are reduce-scattered during backward: each rank keeps its shard,
 the whole is freed.
 
-Rajbhandari et al., arXiv 1910.02054, §5.2. With `sync = "last"` the whole gradients live through
-all micro-batches.
+With `sync = "last"` the whole gradients live through all micro-batches. Source: Rajbhandari et al.,
+arXiv 1910.02054, §5.2.
 """
 
 from __future__ import annotations

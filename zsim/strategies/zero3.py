@@ -2,11 +2,11 @@
 around its compute.
 
 Forward: gather, compute, free. Backward: gather, compute, free, reduce-scatter. `lookahead` gathers
-that many modules ahead of the one that computes. Rajbhandari et al., arXiv 1910.02054, §5.3. A
-group that several modules read (the root's, tied weights, buckets that cross units) stays gathered
-from its first to its last reader of a pass. Parameters that get no gradient are sharded too, in
-flat buffers of their own: gathered beside the trained ones of their unit wherever a module reads
-them, in backward for the gradient of its input, and never reduced or stepped.
+that many modules ahead of the one that computes. A group that several modules read stays gathered
+from its first to its last reader of a pass: the root's, tied weights, buckets across units.
+Parameters without a gradient are sharded in flat buffers of their own. These are gathered wherever
+a module reads them, in backward for the gradient of its input, and never reduced or stepped.
+Source: Rajbhandari et al., arXiv 1910.02054, §5.3.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Options:
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
-    """What cannot be asked for, with the scenario's key in front."""
+    """Refusals of options, one line each, the scenario's key first."""
     if options.lookahead > MAX_LOOKAHEAD:
         yield (
             f"strategy.lookahead: expected at most {MAX_LOOKAHEAD}, found {options.lookahead}; "
@@ -104,10 +104,10 @@ def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: i
 def _last_users(
     model: FlatModel, modules: tuple[LoweredModule, ...]
 ) -> dict[str, tuple[FlatGroup, ...]]:
-    """By module: the groups that no later module of the same round needs.
+    """Groups that no later module of the same round needs, by module.
 
-    A round ends where a module would run again that ran in it already, but for one that runs
-    several times in a row.
+    A round ends where a module would run again that ran in it already, unless it runs several times
+    in a row.
     """
     paths = {module.fqn: module.path for module in model.training.model.modules}
     rounds: list[list[LoweredModule]] = [[]]
@@ -119,11 +119,11 @@ def _last_users(
             seen = set()
         rounds[-1].append(module)
         seen.add(path)
-    last = [model.last_users(one) for one in rounds]
+    last = [model.last_users(turn) for turn in rounds]
     return {
         module.fqn: users[module.fqn]
-        for one, users in zip(rounds, last, strict=True)
-        for module in one
+        for turn, users in zip(rounds, last, strict=True)
+        for module in turn
     }
 
 

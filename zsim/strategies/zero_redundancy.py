@@ -30,8 +30,8 @@ __all__ = ["STRATEGY", "Options", "num_distinct_ranks", "owned_parameters", "pla
 
 
 def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
-    """By rank: the parameters that it owns, largest first, as the optimizer keeps them; unused ones
-    too, which it never steps."""
+    """Parameters that each rank owns, largest first, as the optimizer keeps them; with unused ones,
+    which it never steps."""
     parameters = buckets.reduced_parameters(training.model)
     owners = greedy_owners([parameter.numel for parameter in parameters], num_ranks=num_ranks)
     owned: list[list[Parameter]] = [[] for _ in range(num_ranks)]

@@ -96,19 +96,19 @@ def load_preset(
     attention: str | None = None,
 ) -> ModelSpec:
     """The ModelSpec of a preset, with fewer layers or another attention when asked for."""
-    found = preset(name)
+    chosen = preset(name)
     return build(
-        found.family,
-        changed(found, num_layers=num_layers, attention=attention),
+        chosen.family,
+        changed(chosen, num_layers=num_layers, attention=attention),
         name=name,
         sequence_length=sequence_length,
     )
 
 
-def changed(found: Preset, *, num_layers: int | None, attention: str | None) -> Sizes:
+def changed(chosen: Preset, *, num_layers: int | None, attention: str | None) -> Sizes:
     """The sizes of a preset cut to `num_layers` layers and with the attention implementation asked
     for."""
-    sizes = found.sizes
+    sizes = chosen.sizes
     if isinstance(sizes, mlp.MlpSizes):
         layers = len(sizes.dims) - 1
         return (

@@ -54,12 +54,12 @@ def from_config(
     return KINDS[kind](checked, sequence_length)
 
 
-def _problem(path: str, key: str, expected: str, found: object) -> str:
+def _problem(path: str, key: str, expected: str, value: object) -> str:
     """What is wrong with a key; `found` is MISSING where it is not there."""
     said = (
         f"missing; expected {expected}"
-        if found is MISSING
-        else f"expected {expected}, found {shown(found)}"
+        if value is MISSING
+        else f"expected {expected}, found {shown(value)}"
     )
     return f"model.huggingface: {path[:200]}: {key}: {said}"
 
@@ -89,9 +89,9 @@ class _Config:
         self.problems: dict[str, str] = {}
         """By key, the first complaint about it."""
 
-    def wrong(self, key: str, expected: str, found: object) -> None:
+    def wrong(self, key: str, expected: str, value: object) -> None:
         """Note that `key` is not as expected."""
-        self.problems.setdefault(key, _problem(self.path, key, expected, found))
+        self.problems.setdefault(key, _problem(self.path, key, expected, value))
 
     def require_right(self) -> None:
         """ScenarioError with all that was noted, if there is anything."""

@@ -80,12 +80,12 @@ def parameter_shapes(operator: Operator) -> tuple[Parameter, ...]:
 
 def parameters_of(*modules: Module) -> tuple[Parameter, ...]:
     """The parameters of `modules` in order of first use; a tied one counts once."""
-    found: dict[str, Parameter] = {}
+    owned: dict[str, Parameter] = {}
     for module in modules:
         for operator in module.operators:
             for parameter in parameter_shapes(operator):
-                found.setdefault(parameter.fqn, parameter)
-    return tuple(found.values())
+                owned.setdefault(parameter.fqn, parameter)
+    return tuple(owned.values())
 
 
 def embedding(kind: str, name: str, source: str, output: str, *, rows: int, width: int) -> Operator:

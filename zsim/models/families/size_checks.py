@@ -12,16 +12,16 @@ from zsim.models.spec import ModelSpec
 def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
     """What keeps `model` from running on sequences of that length, each once, with the scenario's
     key in front."""
-    found: list[str] = []
+    refusals: list[str] = []
     if model.family == "mlp" and sequence_length != 1:
-        found.append(f"batch.sequence_length: expected 1 for an mlp, which has no sequences, "
+        refusals.append(f"batch.sequence_length: expected 1 for an mlp, which has no sequences, "
                      f"found {sequence_length}")
     if model.modules and not model.parameters:
-        found.append("model: expected parameters, found none")
+        refusals.append("model: expected parameters, found none")
     for module in model.modules:
         for operator in module.operators:
-            found += _problems(operator, sequence_length)
-    return tuple(dict.fromkeys(found))[:20]
+            refusals += _problems(operator, sequence_length)
+    return tuple(dict.fromkeys(refusals))[:20]
 
 
 def _problems(operator: Operator, sequence_length: int) -> Iterator[str]:

@@ -80,10 +80,10 @@ def _assembled(
     registers them, `buffers` bytes."""
 
     def own(block: Module) -> tuple[Parameter, ...]:
-        places = {f"{block.fqn}.{part}": place for place, part in enumerate(order)}
+        indices = {f"{block.fqn}.{part}": index for index, part in enumerate(order)}
         return tuple(
             sorted(
-                parameters_of(block), key=lambda parameter: places[parameter.fqn.rpartition(".")[0]]
+                parameters_of(block), key=lambda p: indices[p.fqn.rpartition(".")[0]]
             )
         )
 
@@ -220,12 +220,12 @@ def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> 
     tokens = embedding(
         "embedding", "transformer.wte", "tokens", "e", rows=sizes.vocabulary, width=width
     )
-    places = embedding(
+    indices = embedding(
         "position_embedding", "transformer.wpe", "e", "h", rows=sizes.max_positions, width=width
     )
     dropping, _ = _dropped(dropout.embedding, "transformer.drop", "h", width)
     return _assembled(
-        "gpt2", Module(fqn=EMBED, unit=ROOT, operators=(tokens, places, *dropping)),
+        "gpt2", Module(fqn=EMBED, unit=ROOT, operators=(tokens, indices, *dropping)),
         tuple(
             _gpt2_block(sizes, f"transformer.h.{i}", activation, dropout)
             for i in range(sizes.num_layers)

@@ -1,1 +1,1 @@
-"""What strategies are built from."""
+"""Steps, kernels and optimizers that all strategies are written with."""

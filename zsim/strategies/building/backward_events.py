@@ -26,10 +26,10 @@ PRODUCTS = ("linear", "conv1d")
 
 @dataclass(slots=True)
 class Again:
-    """What a recomputation does up to its end, or up to a `call` of a unit in the block that it
-    recomputes, or to its return.
+    """A stretch of a recomputation: up to a `call` into a nested unit, to its return, or to the
+    end.
 
-    `inside`: the unit whose module runs meanwhile, "" for the block itself.
+    `inside`: the nested unit whose module runs meanwhile, "" for the block itself.
     """
 
     inside: str
@@ -112,7 +112,7 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
 
 
 def adds_up(event: TapeEvent) -> bool:
-    """Whether `event` makes the sum of two gradients of one value."""
+    """True for the sum of two gradients of one value."""
     return isinstance(event, Alloc) and SUM_OF_GRADIENTS in event.buffer
 
 
@@ -123,47 +123,47 @@ def accumulated(
     after_sums: frozenset[str],
     waiting: dict[str, list[Free]],
 ) -> list[BackwardEvent]:
-    """A module's backward, in which `born` says what a gradient allocates and what goes once it is
+    """A module's backward. `born` gives the allocations of a gradient, and the frees once it is
     accumulated.
 
-    Where the tape does not say when that is, it is when the node that made it is over, and has let
-    go of what it held; for those in `after_sums` later still. `waiting` is what goes with gradients
-    that wait for the tape to say so, which may be in a later module.
+    A tape may mark the accumulation. Else it follows the end of the node that made the gradient,
+    and its frees; for parameters in `after_sums` it comes later still. `waiting` holds frees of
+    gradients whose mark may stand in a later module.
     """
-    found = list[BackwardEvent]()
+    ordered = list[BackwardEvent]()
     early, late = list[Free](), list[Free]()
     is_over = node_makes_more = False
     for event in tape:
         if type(event) is Free and not node_makes_more:
             is_over = True
-            found.append(event)
+            ordered.append(event)
             continue
         if is_over and (early or late):
-            found += early
+            ordered += early
             early.clear()
             if not adds_up(event):
-                found += late
+                ordered += late
                 late.clear()
         is_over = False
         if type(event) is Alloc:
-            found.append(event)
+            ordered.append(event)
         elif type(event) is ParameterGradient:
             node_makes_more = event.node_makes_more
             made, gone = born(event)
-            found += made
+            ordered += made
             if gone and event.accumulation_is_marked:
                 waiting.setdefault(event.fqn, []).extend(gone)
             elif gone:
                 (late if event.fqn in after_sums else early).extend(gone)
         elif type(event) is Accumulated:
-            found += waiting.pop(event.fqn, [])
+            ordered += waiting.pop(event.fqn, [])
         elif type(event) is NodeOver:
-            found += early
+            ordered += early
             early.clear()
             is_over = True
         else:
-            found.append(event)
-    return [*found, *early, *late]
+            ordered.append(event)
+    return [*ordered, *early, *late]
 
 
 def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:

@@ -8,7 +8,7 @@ from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel
 from zsim.models.training_options import DTYPE_NBYTES
 
 MASTER_DTYPE = "float32"
-"""What the optimizer steps in: 2-byte parameters have a master copy of this dtype."""
+"""Dtype of the optimizer's step: 2-byte parameters have a master copy of it."""
 
 
 def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:

@@ -1,10 +1,4 @@
-"""What torch's optimizers keep, and what a step of theirs allocates: AdamW and SGD; foreach,
-for-loop and fused.
-
-A parameter is known by its element count alone, so shards, padded flat buffers and whole parameters
-are all alike. Seen with a dispatch-level meter on torch 2.13. Sources: torch/optim/adam.py, sgd.py.
-This module knows no strategy.
-"""
+"""States and temporaries of torch's optimizers: AdamW and SGD; foreach, for-loop and fused."""
 
 from __future__ import annotations
 
@@ -50,12 +44,12 @@ def _states(
     step, names, element = (
         step_nbytes(optimizer, device=device), state_names(optimizer), DTYPE_NBYTES[dtype],
     )
-    for place, numel in enumerate(numels):
+    for index, numel in enumerate(numels):
         if step:
-            yield Alloc(f"{owner}.{place}.step", "optimizer_states", step)
+            yield Alloc(f"{owner}.{index}.step", "optimizer_states", step)
         if numel:
             for name in names:
-                yield Alloc(f"{owner}.{place}.{name}", "optimizer_states", numel * element)
+                yield Alloc(f"{owner}.{index}.{name}", "optimizer_states", numel * element)
 
 
 def step_memory(
@@ -63,13 +57,13 @@ def step_memory(
 ) -> tuple[MemoryEvent, ...]:
     """The temporaries of one `optimizer.step()`, in order; all of them are freed by its end.
 
-    foreach: where AdamW's step counters are in host memory, the 1.0 that is added to all of them is
-    there for a moment; then one set as large as all parameters (the square roots of AdamW, the
-    decayed gradients of SGD). for-loop: AdamW's square root and its quotient, of which the quotient
-    outlives the next parameter's; SGD's decayed gradient. fused: none.
+    foreach: for a moment AdamW's 1.0, which is added to step counters in host memory. Then one set
+    as large as all parameters: AdamW's square roots, SGD's decayed gradients. for-loop: AdamW's
+    square root and its quotient, which outlives the next parameter's; SGD's decayed gradient.
+    fused: none.
     """
     all_sizes = [
-        (f"{owner}.{place}", numel * DTYPE_NBYTES[dtype]) for place, numel in enumerate(numels)
+        (f"{owner}.{index}", numel * DTYPE_NBYTES[dtype]) for index, numel in enumerate(numels)
     ]
     sizes = [(name, nbytes) for name, nbytes in all_sizes if nbytes]
     if optimizer.implementation == "fused" or (
@@ -88,8 +82,8 @@ def step_memory(
 def _counted(numels: Sequence[int], *, device: str, owner: str) -> tuple[MemoryEvent, ...]:
     """The tensor that foreach adds to all step counters at once; on CUDA it is in host memory, as
     they are."""
-    one = Alloc(f"{owner}.one", "temporaries", STEP_NBYTES)
-    return (one, Free(one.buffer)) if device == "cpu" and numels else ()
+    increment = Alloc(f"{owner}.one", "temporaries", STEP_NBYTES)
+    return (increment, Free(increment.buffer)) if device == "cpu" and numels else ()
 
 
 def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
@@ -159,17 +153,14 @@ def _with_states(
 def kernels(
     numels: Sequence[int], *, optimizer: Optimizer, dtype: str, of: str = ""
 ) -> tuple[Kernel, ...]:
-    """The work of one step: what it must read and write (parameter, gradient, states), times the
-    passes it makes.
+    """Kernels of one step, with the bytes that they read and write: parameter, gradient, states.
 
-    Where parameters are `of` another dtype, the step is that of master copies: gradients are cast
-    to `dtype` before it, and what has been stepped is cast back after it, in a call for all tensors
-    together, or by for-loop in one for each.
+    With parameters `of` another dtype, the optimizer steps master copies. Gradients are cast to
+    `dtype` before, and parameters back after: in one call, or one for each tensor by for-loop.
 
-    A fused step is one pass: the parameter and its states read and written, the gradient read.
+    A fused step is one pass: it reads the gradient, and reads and writes parameter and states.
     foreach and for-loop read each operand of an aten call once and write its result once. foreach
-    makes its calls for all tensors together, and counts as one kernel; for-loop makes each for
-    every tensor by itself, which the host has to issue.
+    makes a call for all tensors and counts as one kernel; for-loop makes one for each tensor.
     """
     if of not in ("", dtype):
         together = numels if optimizer.implementation == "for-loop" else [sum(numels)]
@@ -199,8 +190,8 @@ def kernels(
 
 
 def _accesses_by_call(optimizer: Optimizer) -> tuple[int, ...]:
-    """By aten call on a tensor, as torch.optim's _single_tensor functions make them: operands read,
-    and the result written.
+    """Operands read and results written by each aten call of torch.optim's _single_tensor
+    functions.
 
     AdamW: weight decay, the first moment, the second's decay and addition, root, division, epsilon,
     update. SGD: weight decay, momentum's decay and addition, update.

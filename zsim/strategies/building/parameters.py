@@ -13,7 +13,7 @@ def used_parameters(module: Module) -> tuple[str, ...]:
 
 
 def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """By module: the units that own the parameters it reads."""
+    """Units that own the parameters of each module."""
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
     return {
         m.fqn: tuple(dict.fromkeys([owner[fqn] for fqn in used_parameters(m)]))
@@ -22,8 +22,8 @@ def units_read(model: ModelSpec) -> dict[str, tuple[str, ...]]:
 
 
 def units_read_by_blocks(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """By part of a block in parts: the units that own the parameters which the block reads itself,
-    outside the units in it."""
+    """Units that own the parameters of each block in parts, without those of its nested units; by
+    part."""
     own = {part.whole: dict[str, None]() for part in model.modules if part.within}
     reads = units_read(model)
     for part in model.modules:

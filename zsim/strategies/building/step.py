@@ -1,10 +1,7 @@
-"""The words that strategies are written in: a Step collects ops in issue order, a FlatStep speaks
-of flat param groups.
+"""Step: collects ops in issue order, with streams, waits and memory; it decides no order.
 
-A strategy says who issues what and when; this module turns each word into ops with streams, waits
-and memory. It decides no order. Gradients of a step are sums over micro-batches of means over
-ranks; they are kept in the dtype of the parameters and only the reduction itself runs in the reduce
-dtype.
+Gradients of a step are sums over micro-batches of means over ranks. They have the dtype of the
+parameters; only the reduction itself runs in the reduce dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ class Step:
     parts: list[StepPart] = field(default_factory=list)
 
     def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
-        """What is issued from here on belongs to this part of the step."""
+        """Begin a part of the step: all ops from here on belong to it."""
         self.parts.append(StepPart(part, len(self.ops), micro_batch))
 
     def issue(
@@ -70,8 +67,8 @@ def spmd(
 def rank_program(
     construction: Iterable[Op], *, first: Step, steady: Step, second: Iterable[Op] = ()
 ) -> RankProgram:
-    """What one rank runs: the ops of both steps and their parts, and between them those of
-    `second`."""
+    """The program of one rank: both steps with their parts, and the ops of `second` between them.
+    """
     return RankProgram(
         construction=tuple(construction),
         first=tuple(first.ops),

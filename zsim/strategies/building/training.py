@@ -14,8 +14,7 @@ from zsim.models.training_options import Batch, Device, Optimizer, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything that `strategies.*.plan(training, mesh=…, options=…)` may look at. It holds no
-    time."""
+    """The input of `strategies.*.plan(training, mesh=…, options=…)`. It holds no time."""
 
     model: ModelSpec
     modules: tuple[LoweredModule, ...]
@@ -25,7 +24,7 @@ class Training:
     sync: Literal["every", "last"] = "every"
     device: Device = "cuda"
     checkpointing: Checkpointing = NO_CHECKPOINTING
-    """What `modules` recompute."""
+    """Blocks and operators that `modules` recompute."""
 
     @property
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:
@@ -37,7 +36,7 @@ class Training:
 
     @property
     def freed_with_autocast_cache(self) -> tuple[Free, ...]:
-        """What goes with autocast's cache when the forward of the whole model is over."""
+        """Frees of autocast's cache, when the forward of the whole model is over."""
         return tuple(event for module in self.modules for event in module.freed_with_autocast_cache)
 
     @property

@@ -18,10 +18,9 @@ def regroup(
 ) -> tuple[ParamGroup, ...]:
     """The param groups that are sharded and reduced together.
 
-    "unit" keeps the units; "parameter" makes a group of each parameter; a number of bytes packs
-    consecutive parameters, across units, and closes a bucket once it has reached that size (the
-    rule of torch's DDP). New groups bear the name of their first parameter, so that no two share a
-    name.
+    "unit" keeps the units; "parameter" makes a group of each parameter. A number of bytes packs
+    consecutive parameters, across units, and closes a bucket that has reached it (DDP's rule). New
+    groups bear the name of their first parameter, so that no two share a name.
     """
     if granularity == "unit":
         return tuple(units)

@@ -50,20 +50,20 @@ class FlatModel:
 
     @property
     def has_master(self) -> bool:
-        """Whether the optimizer steps a float32 copy of the shards."""
+        """True where the optimizer steps a float32 copy of the shards."""
         return self.dtype != MASTER_DTYPE
 
     @property
     def casts_gradients(self) -> bool:
-        """Whether gradients are reduced in another dtype than theirs."""
+        """True where gradients are reduced in another dtype than theirs."""
         return self.training.precision.reduce != self.dtype
 
     @cached_property
     def needs(self) -> dict[str, tuple[FlatGroup, ...]]:
-        """By module: the groups with any parameter that it reads, in group order."""
-        place = {
-            parameter.fqn: place
-            for place, group in enumerate(self.groups)
+        """Groups with any parameter that a module reads, in group order; by module."""
+        index = {
+            parameter.fqn: index
+            for index, group in enumerate(self.groups)
             for parameter in group.group.parameters
         }
         modules = self.training.model.modules
@@ -72,7 +72,7 @@ class FlatModel:
                 [
                     self.groups[at]
                     for at in sorted(
-                        {place[fqn] for fqn in used_parameters(module) if fqn in place}
+                        {index[fqn] for fqn in used_parameters(module) if fqn in index}
                     )
                 ]
             )
@@ -81,17 +81,17 @@ class FlatModel:
 
     @cached_property
     def uses(self) -> Counter[str]:
-        """How many gradients autograd makes of each parameter in one backward; more than one where
+        """Number of gradients that autograd makes of each parameter in one backward: several where
         it is tied."""
         events = (event for module in self.training.modules for event in module.backward.memory)
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
 
     @cached_property
     def adding_kernels(self) -> dict[str, tuple[Kernel, ...]]:
-        """By module: its backward, with additions into flat gradients of the parameters whose last
-        gradient it makes."""
+        """Backward kernels by module, with additions into the flat gradients that the module
+        completes."""
         made: Counter[str] = Counter()
-        found = dict[str, tuple[Kernel, ...]]()
+        by_module = dict[str, tuple[Kernel, ...]]()
         for module in self.training.modules[::-1]:
             added = []
             for event in module.backward.memory:
@@ -99,8 +99,8 @@ class FlatModel:
                     made[event.fqn] += 1
                     if made[event.fqn] == self.uses[event.fqn]:
                         added.append(accumulate_kernel(self.numels[event.fqn], dtype=self.dtype))
-            found[module.fqn] = (*module.backward.kernels, *added)
-        return found
+            by_module[module.fqn] = (*module.backward.kernels, *added)
+        return by_module
 
     @cached_property
     def late(self) -> frozenset[str]:
@@ -137,8 +137,7 @@ class FlatModel:
         return group.layout.shard_numel * DTYPE_NBYTES[dtype or self.dtype]
 
     def last_users(self, order: Iterable[LoweredModule]) -> dict[str, tuple[FlatGroup, ...]]:
-        """By module: the groups that no later module of `order` needs; those that come last first.
-        """
+        """Groups that no later module of `order` needs, last groups first; by module."""
         last = {group.fqn: module.fqn for module in order for group in self.needs[module.fqn]}
         users: dict[str, list[FlatGroup]] = {fqn: [] for fqn in self.needs}
         for group in reversed(self.groups):

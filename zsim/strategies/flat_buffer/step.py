@@ -1,7 +1,7 @@
-"""The vocabulary of ZeRO on flat buffers: unshard, forward, backward, reduce, step.
+"""FlatStep: a training step of ZeRO on flat buffers: unshard, forward, backward, reduce, step.
 
-Strategies compose these words; the order is theirs. Buffers are called "<param group>:<what>"; the
-executor frees and makes real ones by these names.
+Strategies decide the order. Buffers are called "<param group>:<contents>"; the executor makes and
+frees real ones by these names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FlatStep:
     _shards: set[str] = field(default_factory=set)
     _made: Counter[str] = field(default_factory=Counter)
     _waiting: dict[str, list[Free]] = field(default_factory=dict)
-    """By parameter: gradients that go when they are accumulated."""
+    """Gradients to free when a parameter's gradient is accumulated; by parameter."""
     _compute: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_place: dict[str, int] = field(default_factory=dict)

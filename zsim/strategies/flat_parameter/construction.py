@@ -1,5 +1,5 @@
-"""How flat parameters come to be: in construction, and with the first forward, as torch's FSDP
-makes them."""
+"""Construction of flat parameters, and the storages that the first forward makes, as torch's FSDP
+does."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _flattened(flat: FlatParameter, kept: int) -> Iterator[MemoryEvent]:
     """Padding is made of ones; the shard is a copy of a chunk, and padded by another copy where the
     chunk is short or empty."""
     element = DTYPE_NBYTES[ORIGINAL]
-    for place, numel in enumerate(flat.paddings):
+    for index, numel in enumerate(flat.paddings):
         yield Alloc(f"{flat.fqn}.ones", "temporaries", numel * element)
-        yield Alloc(f"{flat.fqn}.padding{place}", "temporaries", numel * element)
+        yield Alloc(f"{flat.fqn}.padding{index}", "temporaries", numel * element)
         yield Free(f"{flat.fqn}.ones")
     yield Alloc(f"{flat.fqn}.flat", "temporaries", flat.numel * element)
-    for place, _ in enumerate(flat.paddings):
-        yield Free(f"{flat.fqn}.padding{place}")
+    for index, _ in enumerate(flat.paddings):
+        yield Free(f"{flat.fqn}.padding{index}")
     short = kept < flat.shard
     chunk = f"{flat.fqn}.chunk" if short else f"{flat.fqn}.shard"
     if kept:
@@ -66,7 +66,7 @@ def lazy_init(step: FlatShardedStep, flats: list[FlatParameter]) -> None:
         sizes += [flat.padded * narrow]
         sizes += [flat.padded * DTYPE_NBYTES[ORIGINAL]] if casts else []
         memory: list[MemoryEvent] = []
-        for place, nbytes in enumerate(sizes):
-            name = f"{flat.fqn}.storage{place}"
+        for index, nbytes in enumerate(sizes):
+            name = f"{flat.fqn}.storage{index}"
             memory += [Alloc(name, "temporaries", nbytes), Free(name)]
         step.issue("alloc", flat.fqn, stream="host", memory=memory)

@@ -1,10 +1,9 @@
-"""Flat parameters, as torch's FullyShardedDataParallel makes one of each wrapped module, and what
-of one is alive on a rank.
+"""FlatParameter: the parameters of a unit as one, cut into equal shards.
 
-The parameters of a unit are concatenated as its modules register them, and cut into equal shards,
-the last of them padded. Where the original parameters stay visible (use_orig_params), each begins
-at a multiple of 16 bytes of the dtype of compute, and the whole divides by the shards. Source:
-torch/distributed/fsdp/_flat_param.py, FlatParamHandle._init_flat_param_and_metadata, _get_shard.
+Parameters are concatenated as the modules register them; the last shard is padded. With
+use_orig_params each begins at a multiple of 16 bytes of the dtype of compute, and the whole divides
+by the shards. Source: torch/distributed/fsdp/_flat_param.py,
+FlatParamHandle._init_flat_param_and_metadata, _get_shard.
 """
 
 from __future__ import annotations
@@ -30,26 +29,25 @@ class FlatParameter:
     pieces: tuple[tuple[str, int], ...]
     layout: FlatLayout
     trained: bool = True
-    """Whether it gets a gradient: one of its parameters is trained, and forward does not pass its
-    unit by."""
+    """True where a gradient arises: a parameter is trained, and forward runs the unit."""
     unsharded: bool = False
-    """Whether its unsharded storage is allocated."""
+    """The unsharded storage is allocated."""
     in_use: bool = False
-    """Whether it is its unsharded storage now, and not its shard."""
+    """The parameter is its unsharded storage now, and not its shard."""
     prefetched: bool = False
     awaits_forward: bool = False
-    """Whether a prefetch in forward would not come too late."""
+    """A prefetch in forward would still be in time."""
     awaits_backward: bool = False
-    """Whether its unit ran forward and has not begun backward."""
+    """The unit ran forward and has not begun backward."""
     entered: bool = False
-    """Whether its unit has begun backward since it last ran forward."""
-    place: int | None = None
-    """Among the forwards that have ended in this micro-batch: whose it looks before for what to
-    prefetch."""
+    """The unit has begun backward since it last ran forward."""
+    post_forward_index: int | None = None
+    """Index among the forwards that have ended in this micro-batch: the one before is prefetched.
+    """
     runs: int = 0
-    """How often forward has made views of it in this micro-batch."""
+    """Number of views that forward has made in this micro-batch."""
     splits: int = 0
-    """How many of these wait for the gradients of their parts."""
+    """Number of views that wait for the gradients of their parts."""
     accumulating: str = ""
     """The sum of its gradients from the runs of its unit so far, which waits for the others."""
 
@@ -80,7 +78,7 @@ class FlatParameter:
         return tuple([numel for fqn, numel in self.pieces if not fqn])
 
     def held(self, rank: int) -> Iterator[tuple[str, int]]:
-        """Which parameters `rank` has elements of, and how many."""
+        """Parameters in the shard of `rank`, and their elements there."""
         for piece in self.layout.pieces(rank):
             if self.pieces[piece.parameter][0]:
                 yield self.pieces[piece.parameter][0], piece.interval.numel
@@ -89,8 +87,8 @@ class FlatParameter:
 def placeholders(
     model: ModelSpec, flats: dict[str, FlatParameter], *, rank: int, dtype: str
 ) -> dict[str, tuple[int, ...]]:
-    """By unit: elements of what `rank` makes to hang an unsharded gradient on each original
-    parameter, which has another shape or dtype.
+    """Elements of the placeholders that `rank` makes for unsharded gradients of another shape or
+    dtype; by unit.
 
     torch makes a gradient like the shard, and then gives it the other one's data
     (_use_unsharded_grad_views).
@@ -109,13 +107,13 @@ def flat_parameters(
 ) -> dict[str, FlatParameter]:
     """The flat parameters of `model` by unit, the root's first where it has one; `dtype` is that of
     compute."""
-    places, unused = {fqn: place for place, fqn in enumerate(model.registered)}, model.unused
+    indices, unused = {fqn: index for index, fqn in enumerate(model.registered)}, model.unused
     return {
         unit.fqn: _flattened(
             replace(
                 unit,
                 parameters=tuple(
-                    sorted(unit.parameters, key=lambda parameter: places.get(parameter.fqn, 0))
+                    sorted(unit.parameters, key=lambda parameter: indices.get(parameter.fqn, 0))
                 ),
             ),
             num_shards=num_shards, dtype=dtype, aligned=aligned, used=unit.fqn not in unused,

@@ -1,10 +1,9 @@
-"""The order in which fsdp1 gathers, frees and reduces in a forward and a backward, as the hooks of
-FullyShardedDataParallel decide it.
+"""FSDP1's hooks: the order in which a forward and a backward gather, free and reduce.
 
-Hooks on the output of a unit begin its backward, once until it runs forward again; a hook on the
-accumulator of a flat parameter ends it, when the views of all its runs have their gradients. One
-that is not trained has no accumulator: a hook on what its unit took in its first run ends it, and
-where that needs no gradient the end of backward does. See torch/distributed/fsdp/_runtime_utils.py.
+Hooks on the output of a unit begin its backward, once until it runs forward again. A hook on the
+accumulator of a flat parameter ends it, when the views of all its runs have their gradients. A
+frozen one has no accumulator. There a hook on the input of the unit's first run ends it, or the end
+of backward. See torch/distributed/fsdp/_runtime_utils.py.
 """
 
 from __future__ import annotations
@@ -46,25 +45,23 @@ class Order:
 
     def end(self, flat: FlatParameter) -> None:
         """A unit's forward ends. Its first one counts, but torch takes the place 0 for none."""
-        if not flat.place:
-            flat.place = len(self.ended)
+        if not flat.post_forward_index:
+            flat.post_forward_index = len(self.ended)
         self.ended.append(flat)
 
     def after(self, flat: FlatParameter) -> FlatParameter | None:
         """The one that forward gathers after `flat`, if that is known and is not there already."""
-        place = self.forward.index(flat) + 1
-        found = self.forward[place] if place < len(self.forward) else None
-        return (
-            found if found is not None and found.awaits_forward and not found.prefetched else None
-        )
+        index = self.forward.index(flat) + 1
+        candidate = self.forward[index] if index < len(self.forward) else None
+        awaits = candidate is not None and candidate.awaits_forward
+        return candidate if awaits and candidate and not candidate.prefetched else None
 
     def before(self, flat: FlatParameter) -> FlatParameter | None:
         """The one whose forward ended before that of `flat`, unless it has begun backward or is
         there already."""
-        found = self.ended[flat.place - 1] if flat.place else None
-        return (
-            found if found is not None and found.awaits_backward and not found.prefetched else None
-        )
+        candidate = self.ended[flat.post_forward_index - 1] if flat.post_forward_index else None
+        awaits = candidate is not None and candidate.awaits_backward
+        return candidate if awaits and candidate and not candidate.prefetched else None
 
     def end_micro_batch(self) -> None:
         """The first order of forward is known; that of this micro-batch is over."""
@@ -78,7 +75,7 @@ class Units:
 
     events: HookEvents
     places: dict[str, int]
-    """By module: its place in the micro-batch's forwards."""
+    """Index of each module in the micro-batch's forwards."""
     differentiated: frozenset[str]
     """The first modules of those runs of units that go into the loss, with the units in them."""
 
@@ -88,7 +85,7 @@ class Units:
         events = hook_events(training, [unit.fqn for unit in training.model.units])
         return cls(
             events=events,
-            places={module.fqn: place for place, module in enumerate(training.modules)},
+            places={module.fqn: index for index, module in enumerate(training.modules)},
             differentiated=frozenset(_differentiated(training.modules, events)),
         )
 
@@ -110,7 +107,7 @@ class Split:
 
     flat: FlatParameter
     run: int
-    place: int
+    module_index: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,9 +119,9 @@ class MicroBatch:
     units: Units
     order: Order
     frees: bool
-    """Whether blocks are freed after forward."""
+    """Blocks are freed after forward."""
     keeps_views: bool
-    """Whether original parameters stay views of unsharded storage that forward does not free."""
+    """Original parameters stay views of unsharded storage that forward does not free."""
     backward_prefetch: Literal["pre", "post", "none"]
     forward_prefetch: bool
     sync: bool
@@ -134,8 +131,11 @@ class MicroBatch:
     """Those without an accumulator whose backward is over, until the next node of autograd."""
 
     def forward(self, modules: tuple[LoweredModule, ...]) -> None:
-        """Each unit is gathered before its first module and freed after its last, the root around
-        all of them; with forward_prefetch, the unit before gathers it."""
+        """Gather each unit before its first module and free it after its last, the root around
+        them.
+
+        With forward_prefetch the unit before gathers it.
+        """
         for flat in self.flats.values() if self.forward_prefetch else ():
             flat.awaits_forward, flat.prefetched = True, False
         self.step.begin_forward()
@@ -209,7 +209,7 @@ class MicroBatch:
     def _drop_split(self, flat: FlatParameter) -> None:
         """Nothing of the run that now begins goes into the loss, so that autograd does not come to
         its views."""
-        last = max(place for place, split in enumerate(self.splits) if split.flat is flat)
+        last = max(index for index, split in enumerate(self.splits) if split.flat is flat)
         del self.splits[last]
         flat.splits -= 1
 
@@ -239,7 +239,7 @@ class MicroBatch:
     def _split_backward(self, *, after: int = -1) -> None:
         """Autograd comes to what forward made `after` the module at this place began; a flat
         parameter's last split ends it."""
-        while self.splits and self.splits[-1].place > after:
+        while self.splits and self.splits[-1].module_index > after:
             split = self.splits.pop()
             split.flat.splits -= 1
             self.step.concatenate_gradients(split.flat, run=split.run)
@@ -266,5 +266,5 @@ class MicroBatch:
             if flat.in_use:
                 self.step.reshard(flat, free=self.sync or self.frees)
             flat.awaits_backward = flat.prefetched = flat.entered = False
-            flat.place, flat.runs = None, 0
+            flat.post_forward_index, flat.runs = None, 0
         self.order.end_micro_batch()

@@ -1,12 +1,10 @@
-"""The words that fsdp1 is written in: unshard, reshard, post_backward, as torch's FSDP does each
-with a flat parameter.
+"""FlatShardedStep: a training step in FSDP1's terms: unshard, reshard, reduce one flat parameter.
 
-Lifetimes follow the host's order; streams and waits are those of
-torch/distributed/fsdp/_runtime_utils.py: the pre-unshard stream is called all_gather_copy_in, the
-unshard stream all_gather, the post-backward stream reduce_scatter. Memory of these streams that
-compute reads is freed by an op of the compute stream: torch tells the allocator so (record_stream),
-and it is that op's event for which the limiter blocks the host. Nothing here decides which unit
-comes next; see fsdp1.py.
+Lifetimes follow the host's order, streams and waits torch/distributed/fsdp/_runtime_utils.py. Its
+pre-unshard stream is called all_gather_copy_in, its unshard stream all_gather, its post-backward
+stream reduce_scatter. An op of the compute stream frees the memory of these streams that compute
+reads, as record_stream tells the allocator. The limiter blocks the host for that op's event.
+hooks.py decides the order.
 """
 
 from __future__ import annotations
@@ -33,22 +31,21 @@ class FlatShardedStep(Passes):
     """One training step of one rank."""
 
     limits: bool = True
-    """Whether the host waits when frees are pending (limit_all_gathers)."""
+    """The host waits when frees are pending (limit_all_gathers)."""
     units: tuple[str, ...] = ()
     """The units that have a flat parameter."""
     hollow: frozenset[str] = frozenset()
     """Those of which this rank's shard has nothing of original parameters that are trained: only
     padding, or frozen ones."""
     originals: bool = False
-    """Whether the original parameters are visible (use_orig_params)."""
+    """The original parameters are visible (use_orig_params)."""
     hung: list[tuple[int, str]] = field(default_factory=list)
     """The ops in which unsharded gradients are hung on original parameters for the first time, and
     the units of these."""
     frees: list[int] = field(default_factory=list)
     """The events of frees that the limiter has not waited for, oldest first."""
     gather_waits: dict[Stream, list[int]] = field(default_factory=dict)
-    """What the first op of each gather stream waits for in this forward: the compute stream as it
-    was."""
+    """Waits of the first op of each gather stream in this forward: the compute stream as it was."""
     last_gather: list[int] = field(default_factory=list)
     reduced: dict[Stream, int] = field(default_factory=dict)
     """The last op of each of the streams that reduce."""
@@ -65,8 +62,8 @@ class FlatShardedStep(Passes):
         each for a moment."""
         for index, unit in self.hung:
             memory: list[MemoryEvent] = []
-            for place, numel in enumerate(placeholders[unit]):
-                name = f"{unit}.placeholder{place}"
+            for number, numel in enumerate(placeholders[unit]):
+                name = f"{unit}.placeholder{number}"
                 memory += [Alloc(name, "temporaries", self.nbytes(numel, ORIGINAL)), Free(name)]
             self.ops[index] = replace(self.ops[index], memory=tuple(memory))
 
@@ -156,12 +153,11 @@ class FlatShardedStep(Passes):
 
     def concatenate_gradients(self, flat: FlatParameter, *, run: int) -> None:
         """The backward of the split into the views of a `run`: their gradients are copied into one,
-        beside zeros for what has none.
+        beside zeros for missing ones.
 
-        Where the unit ran several times autograd adds these up first, unless each run has an
-        accumulator of its own: casts change the flat parameter's dtype, and with it what
-        accumulates for it. What earlier micro-batches have left unreduced is added to in place; the
-        hook that follows the last run holds what was added to its end.
+        Autograd first adds up the runs of a unit. With casts each run has an accumulator of its
+        own, as they change the flat parameter's dtype. Gradients that earlier micro-batches have
+        left are added to in place. The hook after the last run holds the addend to its end.
         """
         dtype, own, last = (
             self.training.precision.parameters, f"{flat.fqn}.unsharded_gradient", not flat.splits,
@@ -182,8 +178,8 @@ class FlatShardedStep(Passes):
             if part not in self.live
         ]
         zeros = [
-            (f"{flat.fqn}.zeros{place}", self.nbytes(numel, dtype))
-            for place, numel in enumerate(empty)
+            (f"{flat.fqn}.zeros{index}", self.nbytes(numel, dtype))
+            for index, numel in enumerate(empty)
         ]
         total = f"{own}.added" if own in self.live and waiting != own else own
         made = total if apart or (not waiting and (last or in_place)) else f"{own}.of{flat.splits}"
@@ -266,7 +262,7 @@ class FlatShardedStep(Passes):
             self.issue("free", flat.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
     def _reduce_input(self, flat: FlatParameter) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
-        """What makes the flat gradient fit for the reduce-scatter."""
+        """Cast, padding and division of the flat gradient before the reduce-scatter."""
         source, dtype = self.training.precision.parameters, self.training.precision.reduce
         kernels, memory = tuple[Kernel, ...](), list[MemoryEvent]()
         if source != dtype:
@@ -288,7 +284,7 @@ class FlatShardedStep(Passes):
     def _accumulated(
         self, flat: FlatParameter, *, fresh: bool
     ) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
-        """What makes the reduced shard the rank's gradient, or adds it to that of earlier
+        """Division and cast of the reduced shard, and its addition to that of earlier
         micro-batches."""
         dtype, name = self.training.precision.reduce, f"{flat.fqn}.gradient"
         _, after = division(self.mesh.world_size)

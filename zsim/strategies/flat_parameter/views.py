@@ -1,9 +1,8 @@
-"""What autograd differentiates under fsdp1: not parameters, but the views that every unshard in
-forward makes of a flat one.
+"""Views of flat parameters: under FSDP1 autograd differentiates them, new ones for every unshard in
+forward.
 
-A unit that runs again is unsharded again, and has other views then, whose gradients meet in the
-flat parameter. One trained parameter makes all views of its flat one need a gradient. And views are
-no leaves, so that autocast does not cache their casts.
+The gradients of a unit's runs meet in the flat parameter. One trained parameter makes all views of
+its flat one need a gradient. Views are no leaves, so that autocast does not cache their casts.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, numbered, run_o
 
 
 def view(fqn: str, run: int) -> str:
-    """What the view of the parameter `fqn` is called that the `run`-th unshard of its unit in
-    forward makes, from 1."""
+    """Name of the view of the parameter `fqn` that the `run`-th unshard of its unit makes, from 1.
+    """
     return numbered(fqn, run)
 
 
@@ -43,8 +42,8 @@ def viewed(model: ModelSpec) -> ModelSpec:
         return replace(model, units=tuple(units))
     size = len(model.modules) // model.forwards
     modules = [
-        _reading_views(module, owner, forward=place // size + 1)
-        for place, module in enumerate(model.modules)
+        _reading_views(module, owner, forward=index // size + 1)
+        for index, module in enumerate(model.modules)
     ]
     return replace(model, modules=tuple(modules), units=tuple(units))
 

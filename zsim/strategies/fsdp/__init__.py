@@ -1,1 +1,1 @@
-"""What FSDP1 and FSDP2 share."""
+"""Code that FSDP1 and FSDP2 share: hook events, passes, unsharded gradients."""

@@ -1,5 +1,7 @@
-"""By what both FSDPs divide gradients around a reduction, so that sums of many ranks stay within
-narrow dtypes, and what that costs."""
+"""Factors by which both FSDPs divide gradients around a reduction, and their kernels.
+
+They keep the sums of many ranks within the range of narrow dtypes.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from zsim.models.training_options import DTYPE_NBYTES
 
 
 def division(world_size: int) -> tuple[float, float]:
-    """By what gradients are divided before and after the reduction: powers of two near the root of
-    `world_size`, and the rest.
+    """Divisors before and after the reduction: a power of two near the root of `world_size`, and
+    the rest.
 
     Source: torch/distributed/algorithms/_comm_hooks/default_hooks.py,
     DefaultState._get_gradient_predivide_factor.

@@ -1,9 +1,9 @@
 """Hook events: the order in which the hooks of units fire around the modules of a micro-batch.
 
-The same for FSDP1 and FSDP2, which differ in what each hook does. A unit begins with the first of
-its modules and ends with the last, each time that they run (model.uses); nested units do so inside
-their block. A unit with a module that forward skips (model.unused) begins with the first that runs,
-and ends with the root's forward. Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
+FSDP1 and FSDP2 share it, and differ in the work of each hook. A unit begins with the first of its
+modules and ends with the last, in each run (model.uses). Nested units do so inside their block. A
+unit with a skipped module (model.unused) begins with the first that runs, and ends with the root's
+forward. Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class HookEvents:
     root_modules: frozenset[str]
     """The modules that the root runs itself, if it has a param group."""
     begins: dict[str, str]
-    """By module: the unit that is called with it, but for the root."""
+    """Units by the module that they are called with, but for the root."""
     ends: dict[str, str]
-    """By module: the unit that returns after it, but for the root."""
+    """Units by the module after which they return, but for the root."""
     incomplete: tuple[str, ...]
     """The units that wait for a skipped module, in reverse order, as torch lists them."""
 

@@ -29,7 +29,7 @@ ORIGINAL = "float32"
 
 
 def makes_model_input(event: TapeEvent) -> bool:
-    """Whether `event` makes an input of the model's own, cast by the root."""
+    """True where `event` makes an input of the model's own, cast by the root."""
     return isinstance(event, Alloc) and is_model_input(event.buffer)
 
 
@@ -41,20 +41,20 @@ class Passes(Step):
     mesh: Mesh
     gradients: UnshardedGradients
     reads: dict[str, tuple[str, ...]]
-    """By module: the groups whose parameters it reads."""
+    """Groups whose parameters a module reads; by module."""
     block_reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By part of a block in parts: those that the block reads itself, which is recomputed with any
-    of them."""
+    """Groups that a block in parts reads itself, and recomputes with any part; by part."""
     micro_batch: int = 0
     reads_cast_input: LoweredModule | None = None
     """The first module of this forward, whose inputs the root has cast."""
     live: set[str] = field(default_factory=set)
     waits: list[int] = field(default_factory=list)
-    """What the next module waits for besides what is issued before it on the compute stream."""
+    """Waits of the next module besides the ops before it on the compute stream."""
     loss: list[MemoryEvent] = field(default_factory=list)
     """The frees of the loss and its gradient, held back to the end of backward."""
     adding: dict[tuple[str, tuple[str, ...]], tuple[Kernel, ...]] = field(default_factory=dict)
-    """By module and parameters: backward with additions to what is there of their gradients."""
+    """Backward kernels with additions to gradients of earlier micro-batches, by module and
+    parameters."""
 
     def nbytes(self, numel: int, dtype: str) -> int:
         """Bytes of `numel` elements."""
@@ -110,8 +110,8 @@ class Passes(Step):
         return held
 
     def _is_input(self, buffer: str, module: LoweredModule) -> bool:
-        """Whether the caller of `module` lets `buffer` go; that of the root's last part has only
-        given what the model takes."""
+        """True where the caller of `module` frees `buffer`; for the root's last part only the
+        model's inputs."""
         if module.unit == ROOT:
             return is_model_input(buffer)
         if isinstance(self.training.model, TracedModel):
@@ -158,15 +158,15 @@ class Passes(Step):
             self.loss += storage_events(tape[ended:])
             tape = tape[:ended]
         again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
-        for one in again:
+        for stretch in again:
             # cheap ones are kernels of no weight, and make memory all the same
-            if one.kernels or one.memory:
-                reads = (one.inside,) if one.inside else self.block_reads.get(module.fqn)
+            if stretch.kernels or stretch.memory:
+                reads = (stretch.inside,) if stretch.inside else self.block_reads.get(module.fqn)
                 self._compute(
-                    "recompute", module, kernels=one.kernels, memory=one.memory, reads=reads
+                    "recompute", module, kernels=stretch.kernels, memory=stretch.memory, reads=reads
                 )
-            if one.call is not None and hook is not None:
-                hook(one.call)
+            if stretch.call is not None and hook is not None:
+                hook(stretch.call)
         # the root may only sum gradients between two units
         if module.forward != NOTHING or module.backward != NOTHING:
             self._compute("backward", module, kernels=self._backward_kernels(module), memory=memory)

@@ -28,12 +28,12 @@ class UnshardedGradients:
     """Parameters whose gradient this backward has made anew, rather than found from an earlier
     micro-batch."""
     waiting: dict[str, list[Free]] = field(default_factory=dict)
-    """By parameter: what goes when the gradient that is there is accumulated."""
+    """Frees that come with the accumulation of a gradient, by parameter."""
     of_views: bool = False
     """Whether parameters are views, whose own backward copies what does not lie as they do: after
     all that comes before it in backward."""
     uncopied: dict[str, str] = field(default_factory=dict)
-    """By view: the buffer of its gradient that it will copy."""
+    """Buffer of the gradient that a view will copy, by view."""
     added: list[str] = field(default_factory=list)
     """Those that the module at hand has added to one found, in its order."""
 

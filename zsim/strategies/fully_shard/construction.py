@@ -1,5 +1,5 @@
-"""How fully_shard is constructed: whole parameters, group by group cut into shards, and what a
-derived mesh costs in host memory."""
+"""Construction of fully_shard: whole parameters, cut group by group; host memory of a derived mesh.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from zsim.strategies.fully_shard.param_group import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedMesh:
-    """What torch's DeviceMesh holds in host memory where a mesh is derived from another: 2-D, or
-    for an int reshard.
+    """Host memory of torch's DeviceMesh that is derived from another: 2-D, or for an int reshard.
 
     A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a
-    byte per rank) and lists the place (an int64 per axis, of which there are two): for each
-    parameter of a 2-D mesh, for each group of an int reshard. torch/distributed/device_mesh.py,
-    get_coordinate.
+    byte per rank) and lists the match (an int64 for each of two axes). It does so for each
+    parameter of a 2-D mesh, and for each group of an int reshard. Source:
+    torch/distributed/device_mesh.py, get_coordinate.
 
     `resharded_to`: the ranks that an int reshard is over, 0 where there is none.
     """
@@ -44,10 +43,10 @@ class DerivedMesh:
         needed = self.resharded_to if of == "group" else self.mesh.dp_replicate > 1
         if not needed or self.training.device != "cpu":
             return []
-        found = Alloc(
+        compared = Alloc(
             "mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"]
         )
-        return [found, Free(found.buffer)]
+        return [compared, Free(compared.buffer)]
 
 
 def construction(

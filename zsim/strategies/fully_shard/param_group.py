@@ -38,13 +38,13 @@ class Group:
     state: Literal["idle", "pre_backward", "post_backward"] = "idle"
     """Where backward is with it, as torch's TrainingState says."""
     in_backward: bool = False
-    """Whether the hook before its backward has run in this backward: then a recomputation finds no
-    forward to begin or to end."""
+    """The pre-backward hook has run in this backward: a recomputation begins and ends no forward.
+    """
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
     part: str = ""
-    """What the buffers of that part are called, which outlive it where no backward comes: until the
-    next part is there."""
+    """Suffix of the buffers of that part. Without a backward they outlive it until the next part is
+    there."""
 
     forward_prefetch: tuple[Group, ...] = ()
     """Gathered when its forward begins (set_modules_to_forward_prefetch)."""
@@ -138,8 +138,10 @@ class ReshardPlan:
 
 
 def first_of_each_kind(model: ModelSpec, *, num_shards: int) -> list[int]:
-    """The first rank of each run of ranks whose shards are alike: full ones, for each size of dim 0
-    a last partial one, empty ones."""
+    """The first rank of each run of ranks with equal shards.
+
+    Full shards come first, then for each size of dim 0 a last partial one, then empty ones.
+    """
     starts = {0}
     for rows in {parameter.shape[0] for parameter in model.parameters if parameter.shape[0]}:
         full = rows // shard_size(rows, num_shards)

@@ -1,5 +1,5 @@
-"""What becomes of gradients, as torch's FSDPParamGroup has it: kept unsharded for later, or reduced
-over shards and replicas, and added."""
+"""ReducingStep: gradients of a param group are accumulated, or reduced over shards and replicas, as
+torch's FSDPParamGroup does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsim.strategies.fully_shard.param_group import Group
 from zsim.strategies.fully_shard.unshard import UnshardingStep
 
 ACCUMULATED = ".accumulated_gradient"
-"""Of a parameter, behind its name: what earlier micro-batches have left, in the reduce dtype."""
+"""Suffix of a parameter's gradient of earlier micro-batches, kept in the reduce dtype."""
 
 
 @lru_cache(maxsize=1024)
@@ -26,13 +26,13 @@ def additions(numels: tuple[int, ...], *, of: str, to: str) -> tuple[Kernel, ...
 
 @dataclass(slots=True, kw_only=True)
 class ReducingStep(UnshardingStep):
-    """What a step of one rank has reduced, and what it waits for."""
+    """The reductions of one rank's step, and the waits for them."""
 
     on_host: set[str] = field(default_factory=set)
     """The groups whose gradients this step has brought to the host."""
     over_replicas: bool = True
-    """Whether this micro-batch's reductions go on over replicas, or are kept for a later one to
-    add."""
+    """This micro-batch's reductions go on over replicas; else they are kept for a later one to add.
+    """
     reduce_input: tuple[str, int] | None = None
     """The input of the last reduce-scatter, which lives until the next one is copied in, and that
     reduction."""
@@ -97,7 +97,7 @@ class ReducingStep(UnshardingStep):
         ]
 
     def has_gradients(self, group: Group) -> bool:
-        """Whether there is an unsharded gradient of `group`, of this micro-batch or earlier ones.
+        """True where an unsharded gradient of `group` lives, of this micro-batch or earlier ones.
         """
         return not self.live.isdisjoint(self._gradient_buffers(group))
 

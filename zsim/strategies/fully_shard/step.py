@@ -81,8 +81,8 @@ class ShardedStep(ReducingStep):
             self.unshard(group)
             self.wait_for_unshard(group, forward=False)
             if not group.backward_prefetch and group.post_forward_indices:
-                place = group.post_forward_indices.pop()
-                self.unshard_each(self.post_forward_order[:place][-1:])
+                index = group.post_forward_indices.pop()
+                self.unshard_each(self.post_forward_order[:index][-1:])
         self.unshard_each(group.backward_prefetch)
 
     def recompute_hook(self, group: Group, *, returns: bool) -> None:

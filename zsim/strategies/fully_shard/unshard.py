@@ -19,15 +19,15 @@ from zsim.strategies.fully_shard.param_group import Group, Sharded
 
 @dataclass(slots=True, kw_only=True)
 class UnshardingStep(Passes):
-    """What a step of one rank has gathered. The last events of each stream's kind are kept for the
-    waits that torch makes."""
+    """The gathered groups of one rank's step, and the last events of each stream that torch waits
+    for."""
 
     offload: bool = False
-    """Whether sharded parameters, their gradients and optimizer states live in host memory
+    """Sharded parameters, their gradients and optimizer states live in host memory
     (CPUOffloadPolicy)."""
     gather_waits: list[int] = field(default_factory=list)
-    """What the next all-gather waits for: a copy-out, in forward the one before the last, in
-    backward the last."""
+    """Waits of the next all-gather: a copy-out, in forward the one before the last, in backward the
+    last."""
     last_copy_out: list[int] = field(default_factory=list)
     forward_gather: Group | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
@@ -82,8 +82,8 @@ class UnshardingStep(Passes):
     def _all_gather_inputs(
         self, group: Group, part: int
     ) -> tuple[list[MemoryEvent], tuple[Kernel, ...]]:
-        """What an all-gather reads: the shards, cast all at once, or, offloaded, each brought to
-        the device and cast by itself."""
+        """Inputs of an all-gather: the shards, cast together; offloaded ones are moved to the
+        device and cast one by one."""
         dtype = self.training.precision.parameters
         if not self.offload:
             casts = dtype != ORIGINAL
@@ -122,7 +122,7 @@ class UnshardingStep(Passes):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether host memory is not the device's own."""
+        """True where host memory is not the device's own."""
         return self.offload and self.training.device != "cpu"
 
     def where_shards_are(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

@@ -1,5 +1,5 @@
-"""What DDP knows of a model: which parameters are in buckets, in which order their gradients are
-ready, how large they are."""
+"""ReplicatedModel: a model under DDP, with its buckets and the order in which gradients are ready.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def ready_order(training: Training) -> Bucket:
     ]
     follows = dict(pairwise(events))
     ready = {
-        fqn: place + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0)
-        for place, fqn in enumerate(events)
+        fqn: index + (1.5 if late.get(fqn) == follows.get(fqn, "") else 0)
+        for index, fqn in enumerate(events)
     }
     return tuple(parameters[fqn] for fqn in sorted(ready, key=lambda fqn: ready[fqn]))
 
 
 def reduced_parameters(model: ModelSpec) -> Bucket:
-    """What is in buckets, in the order of `named_parameters()`: all that is not frozen, used or
+    """Parameters in buckets, in the order of `named_parameters()`: all that are not frozen, used or
     not."""
     return tuple([parameter for parameter in named_parameters(model) if parameter.requires_grad])
 
@@ -89,7 +89,7 @@ class ReplicatedModel:
 
     @property
     def has_master(self) -> bool:
-        """Whether the optimizer steps a float32 copy of the parameters."""
+        """True where the optimizer steps a float32 copy of the parameters."""
         return self.dtype != MASTER_DTYPE
 
     @cached_property
@@ -131,7 +131,7 @@ class ReplicatedModel:
 
     @cached_property
     def uses(self) -> Counter[str]:
-        """How many gradients autograd makes of each parameter in one backward."""
+        """Number of gradients that autograd makes of each parameter in one backward."""
         events = (event for module in self.training.modules for event in module.backward.memory)
         return Counter(event.fqn for event in events if isinstance(event, ParameterGradient))
 
@@ -147,7 +147,7 @@ class ReplicatedModel:
 
     @cached_property
     def turns(self) -> dict[str, int]:
-        """By module: its place in backward."""
+        """Index of each module in backward."""
         return {module.fqn: turn for turn, module in enumerate(self.training.modules[::-1])}
 
     @cached_property
@@ -160,8 +160,8 @@ class ReplicatedModel:
 
     @cached_property
     def adding_kernels(self) -> dict[str, tuple[Kernel, ...]]:
-        """By module: its backward, with additions to the gradients of earlier micro-batches where
-        it makes the last ones of a parameter."""
+        """Backward kernels by module, with additions to gradients of earlier micro-batches that it
+        completes."""
         last: dict[str, list[Kernel]] = {}
         for fqn, module in self.last_module.items():
             numel = self.nbytes_of[fqn] // DTYPE_NBYTES[self.dtype]
@@ -175,8 +175,7 @@ class ReplicatedModel:
         return tuple([moved(parameter.numel) for parameter in bucket if parameter.fqn in trained])
 
     def filling_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:
-        """What makes `bucket` complete: copies of its gradients, and zeros in place of those that
-        there are not."""
+        """Kernels that complete `bucket`: copies of its gradients, and zeros for missing ones."""
         trained = self.training.model.trained
         return (
             *self.copying_kernels(bucket),
@@ -185,13 +184,13 @@ class ReplicatedModel:
 
     @property
     def casts(self) -> bool:
-        """Whether gradients are reduced in another dtype than their own."""
+        """True where gradients are reduced in another dtype than their own."""
         return self.training.precision.reduce != self.dtype
 
     @cached_property
     def readiness(self) -> dict[str, int]:
-        """By parameter: its place in the order in which gradients are ready."""
-        return {parameter.fqn: place for place, parameter in enumerate(ready_order(self.training))}
+        """Index of each parameter in the order in which gradients are ready."""
+        return {parameter.fqn: index for index, parameter in enumerate(ready_order(self.training))}
 
     @cached_property
     def late(self) -> frozenset[str]:

@@ -29,8 +29,8 @@ IN_FLIGHT = 2
 def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     """Build the model, check and broadcast its parameters, make the first bucket.
 
-    A model that computes in two bytes is built in float32 and cast parameter by parameter; what was
-    built is the master copy, or goes, as it does where a parameter is frozen.
+    A model that computes in two bytes is built in float32 and cast parameter by parameter. The
+    float32 parameters become master copies; those of frozen parameters are freed.
     """
     step, element = Step(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
@@ -65,7 +65,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
         memory += [
-            Alloc(Buffer.of(USED, place), "communication", model.used_nbytes) for place in places
+            Alloc(Buffer.of(USED, where), "communication", model.used_nbytes) for where in places
         ]
     step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
@@ -80,7 +80,7 @@ def _children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[
         child, *inside = parameter.fqn.split(".")[depth:]
         (children.setdefault(child, []) if inside else own).append(parameter)
     return [
-        *(one for child in children.values() for one in _children_first(child, depth=depth + 1)),
+        *(p for child in children.values() for p in _children_first(child, depth=depth + 1)),
         *own,
     ]
 
@@ -138,13 +138,13 @@ def _broadcast(
     """
     pieces = _coalesced(states)
     flat = [
-        Buffer.of(unit, f"broadcast.{place}" if place else "broadcast") if count > 1 else ""
-        for place, (unit, _, _, count) in enumerate(pieces)
+        Buffer.of(unit, f"broadcast.{number}" if number else "broadcast") if count > 1 else ""
+        for number, (unit, _, _, count) in enumerate(pieces)
     ]
-    for place, (unit, dtype, nbytes, _) in enumerate(pieces):
-        over = [flat[place - IN_FLIGHT]] if place >= IN_FLIGHT else []
-        made = [Alloc(flat[place], "communication", nbytes)] if flat[place] else []
-        last = flat[max(0, place + 1 - IN_FLIGHT) :] if place == len(pieces) - 1 else []
+    for number, (unit, dtype, nbytes, _) in enumerate(pieces):
+        over = [flat[number - IN_FLIGHT]] if number >= IN_FLIGHT else []
+        made = [Alloc(flat[number], "communication", nbytes)] if flat[number] else []
+        last = flat[max(0, number + 1 - IN_FLIGHT) :] if number == len(pieces) - 1 else []
         memory: tuple[MemoryEvent, ...] = (
             *(Free(name) for name in over if name), *made, *(Free(name) for name in last if name),
         )
@@ -156,16 +156,16 @@ def _broadcast(
 
 def _coalesced(states: list[State]) -> list[Piece]:
     """`states` joined up to the cap, each dtype by itself."""
-    found: list[tuple[int, Piece]] = []
+    broadcasts: list[tuple[int, Piece]] = []
     filling: dict[str, tuple[int, Piece]] = {}
-    for place, (unit, dtype, nbytes) in enumerate(states):
-        first, (name, _, size, count) = filling.pop(dtype, (place, (unit, dtype, 0, 0)))
+    for number, (unit, dtype, nbytes) in enumerate(states):
+        first, (name, _, size, count) = filling.pop(dtype, (number, (unit, dtype, 0, 0)))
         joined = (first, (name, dtype, size + nbytes, count + 1))
         if size + nbytes >= BROADCAST_CAP:
-            found.append(joined)
+            broadcasts.append(joined)
         else:
             filling[dtype] = joined
-    return [state for _, state in sorted([*found, *filling.values()])]
+    return [state for _, state in sorted([*broadcasts, *filling.values()])]
 
 
 def collective_over_replicas(

@@ -44,17 +44,17 @@ class ReplicatedStep:
     _viewed: bool = False
     _made: dict[str, list[str]] = field(default_factory=dict)
     _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
-    """By parameter: what comes and goes when its gradient is accumulated."""
+    """Events that come with the accumulation of a gradient, by parameter."""
     _compute: int = 0
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_one_bucket: bool = True
     _last: list[str] = field(default_factory=list)
     _last_of: tuple[Bucket, ...] | None = None
-    """Of which buckets `_last` are the last gradients."""
+    """The buckets of which `_last` are the last gradients."""
     _casts: dict[str, list[MemoryEvent]] = field(default_factory=dict)
-    """By the parameter whose gradient lets buckets be reduced: their casts, which a hook makes and
-    drops inside backward."""
+    """Casts of buckets, which a hook makes and drops inside backward; by the parameter that
+    completes them."""
 
     def copy(self) -> ReplicatedStep:
         """This step so far, to be ended in another way."""
@@ -71,7 +71,7 @@ class ReplicatedStep:
 
     @property
     def has_reduced(self) -> bool:
-        """Whether the one bucket of everything has been reduced and not yet been replaced."""
+        """True after the one bucket of everything is reduced, until it is replaced."""
         return self._in_one_bucket and bool(self._reduced)
 
     def rebuild_buckets(self) -> None:
@@ -117,8 +117,8 @@ class ReplicatedStep:
                 if isinstance(event, Alloc) and event.buffer in self.model.losses
             ]
             made = [Alloc(f"{loss.buffer}.copy", "temporaries", loss.nbytes) for loss in losses]
-            place = len(list(storage_events(module.forward.memory)))
-            memory[place:place] = [*made, *(Free(copy.buffer) for copy in made)]
+            index = len(list(storage_events(module.forward.memory)))
+            memory[index:index] = [*made, *(Free(copy.buffer) for copy in made)]
         self._compute = self.step.issue(
             "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
             memory=memory,
@@ -146,12 +146,12 @@ class ReplicatedStep:
     def _backward_memory(
         self, module: LoweredModule, *, into_buckets: bool
     ) -> Iterator[BackwardEvent]:
-        """A node makes its gradients, then frees what it held; only then are the gradients
-        accumulated, and full buckets reduced.
+        """A node makes its gradients, then frees what it held; then gradients are accumulated and
+        full buckets reduced.
 
-        A late weight is accumulated after its bias although it is made before; parameters of other
-        nodes after the gradient of the input has been added to what other nodes made of it. Where
-        the tape says when one is accumulated, it is then.
+        A late weight is accumulated after its bias although it is made before. Parameters of other
+        nodes wait until the gradient of the input is added to those of other nodes. A tape that
+        marks the accumulation decides it.
         """
         tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
         early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
@@ -221,10 +221,9 @@ class ReplicatedStep:
         return births, [*(moved if parts else ()), *self._casts.get(fqn, ()), *(parts or moved)]
 
     def _last_gradients(self) -> list[str]:
-        """By bucket: the gradient after which it is reduced. Buckets are reduced in their order,
-        thus none before those ahead of it.
+        """The gradient after which each bucket is reduced, none before the buckets ahead of it.
 
-        What is unused is ready with the first gradient of all.
+        Unused parameters are ready with the first gradient of all.
         """
         if self._last_of is not self.buckets:
             readiness = self.model.readiness
