@@ -32,14 +32,10 @@ from zsim.strategies.building.parameters import units_read
 from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.construction import construction, lazy_init
-from zsim.strategies.flat_parameter.flat_parameter import (
-    FlatParameter,
-    flat_parameters,
-    placeholders,
-    stepped,
-)
+from zsim.strategies.flat_parameter.flat_parameter import FlatParameter, flat_parameters
 from zsim.strategies.flat_parameter.hooks import MicroBatch, Order, Units
 from zsim.strategies.flat_parameter.optimizer import optimizer
+from zsim.strategies.flat_parameter.rank_share import RankShare
 from zsim.strategies.flat_parameter.step import EARLIER_STEP, FlatShardedStep
 from zsim.strategies.flat_parameter.views import viewed
 from zsim.strategies.fsdp.passes import ORIGINAL
@@ -158,12 +154,14 @@ def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank; ranks that step as many elements of each parameter share one."""
     flats = _flats(training, mesh=mesh, options=options)
-    programs: dict[_Held, int] = {}
+    programs: dict[RankShare, int] = {}
     ranks: list[RankProgram] = []
     by_shard: list[int] = []
     both: dict[frozenset[str], tuple[FlatShardedStep, FlatShardedStep]] = {}
     for rank in range(mesh.dp_shard):
-        held = _Held.by(rank, training=training, flats=flats, options=options)
+        held = RankShare.of(
+            rank, training=training, flats=flats, original=options.use_orig_params
+        )
         if held not in programs:
             if held.hollow not in both:
                 both[held.hollow] = _both_steps(
@@ -175,44 +173,6 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
             )
         by_shard.append(programs[held])
     return Program(mesh=mesh, ranks=tuple(ranks), assignment=tuple(by_shard) * mesh.dp_replicate)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """A rank's share of the flat parameters: ranks with the same one share a program."""
-
-    hollow: frozenset[str]
-    """The units of whose original parameters it has no element that is trained."""
-    kept: tuple[int, ...]
-    """The elements of its shard of each flat parameter, without padding."""
-    stepped: tuple[int, ...]
-    """The elements of each parameter that it steps."""
-    placeholders: tuple[tuple[str, tuple[int, ...]], ...]
-    """Elements of placeholders for unsharded gradients of original parameters, by unit."""
-
-    @classmethod
-    def by(
-        cls, rank: int, *, training: Training, flats: dict[str, FlatParameter], options: Options
-    ) -> _Held:
-        """The share of `rank`."""
-        model, frozen, original = training.model, training.model.frozen, options.use_orig_params
-        waits = original and training.sync == "last" and training.batch.accumulation > 1
-        made = (
-            placeholders(model, flats, rank=rank, dtype=training.precision.parameters)
-            if waits
-            else {}
-        )
-        empty = [
-            flat.fqn
-            for flat in flats.values()
-            if original and all(fqn in frozen for fqn, _ in flat.held(rank))
-        ]
-        return cls(
-            hollow=frozenset(empty),
-            kept=tuple([flat.layout.local(rank).numel for flat in flats.values()]),
-            stepped=tuple(stepped(model, flats, rank=rank, original=original)),
-            placeholders=tuple(made.items()),
-        )
 
 
 def _flats(training: Training, *, mesh: Mesh, options: Options) -> dict[str, FlatParameter]:
@@ -229,7 +189,7 @@ def _rank(
     both: tuple[FlatShardedStep, FlatShardedStep],
     *,
     flats: dict[str, FlatParameter],
-    held: _Held,
+    held: RankShare,
     options: Options,
 ) -> RankProgram:
     """The program of a rank that has `held` of the flat parameters."""

@@ -23,9 +23,7 @@ from zsim.ir.program import Program, RankProgram
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ROOT, ModelSpec
-from zsim.models.training_options import DTYPE_NBYTES, Optimizer
-from zsim.strategies.building.backward_events import accumulated_after_sums
-from zsim.strategies.building.parameters import units_read, units_read_by_blocks
+from zsim.models.training_options import Optimizer
 from zsim.strategies.building.step import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.hook_events import (
@@ -37,7 +35,6 @@ from zsim.strategies.fsdp.hook_events import (
     Run,
     hook_events,
 )
-from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 from zsim.strategies.fully_shard.construction import DerivedMesh, construction
 from zsim.strategies.fully_shard.optimizer import memory_of, step_shards
 from zsim.strategies.fully_shard.param_group import (
@@ -228,7 +225,7 @@ class RankIndependentPasses:
         )
 
         def passes() -> ShardedStep:
-            step = _new_step(training, groups, mesh=mesh, offload=options.offload)
+            step = ShardedStep.new(training, groups, mesh=mesh, offload=options.offload)
             _run_micro_batches(step, groups, resharding, all_reduce=all_reduce)
             return step
 
@@ -244,30 +241,6 @@ def _set_prefetch(model: ModelSpec, groups: dict[str, Group], options: Options) 
     for index, group in enumerate(order):
         group.forward_prefetch = tuple(order[index + 1 :][: options.forward_prefetch])
         group.backward_prefetch = tuple(order[:index][::-1][: options.backward_prefetch])
-
-
-def _new_step(
-    training: Training, groups: dict[str, Group], *, mesh: Mesh, offload: bool
-) -> ShardedStep:
-    """A step without ops, in which the parameters live that `groups` still have unsharded."""
-    model, element = training.model, DTYPE_NBYTES[training.precision.parameters]
-    step = ShardedStep(
-        training=training,
-        mesh=mesh,
-        gradients=UnshardedGradients(
-            nbytes={p.fqn: p.numel * element for p in model.parameters},
-            after_sums=accumulated_after_sums(training),
-        ),
-        reads=units_read(model),
-        block_reads=units_read_by_blocks(model) if model.nested else {},
-        offload=offload,
-    )
-    for group in groups.values():
-        if group.part:
-            step.live.update(f"{p.fqn}.{group.part}" for p in group.parameters if p.shard)
-        if group.unsharded:
-            step.live.update(f"{p.fqn}.unsharded" for p in group.parameters if p.padded)
-    return step
 
 
 def _run_micro_batches(

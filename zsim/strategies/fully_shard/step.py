@@ -9,8 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowered import LoweredModule
+from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building.backward_events import accumulated_after_sums
+from zsim.strategies.building.parameters import units_read, units_read_by_blocks
+from zsim.strategies.building.training import Training
+from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 from zsim.strategies.fully_shard.param_group import Group, ReshardPlan
 from zsim.strategies.fully_shard.reduce import ReducingStep
 
@@ -23,6 +29,30 @@ class ShardedStep(ReducingStep):
     """The groups in the order in which their forwards ended, one for each run."""
     recomputed_root: Group | None = None
     """The unit that takes itself for the root, as it is called while its block is recomputed."""
+
+    @classmethod
+    def new(
+        cls, training: Training, groups: dict[str, Group], *, mesh: Mesh, offload: bool
+    ) -> ShardedStep:
+        """A step without ops, in which the parameters live that `groups` still have unsharded."""
+        model, element = training.model, DTYPE_NBYTES[training.precision.parameters]
+        step = cls(
+            training=training,
+            mesh=mesh,
+            gradients=UnshardedGradients(
+                nbytes={p.fqn: p.numel * element for p in model.parameters},
+                after_sums=accumulated_after_sums(training),
+            ),
+            reads=units_read(model),
+            block_reads=units_read_by_blocks(model) if model.nested else {},
+            offload=offload,
+        )
+        for group in groups.values():
+            if group.part:
+                step.live.update(f"{p.fqn}.{group.part}" for p in group.parameters if p.shard)
+            if group.unsharded:
+                step.live.update(f"{p.fqn}.unsharded" for p in group.parameters if p.padded)
+        return step
 
     def copy(self) -> ShardedStep:
         """This step so far, to be ended in another way."""
