@@ -1,8 +1,7 @@
-"""Activation checkpointing: which blocks, and which of their operators, are computed again in
-backward instead of being kept.
+"""Activation checkpointing: blocks, or operators of theirs, that backward recomputes instead of
+keeping.
 
-It says what is asked for; `zsim.autograd.tape` knows what it does to memory, as
-torch.utils.checkpoint (non-reentrant) does.
+`zsim.autograd.tape` knows the effect on memory, as torch.utils.checkpoint (non-reentrant) has it.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ LINEARS = ("linear", "conv1d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointing:
-    """The mode, and what it applies to.
+    """The mode, and the blocks and operators that it applies to.
 
     "full": every `every`-th block (the k-th, the 2k-th, …) is recomputed from its input.
-    "selective" with `save`: the same, but the outputs of these operators are kept and not computed
-    again (torch's selective activation checkpointing). "selective" with `recompute`: each operator
-    of these kinds is checkpointed by itself, everything else is kept. With `save_every`: of a
-    block's linears only the first, the (1 + save_every)-th, … are kept, with 2 every second one, as
-    torchtitan's policy does. Without `early_stop` all of a stretch is computed again, as torch
-    before 2.1 did and torch.utils.checkpoint.set_checkpoint_early_stop makes it; with it, what
-    nothing in backward needs is left out.
+    "selective" with `save`: the same, but the outputs of these operators are kept (torch's
+    selective activation checkpointing). "selective" with `recompute`: each operator of these kinds
+    is checkpointed by itself, everything else is kept.
+
+    With `save_every` only the first of a block's linears, the (1 + save_every)-th, … are kept, as
+    torchtitan's policy does. With `early_stop` operators that nothing in backward needs are left
+    out. Without it a whole stretch is recomputed, as by torch before 2.1, or
+    torch.utils.checkpoint.set_checkpoint_early_stop.
     """
 
     mode: Literal["none", "full", "selective"] = "none"
@@ -74,8 +74,8 @@ NO_CHECKPOINTING = Checkpointing()
 def problems(
     asked: Checkpointing, model: ModelSpec, *, casts: bool = False, forwards: int = 1
 ) -> Iterator[str]:
-    """What does not fit together, one line each, with the scenario's key in front. `casts`: under
-    autocast, which caches casts."""
+    """Refusals of a model and its checkpointing, one line each, the scenario's key first. `casts`:
+    under autocast, which caches casts."""
     key = "activation_checkpointing"
     blocks_only = {block.unit for block in model.blocks}
     own = [module for module in model.modules if (module.within or module.unit) in blocks_only]
@@ -124,7 +124,7 @@ def problems(
 
 
 def _casts_again(asked: Checkpointing, model: ModelSpec, forwards: int) -> bool:
-    """Whether a linear that is recomputed reads a trained weight for the second time."""
+    """True where a linear that is recomputed reads a trained weight for the second time."""
     again = asked.applies_to(model)
     if forwards == 1 and all(module.fqn == module.path for module in model.modules):
         return False

@@ -19,8 +19,8 @@ from zsim.models.spec import ROOT, ModelSpec, Module, numbered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uses:
-    """How many `times` each block runs in a forward: "block" by "block", each that often in a row,
-    or the whole "stack" again.
+    """Runs of each block in a forward: "block" by "block", each `times` in a row, or the whole
+    "stack" again.
 
     Sharing weights across layers as in Universal Transformers (Dehghani et al., arXiv 1807.03819)
     and ALBERT (arXiv 1909.11942).
@@ -61,12 +61,12 @@ def with_forwards(model: ModelSpec, forwards: int) -> ModelSpec:
 
 
 def repeats(model: ModelSpec) -> bool:
-    """Whether some module runs more than once."""
+    """True where some module runs more than once."""
     return most_runs(model) > 1
 
 
 def most_runs(model: ModelSpec) -> int:
-    """How often the module runs that runs most often."""
+    """Most runs of any module."""
     return max(Counter(module.path for module in model.modules).values(), default=1)
 
 

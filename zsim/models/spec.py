@@ -41,7 +41,7 @@ def run_of(name: str) -> str:
 
 
 def is_model_input(buffer: str) -> bool:
-    """Whether `buffer` is one of the model's own inputs, in any forward."""
+    """True where `buffer` is one of the model's own inputs, in any forward."""
     name = without_run(buffer)
     return name == MODEL_INPUT or (name.startswith(f"{MODEL_INPUT}.") and ":" not in name)
 
@@ -79,7 +79,7 @@ class ParamGroup:
     modules: tuple[str, ...] = ()
 
     def wraps(self, other: ParamGroup) -> bool:
-        """Whether `other` lies in one of this unit's modules."""
+        """True where `other` lies in one of this unit's modules."""
         first = (*other.modules, other.fqn)[0]
         return any(first.startswith(f"{fqn}.") for fqn in self.modules or (self.fqn,))
 
@@ -95,13 +95,11 @@ class Module:
     the first and last ones itself.
 
     A module that runs several times stands there once per run; the second is called `path`#2, and
-    so on. `apart`: not a block, but an embedding, norm or head that is a module of its own because
-    a wrapping policy wraps it.
+    so on. `apart`: an embedding, norm or head that a wrapping policy wraps by itself, and no block.
 
-    Units lie in one another where a wrapping policy has it so. Then a block stands there in parts,
-    each `within` it: what it runs itself, as `block`, `block`@2, …, and the modules in it that are
-    units, each between two of those, the first and last of which may be empty. Values are local to
-    the whole block; a unit in it reads one of them.
+    A block with nested units stands there in parts, each `within` it. Its own parts are called
+    `block`, `block`@2, …; each nested unit lies between two of them. The first and the last part
+    may be empty. Values are local to the whole block; a nested unit reads one of them.
     """
 
     fqn: str
@@ -117,7 +115,7 @@ class Module:
 
     @property
     def inside(self) -> bool:
-        """Whether it is a unit in a block."""
+        """True for a nested unit: a unit inside a block."""
         return self.within not in ("", self.path) and self.unit == self.path
 
     @property
@@ -138,17 +136,16 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A whole model. `modules` in forward order; `units` too, after the root when it owns
+    """A whole model: `modules` in forward order, and `units` too, after the root when it owns
     parameters.
 
-    `forwards`: how many forwards, one after another and each of as many modules, `modules` holds.
+    `forwards`: forwards before a backward, each of as many modules, that `modules` holds. `idle`:
+    fqns of the blocks that forward skips. A unit of nothing else is unused: it owns parameters, and
+    no more.
 
-    `idle` are the fqns of the blocks that forward passes by; a unit of nothing else is unused: it
-    owns parameters, and no more.
-
-    `registered` are the fqns of the parameters as the real module registers them, where it does not
-    have its blocks' first and then the root's own; `buffers` the dtype and the bytes of each tensor
-    that it holds besides.
+    `registered`: fqns of the parameters as the real module registers them, unless it has its
+    blocks' first and then the root's own. `buffers`: dtype and bytes of each tensor that it holds
+    besides.
     """
 
     name: str
@@ -188,13 +185,13 @@ class ModelSpec:
 
     @property
     def wrapped_by(self) -> dict[str, str]:
-        """By module: the param group that is gathered for it."""
+        """Param groups that are gathered for each module."""
         groups = {name: unit.fqn for unit in self.units for name in unit.modules or (unit.fqn,)}
         return {module.fqn: groups.get(module.unit, ROOT) for module in self.modules}
 
     @property
     def nested(self) -> bool:
-        """Whether some unit that runs lies in another, or inside a block."""
+        """True where some unit that runs lies in another, or inside a block."""
         return any(module.within for module in self.modules)
 
     @property

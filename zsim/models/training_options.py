@@ -1,5 +1,4 @@
-"""What a strategy is given: the model lowered for one micro-batch, and the choices that every
-strategy shares."""
+"""Batch, precision and optimizer: choices that every strategy shares."""
 
 from __future__ import annotations
 

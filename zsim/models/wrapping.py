@@ -18,17 +18,18 @@ from zsim.models.spec import PART, ROOT, RUN, ModelSpec, Module, ParamGroup, num
 TRACED = "traced"
 """The family of models that bring their own units."""
 SHARED = "shared with a parameter already managed by another FSDP group"
-"""What torch 2.13 says at the first forward of a model with a weight in two groups."""
+"""torch 2.13's message at the first forward of a model with a weight in two groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapping:
-    """`every`: consecutive blocks in one group, or "all": the whole model is one group, the root's.
+    """Consecutive blocks in one group (`every`), or "all": the whole model is one group, the
+    root's.
 
-    `ends`: "root" leaves embedding, last norm and head to the root's group; "apart" makes the
+    `ends`: "root" leaves embedding, last norm and head to the root's group. "apart" makes the
     embedding one group and norm and head another, as torchtitan does; the loss stays with the root,
     which then owns nothing. `nested`: names of modules in each block that are units in its unit,
-    which owns what they do not.
+    which owns all other parameters.
     """
 
     every: int | Literal["all"] = 1
@@ -37,7 +38,7 @@ class Wrapping:
 
 
 def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
-    """What cannot be, one line each, with the scenario's key in front."""
+    """Refusals of a policy for `model`, one line each, the scenario's key first."""
     if model.family == TRACED:
         if asked != Wrapping():
             yield (
@@ -278,13 +279,12 @@ def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
 
 
 def _owner(operator: Operator, path: str, nested: tuple[str, ...]) -> str:
-    """Which of the `nested` modules of the block `path` has the operator, "" for none."""
+    """The one of the `nested` modules of the block `path` that has the operator, "" for none."""
     return next((name for name in nested if f"{operator.name}.".startswith(f"{path}.{name}.")), "")
 
 
 def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
-    """What keeps the modules called `nested` from being units: each has parameters, reads one value
-    and makes one."""
+    """Refusals of nested units: each must have parameters, read one value and make one."""
     for name, other in ((name, other) for name in asked.nested for other in asked.nested):
         if name != other and name.startswith(f"{other}."):
             yield (

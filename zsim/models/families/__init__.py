@@ -48,8 +48,8 @@ class Preset:
 
     @property
     def has_open_positions(self) -> bool:
-        """Whether it has as many learned positions, and so parameters, as the scenario's sequences
-        are long."""
+        """True where a model has as many learned positions, and so parameters, as the scenario's
+        sequences have tokens."""
         return isinstance(self.sizes, gpt.GptSizes) and not self.sizes.max_positions
 
 

@@ -19,7 +19,7 @@ LLAMAS = {
     ("3.2", "3"): "llama-3.2-3b",
     ("3.3", "70"): "llama-3-70b",
 }
-"""By generation and thousands of millions of parameters; 3.1 and 3.3 have the sizes of 3."""
+"""Presets by generation and billions of parameters; 3.1 and 3.3 have the sizes of 3."""
 _BEFORE, _BEHIND = (
     r"(?:meta-llama/)?(?:meta[-_ ]?)?llama[-_ ]?v?", r"[-_ ]?b(?:[-_ ](?:hf|base|instruct|chat))*",
 )
@@ -37,6 +37,6 @@ def llama(name: str) -> str:
 
 
 def mpt(name: str) -> str:
-    """What the preset of the MPT that `name` spells would be called, "" for another model."""
+    """Name that the preset of the MPT spelt `name` would have, "" for another model."""
     said = re.fullmatch(_MPT, name.strip().lower())
     return f"mpt-{said[1]}" if said else ""

@@ -55,7 +55,7 @@ def from_config(
 
 
 def _problem(path: str, key: str, expected: str, value: object) -> str:
-    """What is wrong with a key; `found` is MISSING where it is not there."""
+    """The complaint about a key; `value` is MISSING where the key is missing."""
     said = (
         f"missing; expected {expected}"
         if value is MISSING
@@ -87,7 +87,7 @@ class _Config:
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path, self.values = path, values
         self.problems: dict[str, str] = {}
-        """By key, the first complaint about it."""
+        """The first complaint about each key."""
 
     def wrong(self, key: str, expected: str, value: object) -> None:
         """Note that `key` is not as expected."""

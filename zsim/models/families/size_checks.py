@@ -1,5 +1,4 @@
-"""Whether a ModelSpec is one that can run: sizes that divide, positions for every token, no empty
-weight."""
+"""Checks that a ModelSpec can run: sizes that divide, positions for every token, no empty model."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from zsim.models.spec import ModelSpec
 
 
 def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
-    """What keeps `model` from running on sequences of that length, each once, with the scenario's
-    key in front."""
+    """Refusals of `model` on sequences of that length, each once, with the scenario's key first."""
     refusals: list[str] = []
     if model.family == "mlp" and sequence_length != 1:
         refusals.append(f"batch.sequence_length: expected 1 for an mlp, which has no sequences, "

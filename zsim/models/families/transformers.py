@@ -8,6 +8,7 @@ itself makes the loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from zsim.models.families.gpt import GptSizes
@@ -142,10 +143,19 @@ def llama(sizes: LlamaSizes, *, name: str, config: str) -> TransformersModel:
     )
 
 
+def _llama_mlp(sizes: LlamaSizes, fqn: str) -> Iterator[Operator]:
+    """The gated MLP of a block, from "n2" to "m"."""
+    width, wide = sizes.hidden_size, sizes.feed_forward
+    yield linear(f"{fqn}.mlp.gate_proj", "n2", "gate", width, wide, bias=sizes.mlp_bias)
+    yield elementwise("silu", f"{fqn}.mlp.act_fn", ("gate",), "silu", wide)
+    yield linear(f"{fqn}.mlp.up_proj", "n2", "up", width, wide, bias=sizes.mlp_bias)
+    yield elementwise("multiply", f"{fqn}.mlp.product", ("silu", "up"), "act", wide)
+    down = linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias)
+    yield replace(down, drops=("act", "n2"))
+
+
 def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
-    width, wide, kv_heads = (
-        sizes.hidden_size, sizes.feed_forward, sizes.num_kv_heads or sizes.num_heads,
-    )
+    width, kv_heads = sizes.hidden_size, sizes.num_kv_heads or sizes.num_heads
     attention = f"{fqn}.self_attn"
     heads = {"q": sizes.num_heads, "k": kv_heads, "v": kv_heads}
     shape = Operator(
@@ -193,14 +203,7 @@ def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
             replace(attended, drops=("mixed", "turned.query", "turned", "v", "n1")),
             elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
             norm("upcast_norm", f"{fqn}.post_attention_layernorm", "h", "n2", width),
-            linear(f"{fqn}.mlp.gate_proj", "n2", "gate", width, wide, bias=sizes.mlp_bias),
-            elementwise("silu", f"{fqn}.mlp.act_fn", ("gate",), "silu", wide),
-            linear(f"{fqn}.mlp.up_proj", "n2", "up", width, wide, bias=sizes.mlp_bias),
-            elementwise("multiply", f"{fqn}.mlp.product", ("silu", "up"), "act", wide),
-            replace(
-                linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias),
-                drops=("act", "n2"),
-            ),
+            *_llama_mlp(sizes, fqn),
             replace(
                 elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width), drops=("m", "h")
             ),
