@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zsim.analysis.alternatives import changes, dropped, refusals
-from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.memory.fits import Answer, Verdict, assess
 from zsim.runs.simulator import StepTime, step_time
@@ -162,10 +161,7 @@ def changed(
         ):
             continue
         seen.add(key)
-        try:
-            found.append(way_of((*way.changes, change), planned(other), timed=timed))
-        except ScenarioError:  # a strategy that finds out only while it plans
-            continue
+        found.append(way_of((*way.changes, change), planned(other), timed=timed))
     return tuple(found)
 
 

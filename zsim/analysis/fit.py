@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from zsim.analysis.advice import REMEDY, Way, together, way_of
 from zsim.analysis.alternatives import can_checkpoint, dropped, moved, refusals
 from zsim.autograd.traced import TracedModel
-from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import Answer
@@ -69,13 +68,10 @@ def fit(scenario: Scenario) -> Fit:
     found: list[Way] = []
     refused: list[tuple[str, str]] = []
     for name, other in _cases(scenario):
-        try:
-            why = refusals(other) or ("",)
-            if not why[0]:
-                found.append(way_of((name,), planned(other)))
-        except ScenarioError as error:  # a strategy that finds out only while it plans
-            why = error.problems
-        refused += [(name, why[0])] if why[0] else []
+        if problems := refusals(other):
+            refused.append((name, problems[0]))
+        else:
+            found.append(way_of((name,), planned(other)))
     if all(way.answer.verdict != "FITS" for way in found):
         found += together(
             sorted(found, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False

@@ -41,7 +41,6 @@ from zsim.analysis.hiding_candidates import (
 from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline
-from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes
 from zsim.memory.fits import Verdict, assess
 from zsim.models import wrapping
@@ -223,10 +222,7 @@ def _tried(words: str, scenario: Scenario) -> Tried | None:
     """The candidate simulated; None where a scenario file that asked for it would be refused."""
     if refusals(scenario):
         return None
-    try:
-        return _simulated(words, planned(scenario))
-    except ScenarioError:  # a strategy that finds out only while it plans
-        return None
+    return _simulated(words, planned(scenario))
 
 
 def _with_memory(tried: Tried) -> Tried:

@@ -88,4 +88,4 @@ class Operator:
     reads: Final[tuple[str, ...]] = ()
     drops: Final[tuple[str, ...]] = ()
     dtype: Final[str] = ""
-    """What it runs in, "" for the dtype of the model; a cast makes its input of it."""
+    """Dtype in which an operator runs, "" for that of the model; a cast makes its input of it."""

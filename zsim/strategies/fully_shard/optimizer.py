@@ -53,7 +53,7 @@ def _clip(step: ShardedStep, numels: list[int]) -> list[int]:
 def memory_of(
     training: Training, numels: list[int]
 ) -> tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]:
-    """What the optimizer allocates and frees for parameters of `numels` in the first step, and in
+    """Allocations and frees of the optimizer for parameters of `numels`, in the first step and in
     later ones."""
     return optimizers.first_and_later(
         numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device,

@@ -237,7 +237,7 @@ class ReducingStep(UnshardingStep):
         self, group: Group, kernels: tuple[Kernel, ...], *, after: int,
         memory: list[MemoryEvent] | None = None,
     ) -> int:
-        """What torch does between copying in and all-reducing, on the stream of reduce-scatters."""
+        """Ops between the copy-in and the all-reduce, on the stream of reduce-scatters."""
         return self.issue(
             "copy",
             group.fqn,

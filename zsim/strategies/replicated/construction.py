@@ -112,7 +112,7 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
 
 
 State = tuple[str, str, int]
-"""What is broadcast: whether "parameters" or "buffers", its dtype and its bytes."""
+"""A broadcast state: "parameters" or "buffers", its dtype and its bytes."""
 Piece = tuple[str, str, int, int]
 """States of one dtype that are broadcast together, and how many they are."""
 
