@@ -1,10 +1,16 @@
-"""What holds for every test: property tests have no deadline, since a machine under load is slow
-and not wrong."""
+"""Settings of every test: property tests have no deadline, since a machine under load is slow and
+not wrong, and torch has one thread in each process."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# Read when torch is imported. The kernel of a convolution goes by the number of threads, and with
+# it the strides of gradients; xdist's workers and gloo ranks share the cores besides.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("zsim", deadline=None)
 settings.load_profile("zsim")

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
 
 
+def wait_to_be_ended() -> None:
+    """Sleep for longer than any limit of a launch or of the suite."""
+    time.sleep(3600)
+
+
 def fine(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> dict[str, int]:
@@ -41,7 +47,7 @@ def killed(
     progress("reduce_scatter #1 of 64 B over dp_shard")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def raising(
@@ -51,7 +57,7 @@ def raising(
     progress("all_gather #7 of 128 B over dp_shard")
     if rank == 1:
         raise ValueError("a wrong shard")
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def absent(
@@ -59,7 +65,7 @@ def absent(
 ) -> None:
     """Rank 2 never arrives at the collective that the others are in."""
     progress("all_reduce #3 of 8 B over world" if rank == 2 else "all_reduce #4 of 8 B over world")
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def alone(
@@ -68,7 +74,7 @@ def alone(
     """Every rank is past its last collective, and trains the reference by itself."""
     progress("all_reduce #9 of 8 B over world")
     progress(REFERENCE)
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def stopped(
@@ -79,7 +85,7 @@ def stopped(
     progress("all_reduce #4 of 8 B over world")
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def three_stopped(
@@ -89,16 +95,16 @@ def three_stopped(
     progress("all_reduce #4 of 8 B over world")
     if rank:
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def slow(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> None:
     """Ranks enter one collective after another, and are not done in time."""
-    for place in range(200):
-        progress(f"all_reduce #{place} of 8 B over world")
-        time.sleep(0.3)
+    for number in count():
+        progress(f"all_reduce #{number} of 8 B over world")
+        time.sleep(0.1)
 
 
 def ending_the_server(
@@ -106,10 +112,12 @@ def ending_the_server(
 ) -> None:
     """Rank 0 kills the process that all ranks were forked from."""
     progress("all_reduce #4 of 8 B over world")
-    time.sleep(1)
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    store.set(f"rank {rank}", "has said it")
     if rank == 0:
+        store.wait(["rank 1"])
         os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def all_waiting(
@@ -117,7 +125,14 @@ def all_waiting(
 ) -> None:
     """Every rank announces the same collective, and nothing more happens."""
     progress("all_reduce #4 of 8 B over world")
-    time.sleep(60)
+    wait_to_be_ended()
+
+
+def silent(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
+    """No rank says anything."""
+    wait_to_be_ended()
 
 
 def failing_in_the_first_step(
@@ -160,7 +175,7 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "raised":
         raise ValueError("a wrong shard")
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def with_half_gradients(
@@ -231,7 +246,7 @@ def killed_by(
 ) -> None:
     """End by the signal `number`."""
     os.kill(os.getpid(), arguments["number"])
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def half_sent(
@@ -253,11 +268,12 @@ def half_sent(
 def raising_at_length(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> None:
-    """Rank 1 raises an error of several lines; the others end by a signal a moment later, as its
-    consequence."""
+    """Rank 1 raises an error of several lines; the others end by a signal once the controller has
+    heard of it, as its consequence."""
     if rank == 1:
         raise RuntimeError("the real cause\nException raised from foo\nframe #1: 0xdead")
-    time.sleep(0.4)
+    while not Path(arguments["heard"]).exists():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGABRT)
 
 
@@ -267,7 +283,7 @@ def deaf(
     """Ignore the request to end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     progress("all_reduce #0 of 8 B over world")
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def raising_alone(
@@ -276,7 +292,7 @@ def raising_alone(
     """Rank 1 raises, and the others never notice."""
     if rank == 1:
         raise ValueError("alone")
-    time.sleep(60)
+    wait_to_be_ended()
 
 
 def with_defect(
@@ -356,4 +372,4 @@ def parent(
         time.sleep(0.05)
     if rank == 1:
         raise ValueError("over")
-    time.sleep(60)
+    wait_to_be_ended()

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,23 +23,31 @@ from zreal.processes import fork_server
 from zreal.processes import launch as launching
 from zreal.processes.failure_report import LaunchError
 from zreal.processes.launch import launch
+from zreal.processes.rank_status import REFERENCE, Rank
 
 pytestmark = pytest.mark.gloo
 
 BODIES = "tests.zreal.processes.rank_bodies"
+FAR_S = 600.0
+"""Timeout that no launch here reaches: the suite's own limit comes first, and ranks wait longer."""
+
+TimeOutWhen = Callable[[Callable[[list[Rank]], bool]], None]
+
+
+def have_begun(ranks: list[Rank]) -> bool:
+    """Every rank has said its first collective."""
+    return all("#" in rank.last for rank in ranks)
 
 
 def test_every_rank_returns_its_result_in_order() -> None:
-    results = launch(f"{BODIES}:fine", {"given": 5}, world_size=3, timeout_s=60)
+    results = launch(f"{BODIES}:fine", {"given": 5}, world_size=3, timeout_s=FAR_S)
 
     assert results == [{"rank": rank, "world_size": 3, "given": 5} for rank in range(3)]
 
 
-def test_a_killed_rank_is_named_with_its_signal_and_last_collective_within_three_seconds() -> None:
-    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)  # the fork server is warm
-    began = time.monotonic()
+def test_a_killed_rank_is_named_with_its_signal_and_last_collective_before_the_timeout() -> None:
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:killed", {}, world_size=3, timeout_s=60)
+        launch(f"{BODIES}:killed", {}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "rank 1"
     assert error.value.found == (
@@ -46,14 +56,12 @@ def test_a_killed_rank_is_named_with_its_signal_and_last_collective_within_three
         "failed after it"
     )
     assert error.value.exit_code == 1
-    # half a second of grace, two ranks to stop, on a busy machine
-    assert time.monotonic() - began < 6
     assert multiprocessing.active_children() == []
 
 
 def test_an_exception_on_one_rank_is_named_with_its_text_and_last_collective() -> None:
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:raising", {}, world_size=3, timeout_s=60)
+        launch(f"{BODIES}:raising", {}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "rank 1"
     assert error.value.found.startswith("ValueError: a wrong shard")
@@ -61,7 +69,10 @@ def test_an_exception_on_one_rank_is_named_with_its_text_and_last_collective() -
     assert multiprocessing.active_children() == []
 
 
-def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call() -> None:
+def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call(
+    time_out_when: TimeOutWhen
+) -> None:
+    time_out_when(have_begun)
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:absent", {}, world_size=4, timeout_s=4)
 
@@ -73,7 +84,10 @@ def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all_wait_in() -> None:
+def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all_wait_in(
+    time_out_when: TimeOutWhen
+) -> None:
+    time_out_when(lambda ranks: have_begun(ranks) and _is_stopped(ranks[2].process.pid))
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:stopped", {}, world_size=3, timeout_s=4)
 
@@ -86,7 +100,10 @@ def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all
     assert multiprocessing.active_children() == []
 
 
-def test_every_stopped_rank_is_named() -> None:
+def test_every_stopped_rank_is_named(time_out_when: TimeOutWhen) -> None:
+    time_out_when(
+        lambda ranks: have_begun(ranks) and all(_is_stopped(rank.process.pid) for rank in ranks[1:])
+    )
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:three_stopped", {}, world_size=4, timeout_s=3)
 
@@ -98,7 +115,10 @@ def test_every_stopped_rank_is_named() -> None:
     )
 
 
-def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang() -> None:
+def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang(
+    time_out_when: TimeOutWhen
+) -> None:
+    time_out_when(lambda ranks: all(rank.gets_on for rank in ranks))
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:slow", {}, world_size=2, timeout_s=4)
 
@@ -112,7 +132,7 @@ def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang() -> None:
 
 def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_another() -> None:
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:ending_the_server", {}, world_size=2, timeout_s=30)
+        launch(f"{BODIES}:ending_the_server", {}, world_size=2, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
@@ -120,7 +140,7 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
         "with it; "
         "ranks [0, 1] at all_reduce #4 of 8 B over world"
     )
-    assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=60)[0]["given"] == 1
+    assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=FAR_S)[0]["given"] == 1
 
 
 SEGFAULT = """
@@ -163,7 +183,7 @@ def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_i
 def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts_another(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
+    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=FAR_S)
     start = launching._start
 
     def start_and_end_the_server(*arguments: Any, rank: int, **more: Any) -> Any:
@@ -177,13 +197,16 @@ def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts
 
     monkeypatch.setattr(launching, "_start", start_and_end_the_server)
     with pytest.raises(LaunchError, match="it ended, before rank 1 of 3 was started") as error:
-        launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=30)
+        launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
     assert multiprocessing.active_children() == []
 
 
-def test_ranks_that_train_the_reference_are_slow_and_do_not_hang() -> None:
+def test_ranks_that_train_the_reference_are_slow_and_do_not_hang(
+    time_out_when: TimeOutWhen
+) -> None:
+    time_out_when(lambda ranks: all(rank.last == REFERENCE for rank in ranks))
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:alone", {}, world_size=2, timeout_s=4)
     assert error.value.where == "ranks [0, 1]"
@@ -192,8 +215,10 @@ def test_ranks_that_train_the_reference_are_slow_and_do_not_hang() -> None:
 
 
 def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
+    """Ranks that say nothing, as they do on the slowest machine until the clock itself ends them.
+    """
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=3)
+        launch(f"{BODIES}:silent", {}, world_size=3, timeout_s=1)
 
     assert error.value.where == "ranks [0, 1, 2]"
     assert error.value.found.endswith("which of them did not arrive cannot be told")
@@ -208,7 +233,7 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
         textwrap.dedent(f"""
         from zreal.processes.launch import launch
         if __name__ == "__main__":
-            launch("{BODIES}:{body}", {{}}, world_size=3, timeout_s=50)
+            launch("{BODIES}:{body}", {{}}, world_size=3, timeout_s={FAR_S})
         """)
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -218,11 +243,7 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
         time.sleep(0.1)
     controller.kill()
     controller.wait()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-    assert [pid for pid in ranks if Path(f"/proc/{pid}").exists()] == []
+    _until_ended(ranks)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +256,7 @@ def test_a_signal_to_the_command_ends_its_ranks_and_is_said(
     text = (ROOT / "scenarios/parity/fsdp2-mlp-2.toml").read_text()
     scenario.write_text(text.replace("steps = 3", "steps = 1000"))
     command = [
-        sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", "80", str(scenario)
+        sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", str(FAR_S), str(scenario)
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -245,71 +266,72 @@ def test_a_signal_to_the_command_ends_its_ranks_and_is_said(
     ranks = _descendants_when(controller.pid, at_least=4)
     time.sleep(0.5)
     controller.send_signal(number)
-    _, err = controller.communicate(timeout=30)
+    _, err = controller.communicate()
 
     assert (controller.returncode, err.splitlines()[-1]) == (128 + number, f"zsim: {said}")
-    deadline = time.monotonic() + 10
-    while any(_runs(pid) for pid in ranks) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in ranks if _runs(pid)] == []
+    _until_ended(ranks)
 
 
 def test_what_ranks_themselves_had_started_ends_with_them(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="over"):
-        launch(f"{BODIES}:parent", {"folder": str(tmp_path)}, world_size=2, timeout_s=30)
+        launch(f"{BODIES}:parent", {"folder": str(tmp_path)}, world_size=2, timeout_s=FAR_S)
 
     children = [int(file.name) for file in tmp_path.iterdir()]
     assert len(children) == 2
-    deadline = time.monotonic() + 5
-    while any(_runs(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in children if _runs(pid)] == []
+    _until_ended(children)
 
 
-def _runs(pid: int) -> bool:
-    """Whether it is there and not only waits for somebody to hear that it has ended."""
+def _state(pid: int) -> str:
+    """Letter of the process's state as in /proc; Z where it has ended, reaped or not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "Z"
 
 
 def _is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return _state(pid) == "T"
+
+
+def _until_ended(pids: list[int]) -> None:
+    """Return when all have ended; that some do not end is told by the suite's limit, which shows
+    this line."""
+    while any(_state(pid) != "Z" for pid in pids):
+        time.sleep(0.05)
 
 
 def _descendants_when(pid: int, *, at_least: int) -> list[int]:
     """All processes below `pid` once there are enough: the resource tracker, the fork server and
     the ranks."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found: list[int] = []
-        frontier = [pid]
-        while frontier:
-            children = [
-                int(child)
-                for parent in frontier
-                for task in Path(f"/proc/{parent}/task").glob("*/children")
-                for child in task.read_text().split()
-            ]
-            found += children
-            frontier = children
-        if len(found) >= at_least:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"no ranks appeared below {pid}")
+    descendants: list[int] = []
+    while len(descendants) < at_least:
+        time.sleep(0.1)
+        assert _state(pid) != "Z", "the controller has ended by itself"
+        descendants, parents = [], [pid]
+        while parents:
+            parents = [child for parent in parents for child in _children(parent)]
+            descendants += parents
+    return descendants
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            children += map(int, task.read_text().split())
+    return children
 
 
 def test_a_result_that_json_cannot_say_is_an_error_with_its_text() -> None:
     with pytest.raises(LaunchError, match="TypeError: Object of type object is not JSON "
                                           "serializable"):
-        launch(f"{BODIES}:unspeakable", {}, world_size=1, timeout_s=30)
+        launch(f"{BODIES}:unspeakable", {}, world_size=1, timeout_s=FAR_S)
 
 
 @pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (40, "signal 40")])
 def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) -> None:
     with pytest.raises(LaunchError, match=f"killed by {name}"):
-        launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=30)
+        launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=FAR_S)
 
 
 def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_path: Path) -> None:
@@ -317,9 +339,7 @@ def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_pat
     script.write_text(f"from zreal.processes.launch import launch\nlaunch('{BODIES}:fine', "
                       f"{{'given': 0}}, world_size=1, timeout_s=20)\n")
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=paths
-    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=paths)
     assert (
         'launch: expected a script that starts ranks below `if __name__ == "__main__":`'
         in done.stderr
@@ -327,27 +347,40 @@ def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_pat
     assert "move the call below that line" in done.stderr
 
 
-def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_for() -> None:
-    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
-    began = time.monotonic()
+def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_for(
+    time_out_when: TimeOutWhen
+) -> None:
+    time_out_when(
+        lambda ranks: ranks[0].done and bool(ranks[1].unread) and _is_stopped(ranks[1].process.pid)
+    )
     with pytest.raises(LaunchError, match="a hang") as error:
         launch(f"{BODIES}:half_sent", {}, world_size=2, timeout_s=2)
 
     assert error.value.where == "rank 1"
     assert error.value.results == {0: "a result"}
-    assert time.monotonic() - began < 7
     assert multiprocessing.active_children() == []
 
 
 def test_a_result_larger_than_a_pipe_arrives_whole() -> None:
     text = "é" * 5_000_000
 
-    assert launch(f"{BODIES}:fine", {"given": text}, world_size=1, timeout_s=60)[0]["given"] == text
+    assert launch(f"{BODIES}:fine", {"given": text}, world_size=1, timeout_s=FAR_S)[0]["given"] == text
 
 
-def test_the_first_to_fail_is_the_headline_with_the_first_line_of_its_error() -> None:
+def test_the_first_to_fail_is_the_headline_with_the_first_line_of_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = tmp_path / "heard"
+    receive = Rank.receive
+
+    def receive_and_tell(rank: Rank) -> None:
+        if rank.error:
+            heard.touch()
+        receive(rank)
+
+    monkeypatch.setattr(Rank, "receive", receive_and_tell)
     with pytest.raises(LaunchError, match="RuntimeError: the real cause") as error:
-        launch(f"{BODIES}:raising_at_length", {}, world_size=3, timeout_s=30)
+        launch(f"{BODIES}:raising_at_length", {"heard": str(heard)}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "rank 1"
 
@@ -359,24 +392,21 @@ def test_a_machine_that_refuses_sockets_is_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr("zreal.processes.launch._start", refuse)
     with pytest.raises(LaunchError, match="found OSError: AF_UNIX path too long; look at `ulimit "
                                           "-n`"):
-        launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=30)
+        launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=FAR_S)
 
 
-def test_a_rank_that_ignores_the_request_to_end_is_killed() -> None:
-    began = time.monotonic()
+def test_a_rank_that_ignores_the_request_to_end_is_killed(time_out_when: TimeOutWhen) -> None:
+    time_out_when(have_begun)
     with pytest.raises(LaunchError, match="a hang"):
         launch(f"{BODIES}:deaf", {}, world_size=2, timeout_s=3)
 
-    assert time.monotonic() - began < 10
     assert multiprocessing.active_children() == []
 
 
-def test_a_rank_that_raises_is_named_within_seconds_though_its_siblings_notice_nothing() -> None:
-    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=60)
-    began = time.monotonic()
+def test_a_rank_that_raises_is_named_before_the_timeout_though_its_siblings_notice_nothing() -> (
+    None
+):
     with pytest.raises(LaunchError, match="ValueError: alone") as error:
-        launch(f"{BODIES}:raising_alone", {}, world_size=3, timeout_s=60)
+        launch(f"{BODIES}:raising_alone", {}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "rank 1"
-    # half a second of grace, two ranks to stop, on a busy machine
-    assert time.monotonic() - began < 6

@@ -1,0 +1,32 @@
+"""Launches that time out by an event in place of a time that a busy machine may need for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from zreal.processes import launch
+from zreal.processes.rank_status import Rank
+
+Condition = Callable[[list[Rank]], bool]
+
+
+@pytest.fixture
+def time_out_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Condition], None]:
+    """Let every launch time out once a condition of its ranks holds, and never before."""
+    supervise = launch._supervise
+
+    def install(condition: Condition) -> None:
+        def watch(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
+            while not condition(ranks):
+                time.sleep(0.01)
+                for rank in ranks:
+                    rank.look()
+                    rank.receive()
+            supervise(ranks, deadline=0.0, timeout_s=timeout_s)
+
+        monkeypatch.setattr(launch, "_supervise", watch)
+
+    return install
