@@ -364,7 +364,8 @@ def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_
 def test_a_result_larger_than_a_pipe_arrives_whole() -> None:
     text = "é" * 5_000_000
 
-    assert launch(f"{BODIES}:fine", {"given": text}, world_size=1, timeout_s=FAR_S)[0]["given"] == text
+    (result,) = launch(f"{BODIES}:fine", {"given": text}, world_size=1, timeout_s=FAR_S)
+    assert result["given"] == text
 
 
 def test_the_first_to_fail_is_the_headline_with_the_first_line_of_its_error(

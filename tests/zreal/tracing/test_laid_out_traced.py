@@ -43,8 +43,8 @@ class Patches(nn.Module):
         return functional.silu(x).mean()
 
 
-# torch's kernel for these convolutions, and with it the strides of their weights' gradients, goes by
-# the number of threads: DDP warns of those that differ from its buckets', and copies them alike
+# torch's kernel for a convolution goes by the number of threads, and with it its weight's gradient's
+# strides: DDP warns of those that its buckets do not have, and copies the gradient all the same
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")
 @pytest.mark.parametrize("strategy", [DDP, FSDP2, HSDP, FSDP1])
 def test_inputs_whose_channels_come_last(strategy: str, tmp_path: Path) -> None:
