@@ -3,6 +3,7 @@ not wrong, and torch has one thread in each process."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -40,6 +41,13 @@ COVERED_ELSEWHERE = (
 )
 """Files that run the same lines for the hundredth time, on other cases: following them there would
 take a third of CI's time, and what CI says is covered is covered without them."""
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of every later `gc.collect` the million objects that imports and collection made:
+    traces and memory meters collect often, and would take most of their time there."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

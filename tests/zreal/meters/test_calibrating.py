@@ -11,7 +11,6 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.folders import SCENARIOS
-from tests.zreal.worker.test_torchrun import worker
 from zreal import torch_private
 from zreal.meters import step_time
 from zsim.cli.main import main
@@ -88,11 +87,11 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
 
 
 @pytest.mark.gloo
-def test_a_run_under_torchrun_is_timed_too(tmp_path):
-    place = tmp_path / "measured.json"
-    done = worker(str(SCENARIOS / "parity" / "zero2-mlp-2.toml"), "--save", str(place), ranks=2)
-    assert done.returncode == 0, done.stderr
-    run = saved.load(place)
+def test_a_run_of_our_own_engine_is_timed_too(tmp_path):
+    scenario, file = str(SCENARIOS / "parity" / "zero2-mlp-2.toml"), tmp_path / "measured.json"
+    assert main(["run", scenario, "--backend", "gloo", "--save", str(file)]) == 0
+    run = saved.load(file)
+    assert run.interpreter == "executor"
     assert run.step_time_ns == max(rank.step_time_ns for rank in run.ranks)
     assert "timed" in run.provenance
 

@@ -11,10 +11,11 @@ from zreal.processes import launch
 from zreal.processes.rank_status import Rank
 
 Condition = Callable[[list[Rank]], bool]
+TimeOutWhen = Callable[[Condition], None]
 
 
 @pytest.fixture
-def time_out_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Condition], None]:
+def time_out_when(monkeypatch: pytest.MonkeyPatch) -> TimeOutWhen:
     """Let every launch time out once a condition of its ranks holds, and never before."""
     supervise = launch._supervise
 

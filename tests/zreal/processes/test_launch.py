@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import ROOT
+from tests.zreal.processes.conftest import TimeOutWhen
 from zreal.processes import fork_server
 from zreal.processes import launch as launching
 from zreal.processes.failure_report import LaunchError
@@ -30,8 +30,6 @@ pytestmark = pytest.mark.gloo
 BODIES = "tests.zreal.processes.rank_bodies"
 FAR_S = 600.0
 """Timeout that no launch here reaches: the suite's own limit comes first, and ranks wait longer."""
-
-TimeOutWhen = Callable[[Callable[[list[Rank]], bool]], None]
 
 
 def have_begun(ranks: list[Rank]) -> bool:
@@ -256,7 +254,8 @@ def test_a_signal_to_the_command_ends_its_ranks_and_is_said(
     text = (ROOT / "scenarios/parity/fsdp2-mlp-2.toml").read_text()
     scenario.write_text(text.replace("steps = 3", "steps = 1000"))
     command = [
-        sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", str(FAR_S), str(scenario)
+        sys.executable, "-m", "zsim", "run", "--backend", "gloo", "--timeout", str(FAR_S),
+        str(scenario),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

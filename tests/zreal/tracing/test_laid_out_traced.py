@@ -43,8 +43,8 @@ class Patches(nn.Module):
         return functional.silu(x).mean()
 
 
-# torch's kernel for a convolution goes by the number of threads, and with it its weight's gradient's
-# strides: DDP warns of those that its buckets do not have, and copies the gradient all the same
+# torch's kernel for a convolution goes by the number of threads, and with it the strides of the
+# weight's gradient: DDP warns of those that its buckets do not have, and copies it all the same
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")
 @pytest.mark.parametrize("strategy", [DDP, FSDP2, HSDP, FSDP1])
 def test_inputs_whose_channels_come_last(strategy: str, tmp_path: Path) -> None:
