@@ -29,8 +29,14 @@ CAUSES = {
 
 
 def one_waits_for_the_other(ranks: list[Rank]) -> bool:
-    """Rank 0 is at the third collective of its first step, and rank 1 stays at the second."""
-    return "all_gather #2" in ranks[0].last and "all_gather #1" in ranks[1].last
+    """Rank 0 is at the third collective of its first step, rank 1 stays at the second, and for long
+    enough that neither gets on."""
+    ahead, behind = ranks
+    return (
+        "all_gather #2" in ahead.last
+        and "all_gather #1" in behind.last
+        and not (ahead.gets_on or behind.gets_on)
+    )
 
 
 @pytest.fixture(params=CAUSES)
