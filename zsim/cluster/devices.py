@@ -49,6 +49,26 @@ class AttentionRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What CUDA and NCCL make of a GPU: its compute capability (90: Hopper), NCCL's channels inside
+    a node and for NVLS (0: none), bytes that CUDA reports, expected, least and most, and bytes of
+    the CUDA context."""
+
+    capability: int
+    channels: int
+    nvls_channels: int
+    capacity: int
+    least_capacity: int
+    most_capacity: int
+    context: int
+    figures: tuple[Figure, ...] = field(repr=False)
+
+    def figure(self, key: str) -> Figure:
+        """The figure of `key`, with where it comes from; KeyError for another."""
+        return {figure.key: figure for figure in self.figures}[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the
     shares that kernels reach of both. `float8` is 0 where there are no products of 8 bits.
@@ -88,6 +108,8 @@ class Device:
     straggler: float
     attention: Mapping[str, AttentionRate] = field(hash=False)
     figures: tuple[Figure, ...] = field(repr=False)
+    runtime: Runtime | None = None
+    """None of a CPU, and where a file does not say it."""
 
     def peak_flops(self, dtype: str) -> int:
         """Dense peak FLOP/s for matrix products of `dtype`."""
@@ -124,7 +146,12 @@ def device_of(table: Mapping[str, Any]) -> Device:
     }
     return Device(
         name=table["name"], node=table.get("node", ""), **values(table), attention=attention,
-        figures=tuple(figures_of("device.", table)),
+        figures=tuple(
+            figures_of("device.", {key: own for key, own in table.items() if key != "runtime"})
+        ),
+        runtime=Runtime(
+            **values(table["runtime"]), figures=tuple(figures_of("", table["runtime"]))
+        ) if "runtime" in table else None,
     )
 
 
@@ -156,6 +183,13 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "exponentials": parse_flop_rate,
     "rate": parse_flop_rate,
     "num_sms": int,
+    "capability": int,
+    "channels": int,
+    "nvls_channels": int,
+    "capacity": parse_bytes,
+    "least_capacity": parse_bytes,
+    "most_capacity": parse_bytes,
+    "context": parse_bytes,
     "matmul_prologue": int,
     "launch_queue": int,
     "half_length": int,

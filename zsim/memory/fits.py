@@ -20,7 +20,7 @@ from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
 from zsim.memory.inputs_and_buffers import belongings
-from zsim.memory.non_torch import Outside, cublas_workspace, gpu, outside, total
+from zsim.memory.non_torch import Outside, capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, pressure
 from zsim.memory.rank_classes import stand_ins
 from zsim.scenario.plan import Planned
@@ -296,7 +296,7 @@ def _capacity(cluster: ClusterSpec) -> Band:
     if cluster.kind != "cuda":
         memory = cluster.device.memory
         return Band(nbytes=memory, low=memory, high=memory)
-    found = gpu(cluster.device).capacity
+    found = capacity(cluster.device)
     return Band(nbytes=found.nbytes, low=found.low, high=found.high)
 
 

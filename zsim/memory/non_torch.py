@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.buffers import SHARED_NETWORK, Ring, layout
-from zsim.cluster.devices import Device, Provenance
+from zsim.cluster.devices import Device, Provenance, Runtime, devices, load_device
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import PHASES, Program, RankProgram
@@ -52,131 +52,57 @@ class Capacity:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """What the figures depend on: compute capability (90: Hopper), NCCL's channels inside a node
-    and for NVLS (0: none), the memory that CUDA reports, which is what the driver leaves, and the
-    context."""
-
-    capability: int
-    channels: int
-    nvls_channels: int
-    capacity: Capacity
-    context: int
-    context_provenance: Provenance = "assumed"
-    context_source: str = (
-        "pytorch issue 109888: about 400 MB with lazy loading; grows with the kernels that are "
-        "used"
-    )
-
-
-def _capacity(
-    gib: float, low: float, high: float, source: str, provenance: Provenance = "published"
-) -> Capacity:
-    return Capacity(
-        nbytes=round(gib * GIB), low=round(low * GIB), high=round(high * GIB),
-        provenance=provenance, source=source,
-    )
-
-
-_HOPPER = (
-    "assumed above Ampere's; NVIDIA nccl issue 1685 has 1.06 GB on H100 for the context and a "
-    "communicator"
-)
-GPUS: dict[str, Gpu] = {
-    "A100 SXM 40 GB": Gpu(
-        capability=80, channels=24, nvls_channels=0,
-        capacity=_capacity(
-            39.50, 39.38, 39.60, "torch's out-of-memory message, TianheWu CoSeR issue 10"
-        ),
-        context=450 * MIB,
-    ),
-    "A100 SXM 80 GB": Gpu(
-        capability=80, channels=24, nvls_channels=0,
-        capacity=_capacity(
-            79.15, 79.14, 79.35, "total of 81,050 MiB, meta-pytorch torchrec pull request 3580"
-        ),
-        context=450 * MIB,
-    ),
-    "H100 SXM 80 GB": Gpu(
-        capability=90, channels=24, nvls_channels=16,
-        capacity=_capacity(
-            79.11, 79.09, 79.25,
-            "torch's out-of-memory message, NVIDIA-NeMo Automodel pull request 2673",
-        ),
-        context=550 * MIB, context_source=_HOPPER,
-    ),
-    "H100 96 GB HBM2e 500 W": Gpu(
-        capability=90, channels=24, nvls_channels=16,
-        capacity=_capacity(
-            95.0, 94.4, 95.6, "assumed: 96 GiB less what the driver keeps on H100", "assumed"
-        ),
-        context=550 * MIB, context_source=_HOPPER,
-    ),
-    "H200 SXM 141 GB": Gpu(
-        capability=90, channels=24, nvls_channels=16,
-        capacity=_capacity(
-            139.83, 139.70, 139.90, "torch's out-of-memory message, pytorch issue 150096"
-        ),
-        context=550 * MIB, context_source=_HOPPER,
-    ),
-    "B200 SXM 180 GB": Gpu(
-        capability=100, channels=32, nvls_channels=24,
-        capacity=_capacity(
-            178.3, 177.0, 179.1, "assumed: 183,359 MiB less what the driver keeps on H200",
-            "assumed",
-        ),
-        context=650 * MIB, context_source="assumed above Hopper's",
-    ),
-    "L40S 48 GB": Gpu(
-        capability=89, channels=4, nvls_channels=0,
-        capacity=_capacity(
-            44.42, 44.40, 44.99, "torch's out-of-memory message, stepfun-ai Step-Video-T2V issue 8"
-        ),
-        context=426 * MIB, context_provenance="published",
-        context_source="nvidia-smi on an RTX 6000 Ada with torch 2.10 and CUDA 13.0, unslothai "
-        "unsloth-zoo pull request 1053",
-    ),
-}
-"""By the device's name in the cluster presets. Channels: NCCL's channel search, twice the rings of
-its graph."""
-
 CONTEXT_LOW, CONTEXT_HIGH = 300 * MIB, GIB
 """pytorch issue 107667: about 300 MB with lazy loading, more than 1,000 MB with every kernel
 loaded."""
 
 
-def gpu(device: Device) -> Gpu:
-    """The figures of `device`; ZsimError for one that is not in `GPUS`."""
-    if device.name not in GPUS:
+def runtime(device: Device) -> Runtime:
+    """What CUDA and NCCL make of `device`, or of the preset of its name; ZsimError for neither."""
+    presets = (load_device(name) for name in devices())
+    known = device.runtime or next(
+        (each.runtime for each in presets if each.name == device.name), None
+    )
+    if known is None:
         raise ZsimError(
             where=f'device "{device.name[:60]}"',
-            expected=f"one of {', '.join(GPUS)}",
+            expected="a table [runtime] in its file, as zsim/presets/devices/h100-80.toml has it",
             found="a GPU whose context and channels are not known",
-            remedy="add it to zsim.memory.non_torch.GPUS with the sources of its figures",
+            remedy="add the table, with the source of each figure",
         )
-    return GPUS[device.name]
+    return known
+
+
+def capacity(device: Device) -> Capacity:
+    """Bytes of device memory that CUDA reports, which is what the driver leaves."""
+    of_device = runtime(device)
+    figure = of_device.figure("capacity")
+    return Capacity(
+        nbytes=of_device.capacity, low=of_device.least_capacity, high=of_device.most_capacity,
+        provenance=figure.provenance, source=figure.source,
+    )
 
 
 def cublas_workspace(device: Device) -> int:
     """Bytes that torch takes from its allocator for each cuBLAS handle and stream, which cuBLASLt
     shares."""
-    return 32 * MIB if gpu(device).capability // 10 in (9, 10, 12) else (2 * 4096 + 8 * 16) * KIB
+    is_large = runtime(device).capability // 10 in (9, 10, 12)
+    return 32 * MIB if is_large else (2 * 4096 + 8 * 16) * KIB
 
 
 def outside(program: Program, cluster: ClusterSpec, *, rank: int = 0) -> tuple[Outside, ...]:
     """Everything that `rank` holds besides the buffers of its Program; nothing on a CPU."""
     if cluster.kind != "cuda":
         return ()
-    figures = gpu(cluster.device)
+    context_figure = runtime(cluster.device).figure("context")
     workspace = cublas_workspace(cluster.device)
     context = Outside(
         name="CUDA context",
-        nbytes=figures.context,
+        nbytes=runtime(cluster.device).context,
         low=CONTEXT_LOW,
         high=CONTEXT_HIGH,
-        provenance=figures.context_provenance,
-        source=figures.context_source,
+        provenance=context_figure.provenance,
+        source=context_figure.source,
     )
     cublas = Outside(
         name="cuBLAS workspaces",
@@ -219,9 +145,9 @@ def communicators(program: RankProgram, mesh: Mesh, *, rank: int) -> dict[str, f
 
 def ring(cluster: ClusterSpec, mesh: Mesh, name: str, *, rank: int) -> Ring:
     """How the communicator of `rank`'s group called `name` is laid out at that rank."""
-    figures, links = gpu(cluster.device), cluster.links
-    reads = figures.capability == 80 and links.fabric.bandwidth > links.pcie.bandwidth
-    return layout(cluster, mesh.group(name, rank), rank, channels=figures.channels, reads=reads)
+    gpu, links = runtime(cluster.device), cluster.links
+    reads = gpu.capability == 80 and links.fabric.bandwidth > links.pcie.bandwidth
+    return layout(cluster, mesh.group(name, rank), rank, channels=gpu.channels, reads=reads)
 
 
 def total(items: tuple[Outside, ...]) -> Outside:
@@ -241,7 +167,7 @@ def total(items: tuple[Outside, ...]) -> Outside:
 def room(device: Device, items: tuple[Outside, ...]) -> Capacity:
     """What is left of `device` for torch's allocator: what CUDA reports less `items`, the band from
     the worst of both."""
-    all_of_it, taken = gpu(device).capacity, total(items)
+    all_of_it, taken = capacity(device), total(items)
     return Capacity(
         nbytes=all_of_it.nbytes - taken.nbytes,
         low=all_of_it.low - taken.high,
@@ -254,10 +180,10 @@ def room(device: Device, items: tuple[Outside, ...]) -> Capacity:
 def _nccl(
     cluster: ClusterSpec, mesh: Mesh, name: str, ops: frozenset[str], rank: int
 ) -> list[Outside]:
-    figures, seen = gpu(cluster.device), ring(cluster, mesh, name, rank=rank)
+    gpu, seen = runtime(cluster.device), ring(cluster, mesh, name, rank=rank)
     found = [_buffers(f"NCCL ring, {name}", seen.ring_bytes(), _SIZES, low=seen.ring_bytes() // 2)]
     if "all_reduce" in ops:
-        nvls = seen.nvls_bytes(figures.nvls_channels)
+        nvls = seen.nvls_bytes(gpu.nvls_channels)
         trees = seen.tree_bytes() + (0 if nvls else seen.chain_bytes())
         found.append(_buffers(f"NCCL NVLS, {name}", nvls, "NCCL 2.30.7 nvls.cc", low=0))
         found.append(_buffers(f"NCCL trees, {name}", trees, _SIZES, low=0))

@@ -33,6 +33,7 @@ from zsim.cluster.devices import (
     AttentionRate,
     Device,
     Provenance,
+    Runtime,
     device_of,
     devices,
     load_device,
@@ -58,7 +59,7 @@ other end a time says nothing."""
 MOST_RATE = 10**18
 TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
 MAY_BE_NONE = (
-    *("float8", "waits", "matmul_prologue", "launch_queue", "wave_cost"),
+    *("float8", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
 )
 SHARES = ("_efficiency", "wave_cost", "backward", "waits", "interference", "straggler")
@@ -242,12 +243,15 @@ def _require_device(check: _Checked, value: object) -> None:
         return
     names = [
         field.name for field in fields(Device)
-        if field.name not in ("name", "node", "attention", "figures")
+        if field.name not in ("name", "node", "attention", "figures", "runtime")
     ]
-    table = check.constants("device", value, names, ("name", "node", "attention"))
+    table = check.constants("device", value, names, ("name", "node", "attention", "runtime"))
     check.text("device.node", table.get("node", ""))
     if not re.fullmatch(r"[\w .+-]{1,80}", check.text("device.name", table.get("name"))):
         raise check.wrong("device.name", "letters, digits and blanks", table["name"])
+    if "runtime" in table:
+        own = [field.name for field in fields(Runtime) if field.name != "figures"]
+        check.constants("device.runtime", table["runtime"], own)
     attention = check.table(
         "device.attention", table.get("attention", {}), (), get_args(AttentionKernels)
     )

@@ -22,7 +22,7 @@ from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
 from zsim.memory.caching_allocator import DeviceFullError
 from zsim.memory.fits import Answer, Band, answer, assess
-from zsim.memory.non_torch import cublas_workspace, gpu, outside, total
+from zsim.memory.non_torch import capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, Releases, pressure
 from zsim.memory.reserved import AllocatorRecord
 from zsim.scenario import plan
@@ -162,7 +162,7 @@ def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_n
     """What lives alone is between the room that is expected and the most there may be."""
     cluster = load_cluster("dgx-h100", ranks=1)
     context = total(outside(_alone(MIB), cluster))
-    there = gpu(cluster.device).capacity
+    there = capacity(cluster.device)
     found = answer(_alone(there.nbytes - context.low - 100 * MIB), cluster)
     assert (found.verdict, found.releases_per_step) == ("TIGHT", None)
     assert found.pressure == Pressure(

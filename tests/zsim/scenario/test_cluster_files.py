@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from zsim.engine.costs import Costs
 from zsim.engine.error_bands import calibration
 from zsim.engine.execution import Execution
 from zsim.engine.step import simulate_step
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, ZsimError
+from zsim.memory import non_torch
 from zsim.scenario import cluster_file as cluster_reader
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
@@ -383,3 +385,26 @@ def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(
             assert getattr(read.attention[kind], part) == pytest.approx(
                 getattr(expected.attention[kind], part), rel=1e-3
             )
+
+
+def test_a_gpu_that_nothing_here_knows_is_one_file() -> None:
+    """Its memory, context and channels stand beside its peaks."""
+    text = write_cluster.text("dgx-h100", None, source="none")
+    table = tomllib.loads(text)["device"]["runtime"]
+    for old, new in (
+        ("H100 SXM 80 GB", "X300 SXM 500 GB"), ('"79.11 GiB"', '"495 GiB"'),
+        ('"79.09 GiB"', '"494 GiB"'), ('"79.25 GiB"', '"496 GiB"'), ('"550 MiB"', '"700 MiB"'),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    cluster = cluster_reader.parse(text.encode(), where="mine.toml")
+    assert cluster.device.name == "X300 SXM 500 GB"
+    known = non_torch.capacity(cluster.device)
+    assert (known.low, known.nbytes, known.high) == (494 * 2**30, 495 * 2**30, 496 * 2**30)
+    assert non_torch.runtime(cluster.device).context == 700 * 2**20
+    assert non_torch.runtime(cluster.device).channels == int(table["channels"]["value"])
+    before, _, behind = text.partition("[device.runtime]")
+    without = before + behind[behind.index("[nccl]") :]
+    of_none = cluster_reader.parse(without.encode(), where="mine.toml")
+    with pytest.raises(ZsimError, match=r"expected a table \[runtime\] in its file"):
+        non_torch.capacity(of_none.device)
