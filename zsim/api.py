@@ -65,7 +65,8 @@ def run(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
     )
     record = observed(asked, registry.capabilities(asked), scenario, options)
-    return Run(record=record, scenario=scenario, warnings=scenario_warnings.cautions(scenario))
+    warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
+    return Run(record=record, scenario=scenario, warnings=warnings)
 
 
 def validate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.errors import Caveat
 from zsim.ir.ledger import Ledger
 from zsim.ir.program import Program
 from zsim.models import wrapping
@@ -18,9 +19,9 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
 
-def cautions(scenario: Scenario) -> tuple[str, ...]:
-    """What to know before one runs `scenario`."""
-    return (*_half_precision(scenario), *_one_unit(scenario))
+def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
+    """Caveats of `scenario`, which runs all the same."""
+    return tuple(map(Caveat, (*_half_precision(scenario), *_one_unit(scenario))))
 
 
 def _half_precision(scenario: Scenario) -> Iterator[str]:

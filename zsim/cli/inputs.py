@@ -53,6 +53,6 @@ def read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
 
 def warned(scenario: Scenario) -> tuple[str, ...]:
     """What to know before one runs `scenario`, said on standard error."""
-    warnings = scenario_warnings.cautions(scenario)
+    warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
     report.warn(scenario.name, warnings)
     return warnings

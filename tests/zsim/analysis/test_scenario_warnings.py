@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.analysis.scenario_warnings import cautions
-from zsim.scenario.scenario import parse
+from zsim.analysis.scenario_warnings import caveats
+from zsim.scenario.scenario import Scenario, parse
+
+
+def cautions(scenario: Scenario) -> tuple[str, ...]:
+    """The texts of a scenario's caveats."""
+    return tuple(caveat.text for caveat in caveats(scenario))
 
 
 @pytest.mark.parametrize(

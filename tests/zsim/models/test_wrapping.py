@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.folders import PUBLISHED
 from zsim.analysis.alternatives import changes
-from zsim.analysis.scenario_warnings import cautions
+from zsim.analysis.scenario_warnings import caveats
 from zsim.autograd import lower_model, lower_module, traced_file
 from zsim.cli import main
 from zsim.errors import ScenarioError
@@ -31,6 +31,11 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 TRACED = PUBLISHED / "nanotron-micro-batch-1.json"
+
+
+def cautions(scenario: Scenario) -> tuple[str, ...]:
+    """The texts of a scenario's caveats."""
+    return tuple(caveat.text for caveat in caveats(scenario))
 
 
 def language_model(family: str, num_layers: int, *, tied: bool) -> ModelSpec:
