@@ -2,7 +2,7 @@
 they form.
 
 The bandwidths of links are what NCCL reaches on them, never data-sheet NVLink. A ClusterSpec is
-small whatever the number of nodes; its graph is built only when somebody asks for it. It knows no
+small whatever the number of nodes; `ClusterSpec.graph` builds its graph on demand. It knows no
 strategy and no collective.
 """
 
@@ -51,8 +51,8 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Nanoseconds to start a collective, and of the host: to issue a kernel or a collective, and
-    what a hook of FSDP takes besides."""
+    """Nanoseconds to start a collective, and of the host to issue a kernel or a collective, and to
+    run a hook of FSDP."""
 
     collective: int
     issue_kernel: int
@@ -62,8 +62,8 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nccl:
-    """What NCCL's model asks of a node besides its links: the GPU's generation, the kind of
-    network, the processors' maker and what joins the GPUs of a node."""
+    """A node's properties that NCCL's model needs besides its links: the GPU's generation, the kind
+    of network, the processors' maker and the links between the node's GPUs."""
 
     generation: Generation
     fabric: Fabric
@@ -73,8 +73,7 @@ class Nccl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
-    """What collectives were measured to take on this cluster, in place of what the preset's
-    generation takes.
+    """The measured time of collectives on this cluster, in place of the generation's curve.
 
     `scope`: rings inside a node, its switch's all-reduce, or the network. t = floor + wire/share +
     Σ added·B/(B + half), with floor and added in microseconds inside a node, and in multiples of
@@ -156,8 +155,8 @@ class ClusterSpec:
         return rank // self.devices_per_node
 
     def layout(self, ranks: tuple[int, ...]) -> Layout:
-        """What tells `ranks` apart for `path`: of evenly spaced ones the like that begin in the
-        first node, of others they themselves.
+        """A key with which `path` is equal: for evenly spaced ranks, the like ranks that begin in
+        the first node; for others, the ranks themselves.
 
         A group inside one node is alike wherever it begins; a slow rail makes every node its own.
         Where ranks share NICs, so does a last node that is not full, and groups are alike that lie
@@ -215,8 +214,8 @@ class ClusterSpec:
         )
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
-        """By rank: what a ring over `ranks` at full speed takes of its `fabric` link, and of what
-        it has of the `rail`s as in `path`.
+        """By rank: the share of its `fabric` link that a ring over `ranks` takes at full speed, and
+        the share of its part of the `rail`s as in `path`.
 
         The ring is as wide in every node, so that a node with more members than another takes less
         of the rails of each. One rank alone uses nothing, and one that is alone in its node no
@@ -248,7 +247,7 @@ class ClusterSpec:
         return min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
 
     def _nics(self, ranks: tuple[int, ...]) -> dict[int, Fraction]:
-        """By node: how many NICs a ring over `ranks` that leaves it has there."""
+        """By node: the number of NICs that a ring over `ranks` has there, if it leaves the node."""
         return nic_sharing.nics_of_ring(
             ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node
         )
@@ -354,7 +353,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _graph(cluster: ClusterSpec) -> networkx.Graph:
-    import networkx  # 60 ms, and only those who look at the graph need it
+    import networkx  # takes 60 ms, which only graphs need
 
     graph = networkx.Graph()
     for node in range(cluster.num_nodes):

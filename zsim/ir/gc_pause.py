@@ -11,15 +11,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, nobody looks for cycles; what is made there counts as old afterwards, at which one
-    looks rarely. Also a decorator."""
+    """Inside, the garbage collector does not run; objects made there count as old afterwards, and
+    are examined rarely. Also a decorator."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # otherwise somebody else's objects would be thawed
+            if not gc.get_freeze_count():  # else objects frozen by the caller would be thawed
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -1,5 +1,4 @@
-"""What must have ended before an op begins, whatever its duration: the order that streams and waits
-guarantee."""
+"""The order of ops that streams and waits guarantee, whatever the durations."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ NOTHING = (-1,) * len(STREAMS)
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """By op: the latest op of each stream that has surely ended when it has. Streams keep the order
-    of issue."""
+    """By op: the latest op of each stream that has ended whenever it has. Streams keep the order of
+    issue."""
 
     clocks: tuple[tuple[int, ...], ...]
     streams: tuple[int, ...]
 
     def before(self, earlier: int, later: int) -> bool:
-        """Whether op `earlier` has surely ended when op `later` begins."""
+        """True when op `earlier` has ended whenever op `later` begins."""
         return earlier < later and self.clocks[later][self.streams[earlier]] >= earlier
 
 

@@ -1,5 +1,5 @@
-"""How far the host runs ahead of its device: a launch waits while the queue of pending kernels is
-full, or for each op before it."""
+"""The launch queue: the host waits while the queue of pending kernels is full, or, where it is
+synchronous, for each op before it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SYNCHRONOUS = -1
 def awaited(ops: Sequence[Op], *, launch_queue: int) -> list[int]:
     """By op: the op whose end the host awaits before it issues this one, or NONE.
 
-    SYNCHRONOUS: the one before it. Otherwise, on the compute stream, that is the last one that at
-    least `launch_queue` kernels have been launched after, this op's included; an op that alone has
-    more awaits the one before it. 0 stands for a queue without an end.
+    With a `launch_queue` of SYNCHRONOUS that is the op before it. Otherwise, on the compute stream,
+    it is the last op followed by at least `launch_queue` kernels, this op's included; an op with
+    more kernels awaits the op before it. 0 is a queue without limit.
     """
     if launch_queue == SYNCHRONOUS:
         return [place - 1 if place else NONE for place in range(len(ops))]

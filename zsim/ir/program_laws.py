@@ -1,14 +1,15 @@
-"""Laws that every correct Program obeys, whatever the strategy and the model; those of Runs are
-`zsim.ir.run_laws`'.
+"""Laws that every correct Program obeys, whatever the strategy and the model.
 
-A law is a function that yields its breaches in words; the table names them, and `breaches` asks all
-of them. A Program that merely is well-formed is `zsim.ir.validate`'s business.
+A law is a function that yields its breaches as text. `zsim validate` holds its prediction to all of
+them; `zsim run` does not, since they cost as much time as planning. `zsim.ir.validate` requires
+well-formed ops, buffers and meetings of each Program; `zsim.ir.run_laws` holds Runs to laws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from zsim.errors import ProgramError
 from zsim.ir.happens_before import happened
 from zsim.ir.ledger import Ledger, label
 from zsim.ir.ops import COLLECTIVES, Alloc, Op, Stream
@@ -25,14 +26,20 @@ ProgramLaw = Callable[[Program, RankProgram, PhaseName], Iterator[str]]
 
 
 def breaches(program: Program) -> tuple[str, ...]:
-    """Every breach of a law in the steps of `program`, as "law: program n, phase: what"."""
+    """Every breach of a law in the steps of `program`, as "law: program n, phase: breach"."""
     return tuple(
-        f"{name}: program {number}, {phase}: {found}"
+        f"{name}: program {number}, {phase}: {breach}"
         for name, law in PROGRAM_LAWS.items()
         for number, rank in enumerate(program.ranks)
         for phase in STEPS
-        for found in law(program, rank, phase)
+        for breach in law(program, rank, phase)
     )
+
+
+def require_lawful(program: Program, *, where: str) -> None:
+    """ProgramError with the first breach of a law, if there is any; `where` names the scenario."""
+    for breach in breaches(program):
+        raise ProgramError(where=where, expected="a Program that obeys every law", found=breach)
 
 
 def every_unshard_is_resharded(

@@ -1,8 +1,7 @@
-"""What a Program must be before anything interprets it: well-formed ops, waits that exist, buffers
-that live, ranks that meet.
+"""Rules of the IR, required of every Program before a backend interprets it: well-formed ops, waits
+that exist, buffers that live, ranks that meet.
 
-It says where the first breach is. What a correct strategy must have beyond that stands in
-`zsim.ir.program_laws`.
+The first breach is an error. `zsim.ir.program_laws` has the laws of a correct strategy beyond that.
 """
 
 from __future__ import annotations

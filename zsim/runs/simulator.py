@@ -18,6 +18,7 @@ from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
+from zsim.ir import program_laws
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
@@ -57,8 +58,8 @@ class WorkError(ZsimError):
 
 
 class SimBackend:
-    """The simulator. `device` plans for another kind of device than the scenario's cluster has, as
-    validate does."""
+    """The simulator. With `device` its Run is the prediction of a real one: it plans for that kind
+    of device, and holds the Program to the laws of `zsim.ir.program_laws`."""
 
     name = "sim"
 
@@ -76,6 +77,8 @@ class SimBackend:
             raise WorkError(where=scenario.name, expected="less work", found=problem)
         cluster = _cluster(scenario, self.device)
         program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
+        if self.device is not None:
+            program_laws.require_lawful(program, where=scenario.name)
         costs = Costs(cluster=cluster, execution=scenario.executed)
         timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
         return Run(

@@ -492,3 +492,14 @@ def test_a_cycle_of_collectives_is_named_in_the_graph():
         graph(crossed)
     with pytest.raises(DeadlockError):
         simulate(crossed, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
+
+
+def test_a_prediction_for_a_real_device_is_held_to_the_laws(monkeypatch):
+    """Which `zsim run` does not ask: they take as long as planning."""
+    found = scenario(STRATEGIES["zero3"])
+    monkeypatch.setitem(
+        program_laws.PROGRAM_LAWS, "no steps", lambda program, rank, phase: iter([phase])
+    )
+    SimBackend().run(found, options=RunOptions())
+    with pytest.raises(ProgramError, match="obeys every law, found no steps: program 0, first"):
+        SimBackend(device="cpu").run(found, options=RunOptions())
