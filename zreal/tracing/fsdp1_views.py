@@ -1,5 +1,4 @@
-"""What units read in place of their parameters when they run again, where autograd is to see other
-parameters in each run.
+"""Views that units read in place of their parameters when they run again under FSDP1.
 
 FSDP1 unshards a unit for each run of its forward, and each time makes new views of the flat
 parameter. Here they are leaves that share the memory of the unit's own parameters, so that every

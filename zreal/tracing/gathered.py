@@ -1,9 +1,8 @@
-"""Which parameters are there where a stretch of a step runs: those of its unit, of the units that
+"""Parameters that are gathered while a stretch of a step runs: those of its unit, of the units that
 this lies in, and the root's.
 
-A unit's parameters are gathered from where its forward begins to where it ends, and again for its
-backward, so that modules in it may read them too. Whoever reads them at another time finds the
-shards of them.
+A unit's parameters are gathered while its forward runs, and again while its backward does. Modules
+in it may read them too. A read at another time gets the shards.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ def require_gathered(
     Backward reads what forward has read, and in another place where it recomputes.
     """
     owner = {parameter.fqn: group.fqn for group in groups for parameter in group.parameters}
-    for place, fqns in reads.items():
-        reader = visits[place.stretch].unit
-        for fqn in () if place.backward else fqns:
+    for at, fqns in reads.items():
+        reader = visits[at.stretch].unit
+        for fqn in () if at.backward else fqns:
             of = owner.get(fqn, ROOT)
             if not lies_in(reader, of):
                 raise UntraceableError(
                     where=fqn,
                     expected=f"a parameter of the unit {of} to be read while that runs, as only "
                              f"then it is gathered",
-                    found=f"{reader} reading it {_when(visits[: place.stretch])}",
+                    found=f"{reader} reading it {_when(visits[: at.stretch])}",
                     remedy=f"leave {of} out of units=: its parameters then belong to what "
                            f"contains it",
                 )

@@ -1,14 +1,15 @@
-"""Which storages of a traced step are gradients of parameters, and when autograd is done with each
-parameter's."""
+"""Storages of a traced step that are gradients of parameters, and when autograd is done with each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from zreal.tracing.engine_sums import Lives
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.parameter_gradients import ParameterGradients
-from zreal.tracing.storage_log import Born, Entry, Lives, Place
+from zreal.tracing.storage_log import Born, Entry, Place
 from zsim.autograd.lowered import Accumulated
 from zsim.models.spec import without_run
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
@@ -37,9 +38,9 @@ def gradient_storages(
     runs: dict[str, list[str]] = {fqn: [] for fqn in numels}
     for name in gradients.kept:
         runs.get(name if name in runs else without_run(name), []).append(name)
-    numels |= {name: numels[fqn] for fqn, found in runs.items() for name in found}
-    for found in runs.values():
-        for name in found:
+    numels |= {name: numels[fqn] for fqn, views in runs.items() for name in views}
+    for views in runs.values():
+        for name in views:
             kept = lives.final(gradients.kept[name])
             made = dict.fromkeys(map(lives.final, gradients.made.get(name, [])))
             added = (
@@ -77,11 +78,11 @@ def accumulated_once(lives: Lives, marks: Mapping[int, tuple[str, ...]]) -> Live
         if isinstance(e, Born)
         for fqn in marks.get(e.storage, ())
     }
-    for index, (place, entry) in enumerate(lives.entries):
+    for index, (at, entry) in enumerate(lives.entries):
         if isinstance(entry, Born):
             due.update(fqn for fqn in marks.get(entry.storage, ()) if last[fqn] == index)
         if not isinstance(entry, Accumulated) or entry.fqn in due:
-            entries.append((place, entry))
+            entries.append((at, entry))
         if isinstance(entry, Accumulated):
             due.discard(entry.fqn)
     return replace(lives, entries=entries)

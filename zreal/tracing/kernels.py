@@ -1,4 +1,4 @@
-"""What a dispatched operator costs, as a Kernel: FLOPs by torch's own public formulas, bytes read
+"""The cost of a dispatched operator, as a Kernel: FLOPs by torch's own public formulas, bytes read
 and written.
 
 Views cost nothing and are no kernels. Operators without a formula count no FLOPs, only bytes.
@@ -61,11 +61,10 @@ def written(
 ) -> Iterator[torch.Tensor]:
     """The tensors that an operator changes in place."""
     if func._schema.is_mutable:
-        for place, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from tensors(
-                    [arguments[place] if place < len(arguments) else options.get(argument.name)]
-                )
+                given = position < len(arguments)
+                yield from tensors([arguments[position] if given else options.get(argument.name)])
 
 
 def kernel(
@@ -82,7 +81,7 @@ def kernel(
         return None
     unread = _UNREAD.get(name)
     nbytes = sum(map(_nbytes, written)) + sum(
-        _nbytes(tensor) for place, tensor in enumerate(read) if place != unread
+        _nbytes(tensor) for position, tensor in enumerate(read) if position != unread
     )
     if name in _LOOKUPS:
         nbytes += _nbytes(written[0])
@@ -102,7 +101,7 @@ def _factors(name: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, torch
 
 
 def _is_transposed(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether the first factor lies transposed and the second does not, so that neither is
+    """True if the first factor lies transposed and the second does not, so that neither is
     contiguous along what they are summed over."""
     return first.stride(-1) != 1 and second.stride(-1) == 1
 
@@ -157,9 +156,10 @@ def _flops(
 
 def _halves(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> int:
     """2 for causal attention, whose kernels leave out the upper half of the scores."""
-    place = _IS_CAUSAL.get(name)
+    position = _IS_CAUSAL.get(name)
     return (
         2
-        if place is not None and options.get("is_causal", *given[place : place + 1] or (False,))
+        if position is not None
+        and options.get("is_causal", *given[position : position + 1] or (False,))
         else 1
     )

@@ -1,4 +1,4 @@
-"""Which gradients of parameters come from where, as the nodes of autograd's graph make them."""
+"""Gradients of parameters, and the nodes of autograd's graph that make them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zsim.autograd.lowered import Accumulated
 
 
 class ParameterGradients:
-    """Which storages are gradients of which parameter: those that autograd makes, and the one it
+    """The storages that are gradients of each parameter: those that autograd makes, and the one it
     keeps, which may be a copy."""
 
     def __init__(self, log: StorageLog) -> None:
@@ -61,22 +61,24 @@ class ParameterGradients:
         names = {id(parameter): fqn for fqn, parameter in parameters.items()}
         edges: dict[tuple[Any, int], list[tuple[Any, int]]] = defaultdict(list)
         for node in nodes(loss.grad_fn):
-            for place, (target, number) in enumerate(node.next_functions):
+            for output, (target, number) in enumerate(node.next_functions):
                 if target is not None:
-                    edges[target, number].append((node, place))
+                    edges[target, number].append((node, output))
         for value, ((target, _), sources) in enumerate(edges.items()):
             if len(sources) > 1:
                 fqn = names.get(id(getattr(target, "variable", None)), "")
-                for node, place in sources:
-                    node.register_hook(partial(self._arrive, value, place, fqn))
+                for node, output in sources:
+                    node.register_hook(partial(self._arrive, value, output, fqn))
 
-    def _arrive(self, value: int, place: int, fqn: str, gradients: tuple[Any, ...], _: Any) -> None:
-        if gradients[place] is None:
+    def _arrive(
+        self, value: int, output: int, fqn: str, gradients: tuple[Any, ...], _: Any
+    ) -> None:
+        if gradients[output] is None:
             return
         self._arrived[value] += 1
         self._log.sums_due += self._arrived[value] > 1
         if fqn:
-            self.made[fqn].append(self._log.number(gradients[place]))
+            self.made[fqn].append(self._log.number(gradients[output]))
 
     def _accumulate(self, fqn: str, gradient: Tensor | None) -> None:
         if gradient is not None:  # as a Function may return

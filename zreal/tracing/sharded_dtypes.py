@@ -1,4 +1,4 @@
-"""Which dtype a module is told of a parameter that is not gathered: both FSDPs keep shards in
+"""The dtype that a module reads of a parameter that is not gathered: both FSDPs keep shards in
 float32, whatever compute runs in.
 
 A module that casts its input to the dtype of a unit's weight, before that unit has run, casts it to
@@ -22,7 +22,7 @@ from zsim.models.spec import ROOT, ParamGroup
 SHARDED = DTYPES["float32"]
 _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _CASTS = (Tensor.to, Tensor.type_as)
-"""Which may take a tensor in place of a dtype."""
+"""Methods that may take a tensor in place of a dtype."""
 
 
 class ShardedDtypes(TorchFunctionMode):

@@ -1,10 +1,9 @@
 """The life of every storage while a module runs, in order: what was born where, of which operator,
 and when it died.
 
-Liveness is seen, not derived: a storage lives until torch lets go of it. One thing is put right:
-torch's engine adds the second gradient of a value in place, but not while anybody watches its
-dispatcher, so such sums are recognised by their cause (an edge of the autograd graph) and undone.
-It must not know strategies.
+Liveness is observed, not derived: a storage lives until torch frees it. torch's engine adds the
+second gradient of a value in place, but not while a mode watches its dispatcher. The log marks such
+sums, which `zreal.tracing.engine_sums` undoes. It must not know strategies.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fakes import device_kernels
+from zreal.tracing.fakes import device_kernels, device_nbytes
 from zreal.tracing.fakes.changed_views import note_views
 from zreal.tracing.fakes.dtype_checks import require_one_dtype
 from zreal.tracing.fakes.known_values import KnownValues
@@ -87,9 +86,10 @@ Entry = Born | Died | Summed | Kernel | Again | CalledAgain | Accumulated
 class StorageLog(TorchDispatchMode):
     """Logs births, deaths and kernels while active, each with the `place` that is current.
 
-    `ignore` tells of storages that exist already: parameters (by fqn), buffers and inputs. `reads`
-    are the parameters that each place reads. `sums_due` is how many of the next additions are the
-    engine's own. `device_matters`: bytes were seen that another device would have otherwise.
+    - `ignore` marks storages that exist already: parameters (by fqn), buffers and inputs.
+    - `reads`: the parameters that each place reads.
+    - `sums_due`: the number of next additions that are the engine's own.
+    - `device_matters`: a result has other bytes on another device.
     """
 
     def __init__(self, device: Device = "cpu") -> None:
@@ -99,7 +99,7 @@ class StorageLog(TorchDispatchMode):
         self.entries: list[tuple[Place, Entry]] = []
         self.reads: dict[Place, dict[str, None]] = {}
         self.last_read: dict[int, int] = {}
-        """By storage: how many entries there were when an operator last read it."""
+        """The number of entries when an operator last read each storage."""
         self.writes: dict[str, str] = {}
         """The parameters that the step changes in place, each with the operator that does it first.
         """
@@ -181,12 +181,12 @@ class StorageLog(TorchDispatchMode):
     def _note(self, func: Any, args: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         operator = base_name(func.name())
         device_kernels.require_known_memory(operator)
-        self.device_matters |= operator in device_kernels.SIZED_BY_DEVICE
-        for place, tensor in enumerate(tensors(result)):
+        self.device_matters |= operator in device_nbytes.SIZED_BY_DEVICE
+        for position, tensor in enumerate(tensors(result)):
             before = self._count
             number = self.number(tensor)
-            nbytes = device_kernels.result_nbytes(
-                operator, args, place, tensor, device=self._device
+            nbytes = device_nbytes.result_nbytes(
+                operator, args, position, tensor, device=self._device
             )
             if number > before and nbytes:
                 self.entries.append((self.place, Born(number, nbytes, operator)))
@@ -204,7 +204,7 @@ class StorageLog(TorchDispatchMode):
 
     def _note_scratch(self, operator: str, args: tuple[Any, ...]) -> None:
         numbers = []
-        for nbytes in device_kernels.scratch(operator, args, device=self._device):
+        for nbytes in device_nbytes.scratch(operator, args, device=self._device):
             self._count += 1
             numbers.append(self._count)
             self.entries.append((self.place, Born(self._count, nbytes, operator)))
@@ -243,7 +243,7 @@ _REASONS = {
 
 
 def refusal(name: str, error: Exception) -> UntraceableError:
-    """Why operator `name` stopped the trace."""
+    """The error of the operator `name`, which stopped the trace."""
     kind = type(error).__name__
     other = ("operators that run on these inputs", "check the shapes and dtypes given")
     foreign = not name.startswith("aten::")
@@ -252,68 +252,3 @@ def refusal(name: str, error: Exception) -> UntraceableError:
     return UntraceableError(
         where=name, expected=expected, found=f"{kind}: {lines[0][:200]}", remedy=remedy
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lives:
-    """A log with the engine's sums undone: `same` are storages that are a part of another,
-    `used_up` went into a sum."""
-
-    entries: list[tuple[Place, Entry]]
-    same: dict[int, int]
-    used_up: frozenset[int]
-
-    def final(self, storage: int) -> int:
-        """The storage that `storage` has become part of."""
-        return _final(storage, self.same)
-
-
-def merged(entries: list[tuple[Place, Entry]], *, in_place: bool) -> Lives:
-    """`entries` with the engine's sums in place where it adds in place: into the earlier gradient,
-    if nobody else holds it.
-
-    Then its storage dies as soon as the sum has been made; it is as large as the sum; and it is not
-    a view's, whose base would hold it. Otherwise, and always without `in_place`, the sum stays a
-    storage of its own. Seen on torch 2.13.
-    """
-    sizes = {e.storage: e.nbytes for _, e in entries if isinstance(e, Born)}
-    same: dict[int, int] = {}
-    gone: set[int] = set()
-    used_up: set[int] = set()
-    for index, (_, entry) in enumerate(entries):
-        if not isinstance(entry, Summed):
-            continue
-        dying = _dying_after(entries, index)
-        used_up |= {_final(storage, same) for storage in dying}
-        kept = entry.earlier
-        if in_place and kept in dying and sizes.get(kept) == sizes.get(entry.result):
-            same[entry.result] = kept
-            gone.add(dying[kept])
-    return Lives(
-        entries=[
-            (place, Died(_final(entry.storage, same)) if isinstance(entry, Died) else entry)
-            for index, (place, entry) in enumerate(entries)
-            if index not in gone and not (isinstance(entry, Born) and entry.storage in same)
-        ],
-        same=same,
-        used_up=frozenset(used_up),
-    )
-
-
-def _final(storage: int, same: dict[int, int]) -> int:
-    while storage in same:
-        storage = same[storage]
-    return storage
-
-
-def _dying_after(entries: list[tuple[Place, Entry]], index: int) -> dict[int, int]:
-    """The storages that die before anything else happens, with the places of their deaths in the
-    log."""
-    dying: dict[int, int] = {}
-    for place in range(index + 1, len(entries)):
-        entry = entries[place][1]
-        if isinstance(entry, Died):
-            dying[entry.storage] = place
-        elif not isinstance(entry, Kernel) or dying:
-            break
-    return dying

@@ -8,15 +8,17 @@ strategies cannot tell them apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from zreal.tracing.engine_sums import Lives
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.gathered import require_gathered
 from zreal.tracing.gradient_storages import accumulated_once, gradient_storages
 from zreal.tracing.parameter_gradients import ParameterGradients
-from zreal.tracing.storage_log import Again, Born, CalledAgain, Died, Entry, Lives, Place
+from zreal.tracing.storage_log import Again, Born, CalledAgain, Died, Entry, Place
+from zreal.tracing.stretches import Stretch, stretches_of
 from zreal.tracing.unit_hooks import Visit
 from zsim.autograd.lowered import (
     Accumulated,
@@ -31,14 +33,14 @@ from zsim.autograd.tape import SEED
 from zsim.autograd.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
-from zsim.models.spec import MODEL_INPUT, PART, ROOT, Module, ParamGroup, numbered, without_run
+from zsim.models.spec import MODEL_INPUT, ROOT, Module, ParamGroup, without_run
 from zsim.models.training_options import Batch, Device, Dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What was traced: the param groups, the stretches in the order of forward, and the bytes that
-    no strategy counts."""
+    """A traced step: the param groups, the stretches in the order of forward, and the bytes that no
+    strategy counts."""
 
     name: str
     groups: tuple[ParamGroup, ...]
@@ -56,26 +58,6 @@ class Step:
     """The dtype and bytes of each of its buffers."""
     cast_inputs: tuple[int, ...]
     """The storages of the model's inputs in the dtype that they were cast to."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Stretch:
-    """A unit's or a part of the root's: what happens in its forward and its backward."""
-
-    fqn: str
-    unit: str
-    needs_gradient: bool
-    reads: dict[str, None]
-    forward: list[Entry]
-    backward: list[Entry]
-    returns_inner_output: bool = False
-    caller_frees: list[int] = field(default_factory=list)
-    """Storages that its caller lets go of when it has returned, the last ones of forward."""
-
-    def give_back(self, entries: Iterable[Entry]) -> None:
-        """The caller goes on with letting go of these."""
-        self.forward += (given := list(entries))
-        self.caller_frees += [entry.storage for entry in given if isinstance(entry, Died)]
 
 
 def traced_model(
@@ -140,9 +122,9 @@ def traced_otherwise(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What of one step is a model's."""
+    """The parts of one step that a model takes."""
 
-    stretches: list[_Stretch]
+    stretches: list[Stretch]
     marks: Mapping[int, tuple[str, ...]]
     lowered: tuple[LoweredModule, ...]
 
@@ -190,7 +172,7 @@ def _seen(
 ) -> _Seen:
     require_gathered(reads, step.visits, step.groups)
     marks = gradient_storages(_trained(step), lives, gradients, dtype=step.dtype)
-    stretches = _stretches(step, accumulated_once(lives, marks), reads, names=names)
+    stretches = stretches_of(step.visits, accumulated_once(lives, marks), reads, names=names)
     buffers = _Names(
         marks=marks, copied=gradients.copied,
         given=dict(
@@ -202,104 +184,47 @@ def _seen(
         },
     )
     forward = [_computation(s.fqn, s.forward, buffers) for s in stretches]
-    after = [entry for place, entry in lives.entries if place == Place(False, len(step.visits))]
-    dropped = (
-        event for event in _computation("", after, buffers).memory if isinstance(event, Free)
-    )
-    uncached = tuple(dropped) if step.autocast != "none" else ()
-    buffers.backward = True
-    # nothing before it is trained
-    last = next((place for place, one in enumerate(stretches) if one.backward), 0)
-    seed, dropped_loss = (Free(name) for name in buffers.given.values())
-    ended = next(
-        (i for i, e in enumerate(stretches[last].backward) if e == Died(lives.final(loss[0]))),
-        len(stretches[last].backward),
-    )
-    with_graph, stretches[last].backward = (
-        stretches[last].backward[ended:], stretches[last].backward[:ended],
-    )
-    backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
-    held = _computation(
-        "", with_graph, buffers
-    ).memory  # leaves in the graph and their gradients, what a Function keeps on its ctx
-    backward[last] = Computation(
-        kernels=backward[last].kernels, memory=(*backward[last].memory, seed, *held, dropped_loss)
-    )
-    lowered = whole(
-        (
+    after = [entry for at, entry in lives.entries if at == Place(False, len(step.visits))]
+    freed = tuple(e for e in _computation("", after, buffers).memory if isinstance(e, Free))
+    backward = _backward(stretches, buffers, loss=lives.final(loss[0]))
+    return _Seen(
+        stretches=stretches,
+        marks=marks,
+        lowered=whole(
             LoweredModule(
                 fqn=s.fqn, unit=s.unit, forward=f, backward=b,
                 input_needs_gradient=s.needs_gradient,
                 recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
-                caller_frees=tuple(
-                    buffers.freed[storage] for storage in s.caller_frees if storage in buffers.freed
-                ),
+                caller_frees=tuple(buffers.freed[n] for n in s.caller_frees if n in buffers.freed),
                 returns_inner_output=s.returns_inner_output,
+                freed_with_autocast_cache=(
+                    freed if s is stretches[-1] and step.autocast != "none" else ()
+                ),
             )
             for s, f, b in zip(stretches, forward, backward, strict=True)
         ),
-        uncached,
     )
-    return _Seen(stretches=stretches, marks=marks, lowered=lowered)
 
 
-def _stretches(
-    step: Step, lives: Lives, reads: Mapping[Place, Mapping[str, None]], *, names: frozenset[str]
-) -> list[_Stretch]:
-    """In the order of forward; stretches of the root in which nothing happens are left out.
+def _backward(stretches: list[Stretch], buffers: _Names, *, loss: int) -> list[Computation]:
+    """The backward of each stretch; that of the first trained one ends as `loss.backward()` does.
 
-    What lies between units in a unit is called as that one, with the number of the part. What an
-    outer unit drops when an inner one returns is the inner's. With `names` of stretches those of
-    the root are just these.
+    First the gradient of the loss goes, whose storage is `loss`. Then go leaves in the graph and
+    tensors on the ctx of a Function, and at last the loss.
     """
-    entries: dict[Place, list[Entry]] = {}
-    for place, entry in lives.entries:
-        entries.setdefault(place, []).append(entry)
-    found: list[_Stretch] = []
-    # a recomputation reads them again
-    before = {fqn for place, fqns in reads.items() if not place.backward for fqn in fqns}
-    parts, runs, units, begun = (
-        Counter[str](), Counter[str](), {visit.unit for visit in step.visits}, 0,
+    buffers.backward = True
+    first = stretches[next((i for i, s in enumerate(stretches) if s.backward), 0)]
+    end = first.backward.index(Died(loss)) if Died(loss) in first.backward else None
+    with_graph = first.backward[end:] if end is not None else []
+    first.backward = first.backward[:end]
+    backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
+    seed, dropped_loss = (Free(name) for name in buffers.given.values())
+    index = stretches.index(first)
+    held = _computation("", with_graph, buffers).memory
+    backward[index] = replace(
+        backward[index], memory=(*backward[index].memory, seed, *held, dropped_loss)
     )
-    for number, visit in enumerate(step.visits):
-        here, back = Place(False, number), Place(True, number)
-        inside, begun = visit.unit != ROOT, begun + visit.begins
-        runs[visit.unit] += visit.begins
-        parts[visit.unit] = 1 if visit.begins else parts[visit.unit] + 1
-        part = numbered(visit.unit, parts[visit.unit], PART)
-        fqn = numbered(part, runs[visit.unit]) if inside else f"{ROOT}.{begun}"
-        if not inside and fqn in units:
-            raise UntraceableError(
-                where=fqn, expected="another name of this unit", found="that of the root's",
-                remedy="rename it",
-            )
-        one = _Stretch(
-            fqn=fqn,
-            unit=visit.unit,
-            needs_gradient=visit.needs_gradient,
-            returns_inner_output=visit.returns_inner_output,
-            reads=dict.fromkeys(
-                (*reads.get(here, ()), *(fqn for fqn in reads.get(back, ()) if fqn not in before))
-            ),
-            forward=entries.get(here, []),
-            backward=entries.get(back, []),
-        )
-        while inside and not visit.begins and one.forward and isinstance(one.forward[0], Died):
-            found[-1].give_back([one.forward.pop(0)])
-        if (
-            found
-            and not inside
-            and fqn not in names
-            and not one.backward
-            and all(isinstance(entry, Died) for entry in one.forward)
-        ):
-            found[-1].give_back(one.forward)  # what the root drops when a unit returns
-        elif found and not inside and names and fqn not in names:
-            found[-1].forward += one.forward
-            found[-1].backward[:0] = one.backward
-        elif fqn in names or inside or one.forward or one.backward:
-            found.append(one)
-    return found
+    return backward
 
 
 @dataclass(slots=True, kw_only=True)
@@ -356,6 +281,6 @@ def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     return [Alloc(name, kind, born.nbytes)]
 
 
-def _module(one: _Stretch, *, last: bool) -> Module:
+def _module(of: Stretch, *, last: bool) -> Module:
     """Its reads as operators."""
-    return stretch(one.fqn, unit=one.unit, weights=tuple((fqn, "") for fqn in one.reads), last=last)
+    return stretch(of.fqn, unit=of.unit, weights=tuple((fqn, "") for fqn in of.reads), last=last)

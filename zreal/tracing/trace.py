@@ -1,13 +1,16 @@
-"""nn.Module to TracedModel: forward and backward on fake tensors, watched, as often as strategies
+"""nn.Module to TracedModel: one step on fake tensors, watched, for each way in which strategies
 differ. No weights, no GPU, no memory.
 
-What is seen is what torch on a CPU does with such inputs: which storages live how long, which
-operators run, in which unit. Two runs of frees, with nothing allocated between them, have another
-order than torch's. What the graph holds until it goes, as leaves in it and what a Function keeps on
-its ctx, comes after the loss's gradient and before the loss. And what a function of
-torch.nn.functional drops when it returns, as normalize does with `out`, comes before its arguments
-that nobody else holds: the modes that watch it hold them longer. Whatever does not follow from the
-shapes alone is refused by name. It must not know strategies.
+The trace records what torch on a CPU does with such inputs: the life of each storage, the operators
+that run, and their unit. Anything that does not follow from shapes alone is refused by name. Two
+runs of frees are in another order than torch's, which moves no peak:
+
+- Leaves in the graph and tensors on the ctx of a Function go after the loss's gradient and before
+  the loss.
+- A function of torch.nn.functional frees its temporaries before its arguments, as the modes that
+  watch it hold these longer.
+
+This module must not know strategies.
 """
 
 from __future__ import annotations
@@ -23,22 +26,14 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.modules.checkpointing import recomputing
 from zreal.modules.initial_values import DTYPES
-from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fake_module import (
-    Inputs,
-    Units,
-    default_batch,
-    fake,
-    made,
-    refuse,
-    require_word,
-    total,
-)
+from zreal.tracing.errors import UntraceableError, refuse
+from zreal.tracing.fake_module import Inputs, default_batch, fake, made, require_word
 from zreal.tracing.fakes.changed_views import ChangedViews
 from zreal.tracing.fakes.device_kernels import KernelChoices
+from zreal.tracing.module_values import tensors_in
+from zreal.tracing.param_groups import Units, total
 from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.to_model import Step, traced_model, traced_otherwise
-from zreal.tracing.unit_hooks import tensors_in
 from zreal.tracing.watched_step import WatchedStep, steady
 from zsim.autograd.lowered import LoweredModule, UnitHooks
 from zsim.autograd.traced import DEVICES, HookVariant, TracedModel, TracedModelError, check_whole
@@ -64,33 +59,34 @@ def trace(
     checkpointing: Sequence[Checkpointing] = (),
     name: str = "",
 ) -> TracedModel:
-    """What one step of `module` on `inputs` computes, allocates and frees, unit by unit; the module
-    is left as it was.
+    """One step of `module` on `inputs` as a model: what each unit computes, allocates and frees.
 
-    `module` may live on any device ("meta" for one too large) or be a function that makes it,
-    called without memory. Parameters that do not require gradients are frozen: read, but without a
-    gradient. `inputs`: positional (a sequence) or by name (a mapping); each a tensor, a (shape,
-    dtype) pair, or any other value as it is. Values count only of small integer tensors, where the
-    module asks for them (is the mask all ones?). `units`: fqns, or a predicate of fqn and module;
-    by default the children of the longest ModuleList. All else is the root's; a unit in a unit owns
-    what is its own. `dtype`: that of the parameters, by default the one that they have; parameters
-    that are all in float32, as constructors make them, may be traced in another. Refused are any
-    others: mixed dtypes, float64, integers, complex numbers. `casts_input`: floating-point inputs
-    of the model and of units are cast to `dtype`, as fully_shard does, and strategies that cast
-    none take the model's as they are given; otherwise the model's come in it. `loss` makes the
-    scalar of the output; by default `output.loss` where there is one, else `output` if it is one
-    number, else `output.float().sum()`. It counts as a part of the model's forward, and the output
-    is dropped with it. `autocast`: the dtype of torch.autocast around forward and loss. `batch`: by
-    default dim 0 of the first input, and dim 1 if it is integer. `sums_in_place=False` gives what
-    torch does while a dispatch mode such as `zreal.meters.memory` watches it: several gradients of
-    one value are then never added in place.
+    The module is left as it was.
 
-    `device`: whose kernels; where none of them depends on that, the trace stands for both.
-    `checkpointing`: traced once more with the units recomputed so, as torch's checkpoint_wrapper
-    around each does; a scenario may then ask for any of them. And once more without fully_shard's
-    hooks, or with FSDP1's views, where other bytes may come of that: strategies take what torch
-    does there. UntraceableError, which names what stands in the way, for anything that shapes alone
-    do not determine.
+    - `module` may be on any device, "meta" for a large one, or be a function that makes it without
+      memory. Parameters that do not require gradients are frozen.
+    - `inputs`: positional (a sequence) or by name (a mapping). Each is a tensor, a (shape, dtype)
+      pair, or any other value as it is. Values matter only of small integer tensors, where the
+      module asks for them.
+    - `units`: fqns, or a predicate of fqn and module. The default is the children of the longest
+      ModuleList. All else belongs to the root; a nested unit owns its own parameters.
+    - `dtype` of the parameters, by default their own. Parameters in float32 may be traced in
+      another. Mixed dtypes, float64, integers and complex numbers are refused.
+    - `loss` makes the scalar of the output. The default is `output.loss`, else a scalar `output`
+      itself, else `output.float().sum()`. It counts as forward, and the output goes with it.
+    - `casts_input`: floating-point inputs of the model and its units are cast to `dtype`, as
+      fully_shard does; other strategies take the model's as they are given. Otherwise the model's
+      inputs are in `dtype`.
+    - `autocast`: the dtype of torch.autocast around forward and loss.
+    - `batch`: the default is dim 0 of the first input, and dim 1 if it is integer.
+    - `sums_in_place=False`: gradients of one value are never added in place, as in torch while a
+      dispatch mode such as `zreal.meters.memory` watches it.
+    - `device`: that of the kernels. If no kernel depends on it, the trace stands for both devices.
+    - `checkpointing`: also trace the units recomputed, as checkpoint_wrapper around each does. A
+      scenario may then ask for any of them.
+
+    The trace also has the step under the hooks of other strategies, where torch allocates other
+    bytes. UntraceableError names anything that shapes alone do not determine.
     """
     if dtype is not None:
         require_word("dtype", dtype, tuple(DTYPES))
@@ -170,7 +166,7 @@ def _both(
     and on inputs that nobody casts."""
     hooked = seen()
     model, boundaries = hooked.model(), hooked.run.boundaries
-    found, last = list[HookVariant](), model.lowered
+    variants, last = list[HookVariant](), model.lowered
     manners: list[UnitHooks] = ["none"] if boundaries.differs or hooked.run.asks_dtypes else []
     if hooked.run.writes:
         fails = _sentence(
@@ -179,7 +175,7 @@ def _both(
                 for fqn, operator in hooked.run.writes.items()
             )
         )
-        found.append(
+        variants.append(
             HookVariant(unit_hooks="fsdp1_views", checkpointing=asked, lowered=(), fails=fails)
         )
     elif most_runs(model) > 1 and not (
@@ -191,7 +187,7 @@ def _both(
     for unit_hooks in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
         if hooked.run.asks_dtypes and unit_hooks != "raw_inputs":
-            found.append(
+            variants.append(
                 HookVariant(unit_hooks=unit_hooks, checkpointing=asked, lowered=(), fails=ASKS)
             )
             continue
@@ -207,17 +203,17 @@ def _both(
                 raise
             fails = _sentence(str(error))
         if lowered != last or (unit_hooks == "raw_inputs" and not lowered):
-            found.append(
+            variants.append(
                 HookVariant(
                     unit_hooks=unit_hooks, checkpointing=asked, lowered=lowered, fails=fails
                 )
             )
         last = lowered
-    return model, found
+    return model, variants
 
 
 def _sentence(text: str) -> str:
-    """In one line, as long as a file may have it."""
+    """`text` in one line, at most as long as a file may have it."""
     return "".join(c if c.isprintable() else " " for c in text)[:MAX_SENTENCE]
 
 
@@ -228,10 +224,10 @@ def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:
         raise refuse("checkpointing", expected, str(asked), "wrap the parts in "
                                                             "torch.utils.checkpoint inside the "
                                                             "module")
-    found = next(checkpointing_problems(asked, model), "")
-    if found or not model.blocks:
+    problem = next(checkpointing_problems(asked, model), "")
+    if problem or not model.blocks:
         raise refuse(
-            "checkpointing", expected, found or "a module without units",
+            "checkpointing", expected, problem or "a module without units",
             "name its blocks by units=",
         )
     return asked.applies_to(model)

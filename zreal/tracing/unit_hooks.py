@@ -1,10 +1,9 @@
-"""Where one unit of a module ends and the next begins, in forward and in backward, as fully_shard
-sees it.
+"""Boundaries between units of a module, in forward and in backward, as fully_shard sees them.
 
-A unit's backward begins when a gradient of its output arrives and ends when those of its inputs are
-complete: the same hooks and the same identity function that torch puts there. Other strategies put
-nothing there: a unit's backward is then that of the nodes which its forward has made, and as
-autograd's engine takes those from the last made to the first, it begins with the last of them.
+Under fully_shard a unit's backward begins when a gradient of its output arrives. It ends when those
+of its inputs are complete. The tracer puts torch's own hooks and identity function there. Other
+strategies put nothing there: a unit's backward is then that of the nodes that its forward made.
+The engine takes nodes from the last made to the first, so it begins with the last of them.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.fakes.changed_views import require_history
 from zreal.tracing.fsdp1_views import RunViews
+from zreal.tracing.module_values import cast_floats, mapped, tensors_in
 from zreal.tracing.parameter_gradients import nodes
 from zreal.tracing.storage_log import CalledAgain, Died, Place, StorageLog
 from zsim.autograd.lowered import UnitHooks
@@ -44,40 +44,6 @@ class _InputsDone(torch.autograd.Function):
         return (None, *gradients)
 
 
-def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """`value` with every tensor in its tuples, lists and dicts mapped."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(function, item) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(function, item) for item in value)
-    if type(value) is dict:
-        return {key: mapped(function, item) for key, item in value.items()}
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a module's arguments or output: tuples, lists and mappings, ModelOutput among
-    them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-
-
-def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
-    """`value` with floating-point tensors in `dtype`, as fully_shard casts a module's inputs; None
-    casts nothing."""
-    if dtype is None:
-        return value
-    return mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, value)
-
-
 @dataclass(frozen=True, slots=True)
 class Visit:
     """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins,
@@ -93,14 +59,15 @@ class Visit:
 
 
 class Boundaries:
-    """Follows the units of a module and tells the log its place. `visits` are the stretches as
-    forward met them.
+    """Follows the units of a module and tells the log its place.
 
-    A unit in a unit cuts that one's stretch in two. `constant` are the last stretches of units
-    whose output needs no gradient, as nothing up to them is trained, or goes no way into the loss:
-    they have no backward. `unit_hooks`: those of the strategy. Hooks make a difference if they have
-    cast something (`casts`), or make sums of gradients of their own (`keeps_apart`), or where
-    backward `passes_by` from a unit whose end no hook sees. `views`: what units read in later runs.
+    - `visits`: the stretches in the order of forward. A nested unit cuts the outer one's in two.
+    - `constant`: the last stretches of units without backward. Nothing up to them is trained, or
+      their output has no part in the loss.
+    - `unit_hooks`: those of the strategy. Hooks make a difference where they cast (`casts`), where
+      they sum gradients of their own (`keeps_apart`), and where backward leaves a unit whose end no
+      hook sees (`passes_by`).
+    - `views`: tensors that units read in later runs.
     """
 
     def __init__(
@@ -143,15 +110,14 @@ class Boundaries:
                 handle.remove()
 
     def is_running(self, fqn: str) -> bool:
-        """Whether forward is inside the unit; of backward, where units run again to be recomputed,
-        nobody asks."""
+        """True while forward is inside the unit; in backward always."""
         return self.log.place.backward or any(
-            self.visits[place].unit == fqn for place in self._open
+            self.visits[index].unit == fqn for index in self._open
         )
 
     @property
     def differs(self) -> bool:
-        """Whether there may be something else without hooks."""
+        """True if other things may happen without hooks."""
         return self.casts or self.keeps_apart or self.passes_by
 
     def leave_autocast(self) -> None:
@@ -175,7 +141,7 @@ class Boundaries:
                     found="it did not run, or not by being called",
                     remedy="leave it out of units: it then belongs to the root",
                 )
-        worked = {place.stretch for place, entry in self.log.entries if not isinstance(entry, Died)}
+        worked = {at.stretch for at, entry in self.log.entries if not isinstance(entry, Died)}
         self._idle = set(range(len(self.visits))) - worked
         self.log.place = Place(backward=True, stretch=len(self.visits) - 1)
         made = [*self._made(loss)]
@@ -184,8 +150,8 @@ class Boundaries:
         if self._hooked:
             self._unhook_detached(loss)
             self.passes_by = any(
-                v.begins and not v.needs_gradient and place > min(reached)
-                for place, v in enumerate(self.visits)
+                v.begins and not v.needs_gradient and index > min(reached)
+                for index, v in enumerate(self.visits)
             )
             self.keeps_apart = _keeps_apart(loss)
         else:
@@ -227,9 +193,9 @@ class Boundaries:
         """A unit may detach what it was called with: no gradient then comes to the hook on its
         inputs, and nobody sees its backward end."""
         seen = {node.done.args[0] for node in nodes(loss.grad_fn) if _is_hook(node)}
-        for place, visit in enumerate(self.visits):
-            if visit.needs_gradient and place not in seen:
-                self.visits[place] = replace(visit, needs_gradient=False)
+        for index, visit in enumerate(self.visits):
+            if visit.needs_gradient and index not in seen:
+                self.visits[index] = replace(visit, needs_gradient=False)
 
     def _follow(self, made: Iterable[tuple[int, int, Any]]) -> None:
         """Watch the first node of each stretch that backward comes to, which is the last that it
@@ -270,7 +236,7 @@ class Boundaries:
         given = [*tensors_in((args, kwargs))]
         args, kwargs = cast_floats((args, kwargs), self._dtype)
         self.casts |= any(
-            one is not other for one, other in zip(given, tensors_in((args, kwargs)), strict=True)
+            old is not new for old, new in zip(given, tensors_in((args, kwargs)), strict=True)
         )
         del given
         wanted = [
@@ -278,11 +244,11 @@ class Boundaries:
             for tensor in tensors_in((args, kwargs))
             if tensor.requires_grad and torch.is_grad_enabled()
         ]
-        place = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
-        self._open.append(place)
+        index = self._visit(Visit(fqn, begins=True, needs_gradient=bool(wanted)))
+        self._open.append(index)
         if not wanted or not self._hooked:
             return args, kwargs
-        marked = iter(_InputsDone.apply(partial(self._end, place), *wanted))
+        marked = iter(_InputsDone.apply(partial(self._end, index), *wanted))
         return mapped(
             lambda tensor: next(marked) if tensor.requires_grad else tensor, (args, kwargs)
         )
@@ -341,7 +307,7 @@ class Boundaries:
         self._visit(Visit(self.visits[self._open[-1]].unit if self._open else ROOT))
 
     def _made_before(self, tensor: Tensor) -> bool:
-        """Whether the node that made `tensor` is older than this stretch of forward, which then has
+        """True if the node that made `tensor` is older than this stretch of forward, which then has
         put none of its own behind it."""
         node = tensor.grad_fn
         return (
@@ -364,13 +330,13 @@ class Boundaries:
         if last in self.begun:
             return
         # stretches that are left without anybody's notice
-        for place in range(self.log.place.stretch, last + 1, -1):
-            visit = self.visits[place]
+        for index in range(self.log.place.stretch, last + 1, -1):
+            visit = self.visits[index]
             if visit.needs_gradient or not (
-                visit.begins or place - 1 in self._idle | self.constant
+                visit.begins or index - 1 in self._idle | self.constant
             ):
                 self._refuse_order(last)
-            self.begun.add(place - 1)
+            self.begun.add(index - 1)
         if self.log.place.stretch <= last:
             self._refuse_order(last)
         self.begun.add(last)
@@ -386,7 +352,7 @@ class Boundaries:
         while self._outer(whole) != ROOT:  # one in a unit is recomputed with that too
             whole = self._outer(whole)
         runs = [
-            place for place, visit in enumerate(self.visits) if visit.unit == whole and visit.begins
+            index for index, visit in enumerate(self.visits) if visit.unit == whole and visit.begins
         ]
         if not any(first <= now <= self._ends.get(first, -1) for first in runs):
             raise UntraceableError(
@@ -397,9 +363,9 @@ class Boundaries:
                        "use_reentrant=False",
             )
 
-    def _refuse_order(self, place: int) -> None:
+    def _refuse_order(self, index: int) -> None:
         raise UntraceableError(
-            where=self.visits[place].unit,
+            where=self.visits[index].unit,
             expected="units whose backward runs in the reverse order of forward",
             found="another order: the unit's backward overlaps with that of a unit beside it",
             remedy="make the module that contains both the unit",
@@ -411,14 +377,14 @@ def _is_hook(node: Any) -> bool:
 
 
 def _keeps_apart(loss: Tensor) -> bool:
-    """Whether a unit takes what gets other gradients too, or takes it twice: its own are then added
+    """True if a unit takes what gets other gradients too, or takes it twice: its own are then added
     up before they meet those.
 
     Or takes what it does not use, of which the node of the hook then makes a gradient of zeros.
     """
-    found = [*nodes(loss.grad_fn)]
-    edges = Counter(edge for node in found for edge in node.next_functions)
-    hooks = [*filter(_is_hook, found)]
+    graph = [*nodes(loss.grad_fn)]
+    edges = Counter(edge for node in graph for edge in node.next_functions)
+    hooks = [*filter(_is_hook, graph)]
     if any(not edges[node, number] for node in hooks for number in range(len(node.next_functions))):
         return True
     taken = (edge for node in hooks for edge in node.next_functions)

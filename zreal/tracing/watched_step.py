@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from zreal import torch_private
 from zreal.modules import batches
-from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fake_module import Faked, refuse
+from zreal.tracing.engine_sums import Lives, merged
+from zreal.tracing.errors import UntraceableError, refuse
+from zreal.tracing.fake_module import Faked
 from zreal.tracing.fakes.known_values import as_on_real_tensors
 from zreal.tracing.fsdp1_views import RunViews
+from zreal.tracing.module_values import cast_floats, tensors_in
 from zreal.tracing.parameter_gradients import ParameterGradients
 from zreal.tracing.sharded_dtypes import sharded_dtypes
-from zreal.tracing.storage_log import Born, Lives, Place, StorageLog, merged
-from zreal.tracing.unit_hooks import Boundaries, cast_floats, tensors_in
+from zreal.tracing.storage_log import Born, Place, StorageLog
+from zreal.tracing.unit_hooks import Boundaries
 from zsim.autograd.lowered import UnitHooks
 from zsim.io.units import format_bytes
 from zsim.models.training_options import Precision
@@ -31,7 +33,7 @@ from zsim.models.training_options import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedStep:
-    """What was seen of a step; `left` is what the module keeps of it, `loss` the storages of the
+    """The record of a step; `left` is what the module keeps of it, `loss` the storages of the
     loss's gradient and of the loss."""
 
     boundaries: Boundaries
@@ -42,7 +44,7 @@ class WatchedStep:
     loss: tuple[int, int]
     cast_inputs: list[int]
     asks_dtypes: bool
-    """Whether the module was told another dtype of a parameter since its unit is sharded."""
+    """True if the module read another dtype of a parameter since its unit is sharded."""
     writes: dict[str, str]
     """The parameters that it changes in place, and by what; autograd does not see what is done to
     their `.data`."""
@@ -154,13 +156,13 @@ def _forward_backward(
             if casts.autocast != "none":
                 boundaries.leave_autocast()
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-            found = (
+            problem = (
                 f"a tensor of shape {tuple(result.shape)}"
                 if isinstance(result, Tensor)
                 else type(result).__name__
             )
             raise refuse(
-                "loss", "one number that depends on the parameters", found,
+                "loss", "one number that depends on the parameters", problem,
                 "give loss=, a function of the output",
             )
         boundaries.begin_backward(result)
@@ -174,8 +176,10 @@ def _forward_backward(
         raise
     except Exception as error:  # whatever a user's module may raise
         lines = str(error).strip().splitlines() or [""]
-        found = f"{type(error).__name__}: {lines[0][:200]}"
-        raise refuse(_where(boundaries), "a module that runs on these inputs", found, "") from error
+        problem = f"{type(error).__name__}: {lines[0][:200]}"
+        raise refuse(
+            _where(boundaries), "a module that runs on these inputs", problem, ""
+        ) from error
     del seed
     del result
     return numbers
@@ -190,9 +194,9 @@ def _default_loss(output: Any) -> Tensor:
     if isinstance(own, Tensor):
         return own
     if not isinstance(output, Tensor):
-        found = f"an output of type {type(output).__name__} without a loss"
+        problem = f"an output of type {type(output).__name__} without a loss"
         raise refuse(
-            "loss", "a tensor, or an output with .loss", found,
+            "loss", "a tensor, or an output with .loss", problem,
             "give loss=, a function of the output",
         )
     return output if output.numel() == 1 else output.float().sum()
@@ -206,9 +210,9 @@ def _root_cast(step: Faked, log: StorageLog, *, to: torch.dtype | None) -> Itera
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = {id(tensor) for tensor in tensors_in((args, kwargs))}
-        found = cast_floats((args, kwargs), to)
-        casts.extend(log.number(tensor) for tensor in tensors_in(found) if id(tensor) not in given)
-        return found
+        cast = cast_floats((args, kwargs), to)
+        casts.extend(log.number(tensor) for tensor in tensors_in(cast) if id(tensor) not in given)
+        return cast
 
     handle = step.model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
     try:

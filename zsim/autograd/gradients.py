@@ -1,8 +1,7 @@
-"""What the autograd engine does with gradients: it holds them until their node runs, and adds up
-those of one value or parameter.
+"""The autograd engine's gradients: it holds them until their node runs, and adds up those of one
+value or parameter.
 
-Its input buffers, torch/csrc/autograd/input_buffer.cpp. Which node makes which gradient
-`zsim.autograd.tape` says.
+Source: torch/csrc/autograd/input_buffer.cpp. `zsim.autograd.backward_node` makes the gradients.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def _at_unit(value: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Gradients:
-    """Those that live in one backward; `in_place`: they are added where nobody else holds them.
+    """The gradients of one backward. `in_place`: the engine may add one into another.
 
     `in_sequences`: activations have more than two dimensions, so that linears see them through
-    views. `nbytes` of each value and of each parameter with several uses.
+    views. `nbytes`: of each value, and of each parameter with several uses.
     """
 
     storages: Storages
@@ -38,23 +37,21 @@ class Gradients:
     waiting: dict[str, str] = field(default_factory=dict)
     """The gradient of each value whose node has not run."""
     bound: str = ""
-    """What the unit in a block, whose backward runs, was called with: the gradient of that waits at
-    the unit's own node of autograd."""
+    """The input of the nested unit whose backward runs; its gradient waits at the unit's node."""
     uses: dict[str, int] = field(default_factory=dict)
     tied: dict[str, list[str]] = field(default_factory=dict)
     births: dict[str, int] = field(default_factory=dict)
     turned: set[str] = field(default_factory=set)
-    """Those that lie so that a linear cannot multiply with them."""
+    """Gradients whose strides a linear cannot multiply with."""
     of_linears: set[str] = field(default_factory=set)
-    """Those that linears make of inputs with more than two dimensions: views of products of
-    matrices."""
+    """Gradients that linears make of inputs with more than two dimensions: views of products."""
     made: Counter[str] = field(default_factory=Counter)
     added: list[str] = field(default_factory=list)
-    """What the node that runs has made and the engine has added to something else: it lives until
-    the node is over."""
+    """Gradients of the running node that the engine has added to others; they live until the node
+    ends."""
 
     def tie(self, parameter: str, *, uses: int, nbytes: int) -> None:
-        """So many operators use `parameter`, whose gradient has so many bytes."""
+        """`parameter` has several `uses`, and a gradient of `nbytes`."""
         self.uses[parameter], self.tied[parameter], self.nbytes[parameter] = uses, [], nbytes
 
     def of_parameter(self, name: str, call: Call) -> None:
@@ -114,8 +111,8 @@ class Gradients:
             self._sum_tied(list(call.parameters), viewed=False)
 
     def pass_on(self) -> None:
-        """The node that fully_shard puts before a unit in a block has run its hook: the gradient
-        goes on to what the block makes of it."""
+        """fully_shard's node before a nested unit has run its hook; the gradient goes to the block.
+        """
         value, self.bound = self.bound, ""
         waiting = self.waiting.pop(_at_unit(value), "")
         if waiting:
@@ -127,23 +124,23 @@ class Gradients:
         self._end_node()
 
     def _accumulate_one(self, value: str, part: str) -> None:
-        """The engine's input buffer: a second gradient is added in place into the first, if nobody
-        else holds that and it is no view.
+        """The engine's input buffer adds a second gradient into the first, if nothing else holds
+        that one and it is no view.
 
         Not on the CPU, where a dispatch-level meter watches: autograd adds out of place under any
         dispatch mode. torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
-        place = _at_unit(value) if value == self.bound else value
-        if place not in self.waiting:
-            self.waiting[place] = part
+        node = _at_unit(value) if value == self.bound else value
+        if node not in self.waiting:
+            self.waiting[node] = part
             return
-        first = self.waiting[place]
+        first = self.waiting[node]
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.added.append(part)
         else:
-            self.waiting[place] = self.new(value, called=SUM_OF_GRADIENTS)
+            self.waiting[node] = self.new(value, called=SUM_OF_GRADIENTS)
             if first in self.turned:
-                self.turned.add(self.waiting[place])
+                self.turned.add(self.waiting[node])
             self.storages.release(first)
             self.added.append(part)
 

@@ -1,16 +1,16 @@
-"""Lowers a model: what each module's forward and backward do, with modules that are alike traced
-once.
+"""Lowering of a model: the forward and backward of each module; equal modules are lowered once.
 
-A transformer's blocks differ in their names only. Of a run of equal blocks the tape needs the
-first, one that has equal neighbours on both sides, and the last; the others are that middle one
-under other names. Kernels are the same objects, so that whatever is computed from them once is
-computed once.
+A transformer's blocks differ in their names only. The tape needs three blocks of a run of equal
+ones: the first, one with equal neighbours on both sides, and the last. The others are copies of the
+middle one under other names. Copies share their kernel objects, so that later stages compute
+anything about a kernel once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from operator import attrgetter
 
 from zsim.autograd import lower_module, tape
@@ -45,61 +45,43 @@ def lower(
     unit_hooks: UnitHooks = "fully_shard",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and
-    backward.
+    backward; a TracedModel brings its own.
 
-    `unit_hooks`: those of the strategy. Views of parameters are no leaves, so that autocast
-    caches no casts of them. Equal to `module_lowering.lower_each`, which traces every module by
-    itself. A TracedModel brings its own.
+    `unit_hooks`: those of the strategy. FSDP1's views of parameters are not leaves of autograd, so
+    that autocast does not cache casts of them. The result equals `lower_module.lower_each`'s, which
+    lowers every module by itself.
     """
     if isinstance(model, TracedModel):
         return model.modules_for(
-            batch,
-            dtype=dtype,
-            device=device,
-            casts_input=casts_input,
-            checkpointing=checkpointing,
-            autocast=autocast,
-            unit_hooks=unit_hooks,
+            batch, dtype=dtype, device=device, casts_input=casts_input,
+            checkpointing=checkpointing, autocast=autocast, unit_hooks=unit_hooks,
         )
     checkpointed = checkpointing.applies_to(model)
-    if repeats(model) or model.nested:
-        return lower_module.lower_each(
-            model,
-            batch=batch,
-            dtype=dtype,
-            casts_input=casts_input,
-            device=device,
-            checkpointing=checkpointing,
-            checkpointed=checkpointed,
-            autocast=autocast,
-            leaves=unit_hooks != "fsdp1_views",
-        )
-    runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
-    kept = tuple(
-        module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1]))
-    )
-    few = replace(model, modules=kept)
-    each = lower_module.lower_each(
-        few,
-        batch=batch,
-        dtype=dtype,
-        casts_input=casts_input,
-        device=device,
-        checkpointing=checkpointing,
-        checkpointed=checkpointed,
-        autocast=autocast,
+    lower_each = partial(
+        lower_module.lower_each,
+        batch=batch, dtype=dtype, casts_input=casts_input, device=device,
+        checkpointing=checkpointing, checkpointed=checkpointed, autocast=autocast,
         leaves=unit_hooks != "fsdp1_views",
     )
-    traced = iter(each)
-    lowered: list[LoweredModule] = []
+    if repeats(model) or model.nested:
+        return lower_each(model)
+    runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
+    kept = [module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1]))]
+    return tuple(_expanded(runs, lower_each(replace(model, modules=tuple(kept)))))
+
+
+def _expanded(
+    runs: Iterable[tuple[Module, ...]], lowered: Iterable[LoweredModule]
+) -> Iterator[LoweredModule]:
+    """The modules of all `runs`, of whose long ones the first two and the last are `lowered`."""
+    each = iter(lowered)
     for run in runs:
         if len(run) < 4:
-            lowered += [next(traced) for _ in run]
+            yield from (next(each) for _ in run)
             continue
-        first, middle, last = next(traced), next(traced), next(traced)
-        lowered += [first, middle, *_copies(middle, run, places=range(2, len(run) - 1))]
-        lowered += _copies(last, run, places=range(len(run) - 1, len(run)))
-    return tuple(lowered)
+        first, middle, last = next(each), next(each), next(each)
+        yield from (first, middle, *_copies(middle, run, places=range(2, len(run) - 1)))
+        yield from _copies(last, run, places=range(len(run) - 1, len(run)))
 
 
 def loss_buffers(model: ModelSpec) -> tuple[str, str]:
@@ -112,8 +94,7 @@ def loss_buffers(model: ModelSpec) -> tuple[str, str]:
 def _runs(
     modules: tuple[Module, ...], checkpointed: frozenset[str], *, frozen: frozenset[str]
 ) -> Iterator[tuple[Module, ...]]:
-    """`modules` in runs of neighbours that differ in their names only, and are checkpointed or are
-    not."""
+    """`modules` in runs of neighbours that differ only in their names, all checkpointed or none."""
     run: list[Module] = []
     pattern: Pattern = ()
     for module in modules:
@@ -131,12 +112,11 @@ def _runs(
 _SHAPE = attrgetter(
     *(field.name for field in fields(Operator) if field.name not in ("name", "weight", "bias"))
 )
-"""What an operator does, without its name and those of its parameters."""
+"""Reads an operator without its name and those of its parameters."""
 
 
 def _pattern(module: Module) -> Pattern:
-    """What a module does, without its name: its operators with parameters named from the module on.
-    """
+    """A module without its name: its operators, with parameter names relative to the module."""
     prefix = f"{module.fqn}."
     return tuple(
         [
@@ -153,36 +133,35 @@ def _copies(
     input and its parameters."""
     before = run[0 if traced.fqn == run[1].fqn else 1].fqn
     names = _names(traced, before)
-    for place in places:
+    for index in places:
         start = {
-            OWN: start_of(run[place].fqn), INPUT: start_of(run[place - 1].fqn),
-            PARAMETER: f"{run[place].fqn}.", OTHER: "",
+            OWN: start_of(run[index].fqn), INPUT: start_of(run[index - 1].fqn),
+            PARAMETER: f"{run[index].fqn}.", OTHER: "",
         }
         yield _renamed(
-            traced, run[place], {name: start[whose] + rest for name, whose, rest in names}
+            traced, run[index], {name: start[owner] + rest for name, owner, rest in names}
         )
 
 
 OWN, INPUT, PARAMETER, OTHER = range(4)
-"""Whose a name is in the events of a module: its own value's, that of the module before it, a
-parameter's of its own, or neither."""
+"""Owners of a name in a module's events: the module's own value, the module before it, a parameter
+of its own, or none of these."""
 
 
 def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
-    """Every name in the events of `traced` once: whose it is, and what of it stays when the module
-    is another."""
+    """Each name in the events of `traced`, its owner, and the rest of it after the owner's name."""
     tape = (*traced.forward.memory, *traced.backward.memory, *traced.freed_with_autocast_cache)
     owners = {traced.fqn: OWN, before: INPUT}
-    found = []
+    names = []
     for buffer in dict.fromkeys(event.buffer for event in tape if isinstance(event, (Alloc, Free))):
         name = Buffer(buffer)
-        whose = owners.get(name.owner, OTHER)
-        found.append((buffer, whose, buffer if whose == OTHER else name.role))
+        owner = owners.get(name.owner, OTHER)
+        names.append((buffer, owner, buffer if owner == OTHER else name.role))
     prefix = f"{traced.fqn}."
     for fqn in dict.fromkeys(event.fqn for event in tape if isinstance(event, ParameterGradient)):
         own = fqn.startswith(prefix)
-        found.append((fqn, PARAMETER if own else OTHER, fqn.removeprefix(prefix)))
-    return found
+        names.append((fqn, PARAMETER if own else OTHER, fqn.removeprefix(prefix)))
+    return names
 
 
 def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> LoweredModule:
@@ -206,7 +185,7 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> Lo
 
 
 def _events(tape: tuple[TapeEvent, ...], names: dict[str, str]) -> tuple[TapeEvent, ...]:
-    """`tape` with other names; in one expression, as every event of every block passes here."""
+    """`tape` with other names; a single expression for speed, as all events pass here."""
     return tuple(
         [
             Alloc(names[event.buffer], event.kind, event.nbytes)

@@ -1,9 +1,7 @@
-"""Every module of a model by itself: what its forward and its backward keep and free, and the
-kernels they are.
+"""Lowering of each module by itself: memory events of its forward and backward, and kernels.
 
-The modules are `zsim.autograd.module_calls`', the memory `zsim.autograd.tape`'s; here they are run
-through it, forward and backward. `zsim.autograd.lower_model` asks for few of them where many are
-alike.
+`zsim.autograd.module_calls` gives the modules, `zsim.autograd.tape` follows their memory.
+`zsim.autograd.lower_model` lowers only a few of many equal modules.
 """
 
 from __future__ import annotations
@@ -57,25 +55,25 @@ def lower_each(
             cut_regions(block, checkpointing)
     forward = _Forward(tape, model, parts, batch=batch, dtype=dtype, casts_input=casts_input)
     ran = list(forward.run())
-    let_go = {one.part.module.fqn: tape.let_go(one.part.steps) for one in ran}
+    let_go = {each.part.module.fqn: tape.let_go(each.part.steps) for each in ran}
     tape.seed(forward.losses)
-    last = next(one for one in ran if one.differentiates)
+    last = next(each for each in ran if each.differentiates)
     backward = _Backward(
         tape, dtype=dtype, parameters={parameter.fqn: parameter for parameter in model.parameters}
     )
     lowered = []
-    for one in reversed(ran):
-        ends = (SEED, summed(forward.losses[-1], len(forward.losses))) if one is last else ()
+    for each in reversed(ran):
+        ends = (SEED, summed(forward.losses[-1], len(forward.losses))) if each is last else ()
         lowered.append(
-            backward.run(one, ends=ends, freed_with_autocast_cache=let_go[one.part.module.fqn])
+            backward.run(each, ends=ends, freed_with_autocast_cache=let_go[each.part.module.fqn])
         )
     return tuple(reversed(lowered))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ran:
-    """A part that forward has run: what became of memory, whether it was given and makes what needs
-    a gradient, and the losses it sums."""
+    """A part after forward: its memory events, and those of the sum of losses. Its input
+    `needs_gradient`; it `differentiates` if an output does."""
 
     part: Part
     memory: tuple[TapeEvent, ...]
@@ -113,10 +111,10 @@ class _Forward:
 
     def run(self) -> Iterator[_Ran]:
         """Each part after it has run."""
-        for place, part in enumerate(self.parts):
-            if place % self._size == 0:
+        for index, part in enumerate(self.parts):
+            if index % self._size == 0:
                 self._begin(part.called)
-            yield self._run(part, is_end=(place + 1) % self._size == 0)
+            yield self._run(part, is_end=(index + 1) % self._size == 0)
 
     def _begin(self, source: str) -> None:
         """A forward that is called with `source`."""
@@ -127,16 +125,16 @@ class _Forward:
     def _run(self, part: Part, *, is_end: bool) -> _Ran:
         tape = self.tape
         tape.framed = self._framed.union(self._drops[part.module.whole])
-        needs_gradient = part.taken in tape.needs_gradient
-        carries_gradient = not part.steps and part.entry in tape.needs_gradient
+        needs_gradient = part.taken in tape.values.needs_gradient
+        carries_gradient = not part.steps and part.entry in tape.values.needs_gradient
         tape.run_forward(
             part.steps, entry=part.taken, later=part.later, over=self._over.get(part.module.fqn, ())
         )
         if is_end:
             tape.end_forward(self._source)
-        memory = tape.storages.take()
+        memory = tape.values.storages.take()
         differentiates = carries_gradient or any(
-            call.output in tape.needs_gradient for step in part.steps for call in step.calls
+            call.output in tape.values.needs_gradient for step in part.steps for call in step.calls
         )
         return _Ran(
             part=part,
@@ -147,7 +145,7 @@ class _Forward:
         )
 
     def _end(self, loss: str) -> tuple[MemoryEvent, ...]:
-        """What adding `loss` to those of earlier forwards does to memory."""
+        """Memory events of adding `loss` to those of earlier forwards."""
         self.losses.append(loss)
         return self.tape.sum_losses(self.losses)
 
@@ -170,9 +168,9 @@ class _Backward:
             part.steps, bound=part.taken if module.inside and ran.needs_gradient else ""
         )
         for name in ends:
-            tape.storages.release(name)
-        memory = _last_mark_only(tape.storages.take())
-        tape.gradients.pass_on()
+            tape.values.storages.release(name)
+        memory = _last_mark_only(tape.values.storages.take())
+        tape.values.gradients.pass_on()
         calls = [call for step in part.steps for call in step.calls]
         again = [call for region in reversed(recomputed) for call in region.kernels]
         return LoweredModule(
@@ -182,7 +180,7 @@ class _Backward:
                 kernels=forward_kernels(calls, dtype=self.dtype), memory=ran.memory
             ),
             backward=self._computation(calls, memory),
-            events_after_hook=tape.storages.take(),
+            events_after_hook=tape.values.storages.take(),
             input_needs_gradient=ran.needs_gradient,
             recompute=forward_kernels(again, dtype=self.dtype),
             differentiates=ran.differentiates,
@@ -196,8 +194,8 @@ class _Backward:
         kernels = backward_kernels(
             calls,
             dtype=self.dtype,
-            needs_gradient=self.tape.needs_gradient,
-            nbytes=self.tape.nbytes,
+            needs_gradient=self.tape.values.needs_gradient,
+            nbytes=self.tape.values.nbytes,
             parameters=self._parameters,
             made=self._added,
         )
@@ -205,10 +203,10 @@ class _Backward:
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:
-    """Of several marks the last one stands for all."""
-    marks = [place for place, event in enumerate(events) if isinstance(event, Recomputed)]
+    """`events` with the last of several marks only."""
+    marks = [index for index, event in enumerate(events) if isinstance(event, Recomputed)]
     return (
-        tuple(event for place, event in enumerate(events) if place not in marks[:-1])
+        tuple(event for index, event in enumerate(events) if index not in marks[:-1])
         if marks
         else events
     )

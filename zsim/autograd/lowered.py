@@ -11,10 +11,10 @@ from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 UnitHooks = Literal["fully_shard", "none", "fsdp1_views", "raw_inputs"]
 """Effects of a strategy's hooks on the autograd graph of a unit.
 
-"fully_shard": casts the unit's inputs and passes them through an autograd node of its own, with one
-output per tensor. "fsdp1_views": FSDP1, the parameters are views of a flat one, new in each run.
-"none": no node and no views. All three cast the model's own inputs to the parameters' dtype.
-"raw_inputs": as "none", and the model's inputs keep the dtype in which the caller gives them."""
+- "fully_shard": the unit's inputs are cast and pass through an autograd node of their own.
+- "fsdp1_views": the parameters are views of FSDP1's flat one, new in each run.
+- "none": no node and no views. Like the two above, it casts the model's own inputs.
+- "raw_inputs": as "none", but the model's own inputs keep their dtype."""
 
 
 @final
@@ -22,11 +22,11 @@ output per tensor. "fsdp1_views": FSDP1, the parameters are views of a flat one,
 class ParameterGradient:
     """Autograd makes a gradient of the parameter `fqn`; the strategy decides where it lives.
 
-    `node_makes_more`: the same autograd node makes another gradient afterwards, even if it frees
-    memory in between. `accumulation_is_marked`: an `Accumulated` event follows, as in a trace;
-    otherwise the gradient is accumulated when its node ends. `is_copy`: torch keeps a copy of the
-    gradient, which is shared or has other strides than the parameter. Where an earlier micro-batch
-    left a gradient, the original is added to it.
+    - `node_makes_more`: the same autograd node makes another gradient later.
+    - `accumulation_is_marked`: an `Accumulated` event follows, as in a trace. Otherwise the
+      gradient is accumulated when its node ends.
+    - `is_copy`: torch keeps a copy of the gradient, which is shared or has other strides than the
+      parameter. To a gradient of an earlier micro-batch torch adds the original.
     """
 
     fqn: Final[str]
@@ -91,23 +91,23 @@ class Computation:
 
 
 NOTHING: Final = Computation(kernels=(), memory=())
-"""What a part of a block does that has nothing to do."""
+"""The computation of a part of a block that does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredModule:
     """One module of the model, lowered: its forward and backward for one micro-batch.
 
-    `recompute`: the kernels that activation checkpointing runs again. Their memory events stand in
-    backward before the mark `Recomputed`; in a block of several parts, with the part whose backward
-    needs them first. `differentiates=False`: no output needs a gradient, so backward is empty.
-    `sums_losses`: memory events of adding this forward's loss to those of earlier forwards.
-    `freed_with_autocast_cache`: copies of weights that only autocast's cache holds until the whole
-    forward ends. `input_buffer`: the buffer that a part of a block takes as input; "" for the last
-    buffer of another module. `events_after_hook`, of a nested unit: its input's gradient is added
-    to others after its post-backward hook. `caller_frees`, of a traced unit: the last buffers that
-    forward frees, after its hooks; the caller holds them. `returns_inner_output`: the last part of
-    a block returns a nested unit's output, with no autograd node of its own in between.
+    - `recompute`: the kernels that activation checkpointing runs again. Their memory events stand
+      in backward before the mark `Recomputed`, with the part of the block that needs them first.
+    - `sums_losses`: memory events of adding this forward's loss to those of earlier forwards.
+    - `freed_with_autocast_cache`: copies of weights that autocast holds until forward ends.
+    - `differentiates=False`: no output needs a gradient, so backward is empty.
+    - `input_buffer`: the input of a part of a block; "" for the last buffer of another module.
+    - `events_after_hook`, of a nested unit: its input's gradient is added to others there.
+    - `caller_frees`, of a traced unit: the buffers that its caller frees when the unit returns.
+    - `returns_inner_output`: the last part of a block returns a nested unit's output, with no
+      autograd node of its own in between.
     """
 
     fqn: str

@@ -1,5 +1,4 @@
-"""The modules of a model in the order in which they run, each with the calls of its operators, the
-values that it takes, and what of it is recomputed.
+"""The modules of a model in the order in which they run, with the calls of their operators.
 
 The calls are `zsim.autograd.aten.calls`'s. Names of values are unique in the whole model here, so
 that one tape can follow them.
@@ -30,9 +29,11 @@ Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 class Part:
     """A module, or a part of one, with the calls of its operators and the names of values.
 
-    `entry` is what ran before it has made, `called` what its block is called with, `taken` what it
-    is itself; `later` are the values of its block that other parts read after it, and `makes` the
-    last that it makes, or `entry` where it does nothing.
+    - `entry`: the output of the part before it.
+    - `called`: the input of its block.
+    - `taken`: its own input.
+    - `later`: the values of its block that other parts read after it.
+    - `makes`: its last value, or `entry` where it does nothing.
     """
 
     module: Module
@@ -54,7 +55,7 @@ class Part:
 
     @property
     def drops(self) -> list[str]:
-        """What its operators alone let go."""
+        """The values that only its operators free."""
         return [
             drop
             for op in self.module.operators
@@ -66,8 +67,7 @@ class Part:
 def maker_of_calls(
     autocast: str, *, batch: Batch, dtype: str, device: Device, uncached: frozenset[str]
 ) -> Maker:
-    """What makes an operator's calls, and under autocast reads and notes the dtypes of the module's
-    values."""
+    """A function that makes an operator's calls; under autocast it follows the values' dtypes."""
     if autocast != "none":
         return Autocast(dtype=autocast, batch=batch, device=device, uncached=uncached).calls
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
@@ -79,9 +79,9 @@ def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
     forward_size = len(model.modules) // model.forwards
     dtypes: dict[str, str] = {}
     entry = called = ""
-    for place, module in enumerate(model.modules):
-        if place % forward_size == 0:
-            number = place // forward_size + 1
+    for index, module in enumerate(model.modules):
+        if index % forward_size == 0:
+            number = index // forward_size + 1
             entry = numbered(MODEL_INPUT, number)
             dtypes = {entry: dtype}
         if module.within in ("", module.path):
@@ -92,7 +92,7 @@ def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
         ]
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
-        later = _read_later(model.modules[place + 1 :], module, called)
+        later = _read_later(model.modules[index + 1 :], module, called)
         part = Part(
             module=module, steps=steps, entry=entry, called=called, taken=_taken(module, called),
             later=later,
@@ -170,7 +170,7 @@ def _qualified(operator: Operator, module: Module, entry: str) -> Operator:
 
 
 def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
-    """What `operator` drops, by names unique in the model."""
+    """The values that `operator` drops, by names unique in the model."""
     prefix = start_of(module.whole)
     return tuple(
         [

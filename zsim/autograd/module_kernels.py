@@ -19,7 +19,7 @@ from zsim.models.training_options import DTYPE_NBYTES
 
 def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
     """In order."""
-    made = [call for call in calls if call.moved and not call.found]
+    made = [call for call in calls if call.moved and not call.from_cache]
     return tuple(
         Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape)
         for call in made
@@ -45,7 +45,7 @@ def backward_kernels(
         if not call.differentiable:
             continue
         kind = call.dtype or dtype
-        if call.moved and not call.found:
+        if call.moved and not call.from_cache:
             yield from (
                 _of_products(call, kind, needs_gradient)
                 if call.shape

@@ -1,5 +1,4 @@
-"""What activation checkpointing recomputes as one: a stretch of operators, their calls, and where
-recomputation stops."""
+"""Regions of activation checkpointing: operators recomputed together, and their calls."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Step:
         return next((call for call in self.calls if call.operator == "attention"), self.calls[-1])
 
     def keeps(self, call: Call) -> bool:
-        """Whether the output of `call` is kept rather than computed again."""
+        """True if the output of `call` is kept rather than computed again."""
         return self.cached and call is self.kept
 
 
@@ -124,19 +123,17 @@ class Region:
 
 
 def packs_something(call: Call) -> bool:
-    """Whether autograd saves anything of the call, a parameter included, so that recomputation must
-    reach it."""
+    """True if autograd saves anything of the call, even a parameter: recomputation reaches it."""
     return call.differentiable and bool(call.saves or call.keeps or call.packs)
 
 
 def packs_its_output(call: Call) -> bool:
-    """Whether autograd keeps something that the call itself makes, so that it must be made again.
-    """
+    """True if autograd saves an output of the call, which recomputation then makes again."""
     return bool(call.keeps) or call.output in call.saves
 
 
 def _again(value: str, made: set[str]) -> str:
-    """What `value` is called when it is made again."""
+    """The name of `value` when it is made again."""
     return f"{value}.again" if value in made else value
 
 
@@ -156,6 +153,6 @@ def _renamed(call: Call, made: set[str]) -> Call:
         saves=names(call.saves),
         weights=names(call.weights),
         drops=names(call.drops),
-        found=False,
+        from_cache=False,
         keeps=tuple(zip(keeps, sizes, strict=True)),
     )

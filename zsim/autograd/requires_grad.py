@@ -1,10 +1,10 @@
-"""Which calls need a gradient, and what is left of their backward where parameters are frozen.
+"""Calls that need a gradient, and the rest of their backward where parameters are frozen.
 
-autograd asks each derivative for whom it is: a product keeps a factor for the gradient of the other
-one only, a frozen weight has no gradient to be made, and nothing before the first trained parameter
-is kept or run backward. What a formula makes for several inputs at once (norms, fused attention) is
-saved whole as soon as one of them needs a gradient. Generated code of torch/csrc/autograd, from
-tools/autograd/derivatives.yaml; seen with a dispatch-level meter on torch 2.13.
+Autograd computes a derivative only for an input that requires it. A product saves a factor only for
+the gradient of the other factor. A frozen weight gets no gradient. Nothing before the first trained
+parameter is saved or run backward. A formula for several inputs at once (norms, fused attention)
+saves everything as soon as one of them needs a gradient. Source: generated code of
+torch/csrc/autograd, from tools/autograd/derivatives.yaml; observed on torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,63 +16,72 @@ from zsim.autograd.aten.call import Call
 from zsim.ir.ops import NORM_STEP
 
 PRODUCTS = ("linear", "conv1d", NORM_STEP)
-"""Operators with a call that multiplies by the weight: it saves one factor for the gradient of the
-other. A fused norm is none."""
+"""Operators with a call that multiplies by the weight and saves one factor for the gradient of the
+other. A fused norm has none."""
 
 
 def needed(calls: Iterable[Call], *, needs: set[str], frozen: frozenset[str]) -> tuple[Call, ...]:
-    """`calls` of one operator with what nobody needs left out; `needs`, the values that need a
-    gradient, learns of new ones."""
-    found = []
+    """`calls` of one operator, each reduced to what autograd differentiates. Adds the values that
+    need a gradient to `needs`."""
+    reduced = []
     for call in calls:
-        call = _trimmed(call, needs=needs, frozen=frozen)
+        call = _reduced(call, needs=needs, frozen=frozen)
         if call.differentiable:
             needs.update((call.output, *call.also))
-        found.append(call)
-    return tuple(found)
+        reduced.append(call)
+    return tuple(reduced)
 
 
-def _trimmed(call: Call, *, needs: set[str], frozen: frozenset[str]) -> Call:
-    own = call.parameters or call.weights
-    trained = tuple(
-        name for name in own if (name not in frozen if call.parameters else name in needs)
-    )
-    constant = own[:1] != trained[:1]  # the weight, which comes first
+def _reduced(call: Call, *, needs: set[str], frozen: frozenset[str]) -> Call:
+    """`call` without what frozen parameters and constant inputs leave out."""
+    if call.parameters:
+        trained = tuple(name for name in call.parameters if name not in frozen)
+    else:
+        trained = tuple(name for name in call.weights if name in needs)
     wanting = tuple(value for value in call.inputs if value in needs)
     if not trained and not wanting:
         return replace(
-            call,
-            saves=(),
-            gradients=(),
-            passes=(),
-            summed=(),
-            parameters=(),
-            weights=(),
-            backward_scratch=(),
-            differentiable=False,
+            call, saves=(), gradients=(), passes=(), summed=(), parameters=(), weights=(),
+            backward_scratch=(), differentiable=False,
         )
-    if trained == own and wanting == call.inputs:
+    if trained == (call.parameters or call.weights) and wanting == call.inputs:
         return call
+    return _partly(call, trained=trained, wanting=wanting, needs=needs)
+
+
+def _partly(
+    call: Call, *, trained: tuple[str, ...], wanting: tuple[str, ...], needs: set[str]
+) -> Call:
+    """`call` of which only the `trained` parameters and the inputs in `wanting` get gradients."""
+    own = call.parameters or call.weights
+    constant_weight = own[:1] != trained[:1]  # the weight comes first
+    is_product = call.operator in PRODUCTS and bool(own) and not call.keeps
+    halves = constant_weight or (call.crossed and len(wanting) < len(call.inputs))
     makes = {*trained, *(call.inputs if call.joint else wanting)}
-    weighted = call.operator in PRODUCTS and bool(own) and not call.keeps
-    saves = call.saves
-    if call.crossed:
-        saves = tuple(
-            value for value, other in zip(saves, saves[::-1], strict=True) if other in needs
-        )
-    elif weighted and constant:  # a weight of its own costs nothing, a copy of it does
-        saves = tuple(value for value in saves if value in call.weights and wanting)
-    halved = constant or (call.crossed and len(wanting) < len(call.inputs))
     return replace(
         call,
-        saves=saves,
+        saves=_saves(call, is_product and constant_weight, wanting=wanting, needs=needs),
         gradients=tuple(name for name in call.gradients if name in makes),
         passes=tuple(name for name in call.passes if name in wanting),
         summed=tuple(item for item in call.summed if item[0] in makes),
         parameters=trained if call.parameters else (),
         weights=trained if call.weights else (),
         backward_scratch=() if call.parameters and not trained else call.backward_scratch,
-        backward_flops=0 if constant and not wanting else call.backward_flops // (1 + halved),
-        backward_moved=call.backward_moved // (1 + halved),
-        packs=weighted and bool(wanting),
+        backward_flops=(
+            0 if constant_weight and not wanting else call.backward_flops // (1 + halves)
+        ),
+        backward_moved=call.backward_moved // (1 + halves),
+        packs=is_product and bool(wanting),
     )
+
+
+def _saves(
+    call: Call, by_constant_weight: bool, *, wanting: tuple[str, ...], needs: set[str]
+) -> tuple[str, ...]:
+    """The values that autograd saves: of a product, each factor for the other one's gradient."""
+    if call.crossed:
+        pairs = zip(call.saves, call.saves[::-1], strict=True)
+        return tuple(value for value, other in pairs if other in needs)
+    if by_constant_weight:  # a weight of its own costs nothing, a copy of it does
+        return tuple(value for value in call.saves if value in call.weights and wanting)
+    return call.saves

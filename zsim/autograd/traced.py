@@ -15,7 +15,7 @@ from zsim.autograd.lowered import NOTHING, LoweredModule, UnitHooks
 from zsim.autograd.traced_checks import problems
 from zsim.errors import ZsimError
 from zsim.ir.buffers import Buffer
-from zsim.ir.ops import Alloc, Free
+from zsim.ir.ops import Alloc
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator, OperatorKind
 from zsim.models.spec import (
@@ -41,8 +41,8 @@ FALLBACKS: Final[dict[UnitHooks, tuple[UnitHooks, ...]]] = {
     "fsdp1_views": ("fsdp1_views", "none"),
     "raw_inputs": ("raw_inputs", "none"),
 }
-"""By hooks of the strategy: the variants of a trace to look for, the best first; without any of
-them the trace with fully_shard's hooks is the same."""
+"""Variants of a trace to look for under the hooks of a strategy, the best first. Without any the
+trace under fully_shard's hooks is the same."""
 
 
 class TracedModelError(ZsimError):
@@ -57,7 +57,7 @@ class HookVariant:
     """
 
     unit_hooks: UnitHooks
-    checkpointing: Checkpointing
+    checkpointing: Checkpointing = NO_CHECKPOINTING
     lowered: tuple[LoweredModule, ...]
     fails: str = ""
 
@@ -66,13 +66,14 @@ class HookVariant:
 class TracedModel(ModelSpec):
     """A ModelSpec with its lowered modules, valid for the batch, dtype and device of its trace.
 
-    `casts_input`: floating-point inputs of the model and its units are cast to `dtype`, as
-    fully_shard does. `autocast`: the dtype of torch.autocast around its forward. `buffer_nbytes`:
-    bytes of the module's buffers and of what its first forward leaves in it. `input_nbytes`: bytes
-    that the caller holds. No strategy counts either. `devices`: those with the kernels of the
-    trace; both if no kernel depends on the device. `lowered`: under fully_shard's hooks.
-    `recomputing`: the same for each activation checkpointing around its units. `hook_variants`: the
-    lowered modules under the hooks of other strategies, where they differ.
+    - `casts_input`: fully_shard casts floating-point inputs of the model and its units to `dtype`.
+    - `autocast`: the dtype of torch.autocast around forward.
+    - `buffer_nbytes`: bytes of the module's buffers, and of tensors that its first forward leaves.
+    - `input_nbytes`: bytes that the caller holds. No strategy counts these or the buffers.
+    - `devices`: those with the kernels of the trace; both if no kernel depends on the device.
+    - `lowered`: the modules under fully_shard's hooks.
+    - `recomputing`: the same for each activation checkpointing around its units.
+    - `hook_variants`: the modules under the hooks of other strategies, where they differ.
     """
 
     lowered: tuple[LoweredModule, ...]
@@ -100,8 +101,44 @@ class TracedModel(ModelSpec):
         """The lowered modules; TracedModelError for another batch, dtype, autocast or device, or
         for checkpointing that was not traced.
 
-        Without a `device` it is not asked for which the trace stands.
+        Without a `device` any trace will do.
         """
+        self._require_device(device)
+        if casts_input and not self.casts_input and self.dtype != "float32":
+            raise TracedModelError(
+                where=self.name,
+                expected="inputs that are cast to the parameters' dtype, for this strategy",
+                found="a trace that casts none",
+                remedy="trace it again with casts_input=True",
+            )
+        traces = {NO_CHECKPOINTING: self.lowered, **dict(self.recomputing)}
+        if checkpointing not in traces:
+            raise TracedModelError(
+                where=self.name,
+                expected="activation checkpointing that it was traced with",
+                found=f"{checkpointing}, where it has {' and '.join(map(str, traces))}",
+                remedy="trace it again with checkpointing=[Checkpointing(…)], or wrap its blocks "
+                       "in torch.utils.checkpoint before",
+            )
+        for key, value, traced in (
+            ("dtype", dtype, self.dtype),
+            ("autocast", autocast, self.autocast),
+            ("micro_batch", batch.micro_batch, self.batch.micro_batch),
+            ("sequence_length", batch.sequence_length, self.batch.sequence_length),
+        ):
+            if value != traced:
+                raise TracedModelError(
+                    where=self.name, expected=f"{key} {traced}, at which it was traced",
+                    found=str(value), remedy="trace the module again with such inputs",
+                )
+        variant = self._variant(unit_hooks, checkpointing)
+        if variant is None:
+            return traces[checkpointing]
+        if not variant.lowered:
+            raise self._fails(variant)
+        return variant.lowered
+
+    def _require_device(self, device: Device | None) -> None:
         if device is not None and device not in self.devices:
             raise TracedModelError(
                 where=self.name,
@@ -110,82 +147,36 @@ class TracedModel(ModelSpec):
                       f"other bytes (attention, dropout, norms)",
                 remedy=f'trace it again with device="{device}"',
             )
-        if casts_input and not self.casts_input and self.dtype != "float32":
-            raise TracedModelError(
-                where=self.name,
-                expected="inputs that are cast to the parameters' dtype, for this strategy",
-                found="a trace that casts none",
-                remedy="trace it again with casts_input=True",
-            )
-        variants = {NO_CHECKPOINTING: self.lowered, **dict(self.recomputing)}
-        if checkpointing not in variants:
-            raise TracedModelError(
-                where=self.name,
-                expected="activation checkpointing that it was traced with",
-                found=f"{checkpointing}, where it has {' and '.join(map(str, variants))}",
-                remedy="trace it again with checkpointing=[Checkpointing(…)], or wrap its blocks "
-                       "in torch.utils.checkpoint before",
-            )
-        asked = {
-            "dtype": dtype,
-            "autocast": autocast,
-            "micro_batch": batch.micro_batch,
-            "sequence_length": batch.sequence_length,
-        }
-        known = {
-            "dtype": self.dtype,
-            "autocast": self.autocast,
-            "micro_batch": self.batch.micro_batch,
-            "sequence_length": self.batch.sequence_length,
-        }
-        for name, value in asked.items():
-            if value != known[name]:
-                raise TracedModelError(
-                    where=self.name,
-                    expected=f"{name} {known[name]}, at which it was traced",
-                    found=f"{value}",
-                    remedy="trace the module again with such inputs",
-                )
-        return self._with(unit_hooks, checkpointing, hooked=variants[checkpointing])
 
-    def _with(
-        self,
-        unit_hooks: UnitHooks,
-        checkpointing: Checkpointing,
-        *,
-        hooked: tuple[LoweredModule, ...],
-    ) -> tuple[LoweredModule, ...]:
-        """The lowered modules where autograd has that of units; TracedModelError where the module
-        does not run so."""
-        found = {
-            one.unit_hooks: one for one in self.hook_variants if one.checkpointing == checkpointing
-        }
-        form = next((found[one] for one in FALLBACKS[unit_hooks] if one in found), None)
-        if form is not None and not form.lowered and form.unit_hooks == "fsdp1_views":
-            raise TracedModelError(
+    def _variant(self, unit_hooks: UnitHooks, checkpointing: Checkpointing) -> HookVariant | None:
+        """The best variant under these hooks; None where fully_shard's hooks change nothing."""
+        known = {v.unit_hooks: v for v in self.hook_variants if v.checkpointing == checkpointing}
+        return next((known[hooks] for hooks in FALLBACKS[unit_hooks] if hooks in known), None)
+
+    def _fails(self, variant: HookVariant) -> TracedModelError:
+        """The error for a strategy under whose hooks the module does not run."""
+        if variant.unit_hooks == "fsdp1_views":
+            return TracedModelError(
                 where=self.name,
                 expected="a module that changes none of its parameters in forward: FSDP1 makes "
-                         "them views of a flat one, which "
-                "autograd lets nobody change in place",
-                found=form.fails,
+                         "them views of a flat one, which autograd lets nobody change in place",
+                found=variant.fails,
                 remedy="change its .data, which autograd does not see, or use fsdp2, hsdp or ddp",
             )
-        if form is not None and not form.lowered:
-            given = (
-                f"; trace it with casts_input=False if the model's inputs come in {self.dtype}"
-                if form.unit_hooks == "raw_inputs"
-                else ""
-            )
-            raise TracedModelError(
-                where=self.name,
-                expected="a module that runs without the hooks of fully_shard, which this "
-                         "strategy does not have",
-                found=form.fails or "one that does not",
-                remedy=f"hooks cast what the model and its units take to {self.dtype}, and give "
-                       f"zeros as gradients of what those leave: "
-                f"make these in the module itself, or use fsdp2 or hsdp{given}",
-            )
-        return hooked if form is None else form.lowered
+        uncast = (
+            f"; trace it with casts_input=False if the model's inputs come in {self.dtype}"
+            if variant.unit_hooks == "raw_inputs"
+            else ""
+        )
+        return TracedModelError(
+            where=self.name,
+            expected="a module that runs without the hooks of fully_shard, which this strategy "
+                     "does not have",
+            found=variant.fails or "one that does not",
+            remedy=f"hooks cast what the model and its units take to {self.dtype}, and give "
+                   f"zeros as gradients of what those leave: make these in the module itself, or "
+                   f"use fsdp2 or hsdp{uncast}",
+        )
 
 
 def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: bool) -> Module:
@@ -207,33 +198,29 @@ def stretch(fqn: str, *, unit: str, weights: tuple[tuple[str, str], ...], last: 
     return Module(fqn=fqn, unit=unit, operators=tuple(operators))
 
 
-def whole(
-    lowered: Iterable[LoweredModule], uncached: tuple[Free, ...]
-) -> tuple[LoweredModule, ...]:
-    """`lowered` with what follows from all of them: which have a backward, and what goes when
-    forward is over.
+def whole(lowered: Iterable[LoweredModule]) -> tuple[LoweredModule, ...]:
+    """`lowered`, each marked as `differentiates` or not, which follows from all of them.
 
-    Before the first that does something in backward none has. Later a unit has none in a run of
-    which no stretch does anything there or takes what needs a gradient, as one that is called under
-    no_grad.
+    No module differentiates before the first with an event in backward. Later runs of a unit do,
+    if a stretch of the run has an event in backward or an input that needs a gradient. A unit
+    called under no_grad has neither.
     """
-    found = tuple(lowered)
-    first = next((place for place, one in enumerate(found) if one.backward != NOTHING), 0)
+    modules = tuple(lowered)
+    first = next((i for i, module in enumerate(modules) if module.backward != NOTHING), 0)
     runs = {
-        _run(one)
-        for one in found
-        if one.unit == ROOT or one.backward != NOTHING or one.input_needs_gradient
+        _run(module)
+        for module in modules
+        if module.unit == ROOT or module.backward != NOTHING or module.input_needs_gradient
     }
-    found = tuple(
-        replace(one, differentiates=place >= first and _run(one) in runs)
-        for place, one in enumerate(found)
+    return tuple(
+        replace(module, differentiates=i >= first and _run(module) in runs)
+        for i, module in enumerate(modules)
     )
-    return (*found[:-1], *(replace(one, freed_with_autocast_cache=uncached) for one in found[-1:]))
 
 
-def _run(one: LoweredModule) -> tuple[str, str]:
-    """The unit, and which of its runs in a forward."""
-    return one.unit, run_of(one.fqn)
+def _run(module: LoweredModule) -> tuple[str, str]:
+    """The unit, and the number of its run in a forward."""
+    return module.unit, run_of(module.fqn)
 
 
 def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:
@@ -262,47 +249,46 @@ def _casts_input(module: LoweredModule) -> bool:
 
 
 def check_whole(model: TracedModel) -> TracedModel:
-    """As `check`; and where inputs of the model are cast, there must be a form for strategies that
-    cast none."""
-    known = {one.checkpointing for one in model.hook_variants if one.unit_hooks == "raw_inputs"}
+    """As `check`; and where the model's inputs are cast, a variant with raw inputs is there."""
+    known = {v.checkpointing for v in model.hook_variants if v.unit_hooks == "raw_inputs"}
     for asked, lowered in ((NO_CHECKPOINTING, model.lowered), *model.recomputing):
         if asked not in known and any(map(_casts_input, lowered)):
-            expected = (
+            raise _broken(
+                model.name,
                 "one form in which the model's inputs are as they were given, beside that in "
-                "which they are cast"
-            )
-            raise TracedModelError(
-                where=model.name, expected=expected, found="none", remedy="trace the module again"
+                "which they are cast",
+                "none",
             )
     return check(model)
 
 
 def check(model: TracedModel) -> TracedModel:
-    """`model` itself; TracedModelError naming the first thing in it that does not hold together."""
-    last = model.modules[-1].fqn if model.modules else ""
-    for lowered in (model.lowered, *(again for _, again in model.recomputing)):
-        for where, expected, found in problems(model, lowered, loss=Buffer.of(last, LOSS)):
-            raise TracedModelError(
-                where=where, expected=expected, found=found, remedy="trace the module again"
-            )
-    known = {(one.unit_hooks, one.checkpointing) for one in model.hook_variants}
-    if len(known) < len(model.hook_variants) or {asked for _, asked in known} - {
-        NO_CHECKPOINTING, *(asked for asked, _ in model.recomputing)
-    }:
-        expected = (
-            "one form for each way of autograd and each activation checkpointing that was traced"
+    """`model` itself; TracedModelError for the first law of `traced_checks` that it breaks."""
+    traces = [(lowered, False) for lowered in (model.lowered, *(t for _, t in model.recomputing))]
+    variants = [(v.lowered, v.unit_hooks == "fsdp1_views") for v in model.hook_variants]
+    known = {(v.unit_hooks, v.checkpointing) for v in model.hook_variants}
+    traced = {NO_CHECKPOINTING, *(asked for asked, _ in model.recomputing)}
+    _require_laws(model, traces)
+    if len(known) < len(model.hook_variants) or {asked for _, asked in known} - traced:
+        raise _broken(
+            model.name,
+            "one form for each way of autograd and each activation checkpointing that was traced",
+            "others",
         )
-        raise TracedModelError(
-            where=model.name, expected=expected, found="others", remedy="trace the module again"
-        )
-    for one in model.hook_variants:
-        views = one.unit_hooks == "fsdp1_views"
-        for where, expected, found in (
-            problems(model, one.lowered, loss=Buffer.of(last, LOSS), views=views)
-            if one.lowered
-            else ()
-        ):
-            raise TracedModelError(
-                where=where, expected=expected, found=found, remedy="trace the module again"
-            )
+    _require_laws(model, [variant for variant in variants if variant[0]])
     return model
+
+
+def _require_laws(
+    model: TracedModel, traces: Iterable[tuple[tuple[LoweredModule, ...], bool]]
+) -> None:
+    loss = Buffer.of(model.modules[-1].fqn if model.modules else "", LOSS)
+    for lowered, views in traces:
+        for where, expected, instead in problems(model, lowered, loss=loss, views=views):
+            raise _broken(where, expected, instead)
+
+
+def _broken(where: str, expected: str, instead: str) -> TracedModelError:
+    return TracedModelError(
+        where=where, expected=expected, found=instead, remedy="trace the module again"
+    )

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zreal.tracing.test_trace import records
 from zreal.modules import batches, modules
-from zreal.tracing.fakes.device_kernels import KernelChoices, result_nbytes
+from zreal.tracing.fakes.device_kernels import KernelChoices
+from zreal.tracing.fakes.device_nbytes import result_nbytes
 from zreal.tracing.trace import trace
 from zsim.autograd.lower_model import lower
 from zsim.autograd.lowered import LoweredModule

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zreal.tracing.storage_log import START, Born, Died, Entry, Lives, Summed, merged
+from zreal.tracing.engine_sums import Lives, merged
+from zreal.tracing.storage_log import START, Born, Died, Entry, Summed
 
 
 def lives(*entries: Entry) -> Lives:

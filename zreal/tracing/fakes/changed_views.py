@@ -2,10 +2,11 @@
 they take on real tensors.
 
 torch makes a new grad_fn for such a view when it is used next. On real tensors that is
-AsStridedBackward0, whose backward allocates; on fake tensors, as on any subclass of Tensor, the
-views that led from the base to it are taken once more, and nothing is allocated. Inside
-ChangedViews such a view is therefore replaced, wherever it is used, by one that as_strided makes of
-its base.
+AsStridedBackward0, whose backward allocates. On fake tensors, as on any subclass of Tensor, torch
+takes the views that led from the base to it once more, and allocates nothing. Inside ChangedViews
+such a view is therefore replaced, wherever it is used, by one that as_strided makes of its base.
+MobileNetV2 needs it, whose dropout changes a flattened view in place, and so does any in-place
+activation of a linear layer's output.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ChangedViews(TorchFunctionMode):
 
 
 class _Seen(TorchDispatchMode):
-    """Whether any operator ran."""
+    """Notes in `any` that an operator ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class _Seen(TorchDispatchMode):
 
 
 def _has_stale_history(tensor: Tensor) -> bool:
-    """Whether its grad_fn is still the one from before the change: then asking for it takes the
+    """True if its grad_fn is still the one from before the change: then asking for it takes the
     views once more."""
     seen = _Seen()
     with torch_private.unwatched_functions(), seen:
@@ -146,12 +147,12 @@ def _as_strided(view: Tensor) -> Tensor:
     """The same part of the base as it is now; one and the same tensor until it changes again, as
     hooks are put on it."""
     now = torch_private.version(view)
-    at, found = getattr(view, _INSTEAD, (None, None))
-    if at == now and isinstance(found, Tensor):
-        return found
+    at, replacement = getattr(view, _INSTEAD, (None, None))
+    if at == now and isinstance(replacement, Tensor):
+        return replacement
     with torch_private.unwatched_functions(), torch.enable_grad():
-        found = torch_private.base(view).as_strided(
+        replacement = torch_private.base(view).as_strided(
             view.size(), view.stride(), view.storage_offset()
         )
-    setattr(view, _INSTEAD, (now, found))
-    return found
+    setattr(view, _INSTEAD, (now, replacement))
+    return replacement

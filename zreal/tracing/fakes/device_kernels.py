@@ -1,5 +1,4 @@
-"""What depends on the device: the kernels that CUDA takes where a CPU takes others, and bytes that
-fake tensors do not show.
+"""Kernels that CUDA takes where a CPU takes others.
 
 A module is traced on fake tensors of a CPU, since a torch without CUDA makes no others that record
 gradients. Inside KernelChoices the calls that choose by device get CUDA's operators, whose shapes
@@ -23,15 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fakes.one_hot import NAMES, one_hot
 from zsim.autograd.aten.sdpa import (
-    EFFICIENT_ROWS,
-    FLASH_ROWS,
     FLASH_WIDTHS,
     MAX_FLASH_HEAD,
     efficient_takes,
-    flash_columns,
-    rounded_up,
 )
 from zsim.models.training_options import Device
 
@@ -39,11 +33,10 @@ aten = torch.ops.aten
 ATTEND, DROPOUT, RMS_NORM = (
     functional.scaled_dot_product_attention, functional.dropout, functional.rms_norm,
 )
-SIZED_BY_DEVICE = frozenset({"native_layer_norm", "_embedding_bag"})
-"""Operators with results that are larger on one device than on the other."""
-_FLASH, _EFFICIENT = (
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+ONE_HOT = frozenset(
+    {functional.one_hot, torch.ops.aten.one_hot, torch.ops.aten.one_hot.default}
 )
+"""one_hot, by the names under which a function mode sees a call of it."""
 
 
 class KernelChoices(TorchFunctionMode):
@@ -63,9 +56,8 @@ class KernelChoices(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in NAMES:
-            self.seen = True
-            return one_hot(func, args, kwargs or {}, device=self._device)
+        if func in ONE_HOT:
+            _refuse_one_hot()
         replacement = _ON_CUDA.get(func)
         self.seen |= replacement is not None
         chosen = func if replacement is None or self._device == "cpu" else replacement
@@ -174,10 +166,10 @@ class _FusedRMSNorm(torch.autograd.Function):
         weight = weights[0] if weights else None
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         with torch_private.below_autograd():
-            found = aten._fused_rms_norm_backward(
+            grads = aten._fused_rms_norm_backward(
                 gradients[0], input, ctx.shape, rstd, weight, wanted
             )
-        return found[0], None, found[1] if wanted[1] else None, None
+        return grads[0], None, grads[1] if wanted[1] else None, None
 
 
 def _rms_norm(
@@ -187,6 +179,17 @@ def _rms_norm(
         return RMS_NORM(input, normalized_shape, weight, eps)
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     return _FusedRMSNorm.apply(input, shape, weight, eps)
+
+
+def _refuse_one_hot() -> None:
+    """On fake tensors its C++ makes an eighth more than on real ones: Onehot.cpp, torch 2.13."""
+    raise UntraceableError(
+        where="one_hot",
+        expected="operators that make of fake tensors what they make of real ones",
+        found="one_hot, which compares the index with all classes when traced",
+        remedy="write what torch runs on real tensors: index.new_zeros(*index.shape, "
+               "num_classes).scatter_(-1, index.unsqueeze(-1), 1)",
+    )
 
 
 def _refuse_recurrent(*_: Any, **__: Any) -> None:
@@ -222,92 +225,3 @@ def require_known_memory(operator: str) -> None:
     """UntraceableError for an operator that allocates what its shapes do not tell."""
     if operator.startswith("mkldnn_rnn_layer"):
         _refuse_recurrent()
-
-
-LOSSES_IN_PLACE = frozenset(
-    {"mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"}
-)
-"""Losses whose single number keeps the room of all elements' losses."""
-LOSSES_BESIDE = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
-"""Losses that make those of all elements once more, or at all, while they add them up (on CUDA;
-those of a CPU are not seen)."""
-FOLDS = frozenset({"col2im", "im2col"})
-BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
-BAG_DEFAULTS = (False, 0, False, None, False, -1)
-"""Of an embedding bag's arguments behind its weights, indices and offsets: its mode is a sum, and
-no index is padding."""
-
-
-def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
-    """Bytes of the loss of each element."""
-    given, target = arguments[:2]
-    dtype = torch.promote_types(given.dtype, target.dtype)
-    return math.prod(torch.broadcast_shapes(given.shape, target.shape)) * dtype.itemsize
-
-
-def result_nbytes(
-    operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device
-) -> int:
-    """Bytes that the result at `place` of an operator holds: its storage's but for those that real
-    ones have of another size.
-
-    Statistics of a layer norm are float32 on CUDA, and what an embedding bag notes `_bag_numel`
-    says. Some losses make room for each element's and then one number of it, and folding begins
-    with room for what it reads (aten/src/ATen/native/Loss.cpp, BinaryOps.cpp, Col2Im.cpp,
-    Im2Col.cpp and theirs for CUDA).
-    """
-    nbytes = tensor.untyped_storage().nbytes()
-    if operator in LOSSES_IN_PLACE:
-        return max(nbytes, _each_loss_nbytes(arguments))
-    if operator in FOLDS:
-        return max(nbytes, arguments[0].numel() * arguments[0].element_size())
-    if operator == "native_layer_norm" and place > 0 and device == "cuda":
-        return 4 * tensor.numel()
-    if operator in BAGS and place > 0:
-        return _bag_numel(operator, arguments, place, tensor, device=device) * tensor.element_size()
-    return nbytes
-
-
-def _bag_numel(
-    operator: str, arguments: tuple[Any, ...], place: int, tensor: Tensor, *, device: Device
-) -> int:
-    """Elements of what an embedding bag notes: whose each index is, how many each bag has, and
-    which are the largest.
-
-    With `include_last_offset` there is one offset more than bags. On a CPU sums whose weights lie
-    close, of up to four bytes and with no padding left out, do without the first, which otherwise
-    has room for one more (aten/src/ATen/native/EmbeddingBag.cpp, `is_fast_path`); on CUDA only a
-    maximum has the last (EmbeddingBag.cu).
-    """
-    given: list[Any] = [*arguments, *BAG_DEFAULTS[len(arguments) - 3 :]]
-    weight, indices, offsets, _, mode, _, factors, _, padding = given
-    if place == 1:
-        close = factors is None or factors.stride(0) == 1
-        is_fast = (
-            mode == 0
-            and close
-            and padding < 0
-            and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        )
-        on_cpu = 0 if is_fast else int(indices.numel()) + 1
-        return on_cpu if device == "cpu" else int(indices.numel())
-    if place == 2 or (device == "cpu" and mode == 0 and operator.endswith("forward_only")):
-        return int(offsets.numel())
-    return 0 if device == "cuda" and mode != 2 else tensor.numel()
-
-
-def scratch(operator: str, arguments: tuple[Any, ...], *, device: Device) -> tuple[int, ...]:
-    """Bytes of what lives only while an operator runs on a device: attention's backward, as
-    `zsim.autograd.aten.sdpa` has it for the built-in families, and some losses."""
-    if device == "cuda" and operator in LOSSES_BESIDE and (*arguments[2:3], 1)[0] != 0:
-        return (_each_loss_nbytes(arguments),)
-    if device == "cpu" or operator not in (f"{_FLASH}_backward", f"{_EFFICIENT}_backward"):
-        return ()
-    query, key = arguments[1], arguments[2]
-    sequences, heads, rows, width = query.shape
-    if operator.startswith(_EFFICIENT):
-        return (4 * sequences * heads * rounded_up(rows, EFFICIENT_ROWS),)
-    row_nbytes, rounded = 4 * sequences * heads, rounded_up(rows, FLASH_ROWS)
-    expanded = query.element_size() * sequences * heads * key.shape[-2] * width
-    grouped = (expanded, expanded) if key.shape[1] != heads else ()
-    return (row_nbytes * rounded, row_nbytes * rounded * flash_columns(width), *grouped)

@@ -50,7 +50,7 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
     dtypes, mixed_weights = list(dict.fromkeys(each)), len(set(each[1:])) > 1
     if len(dtypes) < 2:
         return
-    found = " and ".join(dtypes)
+    mixture = " and ".join(dtypes)
     norm = any(kind in operator for kind in NORMS) and not operator.endswith("_backward")
     if norm and (dtypes[1] != "float32" or mixed_weights):  # the input comes first
         expected = "a norm whose weights and buffers are of its input's dtype, or all in float32"
@@ -58,7 +58,7 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
             "cast its input, as by x.float(), or trace the module cast as a whole, as by "
             ".bfloat16(), with its buffers"
         )
-        raise UntraceableError(where=operator, expected=expected, found=found, remedy=remedy)
+        raise UntraceableError(where=operator, expected=expected, found=mixture, remedy=remedy)
     if operator in PRODUCTS | WRITES | LOSSES:
         expected = (
             "what is written to be of the dtype of what it is written into"
@@ -71,6 +71,6 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
             else expected
         )
         raise UntraceableError(
-            where=operator, expected=f"{expected}, as torch does", found=found,
+            where=operator, expected=f"{expected}, as torch does", found=mixture,
             remedy="cast one of them in the module",
         )

@@ -70,26 +70,26 @@ class KnownValues:
         """An operator has run on fake tensors: run it on the values if all are known."""
         name = func.name()
         results = result if isinstance(result, list | tuple) else [result]
-        if not results or not all(isinstance(one, torch.Tensor) for one in results):
+        if not results or not all(isinstance(tensor, torch.Tensor) for tensor in results):
             return
         in_place = name.partition(".")[0].endswith("_")
         if (
-            all(self._follows(func, one) for one in results)
+            all(self._follows(func, tensor) for tensor in results)
             and self._all_known([*arguments, *options.values()])
             and not (in_place and not self._owns(arguments[0]))
         ):
             with torch_private.real_tensors(), torch.no_grad():
                 known = {key: self._real(value) for key, value in options.items()}
-                found = func(*self._real(arguments), **known)
-                for one, values in zip(
-                    results, found if isinstance(result, list | tuple) else [found], strict=True
+                outputs = func(*self._real(arguments), **known)
+                for tensor, values in zip(
+                    results, outputs if isinstance(result, list | tuple) else [outputs], strict=True
                 ):
-                    setattr(one, _NAME, values)
+                    setattr(tensor, _NAME, values)
         elif in_place:
             self._forget(arguments[0])
 
     def _follows(self, func: Any, result: torch.Tensor) -> bool:
-        """Whether an operator's values are worth knowing, and the same each time."""
+        """True if an operator's values are small, and the same each time."""
         random = torch.Tag.nondeterministic_seeded in func.tags
         return (
             _is_small(result)
@@ -98,7 +98,7 @@ class KnownValues:
         )
 
     def _owns(self, tensor: Any) -> bool:
-        """Whether the values are ours to change, not those of a real tensor of the user's."""
+        """True if the tracer may change the values: they are of no real tensor of the user's."""
         return isinstance(tensor, torch.Tensor) and torch_private.is_fake(tensor)
 
     def _all_known(self, value: Any) -> bool:

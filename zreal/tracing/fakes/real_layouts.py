@@ -1,5 +1,4 @@
-"""How results of operators lie in memory, and in which dtype they are, where fake tensors have it
-otherwise than real ones.
+"""Strides and dtypes of operators' results, where fake tensors have others than real ones.
 
 Fake tensors of torch 2.13 take some operators' results from a decomposition of them, which lays
 them out as its own last step does. Real kernels allocate them as is said here, on a CPU and on CUDA
@@ -20,7 +19,7 @@ from torch._ops import OpOverload
 from zsim.models.training_options import Device
 
 Lie = tuple[int, ...] | torch.memory_format
-"""How a tensor lies: its strides, or the format that they follow from."""
+"""A tensor's strides, or the memory format that they follow from."""
 Rule = Callable[[tuple[Any, ...]], "Lie | None"]
 """From an operator's arguments to how its first result lies; None: as new tensors do."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -32,17 +31,17 @@ def _as_new(_: tuple[Any, ...]) -> None:
     """As new tensors, whatever the arguments do."""
 
 
-def _like(place: int) -> Rule:
+def _like(position: int) -> Rule:
     """As torch.empty_like of the argument at `place`."""
-    return lambda arguments: torch.empty_like(arguments[place]).stride()
+    return lambda arguments: torch.empty_like(arguments[position]).stride()
 
 
-def _channels_of(place: int) -> Rule:
+def _channels_of(position: int) -> Rule:
     """Channels come last where they do in the argument at `place`, as its `suggest_memory_format`
     has it; else as new."""
 
     def lies(arguments: tuple[Any, ...]) -> torch.memory_format | None:
-        tensor = arguments[place]
+        tensor = arguments[position]
         last = CHANNELS_LAST.get(tensor.dim())
         keeps = (
             last is not None
@@ -81,7 +80,7 @@ def _power(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
 def _in_order(*places: int) -> Rule:
     """As `_element_by_element` of the arguments at `places`, which the kernel goes through in that
     order."""
-    return lambda arguments: _element_by_element(tuple(arguments[place] for place in places))
+    return lambda arguments: _element_by_element(tuple(arguments[position] for position in places))
 
 
 RULES: Mapping[str, Rule] = {
@@ -132,7 +131,7 @@ RULES: Mapping[str, Rule] = {
 def call(
     operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any], *, device: Device
 ) -> Any:
-    """What an operator makes of fake tensors, as the real one does on `device`."""
+    """The result of an operator on fake tensors, as the real one has it on `device`."""
     if operator is torch.ops.aten._grouped_mm.default:
         return _grouped_products(*arguments, **options)
     return as_real(operator, arguments, operator(*arguments, **options), device=device)
@@ -198,8 +197,7 @@ def as_real(
 
 
 def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
-    """Whether it makes a new tensor, element by element, of several that do not all lie as new
-    ones."""
+    """True if it makes a new tensor, element by element, of several that are not all contiguous."""
     if torch.Tag.pointwise not in operator.tags:
         return False
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
@@ -227,14 +225,14 @@ def _promoted(arguments: tuple[Any, ...], result: torch.dtype, *, of: str) -> tu
 
 def _laid(tensor: Tensor, lies: Lie | None, dtype: torch.dtype) -> Tensor:
     given = torch.contiguous_format if lies is None else lies
-    found = (
+    strides = (
         given
         if isinstance(given, tuple)
         else torch.empty_like(tensor, memory_format=given).stride()
     )
-    if found == tensor.stride() and dtype == tensor.dtype:
+    if strides == tensor.stride() and dtype == tensor.dtype:
         return tensor
-    return torch.empty_strided(tensor.shape, found, dtype=dtype, device=tensor.device)
+    return torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
 
 
 def _with_statistics(arguments: tuple[Any, ...], result: Any) -> Any:

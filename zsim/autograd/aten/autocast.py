@@ -1,12 +1,16 @@
 """torch.autocast around a forward over float32 parameters: which operator runs in which dtype, and
 the casts that this takes.
 
-Seen on the CPU with torch 2.13; on CUDA read from torch/include/ATen/autocast_mode.h and from which
-operators the dispatcher has autocast kernels for. Products of matrices and fused attention run in
-the narrow dtype, losses in float32 (softmax too, on CUDA alone), sums in the wider dtype of the
-two, everything else in that of its input: norms read the residual stream, which stays float32. A
-weight is cast once and the copy stays in autocast's cache until the forward is over, whoever uses
-it again; a frozen one, or a view, is not cached, and like activations cast at each use.
+Observed on the CPU with torch 2.13. For CUDA read from torch/include/ATen/autocast_mode.h and the
+dispatcher's autocast kernels.
+
+- Products of matrices and fused attention run in the narrow dtype.
+- Losses run in float32, and softmax too on CUDA alone.
+- Sums run in the wider dtype of the two.
+- Everything else runs in its input's dtype: norms read the residual stream, which stays float32.
+
+A weight is cast once; the copy stays in autocast's cache until forward ends. A frozen weight, or a
+view, is not cached: it is cast at each use, as activations are.
 """
 
 from __future__ import annotations
@@ -34,14 +38,14 @@ class Autocast:
     """Parameters that need no gradient, or are no leaves of autograd: their copies are not cached.
     """
     cache: dict[str, str] = field(default_factory=dict)
-    """By parameter: the copy that forward made of it."""
+    """The copy that forward made of each parameter."""
 
     def calls(self, operator: Operator, dtypes: dict[str, str]) -> tuple[Call, ...]:
         """The aten calls of `operator`, casts included; `dtypes` has those of the module's values
         so far and learns its output's."""
-        found = tuple(self._calls(operator, dtypes))
-        dtypes[operator.output] = found[-1].dtype
-        return found
+        made = tuple(self._calls(operator, dtypes))
+        dtypes[operator.output] = made[-1].dtype
+        return made
 
     def _calls(self, op: Operator, dtypes: dict[str, str]) -> Iterator[Call]:
         match op.kind:
@@ -54,10 +58,10 @@ class Autocast:
                 )
                 yield from (replace(call, dtype=self.dtype) for call in attention(op, sizes))
             case "cast":
-                found = eager.calls(
+                plain = eager.calls(
                     op, batch=self.batch, dtype=dtypes[op.inputs[0]], device=self.device
                 )
-                yield from (replace(call, dtype=op.dtype) for call in found)
+                yield from (replace(call, dtype=op.dtype) for call in plain)
             case "residual":
                 yield self._residual(op, dtypes)
             case "cross_entropy":
@@ -109,12 +113,16 @@ class Autocast:
             (op.bias, op.out_features), (op.weight, op.in_features * op.out_features)
         ):
             if fqn:
-                found = fqn in self.cache
+                from_cache = fqn in self.cache
                 if fqn not in self.uncached:
                     names[fqn] = self.cache.setdefault(fqn, names[fqn])
                 cast = self._cast(fqn, names[fqn], numel, to=self.dtype)
                 yield replace(
-                    cast, inputs=(), parameters=(fqn,), cached=fqn not in self.uncached, found=found
+                    cast,
+                    inputs=(),
+                    parameters=(fqn,),
+                    cached=fqn not in self.uncached,
+                    from_cache=from_cache,
                 )
         if dtypes[source] != self.dtype:
             names[source] = f"{op.output}.input"

@@ -13,37 +13,39 @@ from zsim.models.training_options import Batch, Device
 class Call:
     """One differentiable aten call.
 
-    `inputs` are values that may need a gradient; `output` is a value of `nbytes` of new memory.
-    `saves` are values kept for backward, `keeps` (name, bytes) further tensors kept, `scratch`
-    bytes that live during the call only, `drops` values of the same operator that nobody but
-    autograd needs after this call.
+    Values and bytes:
 
-    `gradients` lists what backward makes, in order: an input's name, or a parameter's fqn;
-    `backward_scratch` lives until they are made. `passes` are inputs that get the output's gradient
-    itself, without a copy. `summed` are those of the `gradients` that are sums over broadcast
-    dimensions, which the engine makes when the node is done, with the sizes of what it makes on the
-    way. `sum_first`: the scratch is such a sum, made by the node of an addition; the output's
-    gradient is over with that node, unless it `passes` on, before a node of its own makes the
-    `gradients`.
+    - `inputs` may need a gradient; `output` is new memory of `nbytes`.
+    - `saves`: values that autograd keeps for backward; `keeps`: further tensors, (name, bytes).
+    - `scratch`: bytes that live during the call only.
+    - `drops`: values of the same operator that only autograd needs after this call.
+    - `view`: `output` and `also`, further outputs of the node, share the first input's storage.
 
-    A `view` makes no memory: its output, and `also` its further outputs of the same node, are the
-    storage of its first input. `turns` are inputs whose gradients come with their last two
-    dimensions exchanged: a linear copies such a one before it multiplies. With `moved` 0 the call
-    is no kernel of its own: its work is counted with the operator's main ones.
+    Backward:
 
-    `weights` are copies of parameters that it reads, the weight's first, and saves only where one
-    of its inputs needs a gradient. A `cached` output is one that autocast's cache holds besides;
-    one that is `found` there was made by an earlier call, and is made anew only when a region is
-    recomputed, as each recomputation has a cache of its own. `dtype` is that of its work, "" for
-    the model's.
+    - `gradients`, in order: an input's name, or a parameter's fqn. `backward_scratch` lives until
+      they are made.
+    - `passes`: inputs that get the output's gradient itself, without a copy.
+    - `summed`: those of the `gradients` that the engine sums over broadcast dimensions when the
+      node is done, with the sizes of each sum on the way.
+    - `sum_first`: an addition's node makes such a sum as its scratch. The output's gradient goes
+      with that node, unless it `passes` on.
+    - `turns`: inputs whose gradients have their last two dimensions exchanged; a linear copies such
+      a gradient before it multiplies.
+    - `crossed`: a product, which saves each of `saves` for the gradient of the other factor.
+    - `joint`: backward makes all gradients or none.
+    - `packs`: it saves a parameter, which costs nothing but makes a recomputation reach the call.
+    - `differentiable=False`: it has no backward. `zsim.autograd.requires_grad` decides these.
 
-    `shape` is that of its kernel (`zsim.ir.ops.Kernel`).
+    Parameters and kernels:
 
-    Who needs no gradient changes what is saved and made (`zsim.autograd.requires_grad`): `crossed`
-    calls, products, save each of `saves` for the gradient of the other factor; a `joint` backward
-    makes all gradients or none. One that `packs` saves a parameter, which costs nothing but makes a
-    recomputation reach the call; one that is not `differentiable` has no backward. An `addmm` is a
-    linear with a bias, frozen or not.
+    - `weights`: copies of parameters that it reads, the weight's first. It saves them only where an
+      input needs a gradient.
+    - `cached`: autocast's cache holds the output too. `from_cache`: an earlier call made it; a
+      recomputation, whose cache is its own, makes it anew.
+    - `dtype` of its work, "" for the model's. `shape` of its kernel: `zsim.ir.ops.Kernel`.
+    - `moved` 0: no kernel of its own; the operator's main kernels count its work.
+    - `addmm`: a linear with a bias, frozen or not.
     """
 
     operator: Final[str]
@@ -65,7 +67,7 @@ class Call:
     parameters: Final[tuple[str, ...]] = ()
     weights: Final[tuple[str, ...]] = ()
     cached: Final[bool] = False
-    found: Final[bool] = False
+    from_cache: Final[bool] = False
     dtype: Final[str] = ""
     flops: Final[int] = 0
     backward_flops: Final[int] = 0
@@ -81,12 +83,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an operator's calls are sized by: tokens of one micro-batch, sequences, tokens per
-    sequence, bytes per element.
+    """Sizes of an operator's calls: tokens of one micro-batch, sequences, bytes per element.
 
-    `device` decides which kernels there are: on CUDA norms are fused and keep their statistics in
-    float32. `softmax_nbytes` are those of an element of a softmax where that runs in another dtype,
-    else 0.
+    `device` chooses the kernels: on CUDA norms are fused and keep their statistics in float32.
+    `softmax_nbytes`: bytes of an element of a softmax in another dtype, else 0.
     """
 
     batch: Batch

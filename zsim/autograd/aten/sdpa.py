@@ -1,5 +1,5 @@
-"""What scaled_dot_product_attention does: which of its kernels runs, what the fused ones keep, and
-the composite call by call."""
+"""scaled_dot_product_attention: its choice of a kernel, the memory of the fused ones, and the
+composite call by call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Device, Precision
 
 FLASH_ROWS, EFFICIENT_ROWS = 128, 32
-"""What backward of CUDA's fused kernels rounds the number of queries up to, in its scratch."""
+"""Multiples to which backward of CUDA's fused kernels rounds the number of queries in its scratch.
+"""
 MAX_FLASH_HEAD = 256
 FLASH_WIDTHS = 8
 """Flash attention on CUDA takes heads of a multiple of so many features; torch pads others, and
@@ -34,19 +35,19 @@ and takes no head that is no multiple of one: 4 features in float32, 8 in two by
 
 
 def efficient_takes(width: int, *, nbytes: int) -> bool:
-    """Whether memory-efficient attention has a kernel for heads of `width` features of `nbytes`
-    each."""
+    """True if memory-efficient attention has a kernel for heads of `width` features; each has
+    `nbytes`."""
     return width * nbytes % LOADED_NBYTES == 0
 
 
 def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
-    """Which of its kernels scaled_dot_product_attention takes: "flash", "efficient" or "math";
-    "explicit" where it is not asked.
+    """The kernel that scaled_dot_product_attention takes: "flash", "efficient" or "math"; or
+    "explicit" where the model does not call it.
 
-    On a CPU flash takes everything but dropout. On CUDA it takes two bytes and heads of at most
-    256, and memory-efficient attention the rest that it has a kernel for, unless heads are grouped
-    (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's keeps as much as
-    flash.
+    On a CPU flash takes everything but dropout. On CUDA it takes two-byte elements and heads of at
+    most 256 features. Memory-efficient attention takes the rest that it has a kernel for, unless
+    heads are grouped. cuDNN's kernel keeps as much as flash. Source: torch 2.13,
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
     """
     if op.implementation != "sdpa" or sizes.device == "cpu":
         return (
@@ -59,7 +60,7 @@ def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
 
 
 def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
-    """Why torch would find no kernel for this attention on `device` in elements of `nbytes`, or "".
+    """The reason for which torch has no kernel for this attention, or "". Elements have `nbytes`.
     """
     asked = op.implementation
     if asked == "efficient" and device == "cpu":
@@ -79,7 +80,7 @@ def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
 
 
 def kernel_problem(model: ModelSpec, precision: Precision, *, device: Device) -> str:
-    """What to say where torch has no kernel on `device` for an attention of `model`, or ""."""
+    """The message where torch has no kernel on `device` for an attention of `model`, or ""."""
     nbytes = DTYPE_NBYTES[precision.products]
     attentions = (
         op for module in model.modules for op in module.operators if op.kind == "attention"
@@ -166,12 +167,11 @@ def _fused(op: Operator, sizes: Sizes) -> Call:
 def _kept_and_scratch(
     op: Operator, sizes: Sizes
 ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]]:
-    """What a fused forward keeps besides its inputs and output, and what lives while its backward
-    runs.
+    """Tensors that a fused forward keeps besides its inputs and output, and its backward's scratch.
 
-    On CUDA read from torch's sources (flash_attn/flash_api.cpp, attention.cu), and not confirmed on
-    a GPU: flash rounds rows up to 128 in backward, accumulates the queries' gradient in float32,
-    and expands the gradients of grouped heads; memory-efficient attention rounds rows up to 32.
+    CUDA's are read from torch's sources (flash_attn/flash_api.cpp, attention.cu), not confirmed on
+    a GPU. Flash rounds rows up to 128 in backward, accumulates the queries' gradient in float32,
+    and expands the gradients of grouped heads. Memory-efficient attention rounds rows up to 32.
     Both keep two numbers of the random state.
     """
     rows, sequences = sizes.batch.sequence_length, sizes.batch.micro_batch

@@ -1,0 +1,138 @@
+"""Units of a module that is traced, and the parameters that each owns, in fully_shard's order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from zreal.tracing.errors import refuse
+from zsim.io.json_reader import is_name
+from zsim.io.units import format_bytes
+from zsim.models.spec import ROOT, Parameter, ParamGroup
+
+Units = Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+
+def find_units(model: nn.Module, units: Units) -> dict[str, nn.Module]:
+    modules = dict(model.named_modules())
+    if units is None:
+        return _default_units(model, modules)
+    wanted = (
+        [fqn for fqn, module in modules.items() if fqn and units(fqn, module)]
+        if callable(units)
+        else list(units)
+    )
+    for fqn in wanted:
+        if fqn not in modules or fqn == ROOT:
+            raise refuse(
+                fqn, "the fqn of a module in the model", "none of that name",
+                "see model.named_modules()",
+            )
+    return {fqn: module for fqn, module in modules.items() if fqn in wanted}
+
+
+def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    lists = [(fqn, module) for fqn, module in modules.items() if isinstance(module, nn.ModuleList)]
+    if lists:
+        fqn, longest = max(lists, key=lambda item: len(item[1]))
+        return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
+    nbytes = total(model.parameters())
+    warnings.warn(
+        f"{type(model).__name__} has no ModuleList: the whole model is one unit, so that sharded "
+        f"strategies gather all of "
+        f"its parameters at once ({format_bytes(nbytes)} as they are) and communicate only before "
+        f"and after it; name units=",
+        stacklevel=4,
+    )
+    return {}
+
+
+def param_groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGroup, ...]:
+    """The root's parameters, then each unit's; UntraceableError for one that two of them share, and
+    for a unit without any."""
+    owners: dict[int, str] = {}
+    for fqn, unit in units.items():
+        own = [
+            (name, p)
+            for name, p in unit.named_parameters()
+            if _innermost(f"{fqn}.{name}", units) == fqn
+        ]
+        if not own:
+            raise refuse(
+                fqn, "a unit with parameters of its own", "none",
+                "leave it out of units: it then belongs to what contains it",
+            )
+        for name, parameter in own:
+            _require_own(owners.get(id(parameter), fqn), fqn, name)
+            owners[id(parameter)] = fqn
+    members: dict[str, list[Parameter]] = {fqn: [] for fqn in (ROOT, *units)}
+    for fqn, parameter in _in_order_of_fully_shard(model):
+        if not is_name(fqn):
+            raise refuse(
+                repr(fqn), "a name without blanks, commas and bars", "another one",
+                "rename the module",
+            )
+        if not parameter.is_contiguous():
+            raise refuse(
+                fqn,
+                "a contiguous parameter, as fully_shard takes alone",
+                "one with its dimensions in another order in memory, as "
+                ".to(memory_format=torch.channels_last) makes it",
+                "leave that out of the module; its inputs may have channels that come last",
+            )
+        if not parameter.shape:
+            raise refuse(
+                fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar",
+                "give it the shape (1,)",
+            )
+        owned = Parameter(
+            fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad
+        )
+        members[owners.get(id(parameter), ROOT)].append(owned)
+    for fqn, parameter in model.named_parameters(remove_duplicate=False):
+        owner = owners.get(id(parameter), ROOT)
+        if owner != ROOT:
+            _require_own(owner, _innermost(fqn, units), fqn)
+    if not any(members.values()):
+        raise refuse(
+            type(model).__name__, "a module with parameters", "none", "there is nothing to shard"
+        )
+    return tuple(ParamGroup(fqn=fqn, parameters=tuple(own)) for fqn, own in members.items() if own)
+
+
+def _innermost(fqn: str, units: Iterable[str]) -> str:
+    """The unit that the parameter `fqn` lies in, the inner one of several, or the root."""
+    return max((unit for unit in units if fqn.startswith(f"{unit}.")), key=len, default=ROOT)
+
+
+def _in_order_of_fully_shard(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """`named_parameters()`, but those of a module after those of its children."""
+    names = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    seen: set[nn.Module] = set()
+
+    def own(module: nn.Module) -> Iterator[nn.Parameter]:
+        seen.add(module)
+        for child in module.children():
+            if child not in seen:
+                yield from own(child)
+        yield from module.parameters(recurse=False)
+
+    for parameter in own(model):
+        if id(parameter) in names:
+            yield names.pop(id(parameter)), parameter
+
+
+def _require_own(owner: str, unit: str, parameter: str) -> None:
+    if owner != unit:
+        remedy = "tie weights inside one unit only, or leave both modules to the root"
+        raise refuse(
+            parameter, "a parameter of one unit", f"one tied between {owner} and {unit}", remedy
+        )
+
+
+def total(tensors: Any) -> int:
+    """Bytes of the elements of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
