@@ -1,13 +1,14 @@
-"""What a scenario's tables make: each by itself, then the model, the cluster and the mesh on it.
+"""From a scenario's tables to its parts: each by itself, then the model, the cluster and the mesh.
 
-Whatever is wrong is told, of all tables: one that cannot be made only hides what `combinations`
-asks of it together with others.
+Every problem of every table is reported: a part that cannot be made only hides what `cross_checks`
+says of it together with others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,169 +21,118 @@ from zsim.ir.mesh import AXES, Mesh
 from zsim.models import wrapping
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
+from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import cross_checks
-from zsim.scenario import frozen as training_part
+from zsim.scenario import cross_checks, frozen
 from zsim.scenario.cluster_table import made_cluster
 from zsim.scenario.expect import Expectation, expectation
 from zsim.scenario.model_table import made_model
-from zsim.scenario.schema import (
-    BatchTable,
-    CheckpointingTable,
-    ExecutionTable,
-    OptimizerTable,
-    PrecisionTable,
-    WrappingTable,
-)
 from zsim.strategies import STRATEGIES, wrapped
 
-DTYPES: dict[str, Dtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
-    """What the tables of a scenario make."""
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """The parts of a scenario, as Scenario has them; None for one that is missing or wrong."""
 
-    model: ModelSpec
-    batch: Batch
-    cluster: ClusterSpec
-    mesh: Mesh
-    options: Any
-    precision: Precision
-    optimizer: Optimizer
-    checkpointing: Checkpointing
-    wrapping: Wrapping
-    execution: Execution
+    strategy: str | None
+    sync: Literal["every", "last"]
+    batch: Batch | None
+    precision: Precision | None
+    optimizer: Optimizer | None
+    checkpointing: Checkpointing | None
+    wrapping: Wrapping | None
+    execution: Execution | None
     expect: tuple[Expectation, ...]
+    model: ModelSpec | None = None
+    cluster: ClusterSpec | None = None
+    mesh: Mesh | None = None
+    options: Any = None
 
 
-def assembled(
+def assemble(
     tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, problems: list[str]
-) -> Assembled | None:
-    """What `tables` and the `strategy` table make, None where one is missing or wrong; `problems`
-    learns all that is wrong.
+) -> Parts:
+    """The parts that `tables` and the `strategy` table make; all that is wrong goes to `problems`.
 
-    `tables` by their keys, each held to its schema, None for one that is wrong; files are looked
-    for in `folder`.
+    `tables` are by their keys, each held to its schema, None for one that is wrong; files are
+    looked for in `folder`.
     """
+    attempt = partial(_attempt, problems)
+    parts = Parts(
+        strategy=None if strategy is None else strategy.name,
+        sync="every" if strategy is None else strategy.sync,
+        batch=attempt(partial(_same_fields, Batch), tables["batch"]),
+        precision=attempt(_precision, tables["precision"]),
+        optimizer=attempt(partial(_same_fields, Optimizer), tables["optimizer"]),
+        checkpointing=attempt(
+            partial(_same_fields, Checkpointing), tables["activation_checkpointing"]
+        ),
+        wrapping=attempt(partial(_same_fields, Wrapping), tables["wrapping"]),
+        execution=attempt(_execution, tables["execution"]),
+        expect=tuple(
+            item
+            for key, value in (tables["expect"] or {}).items()
+            if (item := attempt(expectation, key, value)) is not None
+        ),
+    )
+    table = tables["model"]
+    model = attempt(partial(made_model, folder=folder), table, parts.batch)
+    model = attempt(partial(_wrapped, parts.strategy), model, parts.wrapping)
+    parts.model = attempt(_trained_part, model, table, tables["frozen"])
+    parts.cluster = attempt(partial(made_cluster, folder=folder), tables["cluster"])
+    parts.mesh = attempt(_mesh, strategy, parts.cluster)
+    parts.options = attempt(_options, strategy)
+    problems += cross_checks.problems(parts)
+    return parts
 
-    def attempt(make: Callable[..., Made], *arguments: Any) -> Made | None:
-        if any(argument is None for argument in arguments):
-            return None
-        try:
-            return make(*arguments)
-        except ScenarioError as error:
-            problems.extend(error.problems)
+
+def _attempt(problems: list[str], make: Callable[..., Made], *arguments: Any) -> Made | None:
+    """What `make` returns; None where an argument is None, or after adding its refusals to
+    `problems`."""
+    if any(argument is None for argument in arguments):
         return None
-
-    batch = attempt(_batch, tables["batch"])
-    precision = attempt(_precision, tables["precision"])
-    optimizer = attempt(_optimizer, tables["optimizer"])
-    again = attempt(_checkpointing, tables["activation_checkpointing"])
-    units = attempt(_wrapping, tables["wrapping"])
-    execution = attempt(_execution, tables["execution"])
-
-    model = attempt(lambda table, batch: made_model(table, batch, folder), tables["model"], batch)
-    model = attempt(lambda model, units: _wrapped(model, units, strategy), model, units)
-    model = attempt(
-        lambda model, table, frozen: _trained_part(model, frozen, table.unused), model,
-        tables["model"], tables["frozen"],
-    )
-    cluster = attempt(lambda table: made_cluster(table, folder), tables["cluster"])
-    mesh = attempt(_mesh, strategy, None if cluster is None else cluster.num_ranks)
-    options = attempt(_options, strategy)
-    expect = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
-
-    attempt(cross_checks.check_strategy, strategy, options, mesh, optimizer)
-    attempt(cross_checks.check_checkpointing, model, again, batch, precision, strategy)
-    attempt(cross_checks.check_precision, precision)
-    attempt(cross_checks.check_execution, execution, cluster, model)
-    attempt(cross_checks.check_transformers, model, tables["model"], batch, precision, again, units)
-    attempt(cross_checks.check_traced, model, batch, precision, again, strategy)
-    attempt(cross_checks.check_model, model, options, batch, precision, strategy, again)
-    attempt(cross_checks.check_work, model, strategy, options, mesh, batch)
-    if not problems:
-        attempt(cross_checks.check_kernels, model, precision, cluster)
-    if model is None or cluster is None or mesh is None or options is None or batch is None:
-        return None
-    if (
-        precision is None
-        or optimizer is None
-        or again is None
-        or units is None
-        or execution is None
-    ):
-        return None
-    return Assembled(
-        model=model,
-        batch=batch,
-        cluster=cluster,
-        mesh=mesh,
-        options=options,
-        precision=precision,
-        optimizer=optimizer,
-        checkpointing=again,
-        wrapping=units,
-        execution=execution,
-        expect=tuple(item for item in expect if item is not None),
-    )
+    try:
+        return make(*arguments)
+    except ScenarioError as error:
+        problems.extend(error.problems)
+    return None
 
 
-def _batch(table: BatchTable) -> Batch:
-    return Batch(**table.model_dump())
+def _same_fields(kind: Callable[..., Made], table: Any) -> Made:
+    """A part whose table has its very fields as keys."""
+    return kind(**table.model_dump())
 
 
-def _precision(table: PrecisionTable) -> Precision:
-    autocast: Dtype | Literal["none"] = (
-        "none" if table.autocast == "none" else DTYPES[table.autocast]
-    )
-    return Precision(
-        parameters=DTYPES[table.parameters], reduce=DTYPES[table.reduce], autocast=autocast
-    )
+def _precision(table: Any) -> Precision:
+    return Precision(**{key: DTYPES[name] for key, name in table.model_dump().items()})  # type: ignore[arg-type]
 
 
-def _optimizer(table: OptimizerTable) -> Optimizer:
-    return Optimizer(**table.model_dump())
+def _execution(table: Any) -> Execution:
+    """The Execution of a table; keys of times have no unit in their names, and one in their values.
+    """
+    times = {field.name for field in fields(Execution) if field.name.endswith("_ns")}
+    values: dict[str, Any] = {}
+    for key, value in table.model_dump().items():
+        if f"{key}_ns" in times:
+            values[f"{key}_ns"] = None if value is None else parse_time(value)
+        else:
+            values[key] = value
+    return Execution(**values)
 
 
-def _checkpointing(table: CheckpointingTable) -> Checkpointing:
-    return Checkpointing(**table.model_dump())
+def _wrapped(strategy: str | None, model: ModelSpec, policy: Wrapping) -> ModelSpec:
+    """`model` with the units of `policy`; ScenarioError where it has no such units."""
+    if problems := tuple(wrapping.problems(policy, model)):
+        raise ScenarioError(problems)
+    return wrapping.wrapped(model, policy) if strategy is None else wrapped(strategy, model, policy)
 
 
-def _wrapping(table: WrappingTable) -> Wrapping:
-    return Wrapping(**table.model_dump())
-
-
-def _execution(table: ExecutionTable) -> Execution:
-    return Execution(
-        compile=table.compile,
-        float8=table.float8,
-        float8_casts=table.float8_casts,
-        attention_kernels=table.attention_kernels,
-        norms=table.norms,
-        loss=table.loss,
-        accumulation=table.accumulation,
-        softmax=table.softmax,
-        products=table.products,
-        interference=table.interference,
-        step_overhead_ns=parse_time(table.step_overhead),
-        micro_batch_overhead_ns=parse_time(table.micro_batch_overhead),
-        issue_kernel_ns=None if table.issue_kernel is None else parse_time(table.issue_kernel),
-    )
-
-
-def _wrapped(model: ModelSpec, asked: Wrapping, strategy: Any) -> ModelSpec:
-    cross_checks.refuse(wrapping.problems(asked, model))
-    return (
-        wrapping.wrapped(model, asked) if strategy is None else wrapped(strategy.name, model, asked)
-    )
-
-
-def _trained_part(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]) -> ModelSpec:
+def _trained_part(model: ModelSpec, table: Any, patterns: tuple[str, ...]) -> ModelSpec:
     """`model` with what is frozen or unused."""
-    return training_part.cut(model, frozen=frozen, unused=unused)
+    return frozen.cut(model, frozen=patterns, unused=table.unused)
 
 
 def _options(strategy: Any) -> Any:
@@ -193,24 +143,24 @@ def _options(strategy: Any) -> Any:
         raise ScenarioError((f"strategy: {error}",)) from None
 
 
-def _mesh(strategy: Any, num_ranks: int) -> Mesh:
-    """The mesh on the cluster's ranks; one axis that is not given is filled, more than one must be
-    given."""
+def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
+    """The mesh on the cluster's ranks. One axis without a size is filled; of several, all but one
+    need a size."""
     axes = STRATEGIES[strategy.name].axes
     sizes = {axis: getattr(strategy, axis) for axis in axes}
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
         found = f"found nothing ({', '.join(axes)} make the mesh)"
         raise ScenarioError((f"strategy.{open_axes[0]}: expected a size, {found}",))
-    given = prod(size for size in sizes.values() if size)
+    sized = prod(size for size in sizes.values() if size)
     if open_axes:
-        if num_ranks % given:
-            raise ScenarioError((f"strategy.{axes[0]}: {given} does not divide the cluster's "
-                                 f"{num_ranks} ranks",))
-        sizes[open_axes[0]] = num_ranks // given
-    elif given != num_ranks:
+        if cluster.num_ranks % sized:
+            raise ScenarioError((f"strategy.{axes[0]}: {sized} does not divide the cluster's "
+                                 f"{cluster.num_ranks} ranks",))
+        sizes[open_axes[0]] = cluster.num_ranks // sized
+    elif sized != cluster.num_ranks:
         product = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ScenarioError((f"strategy.{axes[0]}: {product} = {given} ranks, but the cluster has "
-                             f"{num_ranks}",))
+        raise ScenarioError((f"strategy.{axes[0]}: {product} = {sized} ranks, but the cluster has "
+                             f"{cluster.num_ranks}",))
     assert set(sizes) <= set(AXES)
     return Mesh(**sizes)

@@ -1,85 +1,92 @@
-"""What of a scenario's parts does not go together: options with a mesh, recomputation with a model,
-kernels with a device.
+"""The one list of refusals: parts of a scenario that are right alone and do not go together.
 
-Each check raises a ScenarioError with all that it has to say, by key; the parts by themselves are
-right.
+It holds for scenarios from files and from Python, and for those that analyses derive. Each check
+yields one line for each refusal, with the scenario's key in front.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced import FAMILY, TracedModel
-from zsim.cluster.cluster import ClusterSpec
 from zsim.engine import kernel_time
-from zsim.engine.execution import Execution
-from zsim.errors import ScenarioError, ZsimError
-from zsim.ir.mesh import Mesh
+from zsim.errors import ZsimError
 from zsim.models import checkpointing
-from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
-from zsim.models.wrapping import Wrapping
+from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario import huggingface_checks
-from zsim.scenario.schema import ModelTable
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
 
-
-def refuse(problems: Iterable[str]) -> None:
-    """ScenarioError where there are any."""
-    if found := tuple(problems):
-        raise ScenarioError(found)
+Check = Callable[[Any], Iterator[str]]
+"""Takes a Scenario, or the parts of one that is being made."""
 
 
-def check_strategy(strategy: Any, options: Any, mesh: Mesh, optimizer: Optimizer) -> None:
-    """What the strategy refuses of its options on this mesh and with this optimizer."""
-    problems = list(strategies.problems(strategy.name, options, mesh=mesh, optimizer=optimizer))
-    if optimizer.name == "adamw" and optimizer.momentum:
-        problems.append("optimizer.momentum: expected only with sgd, found with adamw, whose "
-                        "betas are torch's defaults")
-    refuse(problems)
+def problems(parts: Any) -> tuple[str, ...]:
+    """What the `parts` of a scenario, or a whole Scenario, are refused for together.
+
+    A check whose parts are not all there (None) is left out.
+    """
+    refusals = [
+        line
+        for check, needed in CHECKS.items()
+        if all(getattr(parts, name) is not None for name in needed)
+        for line in check(parts)
+    ]
+    return tuple(refusals)
 
 
-def check_checkpointing(
-    model: ModelSpec, asked: Checkpointing, batch: Batch, precision: Precision, strategy: Any
-) -> None:
-    """Blocks that cannot be recomputed as asked, with the leaves of autograd that the strategy
-    makes."""
-    casts = precision.autocast != "none" and STRATEGIES[strategy.name].leaves
-    refuse(checkpointing.problems(asked, model, casts=casts, forwards=batch.forwards))
+def _strategy(parts: Any) -> Iterator[str]:
+    """The strategy's options on this mesh and with this optimizer."""
+    yield from strategies.problems(
+        parts.strategy, parts.options, mesh=parts.mesh, optimizer=parts.optimizer
+    )
 
 
-def check_precision(precision: Precision) -> None:
-    """Autocast casts float32 weights: it leaves those that have two bytes already as they are."""
-    if precision.autocast != "none" and precision.parameters != "float32":
-        expected = 'expected only with parameters = "fp32", of which it makes two-byte copies'
-        raise ScenarioError((f'precision.autocast: {expected}, found with '
-                             f'"{DTYPE_NAMES[precision.parameters]}"',))
+def _momentum(parts: Any) -> Iterator[str]:
+    if parts.optimizer.name == "adamw" and parts.optimizer.momentum:
+        yield (
+            "optimizer.momentum: expected only with sgd, found with adamw, whose betas are torch's "
+            "defaults"
+        )
 
 
-def check_execution(asked: Execution, cluster: ClusterSpec, model: ModelSpec) -> None:
-    """Kernels that the device has not, and those that are asked of a model which has its own."""
-    problems = list(kernel_time.problems(asked, cluster.device))
+def _checkpointing(parts: Any) -> Iterator[str]:
+    """Blocks that cannot be recomputed so, with the leaves of autograd that the strategy makes."""
+    casts = parts.precision.autocast != "none" and STRATEGIES[parts.strategy].leaves
+    yield from checkpointing.problems(
+        parts.checkpointing, parts.model, casts=casts, forwards=parts.batch.forwards
+    )
+
+
+def _autocast(parts: Any) -> Iterator[str]:
+    """Autocast casts float32 weights: two-byte weights stay as they are."""
+    if parts.precision.autocast != "none" and parts.precision.parameters != "float32":
+        yield (
+            'precision.autocast: expected only with parameters = "fp32", of which it makes '
+            f'two-byte copies, found with "{DTYPE_NAMES[parts.precision.parameters]}"'
+        )
+
+
+def _execution(parts: Any) -> Iterator[str]:
+    """Kernels that the device has not, or that a model brings itself."""
+    execution, model = parts.execution, parts.model
+    yield from kernel_time.problems(execution, parts.cluster.device)
     if model.family == FAMILY:
         traced = "for a trace has the calls that its module makes"
-        problems += [
-            f"execution.{key}: expected fused, {traced}"
-            for key in ("norms", "loss")
-            if getattr(asked, key) != "fused"
-        ]
-        if asked.softmax != "eager":
-            problems.append(f"execution.softmax: expected eager, {traced}")
-    elif asked.softmax != "eager" and not _has_explicit_attention(model):
-        expected = (
-            'expected eager, for only explicit attention has a softmax of its own; set '
-            'model.attention = "explicit"'
+        for key in ("norms", "loss"):
+            if getattr(execution, key) != "fused":
+                yield f"execution.{key}: expected fused, {traced}"
+        if execution.softmax != "eager":
+            yield f"execution.softmax: expected eager, {traced}"
+    elif execution.softmax != "eager" and not _has_explicit_attention(model):
+        yield (
+            "execution.softmax: expected eager, for only explicit attention has a softmax of its "
+            'own; set model.attention = "explicit"'
         )
-        problems.append(f"execution.softmax: {expected}")
-    refuse(problems)
 
 
 def _has_explicit_attention(model: ModelSpec) -> bool:
@@ -90,59 +97,63 @@ def _has_explicit_attention(model: ModelSpec) -> bool:
     )
 
 
-def check_transformers(
-    model: ModelSpec, table: ModelTable, batch: Batch, precision: Precision, again: Checkpointing,
-    units: Wrapping,
-) -> None:
+def _huggingface(parts: Any) -> Iterator[str]:
     """What is not known of a Hugging Face model."""
-    refuse(
-        huggingface_checks.problems(
-            model, batch=batch, autocast=DTYPE_NAMES[precision.autocast], checkpointing=again,
-            wrapping=units, unused=table.unused,
-        )
+    yield from huggingface_checks.problems(
+        parts.model, batch=parts.batch, autocast=DTYPE_NAMES[parts.precision.autocast],
+        checkpointing=parts.checkpointing, wrapping=parts.wrapping, unused=parts.model.idle,
     )
 
 
-def check_traced(
-    model: ModelSpec, batch: Batch, precision: Precision, again: Checkpointing, strategy: Any
-) -> None:
+def _traced(parts: Any) -> Iterator[str]:
     """A traced model is one of a batch, a dtype, an autocast, and of some ways to recompute."""
-    if not isinstance(model, TracedModel):
+    if not isinstance(parts.model, TracedModel):
         return
-    traits = STRATEGIES[strategy.name]
+    strategy, dtype = STRATEGIES[parts.strategy], parts.precision.parameters
     try:
-        model.modules_for(
-            batch,
-            dtype=precision.parameters,
-            casts_input=traits.casts_input and precision.parameters != "float32",
-            unit_hooks=traits.unit_hooks,
-            autocast=precision.autocast,
-            checkpointing=again,
+        parts.model.modules_for(
+            parts.batch, dtype=dtype, casts_input=strategy.casts_input and dtype != "float32",
+            unit_hooks=strategy.unit_hooks, autocast=parts.precision.autocast,
+            checkpointing=parts.checkpointing,
         )
     except ZsimError as error:
-        raise ScenarioError((f"model.traced: {error}",)) from None
+        yield f"model.traced: {error}"
 
 
-def check_model(
-    model: ModelSpec, options: Any, batch: Batch, precision: Precision, strategy: Any,
-    again: Checkpointing,
-) -> None:
-    """What the strategy does not do with such a model: a block that forward passes by, say."""
-    refuse(
-        strategies.problems(
-            strategy.name, options, model=model, checkpointing=again, precision=precision,
-            batch=batch, sync=strategy.sync,
-        )
+def _model(parts: Any) -> Iterator[str]:
+    """Models that the strategy cannot train, such as one with a block that forward passes by."""
+    yield from strategies.problems(
+        parts.strategy, parts.options, model=parts.model, checkpointing=parts.checkpointing,
+        precision=parts.precision, batch=parts.batch, sync=parts.sync,
     )
 
 
-def check_work(model: ModelSpec, strategy: Any, options: Any, mesh: Mesh, batch: Batch) -> None:
-    asked = work(model, strategy=strategy.name, options=options, mesh=mesh, batch=batch)
-    if problem := asked.problem():
-        raise ScenarioError((f"{asked.key}: {problem}",))
+def _work(parts: Any) -> Iterator[str]:
+    """Scenarios that would take minutes to simulate."""
+    needed = work(
+        parts.model, strategy=parts.strategy, options=parts.options, mesh=parts.mesh,
+        batch=parts.batch,
+    )
+    if problem := needed.problem():
+        yield f"{needed.key}: {problem}"
 
 
-def check_kernels(model: ModelSpec, precision: Precision, cluster: ClusterSpec) -> None:
+def _kernels(parts: Any) -> Iterator[str]:
     """Attention kernels that torch has not for this dtype on this device."""
-    if missing := kernel_problem(model, precision, device=cluster.kind):
-        raise ScenarioError((missing,))
+    if missing := kernel_problem(parts.model, parts.precision, device=parts.cluster.kind):
+        yield missing
+
+
+CHECKS: dict[Check, tuple[str, ...]] = {
+    _strategy: ("strategy", "options", "mesh", "optimizer"),
+    _momentum: ("strategy", "options", "mesh", "optimizer"),
+    _checkpointing: ("model", "checkpointing", "batch", "precision", "strategy"),
+    _autocast: ("precision",),
+    _execution: ("execution", "cluster", "model"),
+    _huggingface: ("model", "batch", "precision", "checkpointing", "wrapping"),
+    _traced: ("model", "batch", "precision", "checkpointing", "strategy"),
+    _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),
+    _work: ("model", "strategy", "options", "mesh", "batch"),
+    _kernels: ("model", "precision", "cluster"),
+}
+"""Each check, and the parts that it needs."""

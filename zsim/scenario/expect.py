@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.errors import ScenarioError
 from zsim.io.units import (
@@ -60,11 +60,12 @@ def _format_share(value: Number) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """How one figure is read from text, whether a bare integer will do, and how it is shown."""
+    """Reads a figure from text, or from a bare integer where `integer`, and shows it."""
 
     parse: Callable[[str], Number]
     show: Callable[[Number], str]
     integer: bool = False
+    meaning: str = ""
 
 
 _BYTES = Figure(parse=_parse_exact_bytes, show=_format_exact_bytes, integer=True)
@@ -73,17 +74,24 @@ _TIME = Figure(parse=parse_time, show=_format_time)
 _SHARE = Figure(parse=parse_fraction, show=_format_share)
 
 FIGURES: dict[str, Figure] = {
-    "peak_memory": _BYTES,
-    "peak_first_step": _BYTES,
-    "bytes_sent_per_rank": _BYTES,
-    "step_time": _TIME,
-    "exposed_communication": _SHARE,
-    "mfu": _SHARE,
-    "all_gathers": _COUNT,
-    "reduce_scatters": _COUNT,
-    "all_reduces": _COUNT,
-    "broadcasts": _COUNT,
+    name: replace(figure, meaning=meaning)
+    for name, figure, meaning in (
+        ("peak_memory", _BYTES, "The most bytes that torch has allocated at once, on any rank."),
+        ("peak_first_step", _BYTES, "The same of the first step."),
+        ("bytes_sent_per_rank", _BYTES, "Bytes on the wire of the rank that sends most."),
+        ("step_time", _TIME, 'Time of the step, as "<= 5 ms".'),
+        (
+            "exposed_communication", _SHARE,
+            "Share of the step in which collectives run and compute does not.",
+        ),
+        ("mfu", _SHARE, "Model FLOPs utilization."),
+        ("all_gathers", _COUNT, "All-gathers of a rank."),
+        ("reduce_scatters", _COUNT, "Reduce-scatters of a rank."),
+        ("all_reduces", _COUNT, "All-reduces of a rank."),
+        ("broadcasts", _COUNT, "Broadcasts of a rank."),
+    )
 }
+"""What a scenario can expect, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

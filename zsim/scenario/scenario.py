@@ -25,7 +25,7 @@ from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
-from zsim.scenario.assemble import assembled
+from zsim.scenario.assemble import assemble
 from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
 from zsim.scenario.table_checks import each_key_once, parts, strategy_of
@@ -283,11 +283,11 @@ def _values(tables: dict[str, Any], *, where: str, folder: Path | None) -> dict[
     problems = list(limits.number_problems(tables))
     checked = parts(tables, problems)
     strategy = strategy_of(tables.get("strategy"), problems)
-    made = assembled(checked, strategy, folder=folder, problems=problems)
-    if problems or made is None:
+    made = assemble(checked, strategy, folder=folder, problems=problems)
+    if problems:
         raise ScenarioError(tuple(f"{where}: {problem}" for problem in each_key_once(problems)))
     return {part.name: getattr(made, part.name) for part in fields(made)} | {
-        "description": checked["description"], "strategy": strategy.name, "sync": strategy.sync,
+        "description": checked["description"],
         "expandable_segments": checked["allocator"].expandable_segments,
         "steps": checked["steps"], "seed": checked["seed"],
     }

@@ -1,31 +1,28 @@
-"""The schema of scenario files, from the tables of strategies, families and figures: what each key
-may be by itself.
+"""The schema of scenario files: what each key means, which values it may have, its default.
 
-`table_checks` holds tables to it; what keys mean together is `scenario`'s business. The two are the
-only files with pydantic.
+Types and defaults are those of the dataclasses that tables become; bounds and meanings are here.
+`table_checks` holds tables to the schema, and `reference` prints it. `cross_checks` knows what keys
+mean together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from zsim.cluster.cluster import clusters
-from zsim.engine.execution import (
-    Accumulation,
-    AttentionKernels,
-    Casts,
-    Loss,
-    Norms,
-    Products,
-    Softmax,
-)
+from zsim.engine.execution import Execution
 from zsim.io.units import UnitError, parse_bytes, parse_time
+from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import FAMILIES, presets
 from zsim.models.operators import AttentionKind
+from zsim.models.repeats import Uses
+from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
+from zsim.models.wrapping import Wrapping
 from zsim.scenario.expect import FIGURES
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
@@ -35,6 +32,7 @@ MAX_SIZE = 10_000_000
 MAX_USES = 64
 """The most often that a block runs in a forward, or a model before a backward."""
 MAX_PAUSE_NS = 3600 * 10**9
+"""The longest pause of the trainer, in ns: an hour."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
@@ -42,173 +40,353 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _key(meaning: str, **bounds: Any) -> dict[str, Any]:
+    """What the schema adds to a field of a dataclass."""
+    return {"description": meaning, **bounds}
+
+
+def _derived(
+    name: str, kind: type[Any], meaning: str, keys: Mapping[str, dict[str, Any]],
+    types: Mapping[str, Any],
+) -> Any:
+    """The table `name` that becomes the dataclass `kind`: types and defaults are the dataclass's,
+    but for `types`."""
+    hints = get_type_hints(kind)
+    own: Any = {
+        key: (types.get(key, hints.get(key)), Field(_default(kind, key), **described))
+        for key, described in keys.items()
+    }
+    return create_model(name, __base__=Table, __doc__=meaning, **own)
+
+
+def _default(kind: type[Any], key: str) -> Any:
+    """The default of the field `key` as a scenario writes it: dtypes by their short names, times
+    with their unit."""
+    defaults = {field.name: field.default for field in fields(kind)}
+    if key not in defaults:
+        time = defaults[f"{key}_ns"]
+        return None if time is None else f"{time} ns"
+    value: Any = defaults[key]
+    if value is MISSING:
+        return ...
+    return DTYPE_NAMES.get(value, value) if isinstance(value, str) else value  # type: ignore[call-overload]
+
+
+def _pause(value: str) -> str:
+    if parse_time(value) > MAX_PAUSE_NS:
+        raise ValueError("expected at most an hour")
+    return value
+
+
+def _times(value: Any) -> Any:
+    if isinstance(value, int) and not 1 <= value <= MAX_USES:
+        raise ValueError(f"expected 1 to {MAX_USES} uses of each block")
+    return value
+
+
+Pause = Annotated[str, AfterValidator(_pause)]
+
+
 class UsesTable(Table):
     """How many times each block runs in a forward: each in a row, or the whole stack again."""
 
-    times: int = Field(ge=1, le=MAX_USES)
-    order: Literal["block", "stack"] = "block"
+    times: int = Field(ge=1, le=MAX_USES, description="Runs of each block in a forward.")
+    order: Literal["block", "stack"] = Field(
+        default=Uses().order,
+        description="Each block that often in a row, or the whole stack again.",
+    )
 
 
 class ModelTable(Table):
-    """A preset (perhaps with fewer layers), a family with sizes, a Hugging Face config.json, or a
-    traced model's file.
+    """The model: one of preset, family with sizes, huggingface, traced."""
 
-    `unused`: blocks that own parameters and that forward passes by.
-    """
-
-    preset: str | None = None
-    num_layers: int | None = Field(default=None, ge=1)
-    attention: AttentionKind | None = None
-    family: str | None = None
-    sizes: dict[str, Any] = {}
-    huggingface: str | None = None
-    traced: str | None = None
-    uses: int | UsesTable = 1
-    unused: tuple[str, ...] = ()
-
-    @field_validator("uses")
-    @classmethod
-    def _times(cls, value: int | UsesTable) -> int | UsesTable:
-        if isinstance(value, int) and not 1 <= value <= MAX_USES:
-            raise ValueError(f"expected 1 to {MAX_USES} uses of each block")
-        return value
-
-
-class BatchTable(Table):
-    """One rank's batch."""
-
-    micro_batch: int = Field(ge=1, le=1_000_000)
-    sequence_length: int = Field(default=1, ge=1, le=10_000_000)
-    accumulation: int = Field(default=1, ge=1, le=10_000)
-    forwards: int = Field(default=1, ge=1, le=MAX_USES)
+    preset: str | None = Field(default=None, description="A model of `zsim list models`.")
+    num_layers: int | None = Field(
+        default=None, ge=1, description="Blocks of the preset that are kept; all by default."
+    )
+    attention: AttentionKind | None = Field(
+        default=None,
+        description="The preset's attention: explicit scores, sdpa with the kernel that torch "
+                    "takes, or one of its kernels.",
+    )
+    family: str | None = Field(
+        default=None, description="A family of models, with its `sizes`."
+    )
+    sizes: dict[str, Any] = Field(default={}, description="The family's sizes, see below.")
+    huggingface: str | None = Field(
+        default=None,
+        description="The config.json of a Hugging Face gpt2, llama, mistral or qwen2, beside the "
+                    "scenario.",
+    )
+    traced: str | None = Field(
+        default=None, description="The file of a traced nn.Module, beside the scenario."
+    )
+    uses: Annotated[int | UsesTable, AfterValidator(_times)] = Field(
+        default=1,
+        description="Runs of each block in a forward, on the same weights; a table says in which "
+                    "`order`.",
+    )
+    unused: tuple[str, ...] = Field(
+        default=(), description="Blocks that own parameters and that forward passes by."
+    )
 
 
 class SlowLinkTable(Table):
     """One NIC of one node whose link to the network carries less than the others', as a damaged
-    cable does: `bandwidth` as "100 Gbit/s"."""
+    cable does."""
 
-    node: int = Field(ge=0, le=100_000)
-    nic: int = Field(ge=0, le=1024)
-    bandwidth: str
+    node: int = Field(ge=0, le=100_000, description="The node, from 0.")
+    nic: int = Field(ge=0, le=1024, description="The NIC in the node, from 0.")
+    bandwidth: str = Field(description='Bandwidth of its link, as "100 Gbit/s".')
 
 
 class ClusterTable(Table):
-    """A cluster preset, or a file as `zsim calibrate --out` writes it; `nodes` of it, or for a CPU
-    host that many `ranks`.
+    """The cluster: a preset or a file, and how much of it."""
 
-    `nic_bandwidth` is what each NIC's link to the network carries where that is less than the
-    preset's, as "100 Gbit/s" of a network that is oversubscribed or that others use; `slow_links`
-    are those of its links that are slower than the rest, `fabric` the kind of its network where
-    that is another than the preset's, as far as NCCL's collectives differ by it.
-    """
-
-    preset: str | None = None
-    file: str | None = None
-    nodes: int = Field(default=1, ge=1, le=100_000)
-    ranks: int | None = Field(default=None, ge=1, le=1_000_000)
-    nic_bandwidth: str | None = None
-    slow_links: tuple[SlowLinkTable, ...] = Field(default=(), max_length=1024)
-    fabric: Literal["ib", "roce", "efa", "tcp"] | None = None
-
-
-class PrecisionTable(Table):
-    """Dtypes of parameters in compute and of gradient reduction, and that of torch.autocast around
-    forward."""
-
-    parameters: DtypeName = "fp32"
-    reduce: DtypeName = "fp32"
-    autocast: Literal["none", "bf16", "fp16"] = "none"
-
-
-class OptimizerTable(Table):
-    """As torch.optim names them."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    implementation: Literal["foreach", "for-loop", "fused"] = "foreach"
-    learning_rate: float = Field(default=1e-3, ge=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.01, ge=0)
-    clip_norm: float = Field(default=0.0, ge=0)
+    preset: str | None = Field(default=None, description="A cluster of `zsim list clusters`.")
+    file: str | None = Field(
+        default=None, description="A cluster's file, as `zsim calibrate --out` writes it."
+    )
+    nodes: int = Field(default=1, ge=1, le=100_000, description="Nodes of the cluster.")
+    ranks: int | None = Field(
+        default=None, ge=1, le=1_000_000,
+        description="Ranks on a CPU host; on GPUs each device is a rank.",
+    )
+    nic_bandwidth: str | None = Field(
+        default=None,
+        description='Bandwidth of each NIC\'s link, as "100 Gbit/s", where the network is '
+                    "oversubscribed or shared.",
+    )
+    slow_links: tuple[SlowLinkTable, ...] = Field(
+        default=(), max_length=1024,
+        description="Links that are slower than the rest: tables of node, nic and bandwidth.",
+    )
+    fabric: Literal["ib", "roce", "efa", "tcp"] | None = Field(
+        default=None,
+        description="The kind of network, as far as NCCL's collectives differ by it; by default "
+                    "the preset's.",
+    )
 
 
-class CheckpointingTable(Table):
-    """Which blocks, and which of their operators, are computed again in backward instead of being
-    kept."""
-
-    mode: Literal["none", "full", "selective"] = "none"
-    every: int = Field(default=1, ge=1, le=MAX_SIZE)
-    save: tuple[str, ...] = ()
-    save_every: int = Field(default=1, ge=1, le=MAX_SIZE)
-    recompute: tuple[str, ...] = ()
-    early_stop: bool = True
-
-
-class WrappingTable(Table):
-    """Which modules are one param group: `every` consecutive blocks, or "all"; embedding and head
-    in the root's or apart.
-
-    `nested`: modules of each block that are units in its unit.
-    """
-
-    every: Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"] = 1
-    ends: Literal["root", "apart"] = "root"
-    nested: tuple[str, ...] = ()
+TABLES: Mapping[str, Any] = {
+    "model": ModelTable,
+    "batch": _derived(
+        "BatchTable", Batch, "One rank's batch.",
+        {
+            "micro_batch": _key("Sequences or samples of a micro-batch.", ge=1, le=1_000_000),
+            "sequence_length": _key("Tokens of a sequence; 1 for mlp.", ge=1, le=10_000_000),
+            "accumulation": _key("Micro-batches of a step.", ge=1, le=10_000),
+            "forwards": _key(
+                "Forwards of a micro-batch, on different inputs, before one backward of their "
+                "summed losses.",
+                ge=1, le=MAX_USES,
+            ),
+        },
+        {},
+    ),
+    "cluster": ClusterTable,
+    "precision": _derived(
+        "PrecisionTable", Precision, "The dtypes of training.",
+        {
+            "parameters": _key("Dtype of compute, unsharded parameters and gradients."),
+            "reduce": _key("Dtype in which gradients are reduced."),
+            "autocast": _key(
+                "Dtype of torch.autocast around forward; parameters stay fp32, and so do "
+                "all-gathers."
+            ),
+        },
+        {
+            "parameters": DtypeName, "reduce": DtypeName,
+            "autocast": Literal["none", "bf16", "fp16"],
+        },
+    ),
+    "optimizer": _derived(
+        "OptimizerTable", Optimizer, "The optimizer, as torch.optim names it.",
+        {
+            "name": _key("The algorithm."),
+            "implementation": _key("How torch loops over parameters."),
+            "learning_rate": _key("lr of torch.optim.", ge=0),
+            "momentum": _key("Momentum of sgd.", ge=0, lt=1),
+            "weight_decay": _key("weight_decay of torch.optim.", ge=0),
+            "clip_norm": _key(
+                "Global norm to which gradients are clipped before each step; 0 for none.", ge=0
+            ),
+        },
+        {},
+    ),
+    "activation_checkpointing": _derived(
+        "CheckpointingTable", Checkpointing,
+        "Blocks and operators that are recomputed in backward instead of kept.",
+        {
+            "mode": _key(
+                "full recomputes whole blocks from their inputs; selective needs `save` or "
+                "`recompute`."
+            ),
+            "every": _key("Every how many blocks one is recomputed.", ge=1, le=MAX_SIZE),
+            "save": _key(
+                "Operators of a recomputed block whose outputs are kept: linear, attention."
+            ),
+            "save_every": _key(
+                "Of the saved linears the first of each so many is kept; 2 is torchtitan's policy.",
+                ge=1, le=MAX_SIZE,
+            ),
+            "recompute": _key("Operators that are recomputed alone, everything else is kept."),
+            "early_stop": _key(
+                "Recomputation stops after the last tensor that backward needs, as torch does "
+                "since 2.1."
+            ),
+        },
+        {},
+    ),
+    "wrapping": _derived(
+        "WrappingTable", Wrapping, "The modules of each param group (unit).",
+        {
+            "every": _key(
+                "Consecutive blocks in one unit; \"all\" makes the whole model one."
+            ),
+            "ends": _key(
+                "Embedding, last norm and head belong to the root's unit, or are units apart."
+            ),
+            "nested": _key("Modules of each block that are units inside the block's unit."),
+        },
+        {"every": Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"]},
+    ),
+    "execution": _derived(
+        "ExecutionTable", Execution,
+        "How the step is executed, where it changes nothing but time.",
+        {
+            "compile": _key("torch.compile fuses chains of element-wise kernels."),
+            "float8": _key("Linears multiply in 8 bits, and cast for it."),
+            "float8_casts": _key(
+                "Casts to float8 take one kernel for each factor (Transformer Engine, "
+                "torch.compile), or several (eager torchao)."
+            ),
+            "attention_kernels": _key("The generation of attention kernels on CUDA."),
+            "norms": _key(
+                "RMSNorms are one kernel, or composite of single calls as before torch 2.9."
+            ),
+            "loss": _key(
+                "The cross-entropy is torch's log_softmax, or composite of single calls."
+            ),
+            "accumulation": _key(
+                "Later gradients are added in their own dtype, in fp32, or fused into the "
+                "products as apex does."
+            ),
+            "softmax": _key(
+                "Explicit attention scales and masks scores in kernels apart, or fused with the "
+                "softmax as Megatron does."
+            ),
+            "products": _key(
+                "Matrix products are as fast as in training, or as each kernel alone."
+            ),
+            "interference": _key("Collectives slow down the kernels that they overlap."),
+            "step_overhead": _key('Pause of the trainer around a step, as "12 ms".'),
+            "micro_batch_overhead": _key("Pause of the trainer around each micro-batch."),
+            "issue_kernel": _key(
+                "Host time to issue one kernel; by default the cluster preset's."
+            ),
+        },
+        {"step_overhead": Pause, "micro_batch_overhead": Pause, "issue_kernel": Pause | None},
+    ),
+}
+"""Tables of fixed keys; `strategy`, `model.sizes` and `expect` depend on what they name."""
 
 
 class AllocatorTable(Table):
-    """How torch's caching allocator for CUDA is set (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is
-    reserved ahead."""
+    """torch's caching allocator for CUDA (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is reserved
+    ahead."""
 
-    expandable_segments: bool = False
-
-
-class ExecutionTable(Table):
-    """How the step is executed, where it changes time alone: pauses are times such as "12 ms"."""
-
-    compile: bool = False
-    float8: bool = False
-    float8_casts: Casts = "fused"
-    attention_kernels: AttentionKernels = "flash2"
-    norms: Norms = "fused"
-    loss: Loss = "fused"
-    accumulation: Accumulation = "eager"
-    softmax: Softmax = "eager"
-    products: Products = "training"
-    interference: bool = True
-    step_overhead: str = "0 ns"
-    micro_batch_overhead: str = "0 ns"
-    issue_kernel: str | None = None
-
-    @field_validator("step_overhead", "micro_batch_overhead", "issue_kernel")
-    @classmethod
-    def _time(cls, value: str | None) -> str | None:
-        if value is not None and parse_time(value) > MAX_PAUSE_NS:
-            raise ValueError("expected at most an hour")
-        return value
+    expandable_segments: bool = Field(
+        default=False,
+        description="Segments grow page by page: the same bytes are allocated, fewer reserved.",
+    )
 
 
-class ScenarioTable(Table):
-    """A whole scenario file; `strategy` is checked by its own table, which its name decides."""
+KEYS: dict[str, Any] = {
+    "description": (str, Field(default="", description="A sentence on what the scenario shows.")),
+    "model": (ModelTable, ...),
+    "batch": (TABLES["batch"], ...),
+    "cluster": (ClusterTable, ...),
+    "strategy": (dict[str, Any], ...),
+    **{
+        name: (TABLES[name], TABLES[name]())
+        for name in (
+            "precision", "optimizer", "activation_checkpointing", "wrapping", "execution"
+        )
+    },
+    "frozen": (
+        tuple[str, ...],
+        Field(default=(), description="Shell-style patterns over the names of parameters that "
+                                      "need no gradient."),
+    ),
+    "allocator": (AllocatorTable, AllocatorTable()),
+    "steps": (
+        int,
+        Field(default=3, ge=1, le=1000, description="Steps of a real run; parameters are compared "
+                                                    "after the last."),
+    ),
+    "seed": (
+        int,
+        Field(default=0, ge=0, le=2**31, description="Seed of initial parameters and batches."),
+    ),
+    "expect": (
+        dict[str, int | str],
+        Field(default={}, description="What the scenario asserts of its steady step."),
+    ),
+}
+"""The top level of a scenario; `strategy` has a table of its own, which its name decides."""
+ScenarioTable: type[BaseModel] = create_model(
+    "ScenarioTable", __base__=Table, __doc__="A whole scenario file.", **KEYS
+)
 
-    description: str = ""
-    model: ModelTable
-    batch: BatchTable
-    cluster: ClusterTable
-    strategy: dict[str, Any]
-    precision: PrecisionTable = PrecisionTable()
-    optimizer: OptimizerTable = OptimizerTable()
-    activation_checkpointing: CheckpointingTable = CheckpointingTable()
-    wrapping: WrappingTable = WrappingTable()
-    execution: ExecutionTable = ExecutionTable()
-    frozen: tuple[str, ...] = ()
-    allocator: AllocatorTable = AllocatorTable()
-    steps: int = Field(default=3, ge=1, le=1000)
-    seed: int = Field(default=0, ge=0, le=2**31)
-    expect: dict[str, int | str] = {}
+
+MEANINGS: Mapping[str, str] = {
+    "name": "The strategy.",
+    "dp_shard": "Ranks that hold one copy of what is sharded; by default as many as there are.",
+    "dp_replicate": "Copies, over which gradients are reduced; by default as many as there are.",
+    "sync": 'Gradients are reduced after "every" micro-batch, or after the "last" alone.',
+    "bucket_cap_mb": "DDP's bucket size in MiB; by default 1 for the first bucket, then 25.",
+    "gradient_as_bucket_view": "Gradients are views of DDP's buckets, and no copies.",
+    "find_unused_parameters": "DDP searches each forward's graph for parameters without gradient.",
+    "form": "The collective that reduces gradients.",
+    "granularity": 'A flat buffer for each "unit" or "parameter", or buckets of a size, as '
+                   '"25 MiB".',
+    "lookahead": "Modules that are gathered ahead.",
+    "reshard_after_forward": 'As fully_shard takes it: "auto" frees blocks and not the root; a '
+                             "number reshards to so many ranks.",
+    "offload": "Sharded parameters, gradients and optimizer states live in host memory, where the "
+               "optimizer steps.",
+    "all_reduce": 'Gradients are reduced over replicas after "every" micro-batch or the "last".',
+    "sharding": '"full" frees blocks after forward, "grad_op" after backward.',
+    "forward_prefetch": "fsdp2, hsdp: next blocks that each block gathers; fsdp1: the next block "
+                        "is gathered early.",
+    "backward_prefetch": "fsdp2, hsdp: previous blocks that each block gathers; fsdp1: when the "
+                         "previous block is gathered.",
+    "limit_all_gathers": "The host waits while two frees are pending.",
+    "use_orig_params": "The optimizer steps the original parameters, not the flat ones.",
+    "num_layers": "Blocks.",
+    "hidden_size": "Width of the residual stream.",
+    "num_heads": "Attention heads of each block.",
+    "num_kv_heads": "Heads of keys and values; 0 for as many as `num_heads`.",
+    "head_dim": "Width of a head; 0 for hidden_size / num_heads.",
+    "feed_forward": "Width inside each feed-forward; 0 for four times `hidden_size`.",
+    "vocabulary": "Tokens that the model knows.",
+    "max_positions": "Rows of learned positions; 0 for the sequence length.",
+    "tied": "The head shares the embedding's weight.",
+    "attention": "Kernels of attention.",
+    "loss_dtype": 'Dtype of the loss: the "model"\'s, or logits cast to "float32" before it.',
+    "qkv_bias": "Projections of queries, keys and values have biases.",
+    "output_bias": "The projection of attention's output has a bias.",
+    "mlp_bias": "Projections of the feed-forward have biases.",
+    "dims": "Widths before, between and after blocks.",
+    "hidden": "Width inside each block.",
+    "num_classes": "Classes of the classifier.",
+}
+"""Options of strategies and sizes of families, by key."""
 
 
 def _fields(options: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass as pydantic wants them: (type, default), `...` for none. Sizes are
+    """The fields of a dataclass as pydantic wants them: types, defaults and meanings. Sizes are
     bounded."""
     hints = get_type_hints(options)
     kinds: dict[Any, Any] = {
@@ -217,12 +395,17 @@ def _fields(options: type[Any]) -> dict[str, Any]:
         Granularity: BucketSize,
     }
     return {
-        field.name: (
-            kinds.get(hints[field.name], hints[field.name]),
+        field.name: _described(
+            field.name, kinds.get(hints[field.name], hints[field.name]),
             ... if field.default is MISSING else field.default,
         )
         for field in fields(options)
     }
+
+
+def _described(key: str, kind: Any, default: Any, **bounds: Any) -> tuple[Any, Any]:
+    """The entry of `key` in a table of pydantic."""
+    return kind, Field(default, description=MEANINGS.get(key), **bounds)
 
 
 def _bucket_size(written: str) -> str | int:
@@ -246,9 +429,14 @@ BucketSize = Annotated[str, AfterValidator(_bucket_size)]
 def strategy_table(name: str) -> type[BaseModel]:
     """The schema of `strategy` for one strategy: the common keys and the strategy's own options."""
     strategy = STRATEGIES[name]
-    axis_size = (int | None, Field(default=None, ge=1, le=1_000_000))
-    own: dict[str, Any] = dict.fromkeys(strategy.axes, axis_size) | _fields(strategy.options)
-    own |= {"name": (Literal[name], ...), "sync": (Literal["every", "last"], "every")}
+    own: dict[str, Any] = {
+        axis: _described(axis, int | None, None, ge=1, le=1_000_000) for axis in strategy.axes
+    }
+    own |= _fields(strategy.options)
+    own |= {
+        "name": _described("name", Literal[name], ...),
+        "sync": _described("sync", Literal["every", "last"], "every"),
+    }
     return create_model(
         f"strategy {name}",
         __base__=Table,
@@ -271,11 +459,14 @@ def json_schema() -> dict[str, Any]:
         "oneOf": [strategy_table(name).model_json_schema() for name in STRATEGIES]
     }
     model = schema["$defs"]["ModelTable"]["properties"]
-    model["preset"] = {"enum": list(presets()), "title": "Preset"}
-    model["family"] = {"enum": list(FAMILIES), "title": "Family"}
-    model["sizes"] = {"anyOf": [sizes_table(name).model_json_schema() for name in FAMILIES]}
-    schema["$defs"]["ClusterTable"]["properties"]["preset"] = {
-        "enum": list(clusters()), "title": "Preset"
-    }
+    cluster = schema["$defs"]["ClusterTable"]["properties"]
+    sizes = [sizes_table(name).model_json_schema() for name in FAMILIES]
+    for table, key, values in (
+        (model, "preset", {"enum": list(presets()), "title": "Preset"}),
+        (model, "family", {"enum": list(FAMILIES), "title": "Family"}),
+        (model, "sizes", {"anyOf": sizes}),
+        (cluster, "preset", {"enum": list(clusters()), "title": "Preset"}),
+    ):
+        table[key] = values | {"description": table[key]["description"]}
     schema["properties"]["expect"]["propertyNames"] = {"enum": list(FIGURES)}
     return schema
