@@ -45,7 +45,7 @@ class Parts:
     checkpointing: Checkpointing | None
     wrapping: Wrapping | None
     execution: Execution | None
-    expect: tuple[Expectation, ...]
+    expect: tuple[Expectation, ...] = ()
     model: ModelSpec | None = None
     cluster: ClusterSpec | None = None
     mesh: Mesh | None = None
@@ -72,11 +72,6 @@ def assemble(
         ),
         wrapping=attempt(partial(_same_fields, Wrapping), tables["wrapping"]),
         execution=attempt(_execution, tables["execution"]),
-        expect=tuple(
-            item
-            for key, value in (tables["expect"] or {}).items()
-            if (item := attempt(expectation, key, value)) is not None
-        ),
     )
     table = tables["model"]
     model = attempt(partial(made_model, folder=folder), table, parts.batch)
@@ -85,6 +80,8 @@ def assemble(
     parts.cluster = attempt(partial(made_cluster, folder=folder), tables["cluster"])
     parts.mesh = attempt(_mesh, strategy, parts.cluster)
     parts.options = attempt(_options, strategy)
+    entries = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
+    parts.expect = tuple(entry for entry in entries if entry is not None)
     problems += cross_checks.problems(parts)
     return parts
 

@@ -8,10 +8,13 @@ import tomllib
 import pytest
 
 from tests.support.folders import ROOT
+from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.ir.mesh import Mesh
+from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Batch, Optimizer, Precision
-from zsim.scenario import scenario, schema
+from zsim.models.wrapping import Wrapping
+from zsim.scenario import cross_checks, reference, scenario, schema
 from zsim.scenario.plan import plan
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
@@ -435,3 +438,40 @@ def test_another_training_has_another_fingerprint(old, new):
 )
 def test_the_same_training_elsewhere_has_the_same_fingerprint(old, new):
     assert parse(changed(old, new)).fingerprint == parse(WHOLE).fingerprint
+
+
+def test_the_reference_of_keys_is_in_step():
+    """`python -m zsim.scenario.reference > scenarios/README.md` writes it anew."""
+    assert (ROOT / "scenarios" / "README.md").read_text() == reference.reference()
+
+
+def test_every_key_and_figure_has_a_meaning():
+    rows = [line for line in reference.reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 130
+    assert [row for row in rows if row.endswith("|  |")] == []
+    meanings = [row.rsplit("|", 2)[1] for row in rows]
+    assert [meaning for meaning in meanings if len(meaning.split()) > 25] == []
+
+
+def test_defaults_are_those_of_the_objects_that_tables_become():
+    made = parse(
+        'model = { preset = "gpt-tiny" }\nbatch = { micro_batch = 2 }\n'
+        'cluster = { preset = "cpu-gloo", ranks = 4 }\nstrategy = { name = "fsdp2" }\n'
+    )
+    assert made.batch == Batch(micro_batch=2)
+    assert (made.precision, made.optimizer) == (Precision(), Optimizer())
+    assert (made.checkpointing, made.wrapping, made.execution) == (
+        Checkpointing(), Wrapping(), Execution()
+    )
+
+
+def test_a_derived_scenario_is_refused_by_the_very_list_of_files():
+    """The one list holds for whole Scenarios too: none of the project's is refused."""
+    for file in FILES[::6]:
+        assert cross_checks.problems(scenario.load(file)) == ()
+    derived = parse(WHOLE).with_parts(optimizer=Optimizer(momentum=0.9))
+    with pytest.raises(ScenarioError) as caught:
+        scenario.parse(derived.to_toml().encode(), where="x.toml")
+    assert caught.value.problems == tuple(
+        f"x.toml: {problem}" for problem in cross_checks.problems(derived)
+    )

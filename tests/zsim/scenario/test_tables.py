@@ -21,10 +21,10 @@ from zsim.strategies import STRATEGIES
 
 
 def modules_with(folder: str, function: str) -> set[str]:
-    """The modules of `folder` that define or import a public function called `function`: what their
-    table is made of."""
+    """The modules and packages of `folder` that define or import a public function called
+    `function`: what their table is made of."""
     found = set()
-    for file in (ROOT / folder).glob("*.py"):
+    for file in (ROOT / folder).rglob("*.py"):
         if file.stem == "__init__":
             continue
         tree = ast.parse(file.read_text())
@@ -43,7 +43,8 @@ def modules_with(folder: str, function: str) -> set[str]:
             if isinstance(target, ast.Name)
         }
         if function in defined | imported | assigned:
-            found.add(file.stem)
+            inside = file.relative_to(ROOT / folder).parent.name
+            found.add(inside or file.stem)
     return found
 
 
@@ -51,8 +52,8 @@ def modules_with(folder: str, function: str) -> set[str]:
     ("folder", "function", "table"),
     [
         ("zsim/strategies", "plan", STRATEGIES),
-        ("zsim/models", "build", FAMILIES),
-        ("zsim/collectives", "duration_ns", ALGORITHMS),
+        ("zsim/models/families", "build", FAMILIES),
+        ("zsim/cluster/collectives", "duration_ns", ALGORITHMS),
     ],
 )
 def test_each_file_is_in_its_table(folder, function, table):
@@ -60,7 +61,7 @@ def test_each_file_is_in_its_table(folder, function, table):
 
 
 def test_each_subject_is_in_its_table():
-    files = modules_with("zreal/subjects", "build")
+    files = modules_with("zreal/observer/subjects", "build")
     assert files == {build.__module__.rpartition(".")[2] for build in SUBJECTS.values()}
     assert set(SUBJECTS) <= set(STRATEGIES)
 
@@ -95,7 +96,8 @@ def test_each_kind_of_operator_has_its_calls():
 
 def test_each_law_is_in_its_table():
     trees = (
-        ast.parse((ROOT / "zsim" / name).read_text()) for name in ("laws.py", "program_laws.py")
+        ast.parse((ROOT / "zsim/ir" / name).read_text())
+        for name in ("run_laws.py", "program_laws.py")
     )
     first = {
         node.name: node.args.args[0].arg
