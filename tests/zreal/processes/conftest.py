@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from zreal.processes import launch
-from zreal.processes.rank_status import Rank
+from zreal.processes.rank_status import RankStatus
 
-Condition = Callable[[list[Rank]], bool]
+Condition = Callable[[list[RankStatus]], bool]
 TimeOutWhen = Callable[[Condition], None]
 
 
@@ -20,11 +20,11 @@ def time_out_when(monkeypatch: pytest.MonkeyPatch) -> TimeOutWhen:
     supervise = launch._supervise
 
     def install(condition: Condition) -> None:
-        def watch(ranks: list[Rank], *, deadline: float, timeout_s: float) -> None:
+        def watch(ranks: list[RankStatus], *, deadline: float, timeout_s: float) -> None:
             while not condition(ranks):
                 time.sleep(0.01)
                 for rank in ranks:
-                    rank.look()
+                    rank.note_progress()
                     rank.receive()
             supervise(ranks, deadline=0.0, timeout_s=timeout_s)
 

@@ -23,7 +23,7 @@ from zreal.processes import fork_server
 from zreal.processes import launch as launching
 from zreal.processes.failure_report import LaunchError
 from zreal.processes.launch import launch
-from zreal.processes.rank_status import REFERENCE, Rank
+from zreal.processes.rank_status import REFERENCE, RankStatus
 
 pytestmark = pytest.mark.gloo
 
@@ -32,9 +32,9 @@ FAR_S = 600.0
 """Timeout that no launch here reaches: the suite's own limit comes first, and ranks wait longer."""
 
 
-def have_begun(ranks: list[Rank]) -> bool:
+def have_begun(ranks: list[RankStatus]) -> bool:
     """Every rank has said its first collective."""
-    return all("#" in rank.last for rank in ranks)
+    return all("#" in rank.last_collective for rank in ranks)
 
 
 def test_every_rank_returns_its_result_in_order() -> None:
@@ -116,7 +116,7 @@ def test_every_stopped_rank_is_named(time_out_when: TimeOutWhen) -> None:
 def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang(
     time_out_when: TimeOutWhen
 ) -> None:
-    time_out_when(lambda ranks: all(rank.gets_on for rank in ranks))
+    time_out_when(lambda ranks: all(rank.is_progressing for rank in ranks))
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:slow", {}, world_size=2, timeout_s=4)
 
@@ -204,7 +204,7 @@ def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts
 def test_ranks_that_train_the_reference_are_slow_and_do_not_hang(
     time_out_when: TimeOutWhen
 ) -> None:
-    time_out_when(lambda ranks: all(rank.last == REFERENCE for rank in ranks))
+    time_out_when(lambda ranks: all(rank.last_collective == REFERENCE for rank in ranks))
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:alone", {}, world_size=2, timeout_s=4)
     assert error.value.where == "ranks [0, 1]"
@@ -371,14 +371,14 @@ def test_the_first_to_fail_is_the_headline_with_the_first_line_of_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = tmp_path / "heard"
-    receive = Rank.receive
+    receive = RankStatus.receive
 
-    def receive_and_tell(rank: Rank) -> None:
+    def receive_and_tell(rank: RankStatus) -> None:
         if rank.error:
             heard.touch()
         receive(rank)
 
-    monkeypatch.setattr(Rank, "receive", receive_and_tell)
+    monkeypatch.setattr(RankStatus, "receive", receive_and_tell)
     with pytest.raises(LaunchError, match="RuntimeError: the real cause") as error:
         launch(f"{BODIES}:raising_at_length", {"heard": str(heard)}, world_size=3, timeout_s=FAR_S)
 

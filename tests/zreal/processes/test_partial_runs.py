@@ -11,7 +11,7 @@ import pytest
 from tests.support.folders import PARITY
 from tests.zreal.processes.conftest import TimeOutWhen
 from zreal.processes import launch
-from zreal.processes.rank_status import Rank
+from zreal.processes.rank_status import RankStatus
 from zsim.cli.main import main
 from zsim.runs import saved
 
@@ -28,14 +28,14 @@ CAUSES = {
 }
 
 
-def one_waits_for_the_other(ranks: list[Rank]) -> bool:
+def one_waits_for_the_other(ranks: list[RankStatus]) -> bool:
     """Rank 0 is at the third collective of its first step, rank 1 stays at the second, and for long
     enough that neither gets on."""
     ahead, behind = ranks
     return (
-        "all_gather #2" in ahead.last
-        and "all_gather #1" in behind.last
-        and not (ahead.gets_on or behind.gets_on)
+        "all_gather #2" in ahead.last_collective
+        and "all_gather #1" in behind.last_collective
+        and not (ahead.is_progressing or behind.is_progressing)
     )
 
 
