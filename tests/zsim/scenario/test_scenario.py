@@ -276,12 +276,12 @@ def test_damaged_scenarios_are_read_or_refused_in_words(copies):
     refused, slowest = [], 0.0
     for i in range(copies):
         data = damage(TEXTS[i % len(TEXTS)], rng)
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             scenario.parse(data, where="x.toml", folder=ROOT)
         except ScenarioError as error:
             refused.append(error.problems)
-        slowest = max(slowest, time.perf_counter() - began)
+        slowest = max(slowest, time.thread_time() - began)
     assert len(refused) > copies // 2
     assert all(
         found and all(problem.startswith("x.toml: ") for problem in found) for found in refused
