@@ -1,4 +1,4 @@
-"""What `import zsim` offers: scenarios simulated, run for real, validated, fitted, explained.
+"""The functions of `import zsim`: scenarios simulated, run for real, validated, fitted, explained.
 
 The command line calls these functions, and so can a notebook or a test.
 """
@@ -120,7 +120,7 @@ def fit(scenario: Scenario) -> Fit:
 
 
 def why(run: Run) -> Why:
-    """Why the steady step takes as long as it does: exposed collectives, and the critical path.
+    """Reasons for the length of the steady step: exposed collectives, the critical path.
 
     It is of the simulated step of the run's scenario, on the rank that ends last.
     """
@@ -141,8 +141,8 @@ def why(run: Run) -> Why:
 def observed(
     backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
 ) -> RunRecord:
-    """What `backend` records of `scenario`, held to the laws of Runs; its provenance says what the
-    backend can see."""
+    """The record that `backend` makes of `scenario`, held to the laws of Runs; its provenance says
+    what the backend can see."""
     outside = [rank for rank in options.ranks or () if not 0 <= rank < scenario.world_size]
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
@@ -167,7 +167,7 @@ def require_real(backend: Backend) -> None:
 def measured(
     backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
 ) -> RunRecord:
-    """What a real `backend` records of `scenario`; ZsimError where it simulates."""
+    """The record that a real `backend` makes of `scenario`; ZsimError where it simulates."""
     require_real(backend)
     record = observed(backend, capabilities, scenario, options)
     if record.interpreter == "simulator":
@@ -181,7 +181,7 @@ def measured(
 def validated(
     scenario: Scenario, measured: RunRecord, capabilities: Capabilities
 ) -> Comparison:
-    """What was `measured`, compared with the scenario simulated for the same device and ranks."""
+    """The record `measured`, compared with the scenario simulated for the same device and ranks."""
     simulator = registry.SimBackend(device=capabilities.device)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = observed(simulator, simulator.capabilities(), scenario, options)

@@ -1,7 +1,6 @@
-"""What can go wrong, said so that a reader can mend it.
+"""Errors with the four things that their reader needs: where, expected, found, remedy.
 
-Each error has where it was found, what was expected, what was found, and how to mend it. This
-module knows nothing else of the package.
+This module knows nothing else of the package.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 MOST_SHOWN = 60
-"""Of so many characters at most is a value that is shown."""
+"""Longest excerpt of a value in an error message, in characters."""
 MOST_ITEMS = 8
-"""Of so many items of a list or a table."""
+"""Longest excerpt of a list or a table, in items."""
 
 def visible(text: str) -> str:
     """`text` with a ? for each character that a terminal would not show but obey; lines and tabs

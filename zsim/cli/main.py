@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
     )
     show.add_argument("scenario", type=_path, metavar="SCENARIO")
     show.add_argument("--program", action="store_true", help="the Program, one line per op")
-    show.add_argument("--memory", action="store_true", help="does it fit, what lives at the "
+    show.add_argument("--memory", action="store_true", help="whether it fits, what lives at the "
                                                             "peak, what would help")
     show.add_argument("--time", action="store_true", help="where the time goes, why "
                                                           "communication is exposed, what would "
@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _allocator(show)
     _json(show)
-    fit = commands.add_parser("fit", help="the least stage that fits, of every strategy and "
+    fit = commands.add_parser("fit", help="the least sharding that fits, of all strategies and "
                                           "checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=_path, metavar="SCENARIO")
     _allocator(fit)
@@ -163,14 +163,15 @@ def parser() -> argparse.ArgumentParser:
     accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, "
                                                                  "and what its mapping assumed")
     accuracy.add_argument(
-        "--collective", choices=COLLECTIVES, help="what logs of nccl-tests ran that do not say it"
+        "--collective", choices=COLLECTIVES,
+        help="the collective of nccl-tests' logs that do not say it",
     )
     accuracy.add_argument(
         "--cluster", metavar="PRESET", help="on which cluster logs of nccl-tests ran"
     )
     _json(accuracy)
     calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write "
-                                                      "a cluster's file", allow_abbrev=False)
+                                                      "a cluster file", allow_abbrev=False)
     calibrate.add_argument(
         "--from",
         dest="files",
@@ -183,18 +184,20 @@ def parser() -> argparse.ArgumentParser:
     )
     calibrate.add_argument(
         "--scenarios", metavar="FOLDER", type=_path,
-        help="where the scenarios of saved Runs are looked for",
+        help="folder with the scenarios of saved Runs",
     )
     calibrate.add_argument(
-        "--cluster", default="", metavar="PRESET", help="the preset that --out begins with (that "
-                                                        "of saved Runs by themselves, or "
-                                                        "dgx-h100)"
+        "--cluster", default="", metavar="PRESET", help="the preset that --out begins with "
+                                                        "(default: that of the saved Runs, "
+                                                        "else dgx-h100)"
     )
     calibrate.add_argument(
         "--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants"
     )
     _json(calibrate)
-    listing = commands.add_parser("list", help="what there is to choose from", allow_abbrev=False)
+    listing = commands.add_parser(
+        "list", help="list scenarios, models, clusters, strategies, backends", allow_abbrev=False
+    )
     listing.add_argument(
         "what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS)
     )
@@ -230,7 +233,8 @@ def _how(command: argparse.ArgumentParser) -> None:
         "--interpreter", choices=("executor", "observer"), help="how a real backend runs it"
     )
     command.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="S", help="until a rank hangs (120)"
+        "--timeout", type=_seconds, default=120.0, metavar="S",
+        help="seconds until a rank counts as hung (default 120)",
     )
 
 

@@ -36,7 +36,7 @@ class _Stream:
             self._leave()
 
     def _leave(self) -> None:
-        """What Python still holds goes nowhere, so that it does not fail at its own end."""
+        """Drops what Python still holds, so that it does not fail at its own end."""
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 

@@ -12,7 +12,7 @@ from zsim.ir.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend can see; what it cannot, compare() reports as `unsupported`."""
+    """The senses of a backend; compare() reports the checks of all others as `unsupported`."""
 
     memory: bool
     numerics: bool
@@ -23,8 +23,8 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How to run: which ranks a fake run observes, all ranks unfolded, which real interpreter,
-    seconds until a hang is called."""
+    """Options of a run: ranks that a fake run observes, all ranks unfolded, the real interpreter,
+    and seconds until a rank counts as hung."""
 
     ranks: tuple[int, ...] | None = None
     all_ranks: bool = False
@@ -39,7 +39,7 @@ class Backend(Protocol):
     name: str
 
     def capabilities(self) -> Capabilities:
-        """What it can see, or BackendUnavailableError with how to get it."""
+        """Its senses, or BackendUnavailableError with how to get it."""
         ...
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Run:

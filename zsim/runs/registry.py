@@ -95,8 +95,7 @@ def find(name: str) -> Backend:
 
 
 def capabilities(backend: Backend) -> Capabilities:
-    """What the backend says it can see; BackendError where it breaks down or says something else.
-    """
+    """The backend's Capabilities; BackendError where it breaks down or returns something else."""
     found: object = None
     with _broken_down(backend, "what it can see"), _on_standard_error():
         found = backend.capabilities()
@@ -116,8 +115,8 @@ def capabilities(backend: Backend) -> Capabilities:
 
 
 def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> Run:
-    """What the backend answers; BackendError where it breaks down or answers something else than a
-    whole Run."""
+    """The backend's Run; BackendError where it breaks down or returns something else than a whole
+    Run."""
     found: object = None
     with _broken_down(backend, "a Run"), _on_standard_error():
         found = backend.run(scenario, options=options)
@@ -157,8 +156,8 @@ def _missing_phase(run: Run) -> str:
 
 @contextmanager
 def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
-    """What another package raises inside, an exit of the whole program too, becomes a BackendError
-    with its place."""
+    """Turns what another package raises inside, an exit of the program too, into a BackendError
+    with file and line."""
     try:
         yield
     except (ZsimError, MemoryError):
@@ -173,8 +172,8 @@ def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
 
 @contextmanager
 def _on_standard_error() -> Iterator[None]:
-    """What is printed inside, by this process or by one that it starts, goes to standard error:
-    standard output is the report's."""
+    """Sends what this process and its children print inside to standard error: standard output is
+    the report's."""
     kept = -1
     with suppress(OSError, ValueError, AttributeError):  # either may be closed
         sys.stdout.flush()

@@ -33,18 +33,18 @@ class Run:
     """
 
     record: RunRecord
-    """What the backend returned: every rank's phases, spans and memory."""
+    """The record that the backend returned: every rank's phases, spans and memory."""
     scenario: Scenario
     warnings: tuple[str, ...] = ()
-    """What runs, but costs more than its user may think."""
+    """Warnings about what runs but costs more than its user may think."""
     figures: Figures = field(init=False)
     expectations: tuple[Verdict, ...] = field(init=False)
     """A verdict on each entry of the scenario's `expect`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "figures", metrics.figures(self.record, self.scenario))
-        found = _expectable(self.record, self.figures)
-        object.__setattr__(self, "expectations", expect.check(self.scenario.expect, found=found))
+        figures = _expectable(self.record, self.figures)
+        object.__setattr__(self, "expectations", expect.check(self.scenario.expect, found=figures))
 
     @property
     def ok(self) -> bool:
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def collectives(self) -> Mapping[str, Traffic]:
-        """By kind: how many collectives the first recorded rank issues, and their bytes in all."""
+        """Count and bytes in all of the first recorded rank's collectives, by kind."""
         return self.figures.collectives
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Comparison:
     predicted: RunRecord
     measured: RunRecord
     replaced: str = ""
-    """What of the scenario's cluster the real backend replaced by its own; "" for nothing."""
+    """The cluster that the real backend replaced by its own devices, as a sentence; "" for none."""
 
     @property
     def ok(self) -> bool:

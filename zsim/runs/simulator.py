@@ -40,11 +40,12 @@ from zsim.scenario.plan import Planned, plan
 from zsim.scenario.scenario import Scenario
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
-"""What stands for a real backend's own devices where the scenario's cluster is of another kind."""
+"""Clusters that stand for a real backend's own devices where the scenario's cluster is of another
+kind."""
 
 MOST_SENDERS = 512
-"""Of ranks that are alike, how many from the first and from the last are asked what they send; ring
-neighbours differ by a byte."""
+"""Ranks of a kind, from the first and from the last, whose sent bytes are computed; ring neighbours
+differ by a byte."""
 
 MOST_TIMELINES = 64
 """Ranks up to which a Run keeps the bytes after each op."""
@@ -210,7 +211,7 @@ def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
 
 
 def _payloads(ops: tuple[Op, ...]) -> Payloads:
-    """How often each kind, size, group and root of collective is issued."""
+    """Counts of the collectives issued, by kind, size, group and root."""
     return Counter((op.kind, op.nbytes, op.group, op.root) for op in ops if op.kind in COLLECTIVES)
 
 

@@ -87,7 +87,7 @@ def assemble(
 
 
 def _attempt(problems: list[str], make: Callable[..., Made], *arguments: Any) -> Made | None:
-    """What `make` returns; None where an argument is None, or after adding its refusals to
+    """The part that `make` returns; None where an argument is None, or after adding its refusals to
     `problems`."""
     if any(argument is None for argument in arguments):
         return None

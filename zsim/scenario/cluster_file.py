@@ -54,8 +54,8 @@ MOST: Mapping[str, float] = {
 }
 MOST_TIME_NS = 10**9
 LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
-"""Of a band. No calibration on steps is known to be worth more than the presets' own; beyond the
-other end a time says nothing."""
+"""Half-widths that a band may have, as shares. No calibration on steps is known to be worth more
+than the presets' own; beyond the other end a time says nothing."""
 MOST_RATE = 10**18
 TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
 MAY_BE_NONE = (
@@ -161,7 +161,7 @@ class _Checked:
         return value
 
     def count(self, key: str, value: object) -> int:
-        """How many devices or NICs a node has."""
+        """A count of a node's devices or NICs."""
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_DEVICES:
             raise self.wrong(key, f"a whole number from 1 to {MOST_DEVICES}", value)
         return value

@@ -14,7 +14,7 @@ from zsim.scenario.schema import ClusterTable
 from zsim.scenario.table_checks import did_you_mean
 
 SLOWEST = "1 Mbit/s"
-"""Of a slow link, at least: a step over less takes days, so that it is another unit."""
+"""Least bandwidth of a slow link. A step over less takes days: another unit is meant."""
 
 
 def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:

@@ -26,7 +26,7 @@ Check = Callable[[Any], Iterator[str]]
 
 
 def problems(parts: Any) -> tuple[str, ...]:
-    """What the `parts` of a scenario, or a whole Scenario, are refused for together.
+    """Refusals of the `parts` of a scenario, or of a whole Scenario, one line each.
 
     A check whose parts are not all there (None) is left out.
     """
@@ -98,7 +98,7 @@ def _has_explicit_attention(model: ModelSpec) -> bool:
 
 
 def _huggingface(parts: Any) -> Iterator[str]:
-    """What is not known of a Hugging Face model."""
+    """Keys that a Hugging Face model does not have."""
     yield from huggingface_checks.problems(
         parts.model, batch=parts.batch, autocast=DTYPE_NAMES[parts.precision.autocast],
         checkpointing=parts.checkpointing, wrapping=parts.wrapping, unused=parts.model.idle,

@@ -1,4 +1,4 @@
-"""What a scenario asserts of its own steady step: `[expect]` entries, read once and checked against
+"""Expectations of a scenario on its steady step: `[expect]` entries, read once and checked against
 figures of a Run.
 
 It knows how each figure is written (bytes, time, share, count) and nothing of how it is computed.
@@ -91,7 +91,7 @@ FIGURES: dict[str, Figure] = {
         ("broadcasts", _COUNT, "Broadcasts of a rank."),
     )
 }
-"""What a scenario can expect, by key."""
+"""The figures that a scenario can expect, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether an expectation held. `found` is text for people; "unsupported", and `ok` None, where
-    there is none."""
+    """The verdict on an expectation. `found` is text for people; "unsupported", and `ok` None,
+    where there is no figure."""
 
     name: str
     expected: str

@@ -1,5 +1,5 @@
-"""Which part of a model is trained: parameters frozen by patterns over their names, and blocks that
-forward passes by.
+"""The part of a model that is trained: parameters frozen by patterns over their names, and blocks
+that forward passes by.
 
 `frozen` are shell-style patterns (fnmatch) over fully qualified names; `unused` are fqns of blocks.
 LoRA is the first: everything frozen but a few small parameters.
@@ -72,7 +72,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _fits_through(model: ModelSpec, block: str) -> bool:
-    """Whether what the block takes is as wide as what it gives."""
+    """True where a block's input is as wide as its output."""
     operators = [
         op
         for module in model.modules

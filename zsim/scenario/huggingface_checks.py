@@ -1,5 +1,4 @@
-"""What a scenario cannot ask of the modules of transformers: they are lowered as one forward of
-their own code runs, and not otherwise."""
+"""Refusals for modules of transformers, which are lowered as one forward of their own code runs."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ _lowered = lru_cache(maxsize=4)(lower_model.lower)
 
 
 def training(scenario: Scenario, *, device: Device) -> Training:
-    """What the strategy is given: the scenario's model lowered for `device`, and the scenario's
-    choices."""
+    """The strategy's input: the scenario's model lowered for `device`, and the scenario's choices.
+    """
     strategy, dtype = STRATEGIES[scenario.strategy], scenario.precision.parameters
     casts_input = strategy.casts_input and dtype != "float32"
     missing = kernel_problem(scenario.model, scenario.precision, device=device)

@@ -72,7 +72,7 @@ class Scenario:
     wrapping: Wrapping
     execution: Execution
     expandable_segments: bool
-    """Whether torch's caching allocator grows segments page by page instead of taking fixed ones
+    """torch's caching allocator grows segments page by page instead of taking fixed ones
     (PYTORCH_CUDA_ALLOC_CONF)."""
     steps: int
     seed: int
@@ -241,7 +241,7 @@ class Scenario:
 
     @property
     def work(self) -> Work:
-        """How much work it is to simulate."""
+        """The work of simulating it."""
         return work(
             self.model, strategy=self.strategy, options=self.options, mesh=self.mesh,
             batch=self.batch,

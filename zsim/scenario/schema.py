@@ -1,6 +1,7 @@
 """The schema of scenario files: what each key means, which values it may have, its default.
 
-Types and defaults are those of the dataclasses that tables become; bounds and meanings are here.
+Types and defaults are those of the dataclasses that tables become. Bounds and meanings are here.
+
 `table_checks` holds tables to the schema, and `reference` prints it. `cross_checks` knows what keys
 mean together.
 """
@@ -41,7 +42,7 @@ class Table(BaseModel):
 
 
 def _key(meaning: str, **bounds: Any) -> dict[str, Any]:
-    """What the schema adds to a field of a dataclass."""
+    """Meaning and bounds, which the schema adds to a field of a dataclass."""
     return {"description": meaning, **bounds}
 
 
@@ -88,7 +89,7 @@ Pause = Annotated[str, AfterValidator(_pause)]
 
 
 class UsesTable(Table):
-    """How many times each block runs in a forward: each in a row, or the whole stack again."""
+    """Runs of each block in a forward: each in a row, or the whole stack again."""
 
     times: int = Field(ge=1, le=MAX_USES, description="Runs of each block in a forward.")
     order: Literal["block", "stack"] = Field(
@@ -422,7 +423,7 @@ def _bucket_size(written: str) -> str | int:
 
 
 BucketSize = Annotated[str, AfterValidator(_bucket_size)]
-"""How a scenario writes a Granularity."""
+"""A Granularity as scenarios write it."""
 
 
 @cache

@@ -181,7 +181,7 @@ def strategy_of(table: object, problems: list[str]) -> Any:
 
 
 def _idle(name: str, key: str, value: object) -> bool:
-    """Whether `key` is a mesh axis that the strategy does not use, given as 1."""
+    """True where `key` is a mesh axis of size 1 that the strategy does not use."""
     return (
         key in AXES and key not in STRATEGIES[name].axes and value == 1 and isinstance(value, int)
     )

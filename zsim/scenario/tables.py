@@ -42,8 +42,8 @@ def plain(value: Any, problems: list[str], key: str = "", depth: int = 0) -> Any
         }
     if isinstance(value, list | tuple):
         return [
-            plain(inner, problems, f"{key}[{place}]", depth + 1)
-            for place, inner in enumerate(value)
+            plain(inner, problems, f"{key}[{index}]", depth + 1)
+            for index, inner in enumerate(value)
         ]
     text = fspath(value) if isinstance(value, PathLike) else value
     if isinstance(text, str) and not _encodable(text):
@@ -76,7 +76,7 @@ def merged(tables: Table, changes: Table) -> dict[str, Any]:
 
 
 def _kept(key: str, before: Table, change: Table) -> Table:
-    """What of the table `before` goes together with `change`."""
+    """The keys of the table `before` that go together with `change`."""
     if key == "strategy" and change.get("name", before.get("name")) != before.get("name"):
         return {}
     ways = NAMED_BY.get(key, ())

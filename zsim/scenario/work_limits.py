@@ -1,9 +1,8 @@
-"""How much work simulating a scenario is, from its sizes alone, so that what would take minutes is
-refused before it begins.
+"""The work of simulating a scenario, from its sizes alone: minutes of it are refused before they
+begin.
 
-A rank costs its ops, which grow with param groups and micro-batches; ranks that are alike are
-simulated once, so what counts is how many kinds of ranks there are; the number of ranks itself
-costs next to nothing each.
+A rank costs its ops, which grow with param groups and micro-batches. Ranks that are alike are
+simulated once, so the kinds of ranks count. A further rank of a kind costs next to nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ MAX_PASSES = 12_000
 MAX_WORK = 750_000
 """Ranks simulated × param groups × micro-batches: a minute of work."""
 MANY_TIMES = 3
-"""What simulates a scenario again and again, to say what would help, is allowed this part of each.
-"""
+"""Analyses that simulate a scenario again and again are allowed this part of each limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ class Work:
         return "batch.accumulation" if self.passes > 1 else "model"
 
     def problem(self, *, all_ranks: bool = False, part: int = 1) -> str:
-        """Why this is too much, or "" when it is not; of each limit one `part`-th is allowed."""
+        """The limit that this work exceeds, or ""; of each limit one `part`-th is allowed."""
         if self.num_ranks > MAX_RANKS // part:
             return f"expected at most {MAX_RANKS // part:,} ranks, found {self.num_ranks:,}"
         ops, words = self.num_units * self.passes, f"{self.num_units:,} × {self.passes:,}"
