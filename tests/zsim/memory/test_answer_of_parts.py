@@ -4,8 +4,6 @@ a module is used again."""
 from __future__ import annotations
 
 import itertools
-import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,7 +25,6 @@ from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, stat
 from zsim.scenario import plan
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
-from zsim.strategies import STRATEGIES
 
 GPT = (
     'family = "gpt", sizes = { num_layers = 4, hidden_size = 16, num_heads = 4, vocabulary = 29, '
@@ -103,41 +100,13 @@ PARTS = (
 )
 
 
-def toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
-    return json.dumps(value)
-
-
-def as_file(before: Scenario, after: Scenario) -> str:
-    """The file of `before` with what `after` changes."""
-    table = tomllib.loads(before.text)
-    axes = {axis: after.mesh.size(axis) for axis in STRATEGIES[after.strategy].axes}
-    options = {
-        name: getattr(after.options, name) for name in type(after.options).__dataclass_fields__
-    }
-    options = {name: value for name, value in options.items() if value is not None}
-    table["strategy"] = {"name": after.strategy, "sync": after.sync, **axes, **options}
-    table["batch"] |= {
-        "micro_batch": after.batch.micro_batch, "accumulation": after.batch.accumulation
-    }
-    table["optimizer"] = table.get("optimizer", {"name": "adamw"}) | {
-        "implementation": after.optimizer.implementation
-    }
-    table["wrapping"] = {"every": after.wrapping.every, "ends": after.wrapping.ends}
-    table["allocator"] = {"expandable_segments": after.expandable_segments}
-    if after.checkpointing != before.checkpointing:
-        table["activation_checkpointing"] = {"mode": after.checkpointing.mode}
-    return "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
-
-
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_whatever_is_advised_or_tried_can_be_written_and_is_not_refused(whole: bool) -> None:
     seen = set()
     for strategy, feature in cases(whole=whole):
         case = scenario(strategy, feature)
         for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
-            written = parse(as_file(case, other).encode(), where="parts.toml")
+            written = parse(other.to_toml().encode(), where="parts.toml")
             for part in PARTS:
                 assert getattr(written, part) == getattr(other, part), (
                     strategy, feature, name, part
@@ -155,7 +124,7 @@ def test_what_is_advised_and_tried_of_fsdp1_can_be_written_and_is_not_refused(fe
     case = scenario(f'name = "fsdp1", dp_replicate = 2, dp_shard = 4, {options}', feature)
     seen = []
     for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
-        written = parse(as_file(case, other).encode(), where="parts.toml")
+        written = parse(other.to_toml().encode(), where="parts.toml")
         assert [getattr(written, part) for part in PARTS] == [
             getattr(other, part) for part in PARTS
         ], name

@@ -100,7 +100,8 @@ def test_a_folded_run_sends_what_the_busiest_of_its_ranks_does_in_a_steady_step(
     """
     text = (
         load("parity/ddp-gpt-4-accumulate-every")
-        .text.replace("ranks = 4", "ranks = 3")
+        .to_toml()
+        .replace("ranks = 4", "ranks = 3")
         .replace("dp_replicate = 4", "dp_replicate = 3")
     )
     asked = scenario.parse(text.partition("[expect]")[0].encode(), where="three")
