@@ -21,7 +21,7 @@ from zsim.calibration import collectives, measurements, memory_pressure
 from zsim.calibration.records import Collective, MeasurementError, Skipped, Step
 from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
 from zsim.engine.costs import Costs
-from zsim.engine.error_bands import parts
+from zsim.engine.error_bands import step_shares
 from zsim.engine.step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
@@ -196,7 +196,7 @@ def of_step(step: Step) -> Iterator[Predicted]:
 def _timed(step: Step, measured: float, program: Program) -> Predicted:
     costs = Costs(cluster=step.scenario.cluster, execution=step.scenario.executed)
     timeline = simulate_step(program, costs=costs)
-    shares = parts(program, timeline, costs=costs)
+    shares = step_shares(program, timeline, costs=costs)
     low, high = shares.on_shared_network(*step.network) if step.is_shared else shares.factors
     caveats = memory_pressure.caveats(program, step.scenario.cluster)
     wider = hypot(step.widened, *(caveat.widens for caveat in caveats))

@@ -1,9 +1,9 @@
-"""How long ops take: `zsim.engine.kernel_time` for kernels, `zsim.cluster.collectives` on the links
-of the cluster, constants for issue.
+"""Durations of ops on a cluster: of kernels by `zsim.engine.kernel_time`, of collectives by
+`zsim.cluster.collectives`, of their issue by constants.
 
-It answers about one op at a time and remembers its answers, since a simulation asks the same
-questions very often. It knows no streams and no strategy. Every constant comes from the cluster's
-preset, with its provenance.
+`Costs` computes the duration of one op at a time and caches it, since most ops of a step recur.
+Streams and strategies play no part. Every constant comes from the cluster's preset, with its
+provenance.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from zsim.ir.ops import (
 )
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
-"""What FSDP's hooks issue, one per param group and pass; an all-reduce over replicas is issued with
-the reduce-scatter before it."""
+"""Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over
+replicas is issued with the reduce-scatter before it."""
 
 UNKNOWN_CHANNELS = 24
+"""Channels of a collective of a library other than NCCL: those of NCCL's ring on an H100.
+Assumed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +55,9 @@ class Costs:
     ] = field(default_factory=dict, repr=False)
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
-        """The time of `kernels` one after another on the device; 0 when there are none.
+        """The time of `kernels` in sequence on the device; 0 for none.
 
-        Remembered by identity, together with the tuple, so that no other tuple can take its place.
+        Cached by identity, together with the tuple, so that no other tuple gets its id.
         """
         known = self._kernels.get(id(kernels))
         if known is None:
@@ -63,11 +65,11 @@ class Costs:
         return known[1]
 
     def kernel_ns(self, kernel: Kernel) -> int:
-        """What `zsim.engine.kernel_time` says of the device.
+        """The time of one kernel; 0 for one that another kernel's work includes.
 
-        A transfer over the host's link, and work on the host, take their bytes at that link's rate,
-        at this rank's share of the host's. Rounded up once, at least 1. Remembered: a model's
-        blocks have equal kernels.
+        `zsim.engine.kernel_time` has the time on the device. A transfer moves its bytes at the
+        host link's rate, work on the host at this rank's share of the host's memory bandwidth.
+        Rounded up once, at least 1. Cached: a model's blocks have equal kernels.
         """
         known = self._each_kernel.get(kernel)
         if known is None:
@@ -77,8 +79,10 @@ class Costs:
         return known
 
     def _is_fused(self, kernel: Kernel) -> bool:
-        """Whether another kernel does its work, or there is none: gradients that lie in the buffer
-        which is reduced are not moved."""
+        """True where another kernel does this one's work, or none has to.
+
+        Gradients that lie in the buffer which is reduced are not moved.
+        """
         accumulation = self.execution.accumulation
         if kernel.operator in (SCALE_SCORES, MASK_SCORES):
             return self.execution.softmax == "fused"
@@ -124,8 +128,7 @@ class Costs:
         return self.cluster.device.interference * lost / total if total else 0.0
 
     def _device_share(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> DeviceShare:
-        """The share of the device that a collective takes. A library other than NCCL opens as many
-        channels as NCCL's ring does on an H100."""
+        """The share of the device that a collective takes."""
         cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
         if cluster.collectives == "nccl" and cluster.nccl is not None:
             group = communicator(cluster, self._path(self._layout(ranks), ranks))
@@ -152,25 +155,27 @@ class Costs:
 
     @property
     def collective_interference(self) -> float:
-        """Of the time in which kernels run beside a collective, the share that it loses; 0 where
-        the scenario switches it off."""
+        """The share of its time beside kernels that a collective loses; 0 where the scenario
+        switches interference off."""
         return self.cluster.device.collective_interference if self.execution.interference else 0.0
 
     @property
     def launch_queue(self) -> int:
-        """How many kernels the host may be ahead of the device; 0 for any number, SYNCHRONOUS where
-        it never is."""
+        """Most kernels by which the host may be ahead of the device; 0 for any number, SYNCHRONOUS
+        for none."""
         return SYNCHRONOUS if self.execution.synchronous else self.cluster.device.launch_queue
 
     @property
     def _slowest(self) -> float:
-        """How much longer the slowest rank takes, which every collective waits for, where there are
-        several nodes."""
+        """The slowest rank's time over the expected one, at least 1; it grows with the nodes.
+
+        Every collective waits for that rank.
+        """
         return 1 + self.cluster.device.straggler * log2(self.cluster.num_nodes)
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """A collective of `nbytes` (the full message) over `ranks` when nobody else uses their
-        links; 0 for one rank."""
+        """The time of a collective of `nbytes` (the full message) over `ranks`, alone on its links;
+        0 for one rank."""
         size = len(ranks)
         if size == 1:
             return 0
@@ -186,8 +191,8 @@ class Costs:
         return known
 
     def _layout(self, ranks: tuple[int, ...]) -> Layout:
-        """The cluster's, remembered by identity: a mesh has one tuple for all members of a group.
-        """
+        """The layout of `ranks`, cached by identity: a mesh has one tuple for all members of a
+        group."""
         known = self._layouts.get(id(ranks))
         if known is None:
             known = self._layouts[id(ranks)] = (ranks, self.cluster.layout(ranks))
@@ -199,8 +204,8 @@ class Costs:
         return self._paths[layout]
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
-        """By rank: what a collective over `ranks` at full speed takes of its links, by their kind.
-        """
+        """The share of each link that a collective over `ranks` takes at full speed, by rank and
+        kind of link."""
         return self.cluster.usage(ranks)
 
     def bytes_sent(
@@ -211,8 +216,8 @@ class Costs:
         return algorithms.bytes_sent(kind, nbytes, group_size=group_size, rank=rank, root=root)
 
     def issue_ns(self, op: Op) -> int:
-        """What the host spends on issuing `op`: per collective, with the hook that issues it, or
-        per kernel; memory alone costs nothing."""
+        """The host's time to issue `op`: per collective, with the hook that issues it, or per
+        kernel. Events of memory alone cost nothing."""
         overheads = self.cluster.overheads
         if op.kind in COLLECTIVES:
             return overheads.issue_collective + (
@@ -222,13 +227,15 @@ class Costs:
         return (overheads.issue_kernel if own is None else own) * self._launched(op)
 
     def _launched(self, op: Op) -> int:
-        """Kernels of an op, with those that are more than the one which stands for them, without
-        those whose work another does."""
-        asked = self.execution
-        if asked.one_kernel_each:
+        """The number of kernels that the host launches for `op`.
+
+        One kernel of a Program may stand for several launches, or for none where another does its
+        work.
+        """
+        if self.execution.one_kernel_each:
             return len(op.kernels)
         return sum(
-            1 + kernel_time.more_kernels(kernel, asked)
+            1 + kernel_time.more_kernels(kernel, self.execution)
             for kernel in op.kernels
             if not self._is_fused(kernel)
         )

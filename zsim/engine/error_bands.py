@@ -1,10 +1,11 @@
-"""How far off a predicted time may be, from where the constants that it used come from.
+"""Error bands of predicted times, from the provenance of the constants behind them.
 
 A band is a pair of factors around the prediction in which we expect nine of ten measurements. A
-step is made of compute, of communication that is exposed, and of time in which the device waits for
-the host; each is as uncertain as the constants behind it, and counts with its share of the step.
-Calibrated constants earn a narrow band by their error on rows that were left out of the fit, those
-of a cluster's file by the errors of its own; whatever is assumed widens it.
+step consists of compute, exposed communication, and time in which the device waits for the host.
+Each is as uncertain as the constants behind it, and counts with its share of the step.
+
+Calibrated constants earn a narrow band by their held-out error, those of a cluster file by the
+errors of its own fit. Assumed constants widen it.
 """
 
 from __future__ import annotations
@@ -34,100 +35,108 @@ COMPUTE: Mapping[str, float] = {
     "vendor sheet": 0.3,
     "assumed": 0.3,
 }
-"""Half-width of a kernel's time by the provenance of the constant behind it. Calibrated: the 95th
-percentile of errors on left-out groups of llm-foundry, 5 to 7 %, rounded up; published: what
-llm-foundry's steps miss by with published priors alone, 9 %, and a source's own software on top;
-assumed: carrying a fraction from one generation to the next was 18 % off, doubled for the 95th
+"""Half-width of a kernel's time as a share of it, by the provenance of the constant behind it.
+
+Calibrated: the 95th percentile of held-out errors on llm-foundry, 5 to 7 %, rounded up. Published:
+the errors on llm-foundry's steps with published priors alone, 9 %, and a source's own software on
+top. Assumed: a fraction carried to the next generation of GPUs was 18 % off, doubled for the 95th
 percentile."""
 CPU = 0.4
-"""Of compute and links of CPUs that are assumed: published steps run up to 65 % longer than a
-roofline of such figures says."""
+"""Half-width of compute and links of CPUs, where they are assumed. Published steps run up to 65 %
+longer than a roofline of such figures."""
 LINKS: Mapping[str, float] = {"measured": 0.3, "calibrated": 0.1}
-"""Of collectives that are not NCCL's, by the provenance of the link's bandwidth: gloo's floor moves
-with the host's load."""
+"""Half-width of collectives of libraries other than NCCL, by the provenance of the link's
+bandwidth. Gloo's shortest time moves with the host's load."""
 ASSUMED_LINK = 0.3
-"""Of NCCL's collectives, beside what their curves are off, where the bandwidth of the link is
-assumed: curves are of other machines."""
+"""Half-width of NCCL's collectives where the bandwidth of the link is assumed, besides that of
+their curves, which are of other machines."""
 HOST = 0.5
-"""What the host spends, and a trainer's pauses: assumed, and other processors differ by a factor of
-two (gaps of 5 to 10 us a kernel)."""
+"""Half-width of the host's time and of a trainer's pauses. Assumed: processors differ by a factor
+of two (gaps of 5 to 10 us a kernel)."""
 SOFTWARE = 0.05
-"""For compiled steps and for 8 bits: one row each to calibrate on. A generation of software moves
-steps by 5 to 15 %."""
-MOST = 0.9
+"""Half-width that compiled steps and products in 8 bits add, with one row each to calibrate on. A
+generation of software moves steps by 5 to 15 %."""
+LARGEST_WIDTH = 0.9
+"""Largest half-width, as a share of the time: a prediction is never zero. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A share of the step, and the half-width of the time that it takes."""
+class StepShare:
+    """A share of the step, and the half-width of its time as a share of that time."""
 
     share: float
     width: float
 
     @property
     def slower(self) -> float:
-        """What it adds to the step at the upper end, where its rate is as far below the expected
-        one as its time is at the lower end."""
-        return self.share * self.width / (1 - min(MOST, self.width))
+        """Addition to the step at the upper end of the band, as a share of it.
+
+        There the rate is below the expected one by the same share as the time is at the lower end.
+        """
+        return self.share * self.width / (1 - min(LARGEST_WIDTH, self.width))
 
     @property
     def faster(self) -> float:
-        """What it takes off the step at the lower end."""
+        """Reduction of the step at the lower end of the band, as a share of it."""
         return self.share * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a step's band is made of. `network` is communication that is exposed; `hidden` is the
-    rest of it, which compute covers, `spare` the compute between the first collective and the last
-    that covers none, and `issuing` the host's own time, all as shares of the step. `least` is the
-    half-width of whole steps by a calibration on this machine, whose errors are not of kernels
-    alone; 0 without one."""
+class StepShares:
+    """The shares of a step from which its error band follows."""
 
-    compute: Part
-    network: Part
-    host: Part
+    compute: StepShare
+    network: StepShare
+    """Exposed communication."""
+    host: StepShare
+    """Time in which the device waits for the host."""
     hidden: float
+    """Share of the step: communication that compute covers."""
     spare: float
+    """Share of the step: compute between the first collective and the last that covers none."""
     issuing: float = 0.0
+    """Share of the step: the host's own time to issue its ops."""
     least: float = 0.0
+    """Half-width of whole steps by a calibration on this machine, whose errors are not of kernels
+    alone; 0 without one."""
 
     @property
     def longer(self) -> float:
-        """What slower collectives add: what is exposed grows as it is, what was hidden comes out
-        where no compute is left to hide it."""
+        """Addition of slower collectives. Exposed ones grow; hidden ones become exposed where no
+        compute is left to cover them."""
         return self.network.faster + max(0.0, self.hidden * self.network.width - self.spare)
 
     @property
     def shorter(self) -> float:
-        """What faster collectives take off at most: all that is exposed, if hidden ones make room
-        for it."""
+        """Largest reduction by faster collectives: all exposed communication, if hidden collectives
+        leave it enough compute."""
         return min(self.network.share, (self.network.share + self.hidden) * self.network.width)
 
     @property
     def later(self) -> float:
-        """What a slower host adds: to what the device waits for it now, or where its own time,
-        which was hidden, outgrows the step."""
+        """Addition of a slower host: the device waits longer for it, or its hidden time to issue
+        ops outgrows the step."""
         return max(self.host.slower, self.issuing / (1 - self.host.width) - 1)
 
     @property
     def factors(self) -> tuple[float, float]:
-        """(low, high) around the predicted time. Parts are independent of one another, so their
+        """(low, high) around the predicted time. Errors of the shares are independent, so their
         squares add up."""
         low = hypot(self.compute.faster, self.shorter, self.host.faster)
         high = hypot(self.compute.slower, self.longer, self.later)
         return self._whole(low, high)
 
     def _whole(self, low: float, high: float) -> tuple[float, float]:
-        """The factors, no nearer than `least`."""
-        least = Part(share=1.0, width=self.least)
-        return 1 - min(MOST, max(low, least.faster)), 1 + max(high, least.slower)
+        """The factors for a reduction `low` and an addition `high`, no nearer to 1 than `least`
+        allows."""
+        least = StepShare(share=1.0, width=self.least)
+        return 1 - min(LARGEST_WIDTH, max(low, least.faster)), 1 + max(high, least.slower)
 
     def on_shared_network(self, least: float, most: float) -> tuple[float, float]:
-        """(low, high) where collectives may take from `least` to `most` times as long, since others
-        use the network as well."""
-        all_of_it = self.network.share + self.hidden
-        shorter = max(self.shorter, min(self.network.share, all_of_it * (1 - least)))
+        """(low, high) on a network with traffic of others, where collectives take from `least` to
+        `most` times as long."""
+        communication = self.network.share + self.hidden
+        shorter = max(self.shorter, min(self.network.share, communication * (1 - least)))
         longer = max(
             self.longer,
             self.network.share * (most - 1) + max(0.0, self.hidden * (most - 1) - self.spare),
@@ -137,20 +146,22 @@ class Parts:
 
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
-    """(low, high) as factors of the step time of `timeline`, which is that of `program` by `costs`;
-    in as many digits as a Run keeps."""
-    low, high = parts(program, timeline, costs=costs).factors
+    """(low, high) as factors of the step time of `timeline`, in the four digits that a Run keeps.
+
+    `timeline` is that of `program` by `costs`.
+    """
+    low, high = step_shares(program, timeline, costs=costs).factors
     return round(low, 4), round(high, 4)
 
 
-def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
-    """The shares of the first simulated rank's step, and how uncertain each is."""
+def step_shares(program: Program, timeline: Timeline, *, costs: Costs) -> StepShares:
+    """The shares of the first simulated rank's step, with their half-widths."""
     rank, times = min(timeline.ranks.items())
     ops, step = program.of_rank(rank).steady, max(1, timeline.step_time_ns)
     moving = [op for op in ops if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1]
     kernels = [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"]
     busy, both, communication = (
-        _busy_ns(times, found) for found in (kernels, [*kernels, *moving], moving)
+        _busy_ns(times, busy_ops) for busy_ops in (kernels, [*kernels, *moving], moving)
     )
     hidden = busy + communication - both
     begin = min((times.starts[op.index] for op in moving), default=0)
@@ -164,15 +175,15 @@ def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
         {figure.key: figure for figure in costs.cluster.device.figures},
     )
     more = SOFTWARE if costs.execution.compile or costs.execution.float8 else 0.0
-    return Parts(
-        compute=Part(
+    return StepShares(
+        compute=StepShare(
             share=busy / step, width=_compute_width(by_constant, figures, costs.cluster) + more
         ),
-        network=Part(
+        network=StepShare(
             share=(both - busy) / step, width=_network_width(moving, program, rank, costs)
         ),
-        host=Part(share=max(0, step - both) / step, width=HOST), hidden=hidden / step,
-        spare=max(0, around - hidden) / step,
+        host=StepShare(share=max(0, step - both) / step, width=HOST),
+        hidden=hidden / step, spare=max(0, around - hidden) / step,
         issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
         least=max(
             (figures[key].width or 0.0 for key in by_constant if key in figures), default=0.0
@@ -181,8 +192,8 @@ def parts(program: Program, timeline: Timeline, *, costs: Costs) -> Parts:
 
 
 def calibration(cluster: ClusterSpec, execution: Execution = EAGER) -> str:
-    """"calibrated" where all constants that most of a step follows from were measured or fitted on
-    such a machine, else "assumed"."""
+    """Returns "calibrated" where the constants that decide most of a step were measured or fitted
+    on such a machine, else "assumed"."""
     known = all(
         figure.provenance in ("measured", "calibrated")
         for figure in deciding(cluster.device.figures, execution)
@@ -191,24 +202,24 @@ def calibration(cluster: ClusterSpec, execution: Execution = EAGER) -> str:
 
 
 MISALIGNED = "products of odd sizes"
-"""No constant of a device: what they lose is assumed."""
+"""Key of misaligned products, whose loss is no constant of a device but assumed."""
 FLOAT8 = "device.float8_efficiency"
 DECIDING = ("device.matmul_efficiency", "device.elementwise_efficiency", "device.memory_efficiency")
 
 
 def deciding(figures: tuple[Figure, ...], execution: Execution = EAGER) -> tuple[Figure, ...]:
-    """The constants that most of a step's time follows from."""
+    """The constants among `figures` that decide most of a step's time."""
     keys = (*DECIDING, FLOAT8) if execution.float8 else DECIDING
     return tuple(figure for figure in figures if figure.key in keys)
 
 
 def _busy_ns(times: Times, ops: list[Op]) -> int:
     """Nanoseconds in which any of `ops` runs."""
-    found = end = 0
+    busy = end = 0
     for start, stop in sorted((times.starts[op.index], times.ends[op.index]) for op in ops):
-        found += max(0, stop - max(start, end))
+        busy += max(0, stop - max(start, end))
         end = max(end, stop)
-    return found
+    return busy
 
 
 def _times_by_constant(ops: tuple[Op, ...], costs: Costs) -> dict[str, int]:
@@ -232,8 +243,7 @@ def _compute_width(
 
 
 def _width(figure: Figure | None, cluster: ClusterSpec) -> float:
-    """What a calibration of this very machine found, else what constants of such a provenance have
-    in general."""
+    """The half-width of a constant: from a calibration on this machine, else by its provenance."""
     if figure is not None and figure.width is not None:
         return figure.width
     width = COMPUTE[figure.provenance if figure else "assumed"]
@@ -241,16 +251,16 @@ def _width(figure: Figure | None, cluster: ClusterSpec) -> float:
 
 
 def _kernels(ops: tuple[Op, ...]) -> list[tuple[tuple[Kernel, ...], int]]:
-    """Each tuple of kernels once, and how often it runs."""
-    found: dict[int, tuple[tuple[Kernel, ...], int]] = {}
+    """Each tuple of kernels once, with the number of its runs."""
+    counts: dict[int, tuple[tuple[Kernel, ...], int]] = {}
     for op in ops:
         if op.kernels:
-            found[id(op.kernels)] = op.kernels, found.get(id(op.kernels), ((), 0))[1] + 1
-    return list(found.values())
+            counts[id(op.kernels)] = op.kernels, counts.get(id(op.kernels), ((), 0))[1] + 1
+    return list(counts.values())
 
 
 def _decides(kernel: Kernel, costs: Costs) -> str:
-    """The constant that most of this kernel's time follows from."""
+    """The key of the constant that decides most of this kernel's time."""
     if kernel.place != "device":
         return "links.host.bandwidth"
     if is_attention(kernel.operator) and kernel.shape and costs.cluster.device.attention:
@@ -289,9 +299,9 @@ def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[
         (figure.provenance for figure in cluster.figures if figure.key == key), "assumed"
     )
     if cluster.collectives == "nccl" and cluster.nccl is not None:
-        found = estimated(kind, nbytes, cluster=cluster, ranks=ranks)
+        estimate = estimated(kind, nbytes, cluster=cluster, ranks=ranks)
         return hypot(
-            (found.high - found.low) / 2 / found.microseconds,
+            (estimate.high - estimate.low) / 2 / estimate.microseconds,
             ASSUMED_LINK if provenance == "assumed" else 0.0,
         )
     return LINKS.get(provenance, CPU)

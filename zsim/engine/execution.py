@@ -1,5 +1,5 @@
-"""How a step is executed, where that changes time and nothing else: compiled or eager, which
-attention kernels, the trainer's pauses."""
+"""Execution of a step, where it changes times and nothing else: compiled or eager, attention
+kernels, the trainer's pauses."""
 
 from __future__ import annotations
 
@@ -18,47 +18,55 @@ Products = Literal["training", "alone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a scenario's `execution` table says.
-
-    `compile`: torch.compile fuses chains of element-wise kernels. `float8`: linears multiply in 8
-    bits, and cast for it; `float8_casts`: in one kernel for each factor, "fused", as Transformer
-    Engine and torch.compile do, or "eager" as torchao does without it. `norms`: RMSNorms are one
-    kernel, or "composite" of single calls in float32, as torch had them before 2.9 and models still
-    have their own; torch.compile fuses both. `loss`: a cross-entropy is torch's log_softmax, or
-    "composite" of single calls, as trainers have it that can cut their vocabulary. `accumulation`:
-    gradients of later micro-batches are added to what is there in a kernel for each parameter and
-    in their own dtype, "eager"; in "fp32", whatever their own; or "fused" into the products, as
-    apex's kernels in Megatron do. With both of these gradients are kept in one float32 buffer,
-    which is reduced and stepped with: none are copied or cast for that. `softmax`: of explicit
-    attention, whose scores are scaled and masked before it in kernels of their own, "eager", or in
-    its own, "fused", as Megatron's are. `products`: as fast as "training" has them, or "alone", as
-    where a step is the sum of its kernels' profiles. `interference`: collectives slow down the
-    kernels that they overlap. `step_overhead_ns` and `micro_batch_overhead_ns` are pauses of the
-    trainer around a step and around each micro-batch, in which the device does nothing.
-    `issue_kernel_ns`: what the host spends on each kernel, where it is not as the cluster's preset
-    says. What follows from strategy and cluster: with `hooks` those of modules issue its
-    all-gathers and reduce-scatters; `synchronous`, the host ends each op before it begins the next.
-    """
+    """The `execution` table of a scenario, and two facts that strategy and cluster decide."""
 
     compile: bool = False
+    """torch.compile fuses chains of element-wise kernels."""
     float8: bool = False
+    """Linears multiply in 8 bits, and cast for it."""
     float8_casts: Casts = "fused"
+    """Each factor is cast in one kernel, "fused", as Transformer Engine and torch.compile do.
+    "eager": in several, as torchao does without torch.compile."""
     attention_kernels: AttentionKernels = "flash2"
     norms: Norms = "fused"
+    """An RMSNorm is one kernel, or a "composite" of single calls in float32.
+
+    torch had composite ones before 2.9, and models still have their own. torch.compile fuses both.
+    """
     loss: Loss = "fused"
+    """A cross-entropy is torch's log_softmax, or a "composite" of single calls. Trainers that can
+    split the vocabulary over ranks have composite ones."""
     accumulation: Accumulation = "eager"
+    """Addition of a later micro-batch's gradients to those before.
+
+    It runs in a kernel for each parameter and in the gradient's dtype, "eager", or in float32,
+    "fp32". It is part of the products where "fused", as apex's kernels in Megatron do.
+
+    Both of the latter keep gradients in one float32 buffer for reduction and optimizer, so none are
+    copied or cast.
+    """
     softmax: Softmax = "eager"
+    """Scores of explicit attention are scaled and masked in kernels before the softmax, "eager", or
+    in the softmax's own, "fused", as in Megatron."""
     products: Products = "training"
+    """Matrix products are as fast as in "training", or as each "alone", as where a step is the sum
+    of its kernels' profiles."""
     interference: bool = True
+    """Collectives slow down the kernels that they overlap."""
     step_overhead_ns: int = 0
+    """Pause of the trainer around a step, in which the device is idle."""
     micro_batch_overhead_ns: int = 0
+    """Pause of the trainer around each micro-batch, in which the device is idle."""
     issue_kernel_ns: int | None = None
+    """The host's time to issue a kernel; None for that of the cluster's preset."""
     hooks: bool = False
+    """Hooks of modules issue all-gathers and reduce-scatters. The strategy decides it."""
     synchronous: bool = False
+    """The host ends each op before it begins the next. Strategy and cluster decide it."""
 
     @property
     def one_kernel_each(self) -> bool:
-        """Whether every kernel of a Program is one that the host launches."""
+        """True where the host launches each kernel of a Program as exactly one."""
         fused = self.float8_casts == "fused" and self.norms == "fused" and self.loss == "fused"
         return fused and self.accumulation == "eager" and self.softmax == "eager"
 

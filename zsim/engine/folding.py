@@ -1,8 +1,8 @@
 """Folding: ranks that are alike do the same at the same time, so one of them represents all.
 
-Ranks are alike when they run the same program, when collectives over their groups take equally long
-(a group inside a node is not like one that crosses nodes) and as much of their links, and when
-those groups join ranks that are alike in turn.
+Ranks are alike when they run the same program and their groups are alike. Groups are alike when
+their collectives take equally long and as much of their links, and when they join ranks that are
+alike in turn. So a group inside a node is not like one that crosses nodes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LinkUsage = Callable[[Group], Mapping[int, Mapping[str, Fraction]]]
 def representatives(
     program: Program, *, duration_ns: CollectiveTime, usage: LinkUsage | None = None
 ) -> tuple[int, ...]:
-    """By rank: the first rank that is like it.
+    """The representative of each rank, by rank: the first rank that is like it.
 
     Classes of ranks, at first by program, are split by the durations and the classes of their
-    groups until no split is left. `duration_ns(kind, nbytes, group)` tells groups apart; `usage`,
-    where several groups may contend, tells their members apart by the links they use.
+    groups until no split is left. The function `duration_ns(kind, nbytes, group)` tells groups
+    apart. Where several groups may contend, `usage` tells members apart by the links they use.
     """
     sizes: dict[str, set[tuple[str, int]]] = {}
     for ops in program.ranks:
@@ -57,7 +57,7 @@ def representatives(
 
 
 def _used(members: tuple[Group, ...], usage: LinkUsage) -> list[int]:
-    """By rank: a number for the link shares that its group takes."""
+    """A number for the link shares that each rank's group takes, by rank."""
     parts_by_rank: dict[int, Mapping[str, Fraction]] = {}
     nothing: dict[str, Fraction] = {}
     for group in members:
@@ -68,7 +68,7 @@ def _used(members: tuple[Group, ...], usage: LinkUsage) -> list[int]:
 
 
 def _met(members: tuple[Group, ...], classes: list[int], costs: list[tuple[int, ...]]) -> list[int]:
-    """By rank: a number for the cost of its group and the classes that meet there."""
+    """A number for the cost of each rank's group and the classes that meet there, by rank."""
     met = [0] * len(classes)
     numbers = _numbered(
         (cost, frozenset(classes[rank] for rank in group))

@@ -49,8 +49,10 @@ class KernelLoss:
     waiting: float
 
     def at(self, speed: float) -> float:
-        """The share lost to a collective that runs at `speed`, a share of its speed alone: it moves
-        the same bytes in 1 / `speed` of the time."""
+        """The share lost to a collective that runs at `speed`, a share of its speed alone.
+
+        It moves the same bytes in 1 / `speed` of the time.
+        """
         return self.waiting + (self.moving - self.waiting) * speed
 
 

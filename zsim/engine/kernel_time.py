@@ -1,12 +1,13 @@
-"""How long one kernel takes on a device: products by their tiles, fused attention by its length,
-everything else by its bytes.
+"""Times of single kernels on a device: products by their tiles, fused attention by its length, all
+others by their bytes.
 
-Products: an m × n result is cut into tiles, each of which a multiprocessor makes in (k + prologue)
-steps; tiles come in waves of as many as there are multiprocessors, and of the idle part of the last
-wave a share is lost (hardware hides the rest: tiles of other sizes, split k, clocks that rise). The
-tile is the fastest of those that libraries have. A product that is thin is bound by its bytes.
-Everything is a pure function of the kernel's shape and of the device's constants; all answers are
-int nanoseconds, rounded up once.
+An m × n product is cut into tiles, each of which a multiprocessor makes in (k + prologue) steps.
+Tiles run in waves of as many as there are multiprocessors, and a share of the last wave's idle part
+is lost. Hardware hides the rest: tiles of other sizes, split k, clocks that rise. The tile is the
+fastest of those that libraries have. A thin product is bound by its bytes.
+
+Times are pure functions of the kernel's shape and the device's constants, in int nanoseconds,
+rounded up once.
 """
 
 from __future__ import annotations
@@ -33,68 +34,78 @@ STREAMS = frozenset(
 
 
 ALIGNED = {"bfloat16": 8, "float16": 8, "float8": 16}
-"""Elements in 16 bytes, which tensor cores' operands are loaded by: rows of a matrix that are no
+"""Elements in 16 bytes, the unit in which tensor cores load operands. Rows of a matrix that are no
 multiples of them take other kernels (cuBLAS documentation, tensor core usage: leading dimensions).
 """
 MISALIGNED = 0.5
-"""Of the rate, what those reach (assumed: padding GPT-2's vocabulary of 50257 to 50304 is known to
-save a quarter of a step, in which the head has a third of the products)."""
+"""Share of the rate that misaligned products reach. Assumed: padding GPT-2's vocabulary of 50257 to
+50304 saves a quarter of a step, and the head has a third of the products."""
 
 COMPILED_SHARE = 0.5
-"""Of the bytes that chains of eager element-wise kernels move, those that one fused kernel does.
-Counted on a block of llama: a norm with its residual 5 of 8 tensors, SwiGLU 3 of 5, rotary
+"""Bytes that one fused kernel moves, as a share of those of a chain of eager element-wise kernels.
+Counted in tensors on a block of llama. A norm with its residual moves 5 of 8, SwiGLU 3 of 5, rotary
 positions 2 of 6, casts none."""
 
 CAST_NBYTES = 4
-"""Bytes that a cast to 8 bits moves for each element of a two-byte factor: read, written, and
-written transposed for the other product that it is in, as Transformer Engine does. torchao casts
-anew for that product, but torch.compile fuses its casts with what comes before them."""
+"""Bytes that a cast to 8 bits moves for each element of a two-byte factor.
+
+Transformer Engine reads each, writes it, and writes it transposed for the factor's other product.
+In torchao that product casts anew, but torch.compile fuses its casts with the kernels before."""
 
 EAGER_CAST_NBYTES, EAGER_CAST_KERNELS = 33, 11
-"""Of one cast of torchao without torch.compile (torchao.float8, tensorwise, dynamic): |x| (4), its
-largest (2), x in float32 (6), times the scale (8), clamped (8), in 8 bits (5), and five kernels
-more for the scale. Each product casts both of its factors anew."""
+"""Bytes for each element, and kernels, of one cast of torchao without torch.compile.
+
+Counted in bytes on torchao.float8, tensorwise, dynamic. The calls move: |x| 4, its largest 2, x in
+float32 6, times the scale 8, clamped 8, in 8 bits 5. Five kernels more make the scale. Each product
+casts both of its factors anew."""
 
 
 NORM = "rms_norm"
 COMPOSITE_NORM, COMPOSITE_NORM_KERNELS = 58 / 7, 12
-"""Of the bytes that one kernel for an RMSNorm moves, and how many kernels there are, where it is
-made of single calls in float32. In tensors of two bytes, forward: cast 3, square 4, mean 2, two on
-single numbers, product 4, cast 3, weight 2, where one kernel has 2. Backward: weight 6, casts 6,
-product 12, mean and square 16, where it has 5. The calls read and write plain contiguous memory."""
+"""Bytes of a composite RMSNorm over those of one kernel, and the number of its kernels.
+
+Counted on single calls in float32, in tensors of two bytes. Forward: cast 3, square 4, mean 2,
+product 4, cast 3, weight 2, and two calls on single numbers; one kernel moves 2. Backward: weight
+6, casts 6, product 12, mean and square 16; one kernel moves 5. The calls read and write plain
+contiguous memory."""
 
 LOSS, LOSS_OF_TARGETS = "log_softmax", "nll_loss"
 COMPOSITE_LOSS, COMPOSITE_LOSS_KERNELS = 10 / 5, 8
-"""The same of a cross-entropy. Torch moves five tensors of logits: forward reads and writes them,
-backward reads two and writes one. Single calls, forward: the largest 1, subtracted 2, exponentials
-2, their sum 1, divided 2; backward: times the gradient, in place, 2. What backward of the targets'
-part writes for torch, a gradient that is zero elsewhere, there is none of."""
+"""Bytes of a composite cross-entropy over those of torch's log_softmax, and the number of its
+kernels.
+
+Torch moves five tensors of logits: forward reads and writes them, backward reads two and writes
+one. Single calls move, in forward: the largest 1, subtracted 2, exponentials 2, their sum 1,
+divided 2. In backward: times the gradient, in place, 2. They lack the gradient of nll_loss, which
+torch writes with zeros outside the targets."""
 
 SUMS_NBYTES = 8
-"""Bytes of a float32 sum that adding a gradient to it reads and writes, besides the gradient."""
+"""Bytes for each element of a float32 sum: read and written when a gradient is added to it."""
 
 WIDTH = 128
-"""The width of heads that rates of attention are for."""
+"""Width of heads, in columns, to which devices' rates of attention belong."""
 FLOPS_OF_FORWARD, FLOPS_OF_BACKWARD = 4, 10
-"""Of each score and each column of a head: two products of two FLOPs, and five in backward. For
-each score there is one exponential too."""
+"""FLOPs for each score and each column of a head: two products of two FLOPs, and five in backward.
+Each score takes one exponential too."""
 
 
-def problems(asked: Execution, device: Device) -> Iterator[str]:
-    """What `device` cannot execute, a line each with the scenario's key in front: it would be timed
-    as something else."""
-    if asked.float8 and not device.float8:
+def problems(execution: Execution, device: Device) -> Iterator[str]:
+    """Refusals of what `device` cannot execute, a line each with the scenario's key in front.
+
+    Without them it would be timed as something else.
+    """
+    if execution.float8 and not device.float8:
         yield f"execution.float8: expected a device with products of 8 bits, found {device.name}"
-    if asked.float8_casts == "eager" and (asked.compile or not asked.float8):
+    if execution.float8_casts == "eager" and (execution.compile or not execution.float8):
         yield (
             "execution.float8_casts: expected fused, for eager ones are those of float8 without "
             "compile"
         )
-    if device.attention and asked.attention_kernels not in device.attention:
+    if device.attention and execution.attention_kernels not in device.attention:
         known = ", ".join(device.attention)
         yield (
             f'execution.attention_kernels: expected one of {known} on {device.name}, found '
-            f'"{asked.attention_kernels}"'
+            f'"{execution.attention_kernels}"'
         )
 
 
@@ -107,24 +118,25 @@ def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> i
 
 
 def is_composite_norm(kernel: Kernel, execution: Execution) -> bool:
-    """Whether `kernel` stands for an RMSNorm that is made of single calls."""
+    """True where `kernel` stands for the single calls of an RMSNorm."""
     return kernel.operator == NORM and execution.norms == "composite" and not execution.compile
 
 
 def is_composite_loss(kernel: Kernel, execution: Execution) -> bool:
-    """Whether `kernel` stands for the single calls of a cross-entropy, forward or backward."""
+    """True where `kernel` stands for the single calls of a cross-entropy, forward or backward."""
     return kernel.operator == LOSS and execution.loss == "composite" and not execution.compile
 
 
 def more_kernels(kernel: Kernel, execution: Execution) -> int:
-    """How many kernels there are besides the one that stands for them."""
+    """The number of launches for which `kernel` stands, less one."""
     composite = COMPOSITE_NORM_KERNELS - 1 if is_composite_norm(kernel, execution) else 0
     composite += COMPOSITE_LOSS_KERNELS // 2 - 1 if is_composite_loss(kernel, execution) else 0
     return cast_kernels(kernel, execution) + composite
 
 
 def cast_kernels(kernel: Kernel, execution: Execution) -> int:
-    """How many kernels of their own the casts of both factors of a product in 8 bits are."""
+    """The number of kernels that cast both factors of a product in 8 bits; 0 where casts are fused.
+    """
     return (
         2 * EAGER_CAST_KERNELS
         if execution.float8_casts == "eager" and _in_eight_bits(kernel, execution)
@@ -143,8 +155,10 @@ def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 
 def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
-    """How much of its bytes a kernel really moves, to and from plain contiguous memory; None where
-    it is a chain that is not fused."""
+    """The bytes that a kernel moves in plain contiguous memory over those of the Program.
+
+    None for a chain of element-wise kernels that is not fused.
+    """
     if kernel.operator == NORM_STEP and execution.compile:
         return COMPILED_SHARE / COMPOSITE_NORM
     if is_composite_norm(kernel, execution):
@@ -186,8 +200,10 @@ def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
 
 
 def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
-    """Half of what casting both factors takes, for each is one of two products that it is cast for;
-    all of it where casts are eager."""
+    """Seconds of this product's share in the casts of both its factors.
+
+    A fused cast serves two products, so half of it counts; an eager one serves one.
+    """
     count, m, n, k = kernel.shape
     if execution.float8_casts == "eager":
         return (
@@ -204,29 +220,28 @@ def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 ALONE: Mapping[str, float] = {"A100": 80.3 / 86.9, "A800": 80.3 / 86.9}
 ALONE_LATER = 66.6 / 80.3
-"""The time of the best product alone over its time in training, by model, and for later ones: what
-training reaches of the peak (the presets' matmul_efficiency) over the best published products of
-A100 and H100 (in bf16; other dtypes and GPUs are predicted by them)."""
+"""Time of the best product alone over its time in training, by GPU, and for later GPUs.
+
+Training's share of the peak (the presets' matmul_efficiency) over that of the best published
+products of A100 and H100. Those are in bf16, and predict other dtypes and GPUs."""
 
 
 def alone(device: Device) -> float:
-    """The time of a product alone, on a device that does nothing else for long, over its time in
-    training, whose clocks are lower."""
+    """The time of a product alone over its time in training, whose clocks are lower."""
     return ALONE.get(device.name.split()[0], ALONE_LATER)
 
 
 def _rate(device: Device, dtype: str) -> float:
-    """FLOP/s that large products of `dtype` near."""
+    """The rate that large products of `dtype` approach, in FLOP/s."""
     share = device.float8_efficiency if dtype == "float8" else device.matmul_efficiency
     return device.peak_flops(dtype) * share
 
 
 def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = False) -> bool:
-    """Whether a product has a size that is no multiple of 16 bytes along which a factor or the
-    result is contiguous.
+    """True where a contiguous dimension of a factor or of the result is no multiple of 16 bytes.
 
     That is never the number of tokens: they are rows of a linear's input and of its output, and
-    what its weight's gradient sums over.
+    its weight's gradient sums over them.
     """
     _, m, n, k = shape
     return dtype in ALIGNED and any(size % ALIGNED[dtype] for size in (n, m if transposed else k))
@@ -235,8 +250,11 @@ def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = Fals
 def product_s(
     shape: tuple[int, ...], device: Device, dtype: str, *, transposed: bool = False
 ) -> float:
-    """Seconds of (products, m, n, k): the waves of the best tile, times what a tile takes.
-    `transposed`: how the first factor lies."""
+    """Seconds of a `shape` of (products, m, n, k): the waves of the best tile, times the time of a
+    tile.
+
+    The first factor is contiguous along m where `transposed`, else along k.
+    """
     count, m, n, k = shape
     rate, sms = _rate(device, dtype), device.num_sms
     if sms == 1:
@@ -255,7 +273,8 @@ def product_s(
 
 
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
-    """Its FLOPs, half of all where it is causal, at a rate that grows with the length."""
+    """Seconds of fused attention: its FLOPs, half of all where it is causal, at a rate that grows
+    with the length."""
     keys, width = kernel.shape[2:]
     backward = kernel.operator.endswith("backward")
     rates = device.attention[attention]

@@ -1,8 +1,9 @@
-"""Collectives that run at once over links they share: who can meet there, and when each ends at its
-fair share.
+"""Contention of collectives that run at once over shared links: the groups that can contend, and
+the end of each collective at its fair share.
 
-Flow level: a collective's time alone is its work, latency included, and its speed is found anew at
-each start and end. Knows no Program and no simulation library: the engine lends it a clock.
+A model of flows: a collective's time alone is its work, latency included, and its speed is computed
+again at each start and end. Programs and simulation libraries play no part: the engine lends a
+clock.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Clock(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """A running collective: nanoseconds at full speed that were left at `at`, and what to do at its
-    end."""
+    """A running collective: nanoseconds at full speed that were left at `at`, and the callback of
+    its end."""
 
     usage: Usage
     left: int | Fraction
@@ -39,32 +40,31 @@ class _Flow:
     ended: Callable[[], None]
     speed: int | Fraction = 0
     version: int = 0
-    """Its end is scheduled anew whenever its speed changes; a call of an earlier version is void.
-    """
+    """Number of the schedule of its end, a new one at each change of speed. A call of an earlier
+    version is void."""
 
 
 class SharedLinks:
-    """The collectives that run at present over links for which several compete.
+    """The running collectives that share links with others.
 
-    Which of them run decides their speeds, so each such set is worked out once; changes at one
-    moment are worked out together.
+    The set of running collectives decides their speeds, so the speeds of each set are computed
+    once. Changes at one moment are computed together.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.flows: dict[int, _Flow] = {}
-        """By the number of what they use, of which only one runs at a time."""
+        """Running flows by the number of their usage, at most one of each usage."""
         self.numbers: dict[int, int] = {}
-        """By identity: what has been used so far, in the order in which it first was, so that no
-        address decides anything."""
+        """Numbers of usages by identity, in the order of first use, so that no address decides
+        anything."""
         self.known: dict[tuple[int, ...], tuple[int | Fraction, ...]] = {}
         self.is_stale = False
 
     def begin(self, usage: Usage, alone_ns: int, ended: Callable[[], None]) -> None:
-        """From now on run a collective that takes `alone_ns` at full speed; `ended` is called when
-        it is over.
+        """Run a collective that takes `alone_ns` at full speed from now on; call `ended` after it.
 
-        `usage` is the same object for all collectives of one group, and its last one is over.
+        `usage` is the same object for all collectives of one group, whose last one is over.
         """
         flow = _Flow(usage=usage, left=alone_ns, at=self.clock.now(), ended=ended)
         self.flows[self.numbers.setdefault(id(usage), len(self.numbers))] = flow
@@ -74,7 +74,7 @@ class SharedLinks:
             self._share_soon()
 
     def _share_soon(self) -> None:
-        """Once everything else of this moment has happened, find the speeds anew."""
+        """Compute the speeds again once everything else of this moment has happened."""
         if not self.is_stale:
             self.is_stale = True
             self.clock.after(0, self._share)
@@ -82,16 +82,16 @@ class SharedLinks:
     def _share(self) -> None:
         self.is_stale = False
         running = tuple(sorted(self.flows))
-        found = self.known.get(running)
-        if found is None:
+        shares = self.known.get(running)
+        if shares is None:
             exact = speeds([self.flows[key].usage for key in running])
-            found = self.known[running] = tuple(1 if speed == 1 else speed for speed in exact)
-        for key, speed in zip(running, found, strict=True):
+            shares = self.known[running] = tuple(1 if speed == 1 else speed for speed in exact)
+        for key, speed in zip(running, shares, strict=True):
             if self.flows[key].speed != speed:
                 self._run(self.flows[key], speed)
 
     def _run(self, flow: _Flow, speed: int | Fraction) -> None:
-        """From now on `flow` runs at `speed`."""
+        """Run `flow` at `speed` from now on."""
         now = self.clock.now()
         flow.left = max(0, flow.left - (now - flow.at) * flow.speed)
         flow.at, flow.speed, flow.version = now, speed, flow.version + 1
@@ -108,11 +108,10 @@ class SharedLinks:
 
 
 def contended(groups: Sequence[Mapping[int, Mapping[str, Fraction]]]) -> list[Usage]:
-    """For groups, by member what each takes of its links: what those use that can contend, nothing
-    for the others.
+    """The usage of each group that can contend; an empty one for the others.
 
-    Groups contend when all that use some member's link, at full speed, need more of it than there
-    is.
+    `groups` have, by member and kind of link, the share that a collective takes at full speed.
+    Groups contend when all groups on one link together need more than the whole link.
     """
     usages: list[dict[Hashable, Fraction]] = [
         {(rank, link): part for rank, parts in members.items() for link, part in parts.items()}

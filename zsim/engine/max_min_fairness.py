@@ -1,5 +1,5 @@
-"""Links that several flows use at once, shared by max–min fairness; speeds are fractions. Knows no
-clock and no collective."""
+"""Max–min fairness: speeds of flows that share links, as fractions. Clocks and collectives play no
+part."""
 
 from __future__ import annotations
 
@@ -7,62 +7,63 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 Usage = Mapping[Hashable, Fraction]
-"""Of each link that a flow uses: the part of the link's bandwidth that it takes when it runs at
-full speed."""
+"""Share of the bandwidth of each link that a flow takes when it runs at full speed."""
 
 FULL = Fraction(1)
 EXACT_ROUNDS, MOST_ROUNDS = 8, 1000
 FINEST = 10**12
-"""The largest denominator of speeds that do not settle exactly in the first rounds, where two flows
+"""Largest denominator of speeds that do not settle exactly in the first rounds, where two flows
 hold each other up on two links."""
 
 
 def speeds(flows: Sequence[Usage]) -> tuple[Fraction, ...]:
     """The speed of each flow, a fraction of its full speed, when all run at once.
 
-    Max–min fairness (Bertsekas, Gallager 1992, section 6.5.2), counted on every link in bytes of
-    that link: whoever is slowed down has a full link of which nobody gets more. A flow takes other
-    parts of one link than of another, as a ring does of NVLink and of NICs, so links have no one
-    order in which they fill. Each is divided in turn, and what a flow cannot use, since another
-    link holds it up, is left to the others, until nothing changes. A flow without links runs at
-    full speed.
+    Max–min fairness (Bertsekas, Gallager 1992, section 6.5.2), counted on every link in its bytes.
+    A slowed flow has a full link on which no other flow has a larger share. A flow's
+    shares of its links differ, as a ring's of NVLink and of NICs, so links fill in no fixed order.
+    So each link is divided in turn until nothing changes. A flow that another link holds up leaves
+    the rest of its share to the others. A flow without links runs at full speed.
     """
     users = _users(flows)
-    found, holds = [FULL] * len(flows), dict[int, Hashable]()
-    """The speeds, and by flow the link that holds it up."""
+    fractions, holds = [FULL] * len(flows), dict[int, Hashable]()  # by flow: link that holds it up
     for turn in range(MOST_ROUNDS):
-        before, change = tuple(found), Fraction(0 if turn < EXACT_ROUNDS else 1, FINEST)
+        before, change = tuple(fractions), Fraction(0 if turn < EXACT_ROUNDS else 1, FINEST)
         for link, among in users.items():
             for index in among:
                 if holds.get(index) == link:
-                    found[index] = FULL  # but for this link, which decides anew
-            part = fair_part(flows[index][link] * found[index] for index in among)
+                    fractions[index] = FULL  # but for this link, which decides anew
+            part = fair_part(flows[index][link] * fractions[index] for index in among)
             for index in among:
                 own = part / flows[index][link]
-                if own < found[index]:
+                if own < fractions[index]:
                     holds[index] = link
-                    found[index] = own if turn < EXACT_ROUNDS else own.limit_denominator(FINEST)
+                    exact = turn < EXACT_ROUNDS
+                    fractions[index] = own if exact else own.limit_denominator(FINEST)
         if all(
-            abs(speed - earlier) <= change for speed, earlier in zip(found, before, strict=True)
+            abs(speed - earlier) <= change
+            for speed, earlier in zip(fractions, before, strict=True)
         ):
             break
-    return tuple(found)
+    return tuple(fractions)
 
 
-def fair_part(asked: Iterable[Fraction]) -> Fraction:
-    """Of a whole link, the most that anybody gets: those who ask for less than an equal part leave
-    the rest of theirs to the others."""
-    left, rest = FULL, sorted(asked)
-    for place, one in enumerate(rest):
-        each = left / (len(rest) - place)
-        if one >= each:
+def fair_part(demands: Iterable[Fraction]) -> Fraction:
+    """The largest share of a whole link that a flow gets.
+
+    Flows with demands below an equal share leave the rest of it to the others.
+    """
+    left, rest = FULL, sorted(demands)
+    for index, demand in enumerate(rest):
+        each = left / (len(rest) - index)
+        if demand >= each:
             return each
-        left -= one
+        left -= demand
     return FULL
 
 
 def _users(flows: Sequence[Usage]) -> dict[Hashable, list[int]]:
-    """By link: the flows that use it, where at full speed they need more of it than there is."""
+    """The flows on each link that at full speed need more than the whole link, by link."""
     users: dict[Hashable, list[int]] = {}
     for index, flow in enumerate(flows):
         for link, part in flow.items():

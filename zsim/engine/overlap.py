@@ -117,10 +117,10 @@ def _losses_to_collectives(
     ops: Sequence[Op], kernels: list[_Interval], collectives: list[_Interval], *,
     groups: Mapping[str, tuple[int, ...]], costs: OverlapCosts, share_of: _OfAlone,
 ) -> dict[int, int]:
-    """By op: ns that its kernels lose to the collectives beside it; several take from it at once.
+    """The ns that each op's kernels lose to the collectives beside it, by op.
 
-    A collective that takes longer than alone, slowed by other collectives or by kernels, moves its
-    bytes as much slower.
+    Losses to several collectives at once add up. A collective that takes longer than alone, slowed
+    by other collectives or by kernels, moves its bytes as much slower.
     """
     speeds = [
         _speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group]))
@@ -129,19 +129,19 @@ def _losses_to_collectives(
     ]
     known: dict[tuple[int, str, int, str], KernelLoss] = {}
     totals: dict[int, float] = {}
-    for place, other, ns in _overlaps(kernels, collectives):
-        op, beside = ops[kernels[place][2]], ops[collectives[other][2]]
+    for own, other, ns in _overlaps(kernels, collectives):
+        op, beside = ops[kernels[own][2]], ops[collectives[other][2]]
         key = id(op.kernels), beside.kind, beside.nbytes, beside.group
         loss = known.get(key)
         if loss is None:
             loss = known[key] = costs.kernel_loss(
                 op.kernels, beside.kind, beside.nbytes, groups[beside.group]
             )
-        totals[place] = totals.get(place, 0.0) + ns * share_of(loss.at(speeds[other]))
+        totals[own] = totals.get(own, 0.0) + ns * share_of(loss.at(speeds[other]))
     most = share_of(LARGEST_LOSS)
     return {
-        kernels[place][2]: round(min(total, most * (kernels[place][1] - kernels[place][0])))
-        for place, total in totals.items()
+        kernels[own][2]: round(min(total, most * (kernels[own][1] - kernels[own][0])))
+        for own, total in totals.items()
         if total
     }
 
@@ -154,23 +154,23 @@ def _speed(ns: int, alone_ns: int) -> float:
 def _losses_to_kernels(
     collectives: list[_Interval], kernels: list[_Interval], *, share: float
 ) -> dict[int, int]:
-    """By op: `share` of the time of a collective in which any kernel runs, in ns."""
+    """The ns that each collective loses, by op: `share` of its time beside any kernel."""
     totals = Counter[int]()
-    for place, _, ns in _overlaps(collectives, _concurrency(kernels)):
-        totals[collectives[place][2]] += ns
+    for own, _, ns in _overlaps(collectives, _concurrency(kernels)):
+        totals[collectives[own][2]] += ns
     return {index: round(ns * share) for index, ns in totals.items()}
 
 
 def _losses_to_streams(kernels: list[_Interval], *, share_of: _OfAlone) -> dict[int, int]:
-    """By op: ns that kernels lose which run at once, each on a stream of its own.
+    """The ns that kernels lose to kernels on other streams, by op.
 
-    Each fills the device alone, and those that run at once have equal parts of it. FSDP1 so casts
-    and divides its gradients beside the backward (assumed: no published measurement).
+    Each kernel fills the device alone, and kernels that run at once have equal shares of it. FSDP1
+    so casts and divides its gradients beside the backward (assumed: no published measurement).
     """
     shared = [piece for piece in _concurrency(kernels) if piece[2] > 1]
     totals: dict[int, float] = {}
-    for place, other, ns in _overlaps(kernels, shared):
-        index = kernels[place][2]
+    for own, other, ns in _overlaps(kernels, shared):
+        index = kernels[own][2]
         totals[index] = totals.get(index, 0.0) + ns * share_of(1 - 1 / shared[other][2])
     return {index: loss for index, total in totals.items() if (loss := round(total))}
 
@@ -181,8 +181,10 @@ def _intervals(ops: list[Op], times: Times) -> list[_Interval]:
 
 
 def _on_device(ops: list[Op], times: Times, costs: OverlapCosts) -> Iterator[_Interval]:
-    """The time of the kernels of `ops` that run on the device: before the transfer to the host
-    that belongs to the same op, or after the transfer from it."""
+    """The time of the kernels of `ops` that run on the device.
+
+    They run before the same op's transfer to the host, or after its transfer from the host.
+    """
     for op in ops:
         start, end = times.starts[op.index], times.ends[op.index]
         here = tuple([kernel for kernel in op.kernels if kernel.place == "device"])
@@ -200,10 +202,12 @@ def _on_device(ops: list[Op], times: Times, costs: OverlapCosts) -> Iterator[_In
 def _overlaps(
     intervals: list[_Interval], others: list[_Interval]
 ) -> Iterator[tuple[int, int, int]]:
-    """The place of an interval, that of another which overlaps it, and for how many ns. Both come
-    in the order of starts, so one walk is enough."""
+    """The index of an interval, that of one of `others`, and the ns of their overlap.
+
+    Both lists are in the order of starts, so one walk is enough.
+    """
     first = 0
-    for place, (start, end, _) in enumerate(intervals):
+    for index, (start, end, _) in enumerate(intervals):
         while first < len(others) and others[first][1] <= start:
             first += 1
         for other in range(first, len(others)):
@@ -212,7 +216,7 @@ def _overlaps(
                 break
             ns = min(end, other_end) - max(start, other_start)
             if ns > 0:
-                yield place, other, ns
+                yield index, other, ns
 
 
 def _concurrency(intervals: list[_Interval]) -> list[_Interval]:

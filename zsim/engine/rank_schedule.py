@@ -1,14 +1,14 @@
 """The schedule of a rank program: the events whose times follow from one another, before any time
 is known.
 
-Between collectives ranks share nothing: an op starts when the host has issued it, the op before it
-on its stream is over, and those it waits for are. So a rank runs a segment of ops at once, by sums
-and maxima, until it has arrived at collectives, and resumes when one of them ends. The ops of a
-segment depend on the collectives that have ended, not on when. So each segment is found once for
-all ranks of the program.
+Between collectives ranks share nothing. An op starts when the host has issued it, and the op before
+it on its stream and those it waits for are over. So a rank runs a segment of ops at once, by sums
+and maxima, until it arrives at collectives. It resumes when one of them ends. The ops of a segment
+depend on the collectives that have ended, not on when. So each segment is computed once for all
+ranks of the program.
 
-Events are numbered. Event i is the end of op i. After those of the ops come the host's events, at
-which it resumes after it has awaited something; the first of them is the start of the step.
+Events are numbered. Event i is the end of op i. The host's events follow: the start of the step,
+then each resumption of the host after it has awaited ops.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Arrival:
 
 
 class Frontier(dict[int, "Segment"]):
-    """The progress of a rank that can only go on when a collective ends: `heads`, by stream the
-    number of ops that are over, the host's last.
+    """The progress of a rank that can only go on when a collective ends.
 
-    `arrived` are the streams that stand at a collective. As a dict, by such a stream: the segment
-    that follows the end of its collective, once it has been found.
+    Its `heads` count the ops that are over, by stream, then the host's events. The streams in
+    `arrived` stand at a collective. The dict has, by such a stream, the segment after the end of
+    its collective, once it is computed.
     """
 
     __slots__ = ("arrived", "heads")
@@ -62,7 +62,7 @@ class Segment:
 
 
 class RankSchedule:
-    """The schedule of one rank program, as far as it has been found.
+    """The schedule of one rank program, as far as it has been computed.
 
     `launch_queue`: most kernels that may be pending before the host waits; 0 for any number.
     """
@@ -72,9 +72,9 @@ class RankSchedule:
         self.streams = [STREAMS.index(op.stream) for op in ops]
         self.queues: list[list[int]] = [[] for _ in STREAMS]
         self.positions: list[int] = []
-        """By op: its position in the queue of its stream."""
+        """Position of each op in the queue of its stream, by op."""
         self.host_events: list[int] = []
-        """By op: the last event at which the host had to resume before it issued the op."""
+        """The last event at which the host resumes before it issues an op, by op."""
         self.events: list[Event] = []
         self.arrivals: dict[int, Arrival] = {}
         self._frontiers: dict[tuple[int, ...], Frontier] = {}
@@ -146,8 +146,10 @@ class RankSchedule:
         return segment
 
     def _segment(self, heads: list[int], arrived: set[int]) -> Segment:
-        """The segment from `heads`: each stream in turn runs as far as it can, until none can.
-        `arrived` are the streams that stand at a collective already."""
+        """The segment from `heads`. Each stream in turn runs as far as it can, until none can.
+
+        `arrived` are the streams that stand at a collective already.
+        """
         events: list[Event] = []
         arrivals: list[Arrival] = []
         moved = True
@@ -189,8 +191,10 @@ class RankSchedule:
 
 
 def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...]]:
-    """By op: the ops whose ends the host awaits before it issues this one, for a host op with waits
-    before it or for a full launch queue."""
+    """The ops whose ends the host awaits before it issues an op, by op.
+
+    It awaits them for a host op with waits just before, or for a full launch queue.
+    """
     awaited_by: list[tuple[int, ...]] = []
     waits: tuple[int, ...] = ()
     for op, earlier in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):

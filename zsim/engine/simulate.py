@@ -1,8 +1,8 @@
-"""Stamps times on a Program: host issue, streams, one queue per communicator.
+"""Simulation of a Program in time: host issue, streams, one queue per communicator.
 
-An op starts when the host has issued it, the op before it on its stream is over, the ops it waits
-for are over and, for a collective, every member has arrived and the communicator's last collective
-is over. Between collectives ranks share nothing, so times there follow by arithmetic at once
+An op starts when the host has issued it, and the op before it on its stream and the ops it waits
+for are over. A collective also awaits all its members and the communicator's last collective.
+Between collectives ranks share nothing, so times there follow by arithmetic at once
 (`zsim.engine.rank_schedule`). Each collective, whose start all its members decide, is an event of
 the simulation. A member's arrival is known no later than the last completion it depends on, so no
 event lies in the past.
@@ -74,7 +74,7 @@ class Prepared:
         self.groups: dict[_Key, tuple[int, ...]] = {}
         """All ranks of each communicator, simulated or not."""
         self.communicators: dict[int, dict[str, _Key]] = {}
-        """By simulated rank and by the name of the group."""
+        """Communicators by simulated rank and by the name of the group."""
         meetings = Meetings(program, self.representatives)
         names = [schedule.groups for schedule in self.schedules]
         for rank in sorted(set(self.representatives)):
@@ -88,8 +88,10 @@ class Prepared:
             self.usages = contended([self._usage(group) for group in self.groups.values()])
 
     def _usage(self, group: tuple[int, ...]) -> dict[int, Mapping[str, Fraction]]:
-        """By simulated rank: the share of its links that collectives over `group` take, which is
-        that of the members it represents."""
+        """The share of each simulated rank's links that collectives over `group` take, by rank.
+
+        It equals that of the members that the rank represents.
+        """
         return {
             self.representatives[rank]: parts for rank, parts in self.costs.usage(group).items()
         }
@@ -105,16 +107,16 @@ class _Durations:
     """The durations of a schedule's events, in ns, by event."""
 
     durations: list[int]
-    """Of an op that is no collective; 0 for the host's events."""
+    """Durations of ops; 0 for collectives and for the host's events."""
     offsets: list[int]
-    """Of an op: from the host's last event to its issue. Of a host event: the host's work since the
-    event before it."""
+    """The host's work before each event: from its last event to the issue of an op, or to its next
+    event."""
     longer: Mapping[int, int]
-    """By op: ns more than alone."""
+    """Additions to the time alone, by op."""
 
 
 def _alone(schedule: RankSchedule, costs: CostModel) -> tuple[list[int], list[int]]:
-    """By op: its ns, if it is no collective, and the ns in which the host issues it."""
+    """The ns of each op, 0 for a collective, and the ns in which the host issues it."""
     durations = [
         costs.compute_ns(op.kernels) if op.kernels and op.kind not in COLLECTIVES else 0
         for op in schedule.ops
@@ -148,7 +150,7 @@ class _Collective:
     signature: tuple[str, int]
     ready: int = 0
     last: Arrival | None = None
-    """Of the member that arrived last; members with one program have it in common."""
+    """Arrival of the last member so far; members with one program share it."""
     longer: int = 0
     """The most that overlap on any member adds: the slowest member holds up the others."""
     arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
@@ -183,7 +185,7 @@ class _Rank:
     ends: list[int]
     frontier: Frontier
     shared: dict[int, int] = field(default_factory=dict)
-    """By collective: ns that it took longer because it shared its links."""
+    """The ns that each collective took longer because it shared its links, by op."""
 
 
 class _Clock:

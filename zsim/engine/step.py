@@ -1,9 +1,9 @@
 """The entry of all timing: `simulate_step` gives the start and the end of every op of a step.
 
-Kernels and collectives that overlap slow one another down (`zsim.engine.overlap`). The extent of
-their overlap follows from the times and changes them, so the step is simulated in rounds: once with
-each op at its own speed, then with the losses of the round before, until the losses settle. Mostly
-one round is enough; FSDP1's copies beside its backward need a few.
+Kernels and collectives that overlap slow one another down (`zsim.engine.overlap`). Their overlap
+follows from the times and changes them, so the step is simulated in rounds. The first has each op
+at its own speed, each later one the losses of the round before, until the losses settle. Mostly one
+such round is enough; FSDP1's copies beside its backward need a few.
 """
 
 from __future__ import annotations

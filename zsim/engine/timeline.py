@@ -1,4 +1,4 @@
-"""The times of a step, start, end and issue of each op, and the cost model that the engine asks."""
+"""Data of the engine: start, end and issue of each op, and the cost model behind them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CostModel(Protocol):
         ...
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
-        """By rank and kind of link: the share of it that a collective over `ranks` takes at full
-        speed."""
+        """The share of each link that a collective over `ranks` takes at full speed, by rank and
+        kind of link."""
         ...
 
     def issue_ns(self, op: Op) -> int:

@@ -19,18 +19,25 @@ from zsim.scenario.scenario import Scenario, parse
 H100 = load_device("h100-80")
 COMPOSITE = Execution(loss="composite")
 TOKENS, VOCABULARY = 64, 32000
-SIZES = "num_layers = 2, hidden_size = 256, num_heads = 4, feed_forward = 512"
+SIZES = (
+    "num_layers = 2, hidden_size = 256, num_heads = 4, feed_forward = 512, "
+    f'vocabulary = {VOCABULARY}, loss_dtype = "float32"'
+)
+GPT_SIZES = (
+    "num_layers = 1, hidden_size = 256, num_heads = 4, vocabulary = 512, "
+    'attention = "explicit"'
+)
 
 
 def scenario(execution: str) -> Scenario:
     text = f"""
-model = {{ family = "llama", sizes = {{ {SIZES}, vocabulary = {VOCABULARY}, loss_dtype = "float32" }} }}
+model = {{ family = "llama", sizes = {{ {SIZES} }} }}
 batch = {{ micro_batch = 1, sequence_length = {TOKENS}, accumulation = 2 }}
 cluster = {{ preset = "dgx-h100" }}
 strategy = {{ name = "ddp", sync = "last" }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 execution = {{ {execution} }}
-"""  # noqa: E501
+"""
     return parse(text.encode(), where="loss.toml")
 
 
@@ -107,13 +114,13 @@ def test_the_program_and_its_memory_do_not_change() -> None:
 def attended(execution: str) -> tuple[Scenario, dict[str, int], int]:
     """A step with explicit attention: nanoseconds by operator, and kernels that the host issues."""
     text = f"""
-model = {{ family = "gpt", sizes = {{ num_layers = 1, hidden_size = 256, num_heads = 4, vocabulary = 512, attention = "explicit" }} }}
+model = {{ family = "gpt", sizes = {{ {GPT_SIZES} }} }}
 batch = {{ micro_batch = 2, sequence_length = 128 }}
 cluster = {{ preset = "dgx-a100" }}
 strategy = {{ name = "ddp" }}
 precision = {{ parameters = "fp16", reduce = "fp16" }}
 execution = {{ {execution} }}
-"""  # noqa: E501
+"""
     case = parse(text.encode(), where="softmax.toml")
     costs, found, issued = Costs(case.cluster, case.executed), dict[str, int](), 0
     for op in plan(case, device="cuda").ranks[0].steady:

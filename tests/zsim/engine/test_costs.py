@@ -155,9 +155,7 @@ def test_gloo_pays_twice_for_a_reduce_scatter() -> None:
     assert H100.bytes_sent("reduce_scatter", 4000, group_size=4) == 3000
 
 
-def test_gloo_takes_somewhat_longer_than_an_all_reduce_for_a_reduce_scatter_since_it_copies_its_slice() -> (  # noqa: E501
-    None
-):
+def test_gloos_reduce_scatter_takes_longer_than_an_all_reduce_since_it_copies_its_slice() -> None:
     costs = Costs(load_cluster("cpu-gloo", ranks=4))
     start, ranks = costs.cluster.overheads.collective, (0, 1, 2, 3)
     reduced = costs.collective_ns("all_reduce", 4000, ranks) - start

@@ -15,7 +15,7 @@ from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import Figure, Provenance
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.error_bands import Part, Parts
+from zsim.engine.error_bands import StepShare, StepShares
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import simulate
 from zsim.engine.step import simulate_step
@@ -39,7 +39,7 @@ EVERY = {"mpt_llm_foundry.csv": 5, "vtrain_megatron_ds_a100.csv": 15}
 """Of the large files each so many-th row; the whole of them is in the README's table."""
 
 
-def parts(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> Parts:
+def step_shares(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> StepShares:
     text = (
         (TEXT + more)
         .replace("CLUSTER", cluster)
@@ -51,11 +51,11 @@ def parts(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> Pa
         Costs(cluster=asked.cluster, execution=asked.executed),
         plan(asked, device=asked.cluster.kind),
     )
-    return error_bands.parts(program, simulate_step(program, costs=costs), costs=costs)
+    return error_bands.step_shares(program, simulate_step(program, costs=costs), costs=costs)
 
 
-def width(found: Parts) -> float:
-    low, high = found.factors
+def width(shares: StepShares) -> float:
+    low, high = shares.factors
     return high - low
 
 
@@ -67,10 +67,10 @@ def made_of(
     hidden: float = 0.0,
     spare: float = 0.0,
     issuing: float = 0.0,
-) -> Parts:
-    """Parts of (share, width) each."""
-    shares = [Part(share=share, width=wide) for share, wide in (compute, network, host)]
-    return Parts(
+) -> StepShares:
+    """Shares of (share, width) each."""
+    shares = [StepShare(share=share, width=wide) for share, wide in (compute, network, host)]
+    return StepShares(
         compute=shares[0], network=shares[1], host=shares[2], hidden=hidden, spare=spare,
         issuing=issuing,
     )
@@ -86,7 +86,7 @@ def test_parts_of_a_step_add_up_by_their_squares() -> None:
 
 def test_shares_are_of_the_whole_step_and_everything_is_somewhere() -> None:
     for cluster in ("dgx-h100", "p4d", "pcie-box"):
-        found = parts(cluster, nodes=2, ranks=16)
+        found = step_shares(cluster, nodes=2, ranks=16)
         assert found.compute.share + found.network.share + found.host.share == pytest.approx(1)
         assert min(found.compute.share, found.network.share, found.host.share) >= 0
 
@@ -95,21 +95,20 @@ def test_shares_are_of_the_whole_step_and_everything_is_somewhere() -> None:
 def test_hardware_that_nobody_has_measured_has_a_wider_band_than_calibrated_hardware(
     cluster: str
 ) -> None:
-    known = parts("dgx-h100")
-    assert parts(cluster).compute.width > 1.5 * known.compute.width
-    assert width(parts(cluster)) > 1.2 * width(known)
+    known = step_shares("dgx-h100")
+    assert step_shares(cluster).compute.width > 1.5 * known.compute.width
+    assert width(step_shares(cluster)) > 1.2 * width(known)
 
 
 def test_eight_bits_and_compiled_kernels_are_less_certain_and_a_network_wider_than_none() -> None:
-    plain = parts("dgx-h100")
-    compiled = parts("dgx-h100", more="execution = { compile = true }")
+    plain = step_shares("dgx-h100")
+    compiled = step_shares("dgx-h100", more="execution = { compile = true }")
     assert width(compiled) > width(plain)
     # fewer kernels of other widths besides
     assert compiled.compute.width - plain.compute.width == pytest.approx(0.05, abs=0.01)
-    assert (
-        parts("dgx-h100", more="execution = { float8 = true }").compute.width > plain.compute.width
-    )
-    assert parts("p4d", nodes=4, ranks=32).network.width > parts("dgx-h100").network.width
+    float8 = step_shares("dgx-h100", more="execution = { float8 = true }")
+    assert float8.compute.width > plain.compute.width
+    assert step_shares("p4d", nodes=4, ranks=32).network.width > plain.network.width
 
 
 def test_collectives_that_are_hidden_only_just_widen_the_upper_side() -> None:
@@ -141,9 +140,7 @@ def test_a_step_that_is_all_network_is_as_uncertain_as_that_and_not_twice() -> N
     )
 
 
-def test_on_a_network_that_others_use_all_communication_may_be_longer_or_shorter_by_as_much_as_theirs_was() -> (  # noqa: E501
-    None
-):
+def test_on_a_network_with_traffic_of_others_all_communication_may_be_longer_or_shorter() -> None:
     """0.4 of communication under compute and 0.1 exposed: three times as long 0.2 and 0.8 more,
     less the 0.3 that can still hide some."""
     found = made_of((0.9, 0.0), (0.1, 0.1), (0.0, 0.5), hidden=0.4, spare=0.3)
@@ -212,7 +209,7 @@ precision = {{ parameters = "bf16" }}
         Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda"),
     )
     timeline = simulate(program, costs=costs)
-    found = error_bands.parts(program, timeline, costs=costs)
+    found = error_bands.step_shares(program, timeline, costs=costs)
     wide, now = found.network.width, timeline.step_time_ns
     slower, faster = (
         simulate(program, costs=Stretched(costs=costs, factor=factor)).step_time_ns / now
@@ -226,7 +223,7 @@ def test_the_run_says_the_same_band() -> None:
     text = TEXT.replace("CLUSTER", "dgx-h100").replace("NODES", "1").replace("RANKS", "8")
     asked = scenario.parse(text.encode(), where="x.toml")
     run = SimBackend().run(asked, options=RunOptions())
-    low, high = parts("dgx-h100").factors
+    low, high = step_shares("dgx-h100").factors
     assert run.step_time_ns is not None
     assert metrics.figures(run, asked).step_time_band_ns == (
         pytest.approx(run.step_time_ns * low, rel=1e-3),
@@ -247,9 +244,10 @@ def test_nine_of_ten_published_steps_lie_in_their_band() -> None:
 def test_a_link_whose_bandwidth_is_assumed_widens_what_goes_over_it() -> None:
     """An H800's NVLink is a part of an H100's: nobody has measured it, whatever the curves of
     collectives are off."""
-    assert parts("hgx-h800").network.width > 0.3
-    assert parts("hgx-h800").network.width > 1.3 * parts("dgx-h100").network.width
-    assert parts("hgx-h800").compute.width == pytest.approx(parts("dgx-h100").compute.width)
+    h800, h100 = step_shares("hgx-h800"), step_shares("dgx-h100")
+    assert h800.network.width > 0.3
+    assert h800.network.width > 1.3 * h100.network.width
+    assert h800.compute.width == pytest.approx(h100.compute.width)
 
 
 LINEAR = (Kernel("linear", 10**12, 0, "bfloat16", shape=(1, 8192, 8192, 8192)),)
@@ -277,13 +275,13 @@ def forward(
     return Op(index=index, kind=kind, unit="a", stream=stream, kernels=kernels)
 
 
-def of_ops(cluster: ClusterSpec, *ops: Op, execution: Execution = EAGER) -> Parts:
+def of_ops(cluster: ClusterSpec, *ops: Op, execution: Execution = EAGER) -> StepShares:
     costs = Costs(cluster=cluster, execution=execution)
     steady = (RankProgram(construction=(), first=(), steady=ops),)
     program = Program(
         mesh=Mesh(dp_shard=cluster.num_ranks), ranks=steady, assignment=(0,) * cluster.num_ranks
     )
-    return error_bands.parts(program, simulate(program, costs=costs), costs=costs)
+    return error_bands.step_shares(program, simulate(program, costs=costs), costs=costs)
 
 
 @pytest.mark.parametrize(
@@ -387,5 +385,5 @@ def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_the
 
 
 def test_a_host_that_is_the_device_hides_nothing_that_it_issues() -> None:
-    assert parts("cpu-gloo", ranks=2, more="").issuing == 0
-    assert parts("dgx-h100").issuing > 0
+    assert step_shares("cpu-gloo", ranks=2, more="").issuing == 0
+    assert step_shares("dgx-h100").issuing > 0

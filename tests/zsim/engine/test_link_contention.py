@@ -171,9 +171,7 @@ def test_what_an_uneven_ring_leaves_of_a_rail_others_have() -> None:
     assert found[0, 9] == Part(15, 16)
 
 
-def test_a_slow_rail_is_full_where_its_ring_is_as_wide_as_that_and_the_others_of_its_node_are_not() -> (  # noqa: E501
-    None
-):
+def test_a_slow_rail_is_full_where_its_ring_is_as_wide_and_the_others_of_its_node_are_not() -> None:
     """12 of 24 GB/s: eight channels of 12 GB/s each take all of that rail and half of every other.
     """
     slow = SlowRail(node=1, nic=3, bandwidth=12 * 10**9)

@@ -32,7 +32,8 @@ execution = {{ compile = true }}
     case = parse(text.encode(), where="gpt2.toml")
     program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster, execution=case.executed)
     timeline = simulate_step(program, costs=costs)
-    return timeline.step_time_ns, error_bands.parts(program, timeline, costs=costs).compute.width
+    shares = error_bands.step_shares(program, timeline, costs=costs)
+    return timeline.step_time_ns, shares.compute.width
 
 
 def test_padding_gpt_2_s_vocabulary_saves_some_tenths_of_a_step_and_is_less_certain_without() -> (

@@ -204,8 +204,11 @@ def test_ranks_that_issue_collectives_in_different_orders_are_named():
     swapped = (collective(0, "dp_replicate"), collective(1, "world"))
     kinds = tuple(RankProgram(construction=(), first=(), steady=ops) for ops in (swapped, ordered))
     program = Program(mesh=mesh, ranks=kinds, assignment=(0, 1, 1, 1))
-    words = r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*rank 1 at op 0 \(all_reduce a over world"  # noqa: E501
-    with pytest.raises(DeadlockError, match=words):
+    stuck = (
+        r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*"
+        r"rank 1 at op 0 \(all_reduce a over world"
+    )
+    with pytest.raises(DeadlockError, match=stuck):
         simulate(program, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
 
 

@@ -45,9 +45,7 @@ def concatenating(op: Op) -> int:
     return 70 if op.kind == "copy" and op.stream == "compute" and op.unit != "root" else 0
 
 
-def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_the_reduction_before_it() -> (  # noqa: E501
-    None
-):
+def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_a_reduction() -> None:
     """Block 1's gather is issued before block 2 runs; block 0's after block 2's reduce-scatter, for
     which it queues (125 to 135)."""
     assert of_fsdp1(Toy(collectives=FAST)) == [

@@ -194,7 +194,8 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
             cluster=cluster_reader.parse(text.encode(), where="m.toml"),
             execution=scenario.parse(asked, where="x.toml").executed,
         )
-        parts.append(error_bands.parts(program, simulate_step(program, costs=costs), costs=costs))
+        timeline = simulate_step(program, costs=costs)
+        parts.append(error_bands.step_shares(program, timeline, costs=costs))
     assert parts[0].compute == parts[1].compute
     assert [one.least for one in parts] == [0.0, 0.08, 0.4]
     # attention's constants are those of the preset
