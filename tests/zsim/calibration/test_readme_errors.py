@@ -1,4 +1,4 @@
-"""The README's table of errors is what the rows of tests/published give today."""
+"""The table of errors beside the published rows is what the rows of tests/published give today."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from statistics import mean
 import pytest
 
 from tests.published import errors
-from tests.support.folders import ROOT
+from tests.support.folders import PUBLISHED
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (PUBLISHED / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readmes_errors_are_those_of_the_committed_rows() -> None:

@@ -1,0 +1,63 @@
+"""The front page says what is: its output, its tables, its links, and its example as a test."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import zsim
+from tests.support.folders import PUBLISHED, ROOT
+from zsim.cli.main import main
+from zsim.strategies import STRATEGIES
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(
+    page for folder in ("zsim", "zreal", "scenarios", "tests") for page in (ROOT / folder).rglob("*.md")
+)
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of `language` on the front page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_the_front_page_is_a_page() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_simulation_prints_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    command = next(block for block in blocks("sh") if block.startswith("zsim run"))
+    assert main(command.split()[1:2] + [str(ROOT / command.split()[2])]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in blocks("text")[0].splitlines() if line not in printed] == []
+
+
+def test_the_example_is_a_test_that_passes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text(blocks("toml")[0])
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"zsim": zsim}
+    exec(blocks("python")[0], names)
+    test = names["test_two_nodes_hold_the_model"]
+    assert callable(test)
+    test()
+
+
+def test_the_page_lists_every_strategy_and_every_package() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(STRATEGIES)
+    packages = {file.parent.name for file in (ROOT / "zsim").glob("*/__init__.py")}
+    listed = set(re.findall(r"^\| \[(\w+)\]\(zsim/", README, re.MULTILINE))
+    assert packages - listed == {"io", "presets"} & packages
+
+
+def test_the_accuracy_of_the_page_is_that_of_the_published_rows() -> None:
+    measured = (PUBLISHED / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| \d+ \| [\d.]+ .*$", README, re.MULTILINE)
+    assert len(rows) == 5
+    assert [row for row in rows if row not in measured] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
