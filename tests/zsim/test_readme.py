@@ -12,9 +12,8 @@ from zsim.cli.main import main
 from zsim.strategies import STRATEGIES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted(
-    page for folder in ("zsim", "zreal", "scenarios", "tests") for page in (ROOT / folder).rglob("*.md")
-)
+FOLDERS = ("zsim", "zreal", "scenarios", "tests")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))
 
 
 def blocks(language: str) -> list[str]:
@@ -28,7 +27,8 @@ def test_the_front_page_is_a_page() -> None:
 
 def test_the_simulation_prints_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
     command = next(block for block in blocks("sh") if block.startswith("zsim run"))
-    assert main(command.split()[1:2] + [str(ROOT / command.split()[2])]) == 0
+    _, verb, file = command.split()
+    assert main([verb, str(ROOT / file)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in blocks("text")[0].splitlines() if line not in printed] == []
 
@@ -57,7 +57,9 @@ def test_the_accuracy_of_the_page_is_that_of_the_published_rows() -> None:
     assert [row for row in rows if row not in measured] == []
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_somewhere(page) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
