@@ -164,7 +164,7 @@ def show(planned: Planned) -> None:
 def hosted_ns(ops: Sequence[Op], costs: Costs) -> int:
     """Nanoseconds of what the host computes itself, as the step of an optimizer whose states it
     holds."""
-    own = (tuple([kernel for kernel in op.kernels if kernel.place == "host"]) for op in ops)
+    own = (tuple([kernel for kernel in op.kernels if kernel.location == "host"]) for op in ops)
     return sum(costs.compute_ns(kernels) for kernels in own if kernels)
 
 

@@ -40,8 +40,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The kinds of edge: `fabric` from device to the node's switch, `pcie` from device or NIC to
-    PCIe switch, `host` from PCIe switch to host memory, `rail` from NIC to rail switch."""
+    """The kinds of edge. A `fabric` link joins a device and its node's switch, `pcie` a device or
+    NIC and its PCIe switch. A `host` link joins a PCIe switch and host memory, `rail` a NIC and its
+    rail switch."""
 
     fabric: Link
     pcie: Link
@@ -51,8 +52,8 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Nanoseconds to start a collective, and of the host to issue a kernel or a collective, and to
-    run a hook of FSDP."""
+    """Nanoseconds to start a collective. Nanoseconds of the host to issue a kernel or a collective,
+    and to run a hook of FSDP."""
 
     collective: int
     issue_kernel: int
@@ -62,8 +63,8 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nccl:
-    """A node's properties that NCCL's model needs besides its links: the GPU's generation, the kind
-    of network, the processors' maker and the links between the node's GPUs."""
+    """Properties of a node that NCCL's model needs besides its links: GPU generation, kind of
+    network, processors' maker, and links between its GPUs."""
 
     generation: Generation
     fabric: Fabric
@@ -75,11 +76,11 @@ class Nccl:
 class MeasuredCurve:
     """The measured time of collectives on this cluster, in place of the generation's curve.
 
-    `scope`: rings inside a node, its switch's all-reduce, or the network. t = floor + wire/share +
-    Σ added·B/(B + half), with floor and added in microseconds inside a node, and in multiples of
-    the tuner's latencies on a network; half in bytes. `band`: the half-width as a share in which
-    nine of ten measurements are expected, of messages from 64 MiB on; `band_middle` from 1 MiB on,
-    `band_small` below.
+    The `scope` is rings inside a node, the switch's all-reduce, or the network. The time is t =
+    floor + wire/share + Σ added·B/(B + half), with half in bytes. Inside a node floor and added are
+    in microseconds, on a network in multiples of the tuner's latencies. Nine of ten measurements
+    are expected within the share `band` of it for messages from 64 MiB on. That share is
+    `band_middle` from 1 MiB on, and `band_small` below.
     """
 
     scope: Literal["ring", "nvls", "network"]
@@ -190,8 +191,8 @@ class ClusterSpec:
         """The ring over `ranks` in their order, all members of a node next to one another.
 
         In a node each rank has the fabric for itself. A ring that leaves the node runs over the
-        NICs of its members, of which the ranks that send over one at the same time have equal parts
-        (`zsim.cluster.nic_sharing`). The node with the least of them is the narrowest place.
+        NICs of its members. Ranks that send over one NIC at the same time have equal parts of it
+        (`zsim.cluster.nic_sharing`). The node with the least bandwidth of NICs limits the ring.
         Channels get equal parts of a message, so the slowest rail of a node holds all of its rails
         up.
         """
@@ -214,8 +215,8 @@ class ClusterSpec:
         )
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
-        """By rank: the share of its `fabric` link that a ring over `ranks` takes at full speed, and
-        the share of its part of the `rail`s as in `path`.
+        """Shares of links that a ring over `ranks` takes at full speed, by rank. They are those of
+        its `fabric` link and of its part of the `rail`s, as in `path`.
 
         The ring is as wide in every node, so that a node with more members than another takes less
         of the rails of each. One rank alone uses nothing, and one that is alone in its node no
@@ -233,13 +234,13 @@ class ClusterSpec:
             | {"rail": path.bytes_per_s / (nics * self._nic)}
             for node, nics in self._nics(ranks).items()
         }
-        found = {rank: nodes[self.node_of(rank)] for rank in ranks}
+        shares = {rank: nodes[self.node_of(rank)] for rank in ranks}
         for rank in ranks if self.slow_rails else ():
-            rail = found[rank]["rail"] * self._nic / self._slowest((rank,))[self.node_of(rank)]
-            found[rank] = found[rank] | {
+            rail = shares[rank]["rail"] * self._nic / self._slowest((rank,))[self.node_of(rank)]
+            shares[rank] = shares[rank] | {
                 "rail": rail
             }  # at most 1, for the ring is as slow as the slowest of its node
-        return found
+        return shares
 
     @property
     def _nic(self) -> int:
@@ -247,7 +248,7 @@ class ClusterSpec:
         return min(self.links.pcie.bandwidth, self.links.rail.bandwidth)
 
     def _nics(self, ranks: tuple[int, ...]) -> dict[int, Fraction]:
-        """By node: the number of NICs that a ring over `ranks` has there, if it leaves the node."""
+        """The number of NICs that a ring over `ranks` has in each node, if it leaves the node."""
         return nic_sharing.nics_of_ring(
             ranks, num_ranks=self.num_ranks, per_node=self.devices_per_node, nics=self.nics_per_node
         )
@@ -259,16 +260,17 @@ class ClusterSpec:
         return range(first, first + max(1, self.nics_per_node // self.devices_per_node))
 
     def _slowest(self, ranks: tuple[int, ...]) -> dict[int, int]:
-        """By node: bytes/s of the slowest NIC that a ring over `ranks` uses there."""
-        found = dict.fromkeys(map(self.node_of, ranks), self._nic)
+        """Bytes/s of the slowest NIC that a ring over `ranks` uses in each node."""
+        slowest = dict.fromkeys(map(self.node_of, ranks), self._nic)
         if self.slow_rails:
-            slow = {(one.node, one.nic): one.bandwidth for one in self.slow_rails}
+            slow = {(rail.node, rail.nic): rail.bandwidth for rail in self.slow_rails}
             for rank in ranks:
                 node = self.node_of(rank)
-                found[node] = min(
-                    found[node], *(slow.get((node, nic), found[node]) for nic in self.nics_of(rank))
+                slowest[node] = min(
+                    slowest[node],
+                    *(slow.get((node, nic), slowest[node]) for nic in self.nics_of(rank)),
                 )
-        return found
+        return slowest
 
     def graph(self) -> networkx.Graph:
         """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth`
@@ -379,7 +381,7 @@ def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
         join("gpu", device, "switch", f"node{node}.switch", links.fabric)
         join("gpu", device, "pcie", pcie, links.pcie)
         join("pcie", pcie, "host", f"node{node}.host", links.host)
-    slow = {(one.node, one.nic): one.bandwidth for one in cluster.slow_rails}
+    slow = {(rail.node, rail.nic): rail.bandwidth for rail in cluster.slow_rails}
     for index in range(cluster.nics_per_node):
         nic = f"node{node}.nic{index}"
         bandwidth = min(links.rail.bandwidth, slow.get((node, index), links.rail.bandwidth))

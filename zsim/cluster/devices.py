@@ -37,10 +37,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRate:
-    """FLOP/s that a fused attention kernel nears as sequences grow, the length at which it has half
-    of that, and the share of forward's rate that backward reaches. The rate is that with heads of
-    128: narrower ones have more exponentials for their FLOPs, and products wait for the share
-    `waits` of them."""
+    """FLOP/s of a fused attention kernel: it nears `rate` as sequences grow, and has half of that
+    at `half_length`.
+
+    The rate is that with heads of 128. Backward reaches the share `backward` of forward's rate.
+    Narrower heads have more exponentials for their FLOPs, and products wait for the share `waits`
+    of them.
+    """
 
     rate: int
     half_length: int
@@ -50,9 +53,12 @@ class AttentionRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What CUDA and NCCL make of a GPU: its compute capability (90: Hopper), NCCL's channels inside
-    a node and for NVLS (0: none), bytes that CUDA reports, expected, least and most, and bytes of
-    the CUDA context."""
+    """A GPU's properties in CUDA and NCCL.
+
+    The compute `capability` is 90 on Hopper. NCCL has `channels` inside a node, and `nvls_channels`
+    for NVLS (0: none). CUDA reports `capacity` bytes, at least `least_capacity` and at most
+    `most_capacity`. The CUDA context takes `context` bytes.
+    """
 
     capability: int
     channels: int
@@ -70,18 +76,20 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a rank runs on: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the
-    shares that kernels reach of both. `float8` is 0 where there are no products of 8 bits.
+    """The device of a rank: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the
+    shares that kernels reach of both. A `float8` of 0 means no products of 8 bits.
 
-    `memory_efficiency` is that of plain streams, `elementwise_efficiency` that of eager
-    element-wise kernels, `matmul_efficiency` what large products near. A tile of a product costs
-    `matmul_prologue` steps of k besides its own; of the idle part of a last wave of tiles
-    `wave_cost` is lost. `exponentials` are those per second that the units for special functions
-    make. `kernel` is the start of a kernel in nanoseconds; a host with `launch_queue` kernels
-    pending waits (0: it never does). Kernels lose the share `interference` of what a collective
-    beside them takes (`zsim.engine.interference`), and of the time in which they run beside it it
-    loses the share `collective_interference` itself. With each doubling of nodes a step waits
-    `straggler` longer for the slowest rank. `attention` is empty where products do.
+    Plain streams reach `memory_efficiency`, eager element-wise kernels `elementwise_efficiency`,
+    and large products near `matmul_efficiency`. A tile of a product costs `matmul_prologue` steps
+    of k besides its own. The share `wave_cost` of the idle part of a last wave of tiles is lost.
+    Units for special functions make `exponentials` per second.
+
+    The start of a kernel takes `kernel` nanoseconds. A host with `launch_queue` kernels pending
+    waits (0: it never does). Beside a collective, kernels lose the share `interference` of what it
+    takes (`zsim.engine.interference`). The collective itself loses the share
+    `collective_interference` of the time in which kernels run beside it. With each doubling of
+    nodes a step waits `straggler` longer for the slowest rank. An empty `attention` means that
+    products do its work.
     """
 
     name: str
@@ -109,7 +117,7 @@ class Device:
     attention: Mapping[str, AttentionRate] = field(hash=False)
     figures: tuple[Figure, ...] = field(repr=False)
     runtime: Runtime | None = None
-    """None of a CPU, and where a file does not say it."""
+    """None for a CPU, and where the file has no such table."""
 
     def peak_flops(self, dtype: str) -> int:
         """Dense peak FLOP/s for matrix products of `dtype`."""
@@ -156,20 +164,20 @@ def device_of(table: Mapping[str, Any]) -> Device:
 
 
 CARDS = frozenset({"L40S"})
-"""Models that there are only as cards for PCI Express: their names do not say so."""
+"""GPU models that are sold only as cards for PCI Express, though their names do not say so."""
 
 
 def is_called(name: str, by_torch: str) -> bool:
-    """Whether `by_torch` is what torch calls a GPU of that name: "NVIDIA H100 80GB HBM3" is an
-    "H100 SXM 80 GB".
+    """True if `by_torch` is torch's name of the GPU `name`: "NVIDIA H100 80GB HBM3" is an "H100 SXM
+    80 GB".
 
-    Not one of another memory, or a card where `name` is none: "NVIDIA H100 PCIe" has other clocks
-    and links.
+    False for a GPU of another memory, or for a card where `name` is none: "NVIDIA H100 PCIe" has
+    other clocks and links.
     """
-    model, told = "".join(name.split()[:1]).upper(), by_torch.upper()
-    sizes, own = (re.findall(r"(\d+)\s?GB", text.upper()) for text in (told, name))
-    card = re.search("PCIE|NVL", told) is not None and model not in CARDS
-    return model in re.split(r"[^A-Z0-9]+", told) and not card and (not sizes or sizes == own)
+    model, reported = "".join(name.split()[:1]).upper(), by_torch.upper()
+    sizes, own = (re.findall(r"(\d+)\s?GB", text.upper()) for text in (reported, name))
+    card = re.search("PCIE|NVL", reported) is not None and model not in CARDS
+    return model in re.split(r"[^A-Z0-9]+", reported) and not card and (not sizes or sizes == own)
 
 
 _PARSERS: Mapping[str, Callable[[str], int | float]] = {
@@ -232,19 +240,19 @@ def values(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
     """Every number of a preset's table and of the tables in it."""
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for key, entry in table.items():
         if not isinstance(entry, dict):
             continue
         if "value" in entry:
             text, provenance, source = entry["value"], entry["provenance"], entry["source"]
             width = parse_fraction(entry["width"]) if "width" in entry else None
-            found.append(
+            figures.append(
                 Figure(
                     key=f"{prefix}{key}", text=text, provenance=provenance, source=source,
                     width=width,
                 )
             )
         else:
-            found += figures_of(f"{prefix}{key}.", entry)
-    return found
+            figures += figures_of(f"{prefix}{key}.", entry)
+    return figures

@@ -91,10 +91,10 @@ class Costs:
         )
 
     def _kernel_ns(self, kernel: Kernel) -> int:
-        if kernel.place != "device":
+        if kernel.location != "device":
             rate = (
                 self.cluster.host_bandwidth
-                if kernel.place == "host"
+                if kernel.location == "host"
                 else self.cluster.links.host.bandwidth
             )
             return max(1, -(-kernel.nbytes * 10**9 // rate))

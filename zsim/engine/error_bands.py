@@ -261,7 +261,7 @@ def _kernels(ops: tuple[Op, ...]) -> list[tuple[tuple[Kernel, ...], int]]:
 
 def _decides(kernel: Kernel, costs: Costs) -> str:
     """The key of the constant that decides most of this kernel's time."""
-    if kernel.place != "device":
+    if kernel.location != "device":
         return "links.host.bandwidth"
     if is_attention(kernel.operator) and kernel.shape and costs.cluster.device.attention:
         return f"device.attention.{costs.execution.attention_kernels}.rate"

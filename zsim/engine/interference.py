@@ -76,7 +76,7 @@ def lost_share(
 ) -> float:
     """The share of its time that `kernel` loses while `collective` takes its part of `device`; 0
     for work off the device."""
-    if kernel.place != "device":
+    if kernel.location != "device":
         return 0.0
     alone = kernel_time.kernel_ns(kernel, device, execution)
     sms = max(1, device.num_sms - round(collective.multiprocessors * device.num_sms))

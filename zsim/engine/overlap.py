@@ -187,7 +187,7 @@ def _on_device(ops: list[Op], times: Times, costs: OverlapCosts) -> Iterator[_In
     """
     for op in ops:
         start, end = times.starts[op.index], times.ends[op.index]
-        here = tuple([kernel for kernel in op.kernels if kernel.place == "device"])
+        here = tuple([kernel for kernel in op.kernels if kernel.location == "device"])
         if here and len(here) < len(op.kernels):  # all loss is the device's
             own = end - start - costs.compute_ns(op.kernels) + costs.compute_ns(here)
             yield (

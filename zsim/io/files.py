@@ -1,5 +1,5 @@
-"""Where results go: a file that can be written, asked before a long run and not after it, and none
-of those that are being read."""
+"""Files of results: checked for writing before a long run, and never one of the files that are
+being read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "a file that can be written"
 
 
 class PlaceError(ZsimError):
-    """A place that cannot be written, or must not be."""
+    """An output file that cannot be written, or must not be."""
 
 
 BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
@@ -23,16 +23,16 @@ BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
     "a picture": (b"<svg ",),
     "a cluster's file": (b"# calibrated on ", b"\ndescription = "),
 }
-"""How the files begin that results of each kind may take the place of."""
+"""First bytes of the files that a result may replace, by kind of result."""
 
 
 def require(
     path: Path, *, option: str = "", apart_from: Iterable[Path] = (), kind: str = ""
 ) -> None:
-    """PlaceError when `path` could not be written, or is one of the files `apart_from`, there or to
-    come; `option` asked for it.
+    """PlaceError when a result cannot be written to `path`, or `path` is one of the files
+    `apart_from`, there or to come. Messages name the `option` that asked for the file.
 
-    A file that is there already is only replaced by a result of its own `kind`.
+    A file that is there already is replaced only by a result of its own `kind`.
     """
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     inside = parent if parent != path else parent.parent
@@ -40,10 +40,10 @@ def require(
         "a folder" if path.is_dir() else "a pipe, which may never be read" if path.is_fifo() else ""
     )
     if odd or not inside.is_dir() or not os.access(parent, os.W_OK):
-        found = odd or (
+        obstacle = odd or (
             f"{parent} closed to writing" if inside.is_dir() else f"{inside}, which is a file"
         )
-        raise PlaceError(where=str(path), expected=FILE, found=found)
+        raise PlaceError(where=str(path), expected=FILE, found=obstacle)
     for file in apart_from:
         same = (
             path.samefile(file)
@@ -51,18 +51,19 @@ def require(
             else path.resolve() == file.resolve()
         )
         if same:
-            found = f"{path}, which this command reads or writes as well"
-            raise PlaceError(where=option or str(path), expected="a file of its own", found=found)
+            raise PlaceError(
+                where=option or str(path), expected="a file of its own",
+                found=f"{path}, which this command reads or writes as well",
+            )
     if (
         kind
         and path.is_file()
         and not _begins(path).startswith(BEGINNINGS[kind])
         and path.stat().st_size
     ):
-        found = f"{path}, which holds something else"
         raise PlaceError(
-            where=option or str(path), expected=f"a new file, or {kind} to replace", found=found,
-            remedy="name another",
+            where=option or str(path), expected=f"a new file, or {kind} to replace",
+            found=f"{path}, which holds something else", remedy="name another",
         )
 
 
@@ -75,10 +76,10 @@ def _begins(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes | str) -> None:
-    """`data` as the file `path`, text as UTF-8, in a folder that is made when there is none;
-    PlaceError when it cannot be.
+    """Write `data` to the file `path`, text as UTF-8, in a folder that is made when there is none.
+    PlaceError when it cannot be written.
 
-    An earlier file stays whole until the new one is.
+    An earlier file stays whole until the new one is complete.
     """
     content = data.encode() if isinstance(data, str) else data
     try:

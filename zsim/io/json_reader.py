@@ -1,4 +1,4 @@
-"""JSON text from anywhere, each key of a table once, and the names that it may give."""
+"""JSON from untrusted text, with each key of a table once, and the names that it may give."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ MAX_SENTENCE = 400
 
 
 class TwiceError(ValueError):
-    """A table in JSON has a key twice, of which a reader that says nothing would take the last."""
+    """A table in JSON has a key twice, of which Python's own reader would take the last."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key[:60]!r} twice in a table")
 
 
 def loads(text: str | bytes) -> Any:
-    """What JSON text says; ValueError where it is none, TwiceError of a key that is given twice,
-    RecursionError where it is too deep."""
+    """The value of JSON text; ValueError where it is none, TwiceError for a key that is given
+    twice, RecursionError where it is too deep."""
     return json.loads(text, object_pairs_hook=_each_once)
 
 
@@ -26,14 +26,14 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         raise TwiceError(
-            next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+            next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
         )
     return table
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can name a module, a parameter or a buffer in the text form of Programs:
-    visible, without blanks."""
+    """True if `text` can name a module, parameter or buffer in the text form of Programs: visible,
+    without blanks."""
     return (
         0 < len(text) <= MAX_NAME
         and text.isprintable()

@@ -1,9 +1,9 @@
-"""What a hostile scenario file may try, refused before it costs anything: size, depth, long
-numbers.
+"""Limits of a scenario file against hostile input, checked before it costs anything: size, depth,
+long numbers.
 
-The standard TOML parser takes time quadratic in the depth of a dotted key and recurses into nested
-brackets; both are bounded here by one linear scan of the text. It knows text and numbers only;
-zsim.scenario.work_limits bounds what a simulation costs.
+The standard TOML parser takes time quadratic in the depth of a dotted key, and recurses into nested
+brackets. Both are bounded here by one linear scan of the text. This module knows text and numbers
+only; zsim.scenario.work_limits bounds the cost of a simulation.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def check_text(data: bytes, *, where: str) -> str:
             b"\xef\xbb\xbf"
         ).decode()  # some editors begin a file with a byte-order mark
     except UnicodeDecodeError as error:
-        found = f"byte 0x{data[error.start]:02x} at {error.start}"
-        raise ScenarioError((f"{where}: expected UTF-8 text, found {found}",)) from None
+        invalid = f"byte 0x{data[error.start]:02x} at {error.start}"
+        raise ScenarioError((f"{where}: expected UTF-8 text, found {invalid}",)) from None
     problem = scan(text)
     if problem:
         raise ScenarioError((f"{where}: {problem}",))
@@ -41,8 +41,8 @@ def check_text(data: bytes, *, where: str) -> str:
 
 
 def scan(text: str) -> str:
-    """What is too deep in a TOML text, or "" when nothing is. Linear in its length; skips strings
-    and comments."""
+    """The problem of a TOML text that is nested too deeply, or "" for none. The scan is linear in
+    the text's length and skips strings and comments."""
     nesting = parts = position = 0
     while match := _SPECIAL.search(text, position):
         symbol, start, position = match[0], match.start(), match.end()
@@ -75,8 +75,8 @@ def _line(text: str, position: int) -> int:
 
 
 def _find(text: str, wanted: str, start: int) -> int:
-    found = text.find(wanted, start)
-    return len(text) if found < 0 else found
+    position = text.find(wanted, start)
+    return len(text) if position < 0 else position
 
 
 def _after_string(text: str, start: int) -> int:

@@ -32,7 +32,7 @@ class Bytes(int):
 class Duration(int):
     """A time: an int of nanoseconds, from an int or a text with its unit ("5 ms").
 
-    `band`: the times in ns between which the true one is expected, where a simulator gave them.
+    The true time is expected between the two of `band`, in ns, where a simulator gave them.
     UnitError for a text without a unit. Sums and differences of times are plain ints.
     """
 

@@ -1,5 +1,5 @@
-"""SIGTERM, as schedulers of clusters send it, ends a command as Ctrl-C does: what it has started is
-ended with it, and it says so."""
+"""Signals that end a command. SIGTERM, which cluster schedulers send, ends it and its child
+processes as Ctrl-C does, with a message."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises Terminated, unless the caller has a handler of its own; handlers are
-    the main thread's business."""
+    """Context manager in which SIGTERM raises Terminated, unless the caller has a handler of its
+    own. It does nothing outside the main thread, which alone can have handlers."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -39,8 +39,8 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, neither a second Ctrl-C nor SIGTERM stops what takes some seconds at most, as ending
-    ranks does."""
+    """Context manager in which neither a second Ctrl-C nor SIGTERM stops work of a few seconds,
+    such as ending ranks."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

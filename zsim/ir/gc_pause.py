@@ -1,6 +1,9 @@
-"""The garbage collector looks for cycles among all objects whenever enough new ones are there. A
-Program is tens of thousands of objects, which hold no cycles and live on: looking at them while
-they are made, again and again, finds nothing and takes a fifth of the time."""
+"""A pause of Python's garbage collector while a Program is made.
+
+The collector looks for cycles among all objects whenever enough new ones are there. A Program is
+tens of thousands of objects without cycles. Looking at them again and again while they are made
+takes a fifth of the time.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, the garbage collector does not run; objects made there count as old afterwards, and
-    are examined rarely. Also a decorator."""
+    """Context manager, also a decorator, in which the garbage collector does not run. Objects made
+    inside count as old afterwards, and the collector rarely examines them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

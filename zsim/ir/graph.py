@@ -1,10 +1,9 @@
-"""A Program as a networkx graph: every reason why one op comes after another, as an edge that says
-why.
+"""A Program as a networkx graph, with an edge for each reason that one op comes after another.
 
-Nodes are ("issue", rank, index) for the host and ("run", rank, index) for what it issued; the
-members of a collective share one node ("meet", group, ranks, place). Edges bear `why`: "host",
-"queue", "issued", "wait", "stream" or "communicator". It knows no time: a caller gives each node
-its nanoseconds, and the longest path is then the length of the step.
+Nodes are ("issue", rank, index) for the host and ("run", rank, index) for the op that it issued.
+The members of a collective share one node ("meet", group, ranks, position). The attribute `why` of
+an edge is "host", "queue", "issued", "wait", "stream" or "communicator". The graph knows no time. A
+caller gives each node its nanoseconds, and the longest path is then the length of the step.
 """
 
 from __future__ import annotations
@@ -32,32 +31,32 @@ def graph(
     """The graph of `phase` over all ranks, or over `ranks`; each node has its `op`. ProgramError
     where it has a cycle.
 
-    `launch_queue`: how many kernels may be pending before the host waits; 0 for any number.
+    The host waits while `launch_queue` kernels are pending; 0 is a queue without limit.
     """
-    found = networkx.DiGraph()
+    digraph = networkx.DiGraph()
     for rank in range(program.mesh.world_size) if ranks is None else ranks:
-        _add_rank(found, program, rank, phase, launch_queue)
-    if not networkx.is_directed_acyclic_graph(found):
-        ring = [node for node, _ in networkx.find_cycle(found)]
-        ops = ", ".join(dict.fromkeys(label(found.nodes[node]["op"]) for node in ring))
+        _add_rank(digraph, program, rank, phase, launch_queue)
+    if not networkx.is_directed_acyclic_graph(digraph):
+        ring = [node for node, _ in networkx.find_cycle(digraph)]
+        ops = ", ".join(dict.fromkeys(label(digraph.nodes[node]["op"]) for node in ring))
         raise ProgramError(
             where=phase, expected="an order in which every op can run", found=f"a deadlock: {ops}"
         )
-    return found
+    return digraph
 
 
 def _add_rank(
-    found: networkx.DiGraph, program: Program, rank: int, phase: PhaseName, launch_queue: int
+    digraph: networkx.DiGraph, program: Program, rank: int, phase: PhaseName, launch_queue: int
 ) -> None:
     host: Node | None = None
     runs: list[Node] = []
     tails: dict[str, Node] = {}
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     ops = program.of_rank(rank).phase(phase)
     for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
-        issue, run = ("issue", rank, op.index), _run_node(program, rank, op, places)
-        found.add_node(issue, op=op)
-        found.add_node(run, op=op)
+        issue, run = ("issue", rank, op.index), _run_node(program, rank, op, positions)
+        digraph.add_node(issue, op=op)
+        digraph.add_node(run, op=op)
         edges: list[tuple[Node | None, Node, Why]] = [(host, issue, "host"), (issue, run, "issued")]
         edges += [(runs[room], issue, "queue")] if room != NONE else []
         edges += [(runs[wait], run, "wait") for wait in op.waits]
@@ -67,31 +66,31 @@ def _add_rank(
         if run[0] == "meet" and run[-1]:
             edges.append(((*run[:-1], run[-1] - 1), run, "communicator"))
         for source, target, why in edges:
-            if source is not None and not found.has_edge(source, target):
-                found.add_edge(source, target, why=why)
+            if source is not None and not digraph.has_edge(source, target):
+                digraph.add_edge(source, target, why=why)
         runs.append(run)
         host = run if op.stream == "host" and op.waits else issue
 
 
-def _run_node(program: Program, rank: int, op: Op, places: dict[str, int]) -> Node:
+def _run_node(program: Program, rank: int, op: Op, positions: dict[str, int]) -> Node:
     if op.kind not in COLLECTIVES:
         return ("run", rank, op.index)
-    place = places[op.group] = places.get(op.group, -1) + 1
-    return ("meet", op.group, program.mesh.group(op.group, rank), place)
+    position = positions[op.group] = positions.get(op.group, -1) + 1
+    return ("meet", op.group, program.mesh.group(op.group, rank), position)
 
 
 def longest_path(
-    found: networkx.DiGraph, node_ns: Callable[[Node, Op], int]
+    digraph: networkx.DiGraph, node_ns: Callable[[Node, Op], int]
 ) -> tuple[int, tuple[Node, ...]]:
-    """Nanoseconds of the longest path, and its nodes in order, when each node lasts `node_ns(node,
+    """Nanoseconds of the longest path, and its nodes in order; each node lasts `node_ns(node,
     op)`."""
     ends: dict[Node, int] = {}
     reason: dict[Node, Node | None] = {}
-    for node in networkx.topological_sort(found):
-        last = max(found.predecessors(node), key=ends.__getitem__, default=None)
+    for node in networkx.topological_sort(digraph):
+        last = max(digraph.predecessors(node), key=ends.__getitem__, default=None)
         reason[node] = last
         ends[node] = (ends[last] if last is not None else 0) + node_ns(
-            node, found.nodes[node]["op"]
+            node, digraph.nodes[node]["op"]
         )
     path = [max(ends, key=ends.__getitem__)] if ends else []
     while path and (before := reason[path[-1]]) is not None:
@@ -103,7 +102,7 @@ def unused_waits(rank: RankProgram, *, phase: PhaseName = "steady") -> tuple[tup
     """Pairs (op, wait) that change nothing: streams and the op's other waits imply them."""
     ops = rank.phase(phase)
     order = happened(ops)
-    found = []
+    unused = []
     for op in ops:
         tail = (
             max((o.index for o in ops[: op.index] if o.stream == op.stream), default=-1)
@@ -113,5 +112,5 @@ def unused_waits(rank: RankProgram, *, phase: PhaseName = "steady") -> tuple[tup
         for wait in op.waits:
             others = [other for other in (*op.waits, tail) if other not in (wait, -1)]
             if wait == tail or any(order.before(wait, other) for other in others):
-                found.append((op.index, wait))
-    return tuple(found)
+                unused.append((op.index, wait))
+    return tuple(unused)

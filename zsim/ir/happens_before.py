@@ -11,8 +11,8 @@ NOTHING = (-1,) * len(STREAMS)
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """By op: the latest op of each stream that has ended whenever it has. Streams keep the order of
-    issue."""
+    """The latest op of each stream that has ended whenever an op has, op by op. Streams keep the
+    order of issue."""
 
     clocks: tuple[tuple[int, ...], ...]
     streams: tuple[int, ...]

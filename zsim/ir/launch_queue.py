@@ -9,19 +9,19 @@ from zsim.ir.ops import Op
 
 NONE = -1
 SYNCHRONOUS = -1
-"""A launch queue where there is none: the host does one thing after another."""
+"""Value of `launch_queue` for a host that does one thing after another, without a queue."""
 
 
 def awaited(ops: Sequence[Op], *, launch_queue: int) -> list[int]:
-    """By op: the op whose end the host awaits before it issues this one, or NONE.
+    """The op whose end the host awaits before it issues an op, or NONE, op by op.
 
-    With a `launch_queue` of SYNCHRONOUS that is the op before it. Otherwise, on the compute stream,
-    it is the last op followed by at least `launch_queue` kernels, this op's included; an op with
-    more kernels awaits the op before it. 0 is a queue without limit.
+    With a `launch_queue` of SYNCHRONOUS that is the op before it. Otherwise it is, on the compute
+    stream, the last op followed by at least `launch_queue` kernels. These include the op's own, so
+    an op with more kernels awaits the op before it. 0 is a queue without limit.
     """
     if launch_queue == SYNCHRONOUS:
-        return [place - 1 if place else NONE for place in range(len(ops))]
-    found, queue = [], list[tuple[int, int]]()
+        return [index - 1 if index else NONE for index in range(len(ops))]
+    rooms, queue = [], list[tuple[int, int]]()
     launched = first = 0
     for op in ops:
         room = NONE
@@ -31,5 +31,5 @@ def awaited(ops: Sequence[Op], *, launch_queue: int) -> list[int]:
                 first += 1
             room = queue[first - 1][0] if first else NONE
             queue.append((op.index, launched))
-        found.append(room)
-    return found
+        rooms.append(room)
+    return rooms

@@ -1,8 +1,8 @@
 """The replay of a rank program's memory: the same answer as `Ledger.apply`, inlined for speed.
 
-Tens of thousands of events pass here, so the ledger and the highest point are kept in local names,
-and passes that the first and the steady step have in common are followed once.
-tests/zsim/ir/test_ledger.py holds replay and ledger equal, on programs that hypothesis draws.
+Tens of thousands of events pass here. The ledger and the highest point are therefore local names,
+and passes common to the first and the steady step are followed once. A test
+(tests/zsim/ir/test_ledger.py) holds replay and ledger equal, on programs that hypothesis draws.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _num_shared(program: RankProgram) -> int:
     strategy issues passes once."""
     first, steady = program.first, program.steady
     differ = (
-        place
-        for place, (op, other) in enumerate(zip(first, steady, strict=False))
+        index
+        for index, (op, other) in enumerate(zip(first, steady, strict=False))
         if op is not other
     )
     count = next(differ, min(len(first), len(steady)))

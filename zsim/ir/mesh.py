@@ -52,8 +52,8 @@ class Mesh:
         size, stride = self.size(name), self._stride(name)
         return _ranks(rank - rank // stride % size * stride, size, stride)
 
-    def place(self, name: str, rank: int) -> int:
-        """The place of `rank` in its group called `name`, from 0."""
+    def position(self, name: str, rank: int) -> int:
+        """The position of `rank` in its group called `name`, from 0."""
         return rank // self._stride(name) % self.size(name)
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
@@ -67,7 +67,8 @@ class Mesh:
         )
 
     def _stride(self, name: str) -> int:
-        """How far apart neighbours are: the last axis varies fastest, and so does "world"."""
+        """Distance between neighbours, in ranks. The last axis varies fastest, and so does
+        "world"."""
         return self.dp_shard if name.startswith("dp_replicate") else 1
 
     def __str__(self) -> str:

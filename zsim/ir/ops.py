@@ -1,4 +1,4 @@
-"""Ops: the things a rank's host issues, and what they carry: kernels, allocations and frees.
+"""Ops: the things that a rank's host issues, with their kernels, allocations and frees.
 
 A Program has thousands of ops and tens of thousands of memory events, and making them is most of
 what planning takes. A frozen dataclass takes three times as long to make as one whose fields are
@@ -70,39 +70,39 @@ class Free:
 
 MemoryEvent = Alloc | Free
 
-Place = Literal["device", "link", "host"]
-PLACES: tuple[Place, ...] = Place.__args__  # type: ignore[attr-defined]
+Location = Literal["device", "link", "host"]
+LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Kernel:
     """One kernel's work: floating-point operations in `dtype`, and bytes read and written.
 
-    It runs on the device, or is a transfer over the link between device and host, or runs on the
-    host. A matrix product has as its `shape` the (products, m, n, k) of that many m × k by k × n,
-    fused attention (sequences × heads, queries, keys, width of a head). A product whose first
-    factor is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m
-    and not along k.
+    It has its `location` on the device, on the host, or, as a transfer, on the link between both. A
+    matrix product has as its `shape` the (products, m, n, k) of that many m × k by k × n. Fused
+    attention has (sequences × heads, queries, keys, width of a head). A product whose first factor
+    is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m and not
+    along k.
     """
 
     operator: Final[str]
     flops: Final[int]
     nbytes: Final[int]
     dtype: Final[str]
-    place: Final[Place] = "device"
+    location: Final[Location] = "device"
     shape: Final[tuple[int, ...]] = ()
     transposed: Final[bool] = False
 
 
 NORM_STEP = "norm_step"
-"""One of the calls that an RMSNorm in float32 is made of."""
+"""Operator of the calls that an RMSNorm in float32 is made of."""
 ACCUMULATE = "accumulate"
-"""What adds a gradient to the one that is there."""
+"""Operator that adds a gradient to the one that is there."""
 SCALE_SCORES, MASK_SCORES = "scale_scores", "mask_scores"
-"""What explicit attention does to its scores before their softmax."""
+"""Operators of explicit attention on its scores, before their softmax."""
 MOVE_GRADIENT = "move_gradient"
-"""What copies gradients into the buffer that is reduced, and back, or casts them to float32:
-nothing where they are kept there so."""
+"""Operator that copies gradients into the buffer that is reduced, and back, or casts them to
+float32. It takes no time where gradients are kept in that buffer."""
 ATTENTION_BACKWARD = "attention_backward"
 LINEARS: frozenset[str] = frozenset({"linear", "mm", "addmm"})
 """Operators that multiply by a weight; the last two are torch's own names, which traced models
@@ -110,8 +110,8 @@ have."""
 
 
 def is_attention(operator: str) -> bool:
-    """Whether it is fused attention, of a family or, by torch's own names, of a traced model;
-    backward ends in "backward"."""
+    """True for fused attention, by the name that model families use or by torch's own, which traced
+    models have. The operator of a backward ends in "backward"."""
     return operator in ("attention", ATTENTION_BACKWARD) or operator.startswith(
         "_scaled_dot_product"
     )
@@ -119,15 +119,17 @@ def is_attention(operator: str) -> bool:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Op:
-    """One thing a rank's host issues.
+    """One thing that a rank's host issues.
 
-    `index` is the place in issue order within its phase; `unit` the fqn of the param group (or
-    bucket) it works on; `waits` are indices of earlier ops of the phase. For a collective `group`
-    names the mesh axis, `nbytes` is the payload handed to c10d (the full message: output of an
-    all-gather, input of a reduce-scatter) and `root` the group-local source of a broadcast. Compute
-    and copies carry `kernels`; compute names in `reads` the param groups whose gathered parameters
-    it needs (none where parameters are never sharded). `memory` holds this op's allocations and
-    frees in the order in which the host makes them. `micro_batch` counts from 0.
+    Its `index` is the position in issue order within its phase. Its `unit` is the fqn of the param
+    group (or bucket) that it works on. Its `waits` are indices of earlier ops of the phase. A
+    collective's `group` names the mesh axis, and `root` is the group-local source of a broadcast.
+    Its `nbytes` is the payload handed to c10d, the full message: output of an all-gather, input of
+    a reduce-scatter.
+
+    Compute and copies carry `kernels`. Compute names in `reads` the param groups whose gathered
+    parameters it needs (none where parameters are never sharded). The op's allocations and frees
+    are in `memory`, in the order in which the host makes them. Counts of `micro_batch` begin at 0.
     """
 
     index: Final[int]

@@ -1,9 +1,9 @@
 """The Program: the ops that each rank's host issues, in order. Strategies make it, backends
 interpret it.
 
-A Program is data. It knows no time, no torch and no strategy. It has two orders: ops stand in the
-order in which the host issues them (memory follows it), and `waits` are the ends of earlier ops
-that an op's stream waits for (time follows streams and waits).
+A Program is data. It knows no time, no torch and no strategy. It has two orders. Ops stand in the
+order in which the host issues them, and memory follows it. An op's `waits` are the ends of earlier
+ops that its stream waits for, and time follows streams and waits.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Program:
     assignment: tuple[int, ...] = field(repr=False)
 
     def of_rank(self, rank: int) -> RankProgram:
-        """What `rank` runs."""
+        """The rank program of `rank`."""
         return self.ranks[self.assignment[rank]]
 
     def __str__(self) -> str:
@@ -188,10 +188,10 @@ def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
 
 
 def _part(line: str, start: int, number: int) -> StepPart:
-    found = re.fullmatch(rf"part ({'|'.join(PARTS)})(?: (\d{{1,7}}))?", line)
-    if found is None:
+    match = re.fullmatch(rf"part ({'|'.join(PARTS)})(?: (\d{{1,7}}))?", line)
+    if match is None:
         raise bad_line(number, line, f"part {' or '.join(PARTS)}, then its micro-batch")
-    return StepPart(cast(PartName, found[1]), start, int(found[2] or 0))
+    return StepPart(cast(PartName, match[1]), start, int(match[2] or 0))
 
 
 def _rank_program(

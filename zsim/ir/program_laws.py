@@ -1,8 +1,9 @@
 """Laws that every correct Program obeys, whatever the strategy and the model.
 
-A law is a function that yields its breaches as text. `zsim validate` holds its prediction to all of
-them; `zsim run` does not, since they cost as much time as planning. `zsim.ir.validate` requires
-well-formed ops, buffers and meetings of each Program; `zsim.ir.run_laws` holds Runs to laws.
+A law is a function that yields its breaches as text. The command `zsim validate` holds its
+prediction to all of them. The command `zsim run` does not, since they cost as much time as
+planning. Well-formed ops, buffers and meetings are required of each Program by `zsim.ir.validate`.
+Runs have their laws in `zsim.ir.run_laws`.
 """
 
 from __future__ import annotations
@@ -179,13 +180,13 @@ def what_is_sent_is_freed_afterwards(
 def gathers_overwrite_nothing_that_is_read(
     program: Program, rank: RankProgram, phase: PhaseName
 ) -> Iterator[str]:
-    """What a gather stream allocates may be memory that it has freed: whatever read that must have
-    ended.
+    """Memory that a gather stream has freed is allocated again by it only after every read of it
+    has ended.
 
     torch's allocator gives a stream its own freed blocks at once; fully_shard keeps this order by
-    events. A free that is an op of the compute stream says what FSDP1 tells the allocator
-    (record_stream): the block is free once that stream has come so far. Compute reads unsharded
-    parameters, a copy what an all-gather has brought.
+    events. A free on the compute stream is the record_stream of FSDP1: the block is free once that
+    stream has come so far. Compute reads unsharded parameters, a copy what an all-gather has
+    brought.
     """
     order = happened(rank.phase(phase))
     owners: dict[str, tuple[str, str, Stream]] = {}
@@ -265,8 +266,7 @@ def stepped_parameters_travel_after_the_step(
 def a_steady_step_returns_what_it_takes(
     program: Program, rank: RankProgram, phase: PhaseName
 ) -> Iterator[str]:
-    """Memory is at the end of a steady step what it was at its beginning, buffer by buffer kind and
-    size."""
+    """Memory of each kind has the same bytes at the end of a steady step as at its beginning."""
     if phase != "steady":
         return
     ledger = Ledger()
@@ -281,7 +281,7 @@ def a_steady_step_returns_what_it_takes(
 
 
 def shards_are_equal(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
-    """What is reduce-scattered divides by its group, and so does what is all-gathered."""
+    """The bytes of an all-gather or reduce-scatter divide by the size of its group."""
     for op in rank.phase(phase):
         if op.kind in ("all_gather", "reduce_scatter") and op.nbytes % program.mesh.size(op.group):
             yield (

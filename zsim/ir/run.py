@@ -1,16 +1,12 @@
-"""Run: what any backend returns, simulated or measured; and the Backend protocol."""
+"""Run: the result of any backend, simulated or measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from zsim.errors import RankError
 from zsim.ir.mesh import Mesh
-
-if TYPE_CHECKING:
-    pass
 
 SCHEMA_VERSION = 1
 
@@ -40,7 +36,7 @@ class Span:
     end_ns: int
     nbytes: int = 0
     issued_ns: int = 0
-    """When the host had issued it, which is when its memory was allocated and freed."""
+    """Time at which the host had issued it, when its memory was allocated and freed."""
     group: str = ""
 
 
@@ -71,7 +67,7 @@ class MemoryRecord:
     timeline: tuple[tuple[str, int], ...] = ()
     """(op label, allocated bytes after it), for reading and plotting; may be empty."""
     parts: tuple[PartRecord, ...] = ()
-    """Of a step, in order; each starts where the one before it ends."""
+    """Parts of a step, in order; each starts where the one before it ends."""
 
     @property
     def highest_by_part(self) -> dict[str, int]:
@@ -84,7 +80,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRecord:
-    """What one rank did in one phase (construction, first, steady)."""
+    """Collectives and memory of one rank in one phase (construction, first, steady)."""
 
     collectives: tuple[CollectiveRecord, ...]
     memory: MemoryRecord
@@ -92,13 +88,13 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """Loss per step, and how far parameters end up from the single-process reference, computing in
-    `dtype`.
+    """Loss per step, and the distance of the final parameters from the single-process reference,
+    computed in `dtype`.
 
-    `largest_relative_difference` is that distance relative to how far training moved the reference:
-    1 is an untrained parameter. `largest_gradient_difference` is how far the optimizer's gradients
-    of one more step are from those of one process with the very same parameters, relative to their
-    size: 1 is a gradient that is not there.
+    The `largest_relative_difference` is that distance relative to how far training moved the
+    reference: 1 is an untrained parameter. The `largest_gradient_difference` is the distance,
+    relative to their size, of the optimizer's gradients in one more step from those of one process.
+    Both start that step with the very same parameters, and 1 is a gradient that is not there.
     """
 
     losses: tuple[float, ...]
@@ -107,16 +103,17 @@ class Numerics:
     steps: int
     dtype: str = "float32"
     reference_losses: tuple[float, ...] = ()
-    """The reference's, which are means over ranks."""
+    """Losses of the reference per step, as means over ranks."""
     initial_difference: float | None = None
-    """How far any element of what the optimizer steps was from the model's own before the first
-    step; None where nobody looked."""
+    """Largest difference of an element that the optimizer steps from the model's own, before the
+    first step; None where it was not measured."""
     furthest_parameter: str = ""
-    """Whose largest relative difference it is, and below whose gradient's; "" where nobody says."""
+    """Fqn of the parameter with the largest relative difference, and in `furthest_gradient` that
+    with the largest gradient difference; "" where it is not known."""
     furthest_gradient: str = ""
     step_difference: float | None = None
-    """How far one more step took any element from where a new optimizer takes it from the same
-    state and gradients; None likewise."""
+    """Largest difference of an element after one more step from where a new optimizer takes it,
+    with the same state and gradients; None likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +128,10 @@ class RankRun:
     bytes_sent: int = 0
     numerics: Numerics | None = None
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By name, as the mesh names groups: the global ranks of each group that this rank was seen to
-    communicate in, in group order."""
+    """Global ranks, in group order, of each group in which this rank was seen to communicate, by
+    the mesh's names."""
     step_time_ns: int | None = None
-    """What a steady step took on this rank by its own clock, where one was timed; the Run's is the
+    """Nanoseconds of a steady step by this rank's own clock, where one was timed; the Run's is the
     largest."""
 
 
@@ -156,17 +153,17 @@ class Run:
     mesh: Mesh
     step_time_ns: int | None = None
     representatives: tuple[int, ...] = ()
-    """By rank: the shown rank that did the same; empty where each shown rank speaks for itself
+    """Shown rank that did the same, rank by rank; empty where each shown rank speaks for itself
     alone."""
     complete: bool = True
     failure: str = ""
-    """Why the Run is not complete; its ranks then hold the phases that they had ended."""
+    """Reason why the Run is not complete; its ranks then hold the phases that they had ended."""
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
 def sees(run: Run, what: str) -> bool:
-    """Whether the Run's backend says it sees `what` (memory, numerics, time); a Run that says
-    nothing sees all."""
+    """True if the Run's backend declares that it sees `what` (memory, numerics, time); a Run
+    without a declaration sees all."""
     return what in run.provenance.get("sees", what).split()
 
 
@@ -176,7 +173,7 @@ def band_of(run: Run) -> tuple[float, float] | None:
     low, _, high = run.provenance.get("band", "").partition(" ")
     try:
         factors = float(low), float(high)
-    except ValueError:  # a saved Run that somebody has edited
+    except ValueError:  # a saved Run that was edited by hand
         return None
     return factors if 0 < factors[0] <= 1 <= factors[1] < 1e3 else None
 

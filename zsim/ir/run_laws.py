@@ -1,8 +1,8 @@
 """Laws that every honest Run obeys, whatever the backend; those of Programs are
 `zsim.ir.program_laws`'.
 
-A law is a function that yields its breaches in words; the table names them, and `run_breaches` asks
-all of them.
+A law is a function that yields its breaches as text. Their table names them, and `run_breaches`
+asks all of them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def require_lawful(
 
 
 def run_breaches(run: Run) -> tuple[str, ...]:
-    """Every breach of a law in `run`, as "law: rank n: what"; ranks that share a record are asked
+    """Every breach of a law in `run`, as "law: rank n: breach"; ranks that share a record are asked
     once."""
     distinct = {
         (id(rank.phases), id(rank.spans), id(rank.numerics), rank.stands_for): rank
         for rank in run.ranks
     }.values()
     return tuple(
-        f"{name}: rank {rank.rank}: {found}"
+        f"{name}: rank {rank.rank}: {breach}"
         for name, law in RUN_LAWS.items()
         for rank in distinct
-        for found in law(run, rank)
+        for breach in law(run, rank)
     )
 
 
@@ -109,8 +109,8 @@ def sizes_are_possible(run: Run, rank: RankRun) -> Iterator[str]:
 
 
 def real_ranks_stand_for_themselves(run: Run, rank: RankRun) -> Iterator[str]:
-    """Only what is simulated is folded: a rank that was run for real says nothing of another. Every
-    rank stands for itself at least."""
+    """Only simulated ranks are folded: a rank of a real run says nothing of another. Every rank
+    stands for itself at least."""
     if rank.stands_for < 1:
         yield f"it stands for {rank.stands_for:,} ranks"
     if run.interpreter != "simulator" and (run.representatives or rank.stands_for != 1):
@@ -126,17 +126,17 @@ def real_ranks_stand_for_themselves(run: Run, rank: RankRun) -> Iterator[str]:
 
 
 def numerics_tell_every_step(run: Run, rank: RankRun) -> Iterator[str]:
-    """Who has a steady step has taken two at least, and tells a loss and the reference's of each.
-    """
-    told = rank.numerics
-    if told is None:
+    """A rank with a steady step has taken two steps at least, with a loss and the reference's loss
+    for each."""
+    numerics = rank.numerics
+    if numerics is None:
         return
-    if "steady" in rank.phases and told.steps < 2:
-        yield f"numerics of {told.steps} steps, though there is a steady one after the first"
-    if not len(told.losses) == len(told.reference_losses) == told.steps:
+    if "steady" in rank.phases and numerics.steps < 2:
+        yield f"numerics of {numerics.steps} steps, though there is a steady one after the first"
+    if not len(numerics.losses) == len(numerics.reference_losses) == numerics.steps:
         yield (
-            f"{len(told.losses)} losses and {len(told.reference_losses)} of the reference for "
-            f"{told.steps} steps"
+            f"{len(numerics.losses)} losses and {len(numerics.reference_losses)} of the reference "
+            f"for {numerics.steps} steps"
         )
 
 
@@ -145,10 +145,10 @@ def parts_lie_in_their_phase(run: Run, rank: RankRun) -> Iterator[str]:
     for name, phase in rank.phases.items():
         for part in phase.memory.parts:
             if not 0 <= part.start_bytes <= part.peak_bytes <= phase.memory.peak_bytes:
-                found = f"{part.start_bytes:,} B at its start and a peak of {part.peak_bytes:,} B"
+                levels = f"{part.start_bytes:,} B at its start and a peak of {part.peak_bytes:,} B"
                 yield (
-                    f"{name}: {part.name} {part.micro_batch} with {found} in a phase that peaks at "
-                    f"{phase.memory.peak_bytes:,} B"
+                    f"{name}: {part.name} {part.micro_batch} with {levels} in a phase that peaks "
+                    f"at {phase.memory.peak_bytes:,} B"
                 )
 
 

@@ -14,12 +14,24 @@ import re
 from typing import Any, cast
 
 from zsim.errors import ProgramError
-from zsim.ir.ops import MEMORY_KINDS, OP_KINDS, STREAMS, Alloc, Free, Kernel, MemoryEvent, Op, Place
+from zsim.ir.ops import (
+    MEMORY_KINDS,
+    OP_KINDS,
+    STREAMS,
+    Alloc,
+    Free,
+    Kernel,
+    Location,
+    MemoryEvent,
+    Op,
+)
 
 _OP = re.compile(
     r"\s*(?P<index>\d+)  (?P<kind>\w+) +(?P<unit>\S+) +(?P<stream>\w+)"
-    r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"  # noqa: E501
-    r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"  # noqa: E501
+    r"(?:  group=(?P<group>\S+) (?P<nbytes>[\d,]+) B)?"
+    r"(?:  dtype=(?P<dtype>\w+))?(?:  root=(?P<root>\d+))?"
+    r"(?:  micro_batch=(?P<micro_batch>\d+))?(?:  reads=(?P<reads>\S+))?"
+    r"(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
 )
 _KERNEL = re.compile(
     r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?"
@@ -28,10 +40,11 @@ _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B")
 
 
 def _format_kernel(kernel: Kernel) -> str:
-    place = "" if kernel.place == "device" else f" on {kernel.place}"
+    location = "" if kernel.location == "device" else f" on {kernel.location}"
     shape = f" {'x'.join(map(str, kernel.shape))}{'t' * kernel.transposed}" if kernel.shape else ""
     return (
-        f"{kernel.operator}{shape} {kernel.flops:,} flop {kernel.nbytes:,} B {kernel.dtype}{place}"
+        f"{kernel.operator}{shape} {kernel.flops:,} flop {kernel.nbytes:,} B "
+        f"{kernel.dtype}{location}"
     )
 
 
@@ -80,10 +93,10 @@ def parse_op(line: str, *, number: int = 1) -> Op:
             memory.append(Alloc(alloc[2], cast(Any, alloc[1]), _number(alloc[3])))
         elif kernel is not None:
             shape = tuple(map(int, kernel[2].split("x"))) if kernel[2] else ()
-            place = cast(Place, kernel[7] or "device")
+            location = cast(Location, kernel[7] or "device")
             kernels.append(
                 Kernel(
-                    kernel[1], _number(kernel[4]), _number(kernel[5]), kernel[6], place, shape,
+                    kernel[1], _number(kernel[4]), _number(kernel[5]), kernel[6], location, shape,
                     kernel[3] is not None,
                 )
             )

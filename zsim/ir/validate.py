@@ -42,10 +42,10 @@ def validate(program: Program, *, memory: bool = True) -> Program:
         for phase, ops in (
             *((phase, rank.phase(phase)) for phase in PHASES), (SECOND, rank.second)
         ):
-            for place, op in enumerate(ops):
-                problem = _problem(op, place, sizes)
+            for index, op in enumerate(ops):
+                problem = _problem(op, index, sizes)
                 if problem is not None:
-                    where = f"program {number}, {phase} op {place} ({label(op)})"
+                    where = f"program {number}, {phase} op {index} ({label(op)})"
                     raise ProgramError(where=where, expected=problem[0], found=problem[1])
         for phase in PHASES[1:]:
             starts = [part.start for part in rank.parts(phase)]
@@ -85,13 +85,13 @@ class _Sizes(dict[str, int]):
         return self[name]
 
 
-def _problem(op: Op, place: int, sizes: _Sizes) -> tuple[str, str] | None:
-    """What was expected of this op and what was found, if it breaks a rule."""
-    if op.index != place:
-        return f"index {place}", str(op.index)
+def _problem(op: Op, index: int, sizes: _Sizes) -> tuple[str, str] | None:
+    """Expected and found text of the rule that this op breaks; None where it breaks none."""
+    if op.index != index:
+        return f"index {index}", str(op.index)
     if op.kind not in OP_KINDS or op.stream not in STREAMS:
         return "a known kind and stream", f"{op.kind} on {op.stream}"
-    if op.waits and not (min(op.waits) >= 0 and max(op.waits) < place):
+    if op.waits and not (min(op.waits) >= 0 and max(op.waits) < index):
         return "waits for earlier ops", f"waits for {op.waits}"
     if op.kind not in COLLECTIVES:
         return ("no group, as it is no collective", op.group) if op.group else None
@@ -101,12 +101,13 @@ def _problem(op: Op, place: int, sizes: _Sizes) -> tuple[str, str] | None:
 
 
 def collective_sequences(ops: tuple[Op, ...]) -> Sequences:
-    """By group: its collectives in issue order, each with what all members must agree on."""
-    found: Sequences = {}
+    """Collectives of each group in issue order, each with the signature on which all members must
+    agree."""
+    sequences: Sequences = {}
     for op in ops:
         if op.kind in COLLECTIVES:
-            found.setdefault(op.group, []).append((op, (op.kind, op.nbytes, op.dtype, op.root)))
-    return found
+            sequences.setdefault(op.group, []).append((op, (op.kind, op.nbytes, op.dtype, op.root)))
+    return sequences
 
 
 def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) -> None:
@@ -115,15 +116,15 @@ def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) ->
     if len(program.ranks) == 1:
         return
     for axis in sorted({axis for sequence in sequences for axis in sequence}):
-        for one, other in _neighbours(program, axis):
-            pairs = zip_longest(sequences[one].get(axis, []), sequences[other].get(axis, []))
+        for left, right in _neighbours(program, axis):
+            pairs = zip_longest(sequences[left].get(axis, []), sequences[right].get(axis, []))
             for mine, theirs in pairs:
                 if mine is None or theirs is None or mine[1] != theirs[1]:
-                    where = f"{phase}, group {axis}, programs {one} and {other}"
+                    where = f"{phase}, group {axis}, programs {left} and {right}"
                     raise ProgramError(
                         where=where,
                         expected="the same collectives in the same order",
-                        found=f"{_said(mine)} against {_said(theirs)}",
+                        found=f"{_described(mine)} against {_described(theirs)}",
                     )
 
 
@@ -138,8 +139,8 @@ def _neighbours(program: Program, axis: str) -> Iterator[tuple[int, int]]:
                 yield pair
 
 
-def _said(found: tuple[Op, Signature] | None) -> str:
-    if found is None:
+def _described(member: tuple[Op, Signature] | None) -> str:
+    if member is None:
         return "none"
-    op, (kind, nbytes, dtype, _) = found
+    op, (kind, nbytes, dtype, _) = member
     return f"op {op.index}, {kind} {op.unit} of {nbytes:,} B {dtype}"

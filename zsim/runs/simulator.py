@@ -219,7 +219,7 @@ def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
     groups = {group for _, _, group, _ in payloads}
     sizes, places = (
         {group: of(group) for group in groups}
-        for of in (mesh.size, lambda group: mesh.place(group, rank))
+        for of in (mesh.size, lambda group: mesh.position(group, rank))
     )
     return sum(
         count

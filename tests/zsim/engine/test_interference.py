@@ -89,7 +89,7 @@ def test_a_product_loses_the_multiprocessors_and_a_stream_the_bandwidth() -> Non
     assert lost_share(PRODUCT, A100, EAGER, both) == pytest.approx(24 / 108, abs=0.02)
     assert lost_share(STREAM, A100, EAGER, both) == pytest.approx(0.5, abs=0.01)
     assert lost_share(STREAM, A100, EAGER, DeviceShare(24 / 108, 0.0)) == 0
-    assert lost_share(replace(STREAM, place="link"), A100, EAGER, DeviceShare(0.5, 0.5)) == 0
+    assert lost_share(replace(STREAM, location="link"), A100, EAGER, DeviceShare(0.5, 0.5)) == 0
 
 
 def test_a_product_of_eight_bits_loses_as_many_multiprocessors_as_others() -> None:

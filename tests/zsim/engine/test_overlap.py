@@ -17,7 +17,7 @@ from zsim.engine.overlap import overlap_losses
 from zsim.engine.simulate import Delays, simulate
 from zsim.engine.step import simulate_step
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import COLLECTIVES, Kernel, Op, Place
+from zsim.ir.ops import COLLECTIVES, Kernel, Location, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
@@ -263,7 +263,7 @@ def test_a_collective_that_kernels_hold_up_moves_no_more_bytes() -> None:
 
 @pytest.mark.parametrize(("first", "expected"), [("device", [104, 34]), ("link", [104, 34])])
 def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_device(
-    first: Place, expected: list[int]
+    first: Location, expected: list[int]
 ) -> None:
     """A backward of 100 beside a cast of 4 and a transfer of 26, in either order: both lose 4, and
     no more."""
@@ -288,7 +288,7 @@ def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_devi
 
 @pytest.mark.parametrize(("first", "expected"), [("device", [14, 34]), ("link", [10, 30])])
 def test_a_cast_that_waits_for_its_transfer_is_beside_what_runs_then(
-    first: Place, expected: list[int]
+    first: Location, expected: list[int]
 ) -> None:
     """A backward of 10 is over before the cast of 4 behind a transfer of 26 begins, and beside one
     in front of it both lose 4."""
@@ -312,10 +312,10 @@ def test_a_cast_that_waits_for_its_transfer_is_beside_what_runs_then(
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"), [("device", [130, 60]), ("link", [100, 30]), ("host", [100, 30])]
+    ("location", "expected"), [("device", [130, 60]), ("link", [100, 30]), ("host", [100, 30])]
 )
 def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(
-    place: Place, expected: list[int]
+    location: Location, expected: list[int]
 ) -> None:
     """A backward of 100 beside a copy of 30 on another stream; a transfer to the host takes nothing
     of the device."""
@@ -326,7 +326,7 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(
         ),
         Op(
             index=1, kind="copy", unit="b", stream="reduce_scatter",
-            kernels=(Kernel("copy", 30, 0, "float32", place),),
+            kernels=(Kernel("copy", 30, 0, "float32", location),),
         ),
     )
     program = Program(

@@ -72,7 +72,7 @@ def test_a_rank_is_in_its_group_at_its_place_and_groups_tile_the_world(replicate
     parts = [f"dp_shard:{n}" for n in range(1, shard + 1) if shard % n == 0]
     for name in ("world", "dp_replicate", "dp_shard", *parts):
         for rank in range(mesh.world_size):
-            assert mesh.group(name, rank)[mesh.place(name, rank)] == rank
+            assert mesh.group(name, rank)[mesh.position(name, rank)] == rank
         assert sorted(rank for group in mesh.groups(name) for rank in group) == list(
             range(mesh.world_size)
         )

@@ -107,7 +107,7 @@ def test_later_micro_batches_are_added_on_the_host_which_waits_for_them() -> Non
         op
         for op in steady
         if op.stream == "host"
-        and any(k.operator == "add" and k.place == "host" for k in op.kernels)
+        and any(k.operator == "add" and k.location == "host" for k in op.kernels)
     ]
     assert [op.unit for op in adds] == [
         op.unit for op in steady if op.kind == "reduce_scatter" and op.micro_batch == 1
@@ -153,9 +153,11 @@ def test_host_and_link_have_rates_of_their_own() -> None:
     cluster = load_cluster("dgx-a100")
     costs = Costs(cluster)
     per_rank = cluster.host_memory_bandwidth // cluster.devices_per_node
-    assert costs.kernel_ns(Kernel("adamw", 0, per_rank, "float32", place="host")) == 10**9
+    assert costs.kernel_ns(Kernel("adamw", 0, per_rank, "float32", location="host")) == 10**9
     assert (
-        costs.kernel_ns(Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", place="link"))
+        costs.kernel_ns(
+            Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", location="link")
+        )
         == 10**9
     )
 
@@ -167,6 +169,6 @@ def test_offloaded_gradients_are_clipped_by_the_host() -> None:
     assert [(op.kind, op.stream) for op in clipping] == [
         ("optimizer", "host"), ("all_reduce", "all_reduce"), ("optimizer", "host")
     ]
-    assert {kernel.place for op in clipping for kernel in op.kernels} == {"host"}
+    assert {kernel.location for op in clipping for kernel in op.kernels} == {"host"}
     assert all(not op.memory for op in clipping)
     SimBackend("cuda").run(case, options=RunOptions())

@@ -1,9 +1,9 @@
 """Collectives: bytes on the wire, steps and nanoseconds of each library's algorithms. Pure
 functions, one file each.
 
-`duration_ns` and `steps` know one latency and one bandwidth, and agree with each other; `placed_ns`
-is what a simulation asks: the time of a group of ranks where they are on a cluster. The table alone
-knows clusters.
+Both `duration_ns` and `steps` take one latency and one bandwidth, and agree with each other. A
+simulation asks `placed_ns`, the time of a group of ranks where they are on a cluster. The table
+alone knows clusters.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ from zsim.errors import ScenarioError
 class BytesSent(Protocol):
     """Bytes that one rank puts on the wire."""
 
-    def __call__(self, op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int: ...  # noqa: E501
+    def __call__(
+        self, op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0
+    ) -> int: ...
 
 
 class DurationNs(Protocol):
-    """Nanoseconds of a whole collective over links of latency α and bandwidth β that nobody else
-    uses."""
+    """Nanoseconds of a whole collective over links of latency α and bandwidth β without other
+    traffic."""
 
-    def __call__(self, op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int: ...  # noqa: E501
+    def __call__(
+        self, op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int
+    ) -> int: ...
 
 
 class PlacedNs(Protocol):
-    """Nanoseconds of a whole collective along `path`, a ring over ranks of `cluster`, whose links
-    nobody else uses."""
+    """Nanoseconds of a whole collective along `path`, a ring over ranks of `cluster`, on links
+    without other traffic."""
 
     def __call__(self, op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int: ...
 
@@ -44,12 +48,14 @@ class PlacedNs(Protocol):
 class Steps(Protocol):
     """The sends of each step."""
 
-    def __call__(self, op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]: ...  # noqa: E501
+    def __call__(
+        self, op: str, nbytes: int, *, group_size: int, root: int = 0
+    ) -> Iterator[Step]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithms:
-    """How one library runs all_gather, reduce_scatter, all_reduce and broadcast."""
+    """One library's all_gather, reduce_scatter, all_reduce and broadcast."""
 
     bytes_sent: BytesSent
     duration_ns: DurationNs
@@ -58,7 +64,7 @@ class Algorithms:
 
 
 def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
-    """The closed form over the mean latency and the narrowest place of a ring over the ranks."""
+    """The closed form over the mean latency and the narrowest hop of a ring over the ranks."""
 
     def placed_ns(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
         return duration_ns(
@@ -103,8 +109,8 @@ def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
 
 
 def _beyond(hop_ns: int, usual_us: float) -> float:
-    """µs by which a hop is longer than NCCL takes it to be for large messages; one that is shorter
-    is none the faster, for its curves are measured with the networks that there are."""
+    """µs by which a hop is longer than NCCL takes it to be for large messages. A shorter hop gains
+    nothing, for NCCL's curves are measured with the networks that there are."""
     return max(0.0, hop_ns / 1000 - usual_us)
 
 

@@ -14,9 +14,9 @@ from zsim.cluster.collectives import ring
 from zsim.cluster.collectives.ring import Send, Step, step_ns
 
 LONGER_PERCENT = {"all_gather": 130, "reduce_scatter": 115}
-"""Of what its bytes take at the rate of an all-reduce: an all-gather has only two half-shards in
-flight, and a reduce-scatter copies its slice. Measured over links shaped to 1 Gbit/s, 1 to 16 MB, 2
-and 4 ranks: 107 to 155 % and 110 to 130 %."""
+"""Percent of the time that an op's bytes take at the rate of an all-reduce. An all-gather has only
+two half-shards in flight, and a reduce-scatter copies its slice. Source: measured over links shaped
+to 1 Gbit/s, 1 to 16 MB, 2 and 4 ranks: 107 to 155 % and 110 to 130 %."""
 _ON_THE_WIRE = {
     "all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"
 }
@@ -68,7 +68,8 @@ def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[S
 
 
 def _num_children(position: int, group_size: int) -> int:
-    """How often the rank at `position` (the root is 0) sends in a binomial tree of `group_size`."""
+    """Number of sends of the rank at `position` (the root is 0) in a binomial tree of
+    `group_size`."""
     first = position.bit_length()
     return sum(
         position + 2**step < group_size for step in range(first, (group_size - 1).bit_length())

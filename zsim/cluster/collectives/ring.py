@@ -2,8 +2,8 @@
 as explicit steps.
 
 A message of B bytes is cut into N chunks by the rule of `torch.chunk` (the last ones can be shorter
-or empty). In each step every rank sends one chunk to the next rank, so some rank always sends a
-full chunk of ceil(B/N) bytes, and every step takes as long as that one. Knows bytes and
+or empty). In each step every rank sends one chunk to the next rank. Some rank always sends a full
+chunk of ceil(B/N) bytes, and every step takes as long as that one. This module knows bytes and
 nanoseconds, no streams and no clusters.
 """
 
@@ -40,8 +40,8 @@ def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:
 def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0) -> int:
     """Bytes that `rank` puts on the wire for a message of `nbytes` (the full, unsharded one).
 
-    M·(N−1)/N for all-gather and reduce-scatter and twice that for all-reduce when N divides M;
-    otherwise a rank sends all chunks but its own (reduce-scatter) or but its successor's
+    M·(N−1)/N for all-gather and reduce-scatter, and twice that for all-reduce, when N divides M.
+    Otherwise a rank sends all chunks but its own (reduce-scatter) or but its successor's
     (all-gather). In a broadcast every rank but the last of the chain passes the whole message on.
     """
     if group_size == 1:

@@ -308,7 +308,7 @@ class ReducingStep(UnshardingStep):
     def _add_on_host(self, group: Group, done: int) -> int:
         """Add what has come from the device to the gradient of earlier micro-batches: torch's copy
         blocks for it."""
-        kernels = tuple([replace(kernel, place="host") for kernel in self._add_to_shards(group)])
+        kernels = tuple([replace(kernel, location="host") for kernel in self._add_to_shards(group)])
         return self.issue(
             "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch,
             kernels=kernels,

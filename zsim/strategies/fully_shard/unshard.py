@@ -128,7 +128,7 @@ class UnshardingStep(Passes):
     def where_shards_are(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         """`kernels` of the optimizer, run by the host where the shards lie in its memory."""
         return (
-            tuple(replace(kernel, place="host") for kernel in kernels)
+            tuple(replace(kernel, location="host") for kernel in kernels)
             if self.elsewhere
             else kernels
         )
@@ -137,7 +137,7 @@ class UnshardingStep(Passes):
         """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are
         kept in."""
         nbytes = self.nbytes(numel, ORIGINAL)
-        return (Kernel(name, 0, nbytes, ORIGINAL, place="link"),) if self.elsewhere else ()
+        return (Kernel(name, 0, nbytes, ORIGINAL, location="link"),) if self.elsewhere else ()
 
     def unshard_each(self, groups: Iterable[Group]) -> None:
         """Issue the all-gathers of groups that will be needed later."""

@@ -50,12 +50,12 @@ READS = Wire(receive=_shared(HEADER + LL + LL128), send=_shared(HEADER + SIMPLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """How a communicator is laid out at one rank: its channels, its place among the group's members
-    on its node, and whether the group spans nodes."""
+    """The layout of a communicator at one rank: its `channels` and the `nodes` that the group
+    spans. The rank has a `position` among the group's `members` on its node."""
 
     channels: int
     members: int
-    place: int
+    position: int
     nodes: int
     inner: Wire
 
@@ -74,15 +74,15 @@ class Ring:
         )
 
     def chain_bytes(self) -> int:
-        """What trees add to the ring inside a node, where they are a chain along which data also
-        runs back: a rank receives from the one behind it and sends to the one before it. Two ranks
-        are neighbours both ways already."""
-        first, last = self.place == 0, self.place == self.members - 1
+        """Bytes that trees add to the ring inside a node, where they are a chain along which data
+        also runs back. A rank receives from the one behind it and sends to the one before it. Two
+        ranks are neighbours both ways already."""
+        first, last = self.position == 0, self.position == self.members - 1
         per_channel = self.inner.receive * (not last) + self.inner.send * (not first)
         return self.channels * per_channel if self.members > 2 else 0
 
     def tree_bytes(self) -> int:
-        """What trees add between nodes: in two binary trees a node has on the average two
+        """Bytes that trees add between nodes. In two binary trees a node has on average two
         neighbours that the ring has not, where there are as many."""
         return self.crossing * min(2, max(0, self.nodes - 2)) * (NETWORK.receive + NETWORK.send)
 
@@ -95,9 +95,9 @@ class Ring:
 def layout(
     cluster: ClusterSpec, ranks: tuple[int, ...], rank: int, *, channels: int, reads: bool
 ) -> Ring:
-    """The communicator of `ranks`, which are evenly spaced, seen by `rank`: `channels` inside a
-    node; between nodes two per NIC that the group's members on a node have among them, at least
-    two."""
+    """The communicator of `ranks`, which are evenly spaced, seen by `rank`. It has `channels`
+    inside a node. Between nodes it has two per NIC that the group's members on a node have among
+    them, at least two."""
     begin = cluster.node_of(rank) * cluster.devices_per_node
     first = bisect_left(ranks, begin)
     members = bisect_left(ranks, begin + cluster.devices_per_node) - first
@@ -110,7 +110,7 @@ def layout(
     return Ring(
         channels=channels,
         members=members,
-        place=bisect_left(ranks, rank) - first,
+        position=bisect_left(ranks, rank) - first,
         nodes=nodes,
         inner=READS if reads else WRITES,
     )

@@ -1,5 +1,5 @@
-"""What NCCL's channel search finds: graphs of known systems, and for others the same rule applied
-to their links.
+"""Graphs that NCCL's channel search finds: those of known systems, and for others the same rule
+applied to their links.
 
 NCCL 2.30.7, src/graph/search.cc, walked by hand for the systems named; where a log exists it
 agrees. Knows no cluster.
@@ -24,14 +24,14 @@ RINGS_IN_NODE: dict[Generation, tuple[int, float]] = {
 }
 """Rings and GB/s of each over a whole node of eight."""
 CUBE_MESH_GB_S: dict[int, float] = {2: 20.0, 3: 40.0, 4: 76.0, 5: 33.0, 6: 41.0, 7: 78.0}
-"""Part of a V100 node: as many rings as the cube mesh has between its first N GPUs, 1, 2, 4, 1, 2
-and 4 (with 5 GPUs also over PCIe); GB/s so that 112 % of them is what 1 GiB reached
-(VIA-Research/vTrain trace/v100)."""
+"""GB/s of all rings together over part of a V100 node, by number of GPUs. There are as many rings
+as the cube mesh has between its first N GPUs: 1, 2, 4, 1, 2 and 4 (with 5 GPUs also over PCIe).
+Source: 112 % of the figures is what 1 GiB reached (VIA-Research/vTrain trace/v100)."""
 NVLS_HEAD_GB_S: dict[Generation, float] = {"hopper": 320.0, "blackwell": 640.0}
 """GB/s per GPU over all heads: 8 × 40 and 8 × 80."""
 FEWEST_NVLS_RANKS: dict[Generation, int] = {"hopper": 5, "blackwell": 6}
-"""Below it rings were as fast with NVLS on as off: 4 to 8 H200 and B200, all-reduce of 8 GiB, NCCL
-2.27.7 (stas00/ml-engineering)."""
+"""Fewest ranks of a node for NVLS. Below it rings were as fast with NVLS on as off: 4 to 8 H200 and
+B200, all-reduce of 8 GiB, NCCL 2.27.7 (stas00/ml-engineering)."""
 INTER_GB_S: dict[Generation, tuple[float, ...]] = {
     "hopper": (48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4),
 }
@@ -50,8 +50,8 @@ class Rails:
     line_gb_s: float
 
     def effective_gb_s(self, generation: Generation) -> float:
-        """What NCCL counts on per NIC, never more than its slot: 100 Gbit/s gives 12, HDR 200 24,
-        NDR 400 48 (topo.h)."""
+        """GB/s that NCCL counts on per NIC, never more than its slot: 100 Gbit/s gives 12, HDR 200
+        24, NDR 400 48 (topo.h)."""
         return min(self.line_gb_s * 0.96, PCIE_GB_S[generation])
 
 

@@ -1,5 +1,4 @@
-"""What NCCL is asked about, a group of ranks as it lays its rings over them, and what it answers, a
-time with its band."""
+"""NCCL's view of a group of ranks, and its estimate of a collective: a time with its band."""
 
 from __future__ import annotations
 
@@ -14,10 +13,13 @@ from zsim.cluster.collectives.nccl.tuner import Algorithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """A group of ranks as NCCL lays its rings over it. `bus_gb_s` is the ring's bus bandwidth: its
-    narrowest shared place; `inside_gb_s` that of a ring inside a node where parts have fewer
-    NVLinks than their generation, else no less than the generation's. `fullest` are the ranks of
-    the node with most of them where nodes have not as many each, else 0."""
+    """A group of ranks as NCCL lays its rings over it.
+
+    The ring's bus bandwidth, that of its narrowest shared link, is `bus_gb_s`. That of a ring
+    inside a node is `inside_gb_s` where parts have fewer NVLinks than their generation, else no
+    less than the generation's. Where nodes differ in their ranks, `fullest` is the most that one
+    has, else 0.
+    """
 
     generation: Generation
     num_ranks: int
@@ -30,13 +32,13 @@ class Communicator:
     links: Literal["nvlink", "pcie"] = "nvlink"
     nvls: bool = True
     nics: int = 8
-    """Of a node, those over which its rings go."""
+    """Number of a node's NICs over which its rings go."""
     longer_inside_us: float = 0.0
     longer_between_us: float = 0.0
-    """What a hop inside a node, and one between nodes, takes beyond NCCL's own, which its curves
-    have in them."""
+    """µs that a hop inside a node, and one between nodes, takes beyond NCCL's own, which NCCL's
+    curves include."""
     algorithm: Algorithm | None = None
-    """The one that NCCL is made to take; None for its own choice."""
+    """Algorithm that NCCL is made to take; None for its own choice."""
 
     @property
     def per_node(self) -> int:

@@ -1,9 +1,9 @@
-"""What measured collectives take beyond the tuner's bandwidth: a floor, a share of the bandwidth,
+"""Curves of measured collectives beyond the tuner's bandwidth: a floor, a share of the bandwidth,
 and what middle sizes add.
 
 t = floor + B/(share · bandwidth) + Σ added · B/(B + half). The tuner omits launching, the filling
-of the pipeline and what protocols lose at middle sizes, and is up to three times too fast below 1
-MB. Every curve says what it was fitted on and how far off it may be;
+of the pipeline and what protocols lose at middle sizes. Below 1 MB it is up to three times too
+fast. Every curve says what it was fitted on and how far off it may be;
 `zsim.calibration.nccl_tests.rows` shows the errors. Figures are µs and bytes of nccl-tests: what
 torch adds is apart.
 """
@@ -37,8 +37,8 @@ class Added:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """How far a measurement may lie from the prediction, as a share of it, for large, middle and
-    small messages."""
+    """Half-width of the interval around a prediction in which measurements lie, as a share of it,
+    for large, middle and small messages."""
 
     large: float
     middle: float
@@ -171,15 +171,16 @@ RING_SHARE_LOST: dict[Generation, float] = {"ampere": 0.37}
 """Short rings use less of NVLink: share − this · (1/N − 1/8); 2 to 7 A100 at 1 GiB
 (VIA-Research/vTrain). 4 to 8 H200 and B200 do not.
 
-That is of all-reduces, whose rounds have the fewer steps to overlap the fewer the ranks are. A
-broadcast has no rounds: it passes chunk after chunk down a line, each link carries all of it
+The loss is that of all-reduces, whose rounds have the fewer steps to overlap the fewer the ranks
+are. A broadcast has no rounds: it passes chunk after chunk down a line. Each link carries all of it
 however many ranks there are, and a longer line is never faster.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What a network adds, in multiples of the tuner's own latencies, for one kind of collective.
+    """Time that a network adds to one kind of collective, in multiples of the tuner's own
+    latencies.
 
     The floor counts in `quick` latencies (a tree with LL for all-reduce, a ring with LL otherwise),
     what larger messages add in those of a ring with LL128.
@@ -248,8 +249,8 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
         source="as its all-reduce",
     ),
 }
-"""By fabric, and whether everything is reduced. RoCE and an unknown fabric go by InfiniBand, with a
-wider band."""
+"""Constants of networks, by fabric and by whether everything is reduced. RoCE and an unknown fabric
+go by InfiniBand, with a wider band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -264,7 +265,7 @@ class Curves:
     crossings: Mapping[tuple[Fabric, bool], Crossing]
     own_switch: frozenset[Generation] = frozenset()
     """Generations whose curve of the switch is a machine's own, measured of what NCCL chose there
-    by itself. Its choice goes by that curve alone: the ring beside it is that of other machines,
+    by itself. Its choice goes by that curve alone. The ring beside it is that of other machines,
     which would hold every prediction to no more than theirs take."""
 
     def crossing(
@@ -272,10 +273,10 @@ class Curves:
     ) -> tuple[Crossing, Band, CurveProvenance]:
         """The network's constants for `op`, how far off they may be, and where they come from."""
         reduces = op == "all_reduce"
-        found = self.crossings.get((fabric, reduces), self.crossings["ib", reduces])
-        if (fabric, reduces) in self.crossings and generation in found.generations:
-            return found, found.band, found.provenance
-        return found, WIDEST, "assumed"
+        crossing = self.crossings.get((fabric, reduces), self.crossings["ib", reduces])
+        if (fabric, reduces) in self.crossings and generation in crossing.generations:
+            return crossing, crossing.band, crossing.provenance
+        return crossing, WIDEST, "assumed"
 
 
 CURVES = Curves(

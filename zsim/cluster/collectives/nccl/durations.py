@@ -1,8 +1,8 @@
-"""How long each of NCCL's algorithms takes: the tuner's bandwidths and latencies, and curves
-calibrated on published measurements.
+"""Time of each of NCCL's algorithms: the tuner's bandwidths and latencies, and curves calibrated on
+published measurements.
 
-The tuner (`nccl_tuning`) says how wide an algorithm is; `nccl_curves` says what a measurement takes
-beyond that.
+The bandwidth of an algorithm is the tuner's (`zsim.cluster.collectives.nccl.tuner`). The time that
+a measurement takes beyond that is in `zsim.cluster.collectives.nccl.curves`.
 """
 
 from __future__ import annotations
@@ -36,33 +36,34 @@ EFFECT_OF_PCIE = 1.6
 """A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on
 PCIe."""
 OF_LONGER_HOPS = 0.5
-"""Of what hops longer than NCCL's own add, how far it may be off on both sides."""
+"""Half-width of the time that hops longer than NCCL's own add, as a share of it. Source:
+assumed."""
 
 
 def by(
     algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
 ) -> Estimate:
-    """One algorithm's time, and what longer hops than NCCL's own add to it: of that nobody has
-    published a measurement."""
-    found, more = (
+    """One algorithm's time, with what hops longer than NCCL's own add to it, of which no
+    measurement is published."""
+    usual, more = (
         _over_usual_hops(algorithm, op, nbytes, communicator, curves),
         _longer_hops_us(algorithm, op, communicator),
     )
     if not more:
-        return found
+        return usual
     return replace(
-        found,
-        microseconds=found.microseconds + more,
-        low=found.low + more * (1 - OF_LONGER_HOPS),
-        high=found.high + more * (1 + OF_LONGER_HOPS),
+        usual,
+        microseconds=usual.microseconds + more,
+        low=usual.low + more * (1 - OF_LONGER_HOPS),
+        high=usual.high + more * (1 + OF_LONGER_HOPS),
         provenance="assumed",
     )
 
 
 def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -> float:
-    """What hops that are longer than NCCL's own add: of a ring those that a part of the message
-    makes one after another, of all-reduces between nodes and of PAT the levels of a tree, once for
-    each way."""
+    """µs that hops longer than NCCL's own add. A ring counts those that a part of the message makes
+    one after another. All-reduces between nodes and PAT count the levels of a tree, once for each
+    way."""
     inside, between = communicator.longer_inside_us, communicator.longer_between_us
     n, m, p = communicator.num_ranks, communicator.num_nodes, communicator.per_node
     if not (inside or between):
@@ -92,7 +93,7 @@ def _over_usual_hops(
 
 
 def _passes(op: str) -> int:
-    """How often the message goes round; a broadcast goes down the ring once."""
+    """Number of times that the message goes round; a broadcast goes down the ring once."""
     return 1 if op == "broadcast" else RING_STEPS[op]
 
 
@@ -102,7 +103,7 @@ def _factor(op: str, num_ranks: int) -> float:
 
 
 def _ring(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """A ring: wire time at the narrowest place, and the curve of its node or of its network."""
+    """A ring: wire time at its narrowest link, and the curve of its node or of its network."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s)
     if communicator.num_nodes > 1:
         return _across(op, nbytes, communicator, curves, wire_us=wire, algorithm="ring")
@@ -117,14 +118,14 @@ def _ring(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> E
     )
     share = curve.share - lost * (1 / n - 1 / 8)
     longer = _passes(op) * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
-    found = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
+    total = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
     known = (
         curve.provenance == "calibrated"
         and op != "broadcast"
         and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))
     )
     return _estimate(
-        found, nbytes, curve.band if known else CARRIED_OVER, "ring",
+        total, nbytes, curve.band if known else CARRIED_OVER, "ring",
         curve.provenance if known else "assumed",
     )
 
@@ -164,15 +165,15 @@ def _between(n: int, few: int, many: int) -> float:
 
 
 def _pat(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node;
-    nobody has published a measurement."""
+    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; no
+    measurement is published."""
     wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
     constants, _, _ = curves.crossing(communicator.fabric, op, communicator.generation)
-    found = (
+    total = (
         constants.floor * latency_us(op, "pat", "Simple", _system(communicator))
         + wire / constants.share
     )
-    return _estimate(found, nbytes, WIDEST, "pat", "assumed")
+    return _estimate(total, nbytes, WIDEST, "pat", "assumed")
 
 
 def _across(
@@ -195,15 +196,15 @@ def _across(
 
 
 MEASURED_NODES = 4
-"""Nodes up to which middle sizes of all-reduces have been measured on networks that nobody else
-used."""
+"""Most nodes with measurements of middle sizes of all-reduces on networks without other traffic."""
 
 
 def _filling_us(op: str, system: System) -> float:
-    """The latency that what middle and large messages add grows with: a ring's. All-reduces of more
-    nodes go over to trees, which grow with the logarithm of nodes: the best twentieth on a shared
-    cluster of p5 is 219, 193, 188, 194 and 177 GB/s at 4, 8, 16, 32 and 64 nodes (nanotron, 256
-    MiB), where its all-gathers fall from 229 to 44 as rings do."""
+    """Latency of a ring, µs, with which the time that middle and large messages add grows.
+    All-reduces of more nodes go over to trees, which grow with the logarithm of nodes. Source:
+    nanotron, 256 MiB, the best twentieth on a shared cluster of p5. Its all-reduces reach 219, 193,
+    188, 194 and 177 GB/s at 4, 8, 16, 32 and 64 nodes. Its all-gathers fall from 229 to 44, as
+    rings do."""
     few = system
     if op == "all_reduce" and system.num_nodes > MEASURED_NODES:
         few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node)
@@ -216,9 +217,9 @@ def _filling_us(op: str, system: System) -> float:
 
 
 def _node_share(communicator: Communicator, op: str) -> float:
-    """Of a network's bandwidth: what rings reach of it, 98 % with A100 on InfiniBand (3 and 4
-    nodes), 102 % of all-reduces with H200 on EFA (4 nodes), all of it with B200 and where nobody
-    has measured."""
+    """Share of a network's bandwidth that rings reach. It is 98 % with A100 on InfiniBand (3 and 4
+    nodes), and 102 % for all-reduces with H200 on EFA (4 nodes). It is all of it with B200, and
+    where there is no measurement."""
     if communicator.generation == "ampere" and communicator.fabric not in ("efa", "tcp"):
         return 0.98
     return (

@@ -1,8 +1,8 @@
-"""Which of its algorithms NCCL takes for a collective, how long that takes, and what it occupies of
-the device.
+"""NCCL's choice of algorithm for a collective, its time, and the multiprocessors that it occupies.
 
-`nccl_durations` says how long each takes; bytes on the wire, and the explicit steps over links that
-nobody else uses, are the ring's. Knows no stream and no preset.
+The time of each algorithm is in `zsim.cluster.collectives.nccl.durations`. Bytes on the wire, and
+the explicit steps over links without other traffic, are the ring's. This module knows no stream and
+no preset.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CTAS: dict[Generation, tuple[int, int, int]] = {
 nodes (of Blackwell's 24 to 32 the middle; Volta as Ampere)."""
 CTAS_OVER_PCIE = 4
 CTAS_OF_RING, CTAS_OF_FAST_RING = 2, 4
-"""Between nodes there is a ring for each NIC, and two channels for each ring; from Hopper on four,
-where two would not come to the most (NCCL, graph/connect.cc: on nodes of fewer than 8 ranks it
-takes four to reach the NICs' bandwidth)."""
+"""Channels per ring between nodes, where each NIC has a ring. From Hopper on a ring has four where
+two would not come to the most. Source: NCCL, graph/connect.cc; on nodes of fewer than 8 ranks it
+takes four to reach the NICs' bandwidth."""
 
 
 def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> int:
@@ -50,10 +50,10 @@ def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = C
 
 @lru_cache(maxsize=1 << 14)
 def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> Estimate:
-    """What nccl-tests would show for `op`; KeyError for an unknown collective, ZsimError for an
-    algorithm that cannot run it there."""
+    """The estimate of `op` as nccl-tests would show it; KeyError for an unknown collective,
+    ZsimError for an algorithm that cannot run it there."""
     among = algorithms(op, communicator)
-    known = [one for one in among if communicator.algorithm in (None, one)]
+    known = [algorithm for algorithm in among if communicator.algorithm in (None, algorithm)]
     if communicator.algorithm is None and _has_own_switch(communicator, curves) and "nvls" in known:
         known = ["nvls"]
     if not known:
@@ -64,34 +64,34 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
             found=str(communicator.algorithm),
             remedy="or None for NCCL's own choice",
         )
-    found = min(
-        (durations.by(one, op, nbytes, communicator, curves) for one in known),
+    fastest = min(
+        (durations.by(algorithm, op, nbytes, communicator, curves) for algorithm in known),
         key=lambda each: each.microseconds,
     )
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
-        return found
+        return fastest
     return max(
-        found, estimate(op, nbytes, _one_node(communicator), curves),
+        fastest, estimate(op, nbytes, _one_node(communicator), curves),
         key=lambda each: each.microseconds,
     )
 
 
 def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
-    """Those among which NCCL chooses for `op`, as far as there is a model of them."""
-    found: list[Algorithm] = ["ring"]
+    """Algorithms among which NCCL chooses for `op`, as far as there is a model of them."""
+    choices: list[Algorithm] = ["ring"]
     if op == "all_reduce" and _can_use_nvls(communicator):
-        found.append("nvls" if communicator.num_nodes == 1 else "nvls_tree")
+        choices.append("nvls" if communicator.num_nodes == 1 else "nvls_tree")
     if (
         op in ("all_gather", "reduce_scatter")
         and communicator.per_node == 1
         and communicator.num_nodes > 1
     ):
-        found.append("pat")
-    return tuple(found)
+        choices.append("pat")
+    return tuple(choices)
 
 
 def _has_own_switch(communicator: Communicator, curves: Curves) -> bool:
-    """Whether `curves` were measured on such a node's own switch; in a domain of more ranks the
+    """True if `curves` were measured on such a node's own switch. In a domain of more ranks the
     switch has another curve."""
     return (
         communicator.num_nodes == 1
@@ -122,7 +122,7 @@ def _one_node(communicator: Communicator) -> Communicator:
 
 
 def channels(communicator: Communicator, algorithm: Algorithm) -> int:
-    """How many multiprocessors a large collective occupies on each rank."""
+    """Number of multiprocessors that a large collective occupies on each rank."""
     if communicator.links == "pcie":
         return CTAS_OVER_PCIE
     inside, in_the_switch, between = CTAS[communicator.generation]

@@ -29,48 +29,47 @@ def curves_of(cluster: ClusterSpec) -> Curves:
 
 @lru_cache(maxsize=64)
 def _curves(measured: tuple[MeasuredCurve, ...], node: Nccl) -> Curves:
-    found = CURVES
-    for one in measured:
-        found = with_curve(found, one, node)
-    return found
+    curves = CURVES
+    for curve in measured:
+        curves = with_curve(curves, curve, node)
+    return curves
 
 
-def with_curve(curves: Curves, one: MeasuredCurve, node: Nccl) -> Curves:
-    """`curves` with `one` for the generation and the network of `node`; with one of its switch
-    NCCL's own choice goes by that alone."""
-    band = Band(large=one.band, middle=one.band_middle, small=one.band_small)
-    provenance = PROVENANCES.get(one.provenance, "assumed")
-    if one.scope == "network":
-        reduces = one.collective == "all_reduce"
+def with_curve(curves: Curves, measured: MeasuredCurve, node: Nccl) -> Curves:
+    """The `curves` with `measured` for the generation and the network of `node`. With a measured
+    curve of the switch, NCCL's own choice goes by that alone."""
+    band = Band(large=measured.band, middle=measured.band_middle, small=measured.band_small)
+    provenance = PROVENANCES.get(measured.provenance, "assumed")
+    if measured.scope == "network":
+        reduces = measured.collective == "all_reduce"
         crossing = Crossing(
-            floor=one.floor,
-            added=one.added,
-            share=one.share,
+            floor=measured.floor,
+            added=measured.added,
+            share=measured.share,
             band=band,
             provenance=provenance,
-            source=one.source,
+            source=measured.source,
             generations=(node.generation,),
         )
         return replace(curves, crossings={**curves.crossings, (node.fabric, reduces): crossing})
     curve = Curve(
-        floor_us=one.floor,
-        share=one.share,
-        added=tuple(Added(microseconds=times, half=half) for times, half in one.added),
+        floor_us=measured.floor,
+        share=measured.share,
+        added=tuple(Added(microseconds=times, half=half) for times, half in measured.added),
         band=band,
         provenance=provenance,
-        source=one.source,
+        source=measured.source,
     )
-    if one.scope == "nvls":
+    if measured.scope == "nvls":
         return replace(
             curves, nvls={**curves.nvls, node.generation: curve},
             own_switch=curves.own_switch | {node.generation},
         )
-    return replace(curves, rings={**curves.rings, (node.generation, one.collective): curve})
+    return replace(curves, rings={**curves.rings, (node.generation, measured.collective): curve})
 
 
 def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> MeasuredCurve | None:
-    """The curve that `curves` have, in the words of a measured one; None where the generation has
-    none."""
+    """The curve that `curves` have, as a MeasuredCurve; None where the generation has none."""
     if scope == "network":
         crossing, band, provenance = curves.crossing(node.fabric, collective, node.generation)
         return MeasuredCurve(

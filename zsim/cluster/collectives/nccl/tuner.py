@@ -1,11 +1,12 @@
-"""NCCL's tuner as a pure selection model: which algorithm and protocol it picks, and the time that
-it believes in.
+"""NCCL's tuner as a pure selection model: the algorithm and protocol that it picks, and the time
+that it believes in.
 
-NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words: each algorithm and protocol has a
-latency, made of a base and of hops, and a bandwidth, made of its channels and of caps; the smallest
-sum wins. These times choose; they are systematically too short below 1 GB, so
-`zsim.cluster.collectives.nccl.estimate` calibrates what a simulation uses. GB/s are bytes per
-nanosecond here, and times microseconds, as in NCCL's own tables. Knows no cluster and no preset.
+Source: NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words. Each algorithm and protocol has
+a latency, made of a base and of hops, and a bandwidth, made of its channels and of caps. The
+smallest sum wins. These times only choose. They are systematically too short below 1 GB, so
+`zsim.cluster.collectives.nccl.estimate` calibrates the times of a simulation. GB/s are bytes per
+nanosecond here, and times microseconds, as in NCCL's own tables. This module knows no cluster and
+no preset.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Protocol = Literal["LL", "LL128", "Simple"]
 
 GENERATIONS: tuple[Generation, ...] = ("volta", "ampere", "hopper", "blackwell")
 RING_STEPS: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
-"""How often a ring of N ranks goes its N−1 steps."""
+"""Number of times that a ring of N ranks goes its N−1 steps, by collective."""
 
 # Source of every table below: NCCL 2.30.7, src/graph/tuning.cc; microseconds, or GB/s per channel
 # where that is said.
@@ -91,7 +92,7 @@ PAT_SHARE, TREE_SHARE, LL128_SHARE, LL_SHARE = 0.75, 0.92, 0.92, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """What NCCL's channel search found for one algorithm: channels, and GB/s of each inside a node
+    """Result of NCCL's channel search for one algorithm: channels, and GB/s of each inside a node
     and between nodes."""
 
     channels: int
@@ -101,9 +102,12 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A communicator as the tuner sees it. `nvls` is None where the switch cannot reduce; `links`
-    joins GPUs of a node; `fullest` are the ranks of the node with most of them, 0 for what NCCL's
-    own tuner takes: as many for each node, rounded down."""
+    """A communicator as the tuner sees it.
+
+    Without a switch that can reduce, `nvls` is None. The GPUs of a node are joined by `links`. The
+    node with most ranks has `fullest`, or 0 for what NCCL's own tuner takes: as many for each node,
+    rounded down.
+    """
 
     generation: Generation
     num_ranks: int
@@ -134,7 +138,7 @@ class Choice:
 
 
 def hop_us(kind: str) -> float:
-    """What NCCL takes a hop over links of a `kind` of `HOPS` to be for large messages, µs: Ring
+    """µs that NCCL takes a hop over links of a `kind` of `HOPS` to last for large messages: Ring
     Simple's."""
     return HOPS[kind]["ring"]["Simple"]
 
@@ -151,8 +155,7 @@ def bus_factor(op: str, num_ranks: int) -> float:
 
 
 def choose(op: str, nbytes: int, system: System) -> Choice:
-    """What NCCL would run for a message of `nbytes` (the full one), by the smallest modelled time.
-    """
+    """NCCL's choice for a message of `nbytes` (the full one), by the smallest modelled time."""
     return min(choices(op, nbytes, system), key=lambda choice: choice.time_us)
 
 
@@ -204,8 +207,8 @@ def _is_enabled(algorithm: Algorithm, op: str, system: System) -> bool:
 def plateau(
     op: str, nbytes: int, algorithm: Algorithm, protocol: Protocol, system: System
 ) -> float:
-    """What Ring Simple's latency is multiplied by between nodes, once a rank's part of a channel
-    has 64 B: 1.4, or 1.9 on Volta."""
+    """Factor of Ring Simple's latency between nodes, once a rank's part of a channel has 64 B: 1.4,
+    or 1.9 on Volta."""
     per_part = nbytes / (system.ring.channels * system.num_ranks)
     concerned = (op, algorithm, protocol) == (
         "all_reduce", "ring", "Simple",
@@ -250,14 +253,14 @@ def rate_gb_s(op: str, algorithm: Algorithm, protocol: Protocol, system: System)
 
 
 def _bus(graph: Graph, system: System) -> float:
-    """Up to two nodes the tuner takes a channel's rate inside a node, beyond that the rate between
-    nodes; the search has made the former no larger than the NICs allow where a ring leaves the
-    node."""
+    """GB/s of all channels of `graph`. Up to two nodes the tuner takes a channel's rate inside a
+    node, beyond that the rate between nodes. Where a ring leaves the node, the search has made the
+    former no larger than the NICs allow."""
     return graph.channels * (graph.intra if system.num_nodes <= 2 else graph.inter)
 
 
 def _column(system: System) -> int:
-    """Of tables for 1, 2 and more nodes."""
+    """Column of a table for 1, 2 and more nodes."""
     return min(system.num_nodes, 3) - 1
 
 
