@@ -12,7 +12,9 @@ MAX_WORDS = 25
 OPENERS = frozenset({"What", "Which", "Whether", "Why", "How", "Of", "By", "Who", "Whose"})
 NO_NAMES = frozenset({"found", "one", "place", "words"})
 """Names that say nothing of what a variable holds."""
-_SENTENCE_END = re.compile(r"(?<=[.!?:;])[\"'”)]*\s+(?=[A-Z`\"(\d])")
+PARTS_OF_ERRORS = frozenset({"found"})
+"""Arguments that errors have by their design: expected, found, remedy."""
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z])")
 _CODE = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]|\"[^\"]*\"|https?://\S+")
 
 
@@ -36,7 +38,7 @@ def prose(text: str) -> Iterator[str]:
 def long_sentences(text: str) -> Iterator[str]:
     """Sentences of more than `MAX_WORDS` words."""
     for paragraph in prose(text):
-        for sentence in _SENTENCE_END.split(_CODE.sub("code", paragraph)):
+        for sentence in _SENTENCE_END.split(_CODE.sub("Code", paragraph)):
             if len(sentence.split()) > MAX_WORDS:
                 yield sentence
 
@@ -52,7 +54,7 @@ def vague_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NO_NAMES:
             yield node.lineno, node.id
-        elif isinstance(node, ast.arg) and node.arg in NO_NAMES:
+        elif isinstance(node, ast.arg) and node.arg in NO_NAMES - PARTS_OF_ERRORS:
             yield node.lineno, node.arg
 
 

@@ -1,9 +1,9 @@
 """The dtype that a module reads of a parameter that is not gathered: both FSDPs keep shards in
 float32, whatever compute runs in.
 
-A module that casts its input to the dtype of a unit's weight, before that unit has run, casts it to
-float32 under them and to the parameters' own dtype under strategies that shard none. A unit that
-has run counts as sharded again, as a block is by default.
+Some modules cast their input to the dtype of a unit's weight before that unit has run. Under both
+FSDPs they cast it to float32; under strategies that shard none, to the parameters' own dtype. A
+unit that has run counts as sharded again, as a block is by default.
 """
 
 from __future__ import annotations

@@ -50,12 +50,13 @@ class Operator:
     `bias`; "" when there is none; a tied head names the embedding's weight). Sizes are features per
     token; unused ones are 0.
 
-    linear: in_features -> out_features. embedding: num_embeddings × out_features. positions: adds
-    rows 0..s-1 of a learned table (num_embeddings × out_features). layer_norm, rms_norm, gelu,
-    residual: out_features. swiglu: silu(inputs[0]) * inputs[1]. rotary: turns num_heads heads of
-    head_dim. attention: inputs q, k, v; num_heads, num_kv_heads, head_dim; `implementation` an
-    AttentionKind; causal; with `dropout` of its probabilities. traced: whatever a tracer saw
-    (`zsim.autograd.traced`), whose calls nobody here knows.
+    - linear: in_features -> out_features. embedding: num_embeddings × out_features.
+    - positions: adds rows 0..s-1 of a learned table (num_embeddings × out_features).
+    - layer_norm, rms_norm, gelu, residual: out_features. swiglu: silu(inputs[0]) * inputs[1].
+    - rotary: turns num_heads heads of head_dim.
+    - attention: inputs q, k, v; num_heads, num_kv_heads, head_dim; `implementation` an
+      AttentionKind; causal; with `dropout` of its probabilities.
+    - traced: the calls that a tracer saw (`zsim.autograd.traced`).
 
     From upcast_norm to causal_loss: what modules of transformers are made of;
     `zsim.autograd.aten.transformers` and `zsim.autograd.aten.gpt2` say how. A value with a colon in
@@ -83,8 +84,8 @@ class Operator:
     """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2
     of transformers does."""
     num_by_head: Final[int] = 0
-    """How many of attention's inputs, the first ones, lie by head already, as what has been turned
-    does; the others lie by token."""
+    """Number of attention's first inputs that lie by head, as rotary leaves them; the others lie by
+    token."""
     reads: Final[tuple[str, ...]] = ()
     drops: Final[tuple[str, ...]] = ()
     dtype: Final[str] = ""

@@ -31,8 +31,7 @@ those of a CPU are not seen)."""
 FOLDS = frozenset({"col2im", "im2col"})
 BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 BAG_DEFAULTS = (False, 0, False, None, False, -1)
-"""Of an embedding bag's arguments behind its weights, indices and offsets: its mode is a sum, and
-no index is padding."""
+"""Defaults of an embedding bag's arguments after its offsets: a sum, no padding."""
 
 
 def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
@@ -72,10 +71,10 @@ def _bag_numel(
     """Elements of what an embedding bag notes: whose each index is, how many each bag has, and
     which are the largest.
 
-    With `include_last_offset` there is one offset more than bags. On a CPU sums whose weights lie
-    close, of up to four bytes and with no padding left out, do without the first, which otherwise
-    has room for one more (aten/src/ATen/native/EmbeddingBag.cpp, `is_fast_path`); on CUDA only a
-    maximum has the last (EmbeddingBag.cu).
+    With `include_last_offset` there is one offset more than bags. The fast path of a CPU takes sums
+    of contiguous weights of up to four bytes without padding. It makes no first output, which
+    otherwise has room for one element more (aten/src/ATen/native/EmbeddingBag.cpp, `is_fast_path`).
+    On CUDA only a maximum has the last output (EmbeddingBag.cu).
     """
     given: list[Any] = [*arguments, *BAG_DEFAULTS[len(arguments) - 3 :]]
     weight, indices, offsets, _, mode, _, factors, _, padding = given

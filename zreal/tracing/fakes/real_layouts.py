@@ -54,11 +54,10 @@ def _channels_of(position: int) -> Rule:
 
 
 def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """As its tensors make it, of which kernels go through each element, the first before the second
-    (TensorIterator).
+    """Strides that TensorIterator gives the output of an element-wise kernel, from its operands'.
 
-    Fake tensors of two bytes are asked as ones of four: an expanded one would be widened first, and
-    its elements get room of their own.
+    Two-byte operands are laid out as four-byte ones: torch would first widen an expanded one, and
+    give its elements room of their own.
     """
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
     alike = [

@@ -38,7 +38,7 @@ def constant(output: str, nbytes: int, *, drops: tuple[str, ...] = ()) -> Call:
 
 
 def attention_flops(op: Operator, sizes: Sizes) -> int:
-    """Of queries times keys and of probabilities times values, every place with every other:
+    """FLOPs of queries times keys and of probabilities times values, not halved for causal masks:
     2·2·tokens·length·width."""
     return 4 * sizes.tokens * sizes.batch.sequence_length * op.num_heads * op.head_dim
 

@@ -29,9 +29,9 @@ FLASH_WIDTHS = 8
 cuts the output (aten/src/ATen/native/transformers/attention.cpp: pad_last_dim<8, false>,
 post_process_flash_output)."""
 LOADED_NBYTES = 16
-"""Memory-efficient attention reads heads in pieces of so many bytes from compute capability 8.0 on,
-and takes no head that is no multiple of one: 4 features in float32, 8 in two bytes
-(cuda/sdp_utils.cpp: check_head_dim_size_mem_efficient, minimum_gemm_alignment)."""
+"""Bytes per load of memory-efficient attention from compute capability 8.0 on. Heads must be a
+multiple: 4 features in float32, 8 in two bytes (cuda/sdp_utils.cpp:
+check_head_dim_size_mem_efficient, minimum_gemm_alignment)."""
 
 
 def efficient_takes(width: int, *, nbytes: int) -> bool:

@@ -22,8 +22,7 @@ MISSING = object()
 """The value of a key that is not there."""
 NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "initializer_range")
 DTYPES = ("float32", "bfloat16", "float16")
-"""What changes no byte and no FLOP, but what transformers must be able to use where the model is
-run for real."""
+"""Dtypes of a config that transformers can load for a real run; they change no byte and no FLOP."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies are made with the model."""
 
@@ -318,5 +317,4 @@ CAUSAL = {
 """The module of each kind that is simulated."""
 
 FOREIGN = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")
-"""What other modules than those are made by: mixtures of experts, and weights of less than two
-bytes."""
+"""Keys of configs whose modules are not simulated: mixtures of experts, quantised weights."""

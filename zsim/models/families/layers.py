@@ -45,8 +45,8 @@ def norm(kind: str, name: str, source: str, output: str, width: int) -> Operator
 
 
 LossDtype = Literal["model", "float32"]
-"""What the loss is computed in: the dtype of the logits, or float32 after a cast of them, as
-torchtitan and Hugging Face do."""
+"""Dtype of the loss: that of the logits, or float32 after a cast, as in torchtitan and Hugging
+Face."""
 
 
 def cross_entropy(source: str, vocabulary: int, loss_dtype: LossDtype) -> tuple[Operator, ...]:

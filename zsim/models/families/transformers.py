@@ -32,7 +32,7 @@ class TransformersModel(ModelSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropout:
-    """Whether anything is dropped of embeddings, of what attention and MLP give, and of attention's
+    """Dropout of embeddings, of the outputs of attention and MLP, and of attention's
     probabilities."""
 
     embedding: bool = False

@@ -159,8 +159,8 @@ def kernels(
     `dtype` before, and parameters back after: in one call, or one for each tensor by for-loop.
 
     A fused step is one pass: it reads the gradient, and reads and writes parameter and states.
-    foreach and for-loop read each operand of an aten call once and write its result once. foreach
-    makes a call for all tensors and counts as one kernel; for-loop makes one for each tensor.
+    foreach and for-loop read each operand of an aten call once, and write its result once. foreach
+    makes one call for all tensors, which counts as one kernel; for-loop makes one per tensor.
     """
     if of not in ("", dtype):
         together = numels if optimizer.implementation == "for-loop" else [sum(numels)]

@@ -174,9 +174,10 @@ class FlatStep:
         self._put_back(group, "reduce_scatter", numel=group.layout.shard_numel)
 
     def _put_back(self, group: FlatGroup, stream: Reduction, *, numel: int) -> None:
-        """On the reduction's stream: `numel` elements are cast back into the gradient; where
-        micro-batches follow, each rank goes on with its own slice of the sum alone, and zeros
-        elsewhere."""
+        """Cast `numel` reduced elements back into the gradient, on the reduction's stream.
+
+        Where micro-batches follow, each rank keeps its own slice of the sum, and zeros elsewhere.
+        """
         model, kernels = self.model, list[Kernel]()
         if model.casts_gradients:
             kernels.append(self._moved(numel, back=True))
@@ -255,8 +256,8 @@ class FlatStep:
         self, group: FlatGroup, stream: Reduction, kernels: list[Kernel],
         memory: tuple[MemoryEvent, ...],
     ) -> None:
-        """What is done with the output of a group's reduction, behind it; whoever waits for that
-        reduction waits for this."""
+        """Issue `kernels` on the output of a group's reduction; later waits for the reduction wait
+        for them too."""
         self._reduced[-1] = self.step.issue(
             "copy",
             group.fqn,

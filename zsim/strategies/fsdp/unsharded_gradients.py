@@ -30,8 +30,8 @@ class UnshardedGradients:
     waiting: dict[str, list[Free]] = field(default_factory=dict)
     """Frees that come with the accumulation of a gradient, by parameter."""
     of_views: bool = False
-    """Whether parameters are views, whose own backward copies what does not lie as they do: after
-    all that comes before it in backward."""
+    """Parameters are views (FSDP1). A view's own backward runs last, and copies a gradient that has
+    another layout."""
     uncopied: dict[str, str] = field(default_factory=dict)
     """Buffer of the gradient that a view will copy, by view."""
     added: list[str] = field(default_factory=list)

@@ -209,8 +209,8 @@ class ReducingStep(UnshardingStep):
 
     @property
     def _divided_by(self) -> tuple[float, float]:
-        """By what kernels divide before and after the reduction: NCCL averages itself what is as
-        wide as bf16's exponents.
+        """Divisors that kernels apply before and after the reduction; NCCL itself averages dtypes
+        with bf16's exponents.
 
         Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
         _get_gradient_divide_factors.

@@ -205,8 +205,8 @@ class ReplicatedModel:
 
     @cached_property
     def last_module(self) -> dict[str, str]:
-        """By parameter: the module in whose backward its last gradient is made and, where the tape
-        tells, accumulated."""
+        """Module in whose backward each parameter's last gradient is made or accumulated, by
+        parameter."""
         return {
             event.fqn: module.fqn
             for module in self.training.modules[::-1]
