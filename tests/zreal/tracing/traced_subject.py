@@ -27,7 +27,7 @@ class Subject:
             groups, world_size=case.world_size, progress=lambda _: None
         )
         module: Any = self.user.make()
-        module.stretch = module.get_submodule
+        module.module_at = module.get_submodule
         with self.meter, self.recorder:
             with self.meter.span() as span:
                 self.meter.watch(*module.parameters())
