@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean, median
@@ -107,6 +107,19 @@ def of_collectives(size: Size) -> Line:
     )
 
 
+def by_collective() -> Iterator[str]:
+    """The lines of the table by collective and size: median and 95th percentile, fitted and left
+    out."""
+    members: dict[tuple[str, Size], list[Collective]] = {}
+    for row in measured_collectives():
+        members.setdefault((row.op, size_of(row.nbytes)), []).append(row)
+    for (op, size), rows in sorted(members.items()):
+        fitted = figures(error(row, collectives.predict(row)) for row in rows)
+        unseen = figures(error(row, predict_left_out(row)) for row in rows)
+        shares = (f"{_percent(each[0])}, {_percent(each[2])}" for each in (fitted, unseen))
+        yield f"| {op} | {size} | {len(rows)} | {' | '.join(shares)} |"
+
+
 def lines(*, slow: bool) -> list[str]:
     """The table's lines; without the slow source where asked."""
     return [
@@ -126,5 +139,8 @@ def left_out(file: str) -> str:
 
 
 if __name__ == "__main__":
-    printed = [left_out(file) for file in LEFT_OUT] if "left-out" in sys.argv else lines(slow=True)
+    if "left-out" in sys.argv:
+        printed = [left_out(file) for file in LEFT_OUT]
+    else:
+        printed = [*by_collective()] if "by-collective" in sys.argv else lines(slow=True)
     sys.stdout.write("\n".join(printed) + "\n")

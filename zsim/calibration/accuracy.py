@@ -32,8 +32,8 @@ MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to
 3 %."""
 MAX_PAIRS = 4_000_000
-"""Of rows that are alike but for one field: those of 2,800 rows, which take some seconds to
-compare."""
+"""Most pairs of rows that are alike but for one field: those of 2,800 rows, compared in some
+seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,11 @@ class Predicted:
     assumed: tuple[str, ...]
     fields: Mapping[str, str]
     per: float = 1.0
-    """What a pair divides times by, so that more work is not taken for a slower machine: a step's
-    tokens."""
+    """Tokens of a step, by which pairs divide times: more work is no slower machine."""
     of: str = ""
-    """What rows of its kind are grouped by besides: a collective and its size, the row's group."""
+    """Further key of its group: the collective and its size, or the table's `group`."""
     unit: Literal["s", "B"] = "s"
-    """Of `predicted` and `measured`: seconds, or bytes of a peak."""
+    """Unit of `predicted` and `measured`: seconds, or bytes of a peak."""
 
     @property
     def error(self) -> float:
@@ -141,8 +140,11 @@ def accuracy(
 
 
 def predictions(row: Step | Collective) -> list[Predicted | Skipped]:
-    """A row's time and peaks predicted; skipped by name where the simulator refuses the scenario
-    or its figures lead to no number, so that one row never ends a folder."""
+    """A row's time and peaks predicted, or the reason why the row is skipped.
+
+    Rows are skipped where the simulator refuses the scenario or an arithmetic error occurs, so that
+    one row never ends a folder.
+    """
     try:
         return [of_collective(row)] if isinstance(row, Collective) else [*of_step(row)]
     except (ZsimError, ArithmeticError, ValueError) as error:
@@ -222,12 +224,12 @@ def _predicted(
 
 
 def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
-    """By source, kind (with collective and size), GPU and number of nodes, in the order of first
-    appearance."""
-    found: dict[tuple[str, str, str, int], list[Predicted]] = defaultdict(list)
+    """Errors by source, kind (with collective and size), GPU and number of nodes, in the order of
+    first appearance."""
+    by_group: dict[tuple[str, str, str, int], list[Predicted]] = defaultdict(list)
     for row in rows:
-        found[row.source, f"{row.kind} {row.of}".strip(), row.gpu, row.nodes].append(row)
-    for (source, kind, gpu, nodes), members in found.items():
+        by_group[row.source, f"{row.kind} {row.of}".strip(), row.gpu, row.nodes].append(row)
+    for (source, kind, gpu, nodes), members in by_group.items():
         errors = sorted(abs(row.error) for row in members)
         yield Group(
             source=source, kind=kind, gpu=gpu, nodes=nodes, n=len(members), median=median(errors),
@@ -262,11 +264,12 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
-    """By the one field in which two steps of a source differ: a column, or several of `TOGETHER`.
+    """Pairs of a source's steps by the field in which they differ: a column, or several of
+    `TOGETHER`.
 
-    A collective of another size says nothing that its group does not.
+    Collectives are left out: another size says nothing that their group does not.
     """
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    ratios_by_field: dict[str, list[tuple[float, float]]] = defaultdict(list)
     by_source: dict[str, list[Predicted]] = defaultdict(list)
     for row in rows:
         if row.kind == "step":
@@ -274,8 +277,8 @@ def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
             by_source[row.source].append(replace(row, fields=own))
     for members in by_source.values():
         for name in sorted({_whole(part) for row in members for part in row.fields}):
-            found[name] += [_ratios(first, second) for first, second in _differing(members, name)]
-    for name, ratios in sorted(found.items()):
+            ratios_by_field[name] += [_ratios(*pair) for pair in _differing(members, name)]
+    for name, ratios in sorted(ratios_by_field.items()):
         if not ratios:
             continue
         telling = [(p, m) for p, m in ratios if abs(m - 1) > MATTERS]
@@ -323,15 +326,14 @@ def _differing(rows: Sequence[Predicted], name: str) -> Iterator[tuple[Predicted
         next_ones = (
             len(members) if len(members) ** 2 <= 2 * MAX_PAIRS else MAX_PAIRS // len(members)
         )
-        for place, first in enumerate(members):
-            for other in range(place + 1, min(len(members), place + 1 + next_ones)):
-                if own[other] != own[place]:
+        for index, first in enumerate(members):
+            for other in range(index + 1, min(len(members), index + 1 + next_ones)):
+                if own[other] != own[index]:
                     yield first, members[other]
 
 
 def _ratios(first: Predicted, second: Predicted) -> tuple[float, float]:
-    """How many times as long as the first row the second takes for a token, predicted and measured.
-    """
+    """Time per token of the second row over that of the first, predicted and measured."""
     return (second.predicted / second.per) / (first.predicted / first.per), (
         second.measured / second.per
     ) / (first.measured / first.per)

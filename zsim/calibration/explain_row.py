@@ -23,9 +23,9 @@ def text(row: Step | Collective | Skipped, *, as_json: bool) -> str:
         return json.dumps(about) + "\n"
     if isinstance(row, Skipped):
         return f"# skipped: {row.reason}\n"
-    assumed = "".join(f"# assumed: {words}\n" for words in about["assumed"])
+    assumed = "".join(f"# assumed: {caveat}\n" for caveat in about["assumed"])
     lines = about.get("scenario") or "".join(
-        f"{key}: {words}\n" for key, words in about["taken_for"].items()
+        f"{key}: {value}\n" for key, value in about["taken_for"].items()
     )
     return f"# {row.source} line {row.line}, measured {_measured(row)}\n{assumed}{lines}"
 

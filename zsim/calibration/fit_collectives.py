@@ -1,23 +1,24 @@
 """Curves of collectives from measurements: floor, share of the bandwidth, what middle sizes add and
 from which size on.
 
-Each curve, one collective on rings of a node, in its switch or over its network, begins at the
-published one, with a width of what systems of one generation differ by, so few rows move it little.
-Errors count by their logarithm, and outliers count less (soft L1). Each system of each file is left
-out in turn, and predicted by what the others and the published curve say; for rows that the
-published curve was itself fitted on that is less than unseen
-(`zsim.calibration.nccl_tests.left_out` has those). It needs scipy.
+A curve is of one collective on rings of a node, in its switch or over its network. Its prior is the
+published curve, as wide as systems of one generation differ, so that few rows move it little.
+Errors count by their logarithm, and outliers count less (soft L1). The fit needs scipy.
 
-A curve's band is what systems that were left out are missed by. Where one system alone was measured
-that would be how far the published curve is from it, and the more a machine needs its calibration
-the less that would be trusted: there sizes are left out instead, every fourth at a time. Over a
-network those say nothing of other numbers of nodes, so that the band is no narrower there than that
-of the published curve, or than what this one misses the system by if that is less.
+The held-out error is that of each system of each file, predicted by the other systems and the
+published curve. Rows that the published curve was itself fitted to are not wholly unseen by it;
+`tests.published.nccl_left_out` predicts those without their source.
 
-What NCCL chooses by itself in a node with a switch is fitted on the switch's curve and goes by it
-alone from then on. The simulator otherwise takes the faster of switch and ring, so the published
-ring, which no row of the machine speaks of, would hold a slower machine's times to its own; rows of
-a ring that was forced have their own curve, and say nothing of NCCL's choice.
+A curve's band holds the held-out errors. A system measured alone has none but the distance to the
+published curve, by which a machine in need of calibration would be trusted least. Every fourth of
+its sizes is left out in turn instead. Over a network those say nothing of other numbers of nodes.
+The band there is no narrower than the published curve's, or than the held-out error if that is
+less.
+
+NCCL's own choice in a node with a switch is fitted on the switch's curve, and goes by that alone
+from then on. The simulator otherwise takes the faster of switch and ring. The published ring, which
+no row of the machine tests, would then hold a slower machine's times to its own. Rows of a forced
+ring have their own curve, and say nothing of NCCL's choice.
 """
 
 from __future__ import annotations
@@ -36,25 +37,27 @@ from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
 
 NOISE = 0.03
-"""What repeated nccl-tests runs of one system differ by at middle sizes; below 1 MiB 10 % and more,
-which soft L1 bears."""
+"""Share by which repeated nccl-tests runs of one system differ at middle sizes. Below 1 MiB it is
+10 % and more, which soft L1 bears."""
 WIDTHS = {"floor": 0.3, "share": 0.04, "added": 0.5, "half": 0.7}
-"""Of the priors, as logarithms: floors of one fabric are 46 to 68 µs, large messages of one
-generation within 4 %, middle sizes of three sources of A100 up to 40 % apart, half sizes from 16 to
-32 MiB on one machine."""
+"""Widths of the priors, as logarithms, from published tables.
+
+Floors of one fabric are 46 to 68 µs, and large messages of one generation within 4 %. Middle sizes
+of three sources of A100 are up to 40 % apart, half sizes 16 to 32 MiB on one machine.
+"""
 STEP = 0.01
-"""Of a constant, for the slope of a prediction."""
+"""Share by which a constant is moved for the slope of a prediction."""
 NARROWEST = Band(large=0.05, middle=0.05, small=0.1)
-"""Of a curve's bands: what a system is from one day to the next, and what small messages are from
-one run to the next."""
+"""Least half-widths of a curve's bands: a system differs so from day to day, small messages from
+run to run."""
 WIDEST = 0.9
 """Beyond which a band's lower end says nothing."""
 STUDENT = {3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
 """Within so many root mean squares of few normal errors lies the next one, nine times of ten."""
 FOLDS = 4
-"""Of the sizes of a system that is alone: every fourth is left out."""
+"""Folds of the sizes of a system that is alone: every fourth is left out."""
 ALONE = ", by which alone NCCL's own choice in a node goes, without the published ring"
-"""Of the curve of a switch, where its file says what it was fitted to."""
+"""Note in the source of a switch's curve."""
 Key = tuple[str, str]
 Size = Literal["large", "middle", "small"]
 
@@ -72,14 +75,16 @@ class FittedCurves:
     errors: tuple[float, ...]
     left_out: tuple[float, ...]
     before: tuple[str, ...]
-    """Of each row whose system is alone on its curve the source of the published one, which
-    predicts it when that is left out; else ""."""
+    """Source of the published curve for each row whose system is alone on its curve, else "".
+
+    The published curve predicts such a row when its system is left out.
+    """
 
 
 def usable(
     rows: Iterable[Collective], node: Nccl
 ) -> tuple[list[Collective], list[Skipped]]:
-    """The rows that say something of a cluster of such nodes; the others are skipped by name."""
+    """The rows measured on such a node's GPUs, links and network; others are skipped by name."""
     kept: list[Collective] = []
     skipped: list[Skipped] = []
     for row in rows:
@@ -118,51 +123,49 @@ def _system(row: Collective) -> str:
 def fit(rows: Sequence[Collective], node: Nccl, *, source: str) -> FittedCurves:
     """The curves that meet `rows` best, one for each that some row runs on."""
     keys = [_key(row) for row in rows]
-    groups = [
-        _system(row) for row in rows
-    ]
+    groups = [_system(row) for row in rows]
     curves, errors, left_out, before = (
         CURVES, [0.0] * len(rows), [0.0] * len(rows), [""] * len(rows),
     )
-    found: list[MeasuredCurve] = []
+    moved: list[MeasuredCurve] = []
     for key in sorted(set(keys)):
-        places = [place for place, own in enumerate(keys) if own == key]
-        curve = _fitted([rows[place] for place in places], key, node)
-        systems = sorted({groups[place] for place in places})
+        indices = [index for index, own in enumerate(keys) if own == key]
+        curve = _fitted([rows[index] for index in indices], key, node)
+        systems = sorted({groups[index] for index in indices})
         for group in systems:
-            apart = [rows[place] for place in places if groups[place] != group]
+            apart = [rows[index] for index in indices if groups[index] != group]
             others = _fitted(apart, key, node)
-            for place in places:
-                if groups[place] == group:
-                    before[place] = "" if apart else others.source
-                    left_out[place] = (
+            for index in indices:
+                if groups[index] == group:
+                    before[index] = "" if apart else others.source
+                    left_out[index] = (
                         exp(
                             _error(
-                                rows[place], with_curve(CURVES, others, node) if apart else CURVES
+                                rows[index], with_curve(CURVES, others, node) if apart else CURVES
                             )
                         )
                         - 1
                     )
         band = _band(
-            [rows[place] for place in places], [left_out[place] for place in places], key, node,
+            [rows[index] for index in indices], [left_out[index] for index in indices], key, node,
             alone=len(systems) == 1,
         )
-        words = (
-            f"{len(places)} rows of {source}{ALONE if key[0] == 'nvls' else ''}; before: "
+        origin = (
+            f"{len(indices)} rows of {source}{ALONE if key[0] == 'nvls' else ''}; before: "
             f"{curve.source}"
         )
-        found.append(
+        moved.append(
             replace(
                 curve, band=band.large, band_middle=band.middle, band_small=band.small,
-                provenance="calibrated", source=words,
+                provenance="calibrated", source=origin,
             )
         )
-        curves = with_curve(curves, found[-1], node)
-    for place, row in enumerate(rows):
-        errors[place] = exp(_error(row, curves)) - 1
+        curves = with_curve(curves, moved[-1], node)
+    for index, row in enumerate(rows):
+        errors[index] = exp(_error(row, curves)) - 1
     return FittedCurves(
         node=node,
-        curves=tuple(found),
+        curves=tuple(moved),
         rows=tuple(rows),
         keys=tuple(keys),
         groups=tuple(groups),
@@ -175,27 +178,27 @@ def fit(rows: Sequence[Collective], node: Nccl, *, source: str) -> FittedCurves:
 def _band(
     rows: Sequence[Collective], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool
 ) -> Band:
-    """How far a curve may be off for large, middle and small messages: as the published one where
-    no row is of the size.
+    """Half-widths of a curve for large, middle and small messages: the published one's where no row
+    is of the size.
 
-    `missed` are the errors of rows whose system is left out; where it is `alone`, as the published
-    curve predicts it.
+    `missed` are the errors of rows whose system is left out: of one that is `alone`, the errors of
+    the published curve.
     """
     sizes = sorted({row.nbytes for row in rows})
     unseen = _sizes_left_out(rows, sizes, key, node) if alone and len(sizes) >= FOLDS else missed
     published = _published_band(key, node)
 
     def width(size: Size) -> float:
-        places = [place for place, row in enumerate(rows) if _size(row.nbytes) == size]
+        indices = [index for index, row in enumerate(rows) if _size(row.nbytes) == size]
         most: float = getattr(published, size)
-        if not places:
+        if not indices:
             return most
         least: list[float] = [
             getattr(NARROWEST, size),
-            _expected([unseen[place] for place in places], published=most),
+            _expected([unseen[index] for index in indices], published=most),
         ]
         if alone and key[0] == "network":
-            least.append(min(most, _most([missed[place] for place in places])))
+            least.append(min(most, _most([missed[index] for index in indices])))
         return min(WIDEST, max(least))
 
     return Band(large=width("large"), middle=width("middle"), small=width("small"))
@@ -211,16 +214,16 @@ def _sizes_left_out(
     rows: Sequence[Collective], sizes: Sequence[int], key: Key, node: Nccl
 ) -> list[float]:
     """The errors of the rows of one system, each predicted by those of other sizes."""
-    found = [0.0] * len(rows)
+    errors = [0.0] * len(rows)
     for fold in range(FOLDS):
         out = set(sizes[fold::FOLDS])
         curves = with_curve(
             CURVES, _fitted([row for row in rows if row.nbytes not in out], key, node), node
         )
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row.nbytes in out:
-                found[place] = exp(_error(row, curves)) - 1
-    return found
+                errors[index] = exp(_error(row, curves)) - 1
+    return errors
 
 
 def _size(nbytes: int) -> Size:
@@ -228,11 +231,10 @@ def _size(nbytes: int) -> Size:
 
 
 def _expected(errors: Sequence[float], *, published: float) -> float:
-    """In how much nine of ten further rows lie: the 95th percentile, or of few errors what
-    Student's t makes of their root mean square.
+    """Half-width in which nine of ten further rows lie: the 95th percentile of `errors`.
 
-    Few may lie close by chance. One or two say nothing of it: they are worth no less than the
-    published band.
+    Few errors may be small by chance: Student's t widens their root mean square. One or two are
+    worth no less than the published band.
     """
     times = STUDENT.get(len(errors), 0.0)
     wide = (
@@ -244,7 +246,7 @@ def _expected(errors: Sequence[float], *, published: float) -> float:
 
 
 def _most(errors: Sequence[float]) -> float:
-    """The 95th percentile of what `errors` are off."""
+    """The 95th percentile of the absolute errors."""
     far = sorted(map(abs, errors))
     return far[min(len(far) - 1, int(0.95 * len(far)))]
 

@@ -1,10 +1,9 @@
-"""Constants from measured steps: how far each moves from its preset so that predictions meet
-measurements, and what that is worth.
+"""Constants from measured steps: the factor of each on its preset, and the held-out errors.
 
 Every constant has a prior, its preset with a width of what published kernels leave open, so few
 rows move it little. Errors count by their logarithm, in units of what identical runs differ by, and
-outliers count less (soft L1). What the fit is worth is said by rows that it did not see: each
-group, one GPU with one model, is left out in turn and predicted. It needs scipy.
+outliers count less (soft L1). Held-out errors are of rows that the fit did not see: each group, one
+GPU with one model, is left out in turn and predicted. The fit needs scipy.
 """
 
 from __future__ import annotations
@@ -25,22 +24,25 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
 NOISE = 0.013
-"""What repeating an identical llm-foundry run moves its time by (robust standard deviation)."""
+"""Robust standard deviation of the times of identical llm-foundry runs, as a share."""
 STEP = 0.02
-"""Of a constant, for the slope of a prediction."""
+"""Share by which a constant is moved for the slope of a prediction."""
 ROUNDS = 2
-"""Predictions are nearly linear in the logarithms of constants: the second round moves little."""
+"""Rounds of a fit. Predictions are nearly linear in the logarithms of constants: the second moves
+little."""
 HALVINGS = 4
-"""Of a step that makes predictions worse."""
+"""Most times that a step of the fit is halved while it makes predictions worse."""
 HEARD = 0.1
-"""Of the noise: what a constant, moved by its prior's width, must move some row by; of one that
-moves none by as much no row speaks."""
+"""Share of the noise by which a constant, moved by its prior's width, must move some row.
+
+No row speaks of a constant that moves none by as much.
+"""
 PRODUCTS, FLOAT8 = "matmul_efficiency", "float8_efficiency"
-"""The second moves with the first: what training reaches of the best single product is as much in 8
-bits, as presets have it."""
+"""Knobs of which the second moves with the first: training reaches as much of the best single
+product in 8 bits, as presets have it."""
 SUMS = "a sum of profiled kernels, which are faster than in training, is no step to calibrate on"
 OF_ATTENTION = "attention."
-"""So begin the names of knobs that every kind of attention kernels has."""
+"""Prefix of the knobs that every kind of attention kernels has."""
 
 
 class CalibrationError(ZsimError):
@@ -82,7 +84,7 @@ class Case:
 
     @property
     def scenario(self) -> Scenario:
-        """The step's."""
+        """Scenario of the step."""
         return self.step.scenario
 
     @property
@@ -93,20 +95,19 @@ class Case:
 
     @property
     def generation(self) -> str:
-        """The device's: "A100"."""
+        """Generation of the device: "A100"."""
         return self.scenario.cluster.device.name.split()[0]
 
     @property
     def group(self) -> tuple[str, str]:
-        """What is left out together: rows of one GPU and one `group`, else of one model."""
+        """GPU and `group`, else GPU and model: rows that share them are left out together."""
         name = self.scenario.cluster.device.name
         return name, self.step.group or model_of(self.scenario)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """By (generation, constant) the factor on the preset; errors of each row fitted, and with its
-    group left out.
+    """Factors on the preset by (generation, constant); errors of each row, fitted and held out.
 
     `heard` are the constants that some row's time depends on, those of attention under the kernels
     that such a row ran: "attention.flash2.rate". The factor of a constant that no row speaks of is
@@ -155,14 +156,14 @@ def prepared(
     cases: list[Case] = []
     skipped: list[Skipped] = []
     for row in rows:
-        asked, reason = row.scenario, ""
+        scenario, reason = row.scenario, ""
         if row.seconds is None:
             reason = "peaks of memory, and no time to calibrate on"
-        elif asked.executed.products == "alone":
+        elif scenario.executed.products == "alone":
             reason = SUMS
         else:
             try:
-                cases.append(Case(step=row, program=plan(asked, device=asked.cluster.kind)))
+                cases.append(Case(step=row, program=plan(scenario, device=scenario.cluster.kind)))
             except ZsimError as error:
                 reason = str(error)
         if reason:
@@ -223,26 +224,29 @@ def fit(
     if len({case.group for case in cases}) < 2:
         expected = "rows of at least two groups (GPU and model), so that one can be left out"
         raise CalibrationError(where="calibration", expected=expected, found=f"{len(cases)} rows")
-    places = _places(cases, wider)
-    at, silent, heard = [0.0] * len(places), set(range(len(places))), set[str]()
+    constants = _constants(cases, wider)
+    at, silent, heard = [0.0] * len(constants), set(range(len(constants))), set[str]()
     for turn in range(rounds):
-        errors, slopes = _linear(cases, places, at, say=_in_round(say, turn + 1, rounds))
+        errors, slopes = _linear(cases, constants, at, say=_in_round(say, turn + 1, rounds))
         # a share that has come to 100 % is quiet too, but was heard before
-        silent &= quiet(slopes, places)
+        silent &= quiet(slopes, constants)
         slopes = [
-            [0.0 if place in silent else slope for place, slope in enumerate(row)] for row in slopes
+            [0.0 if column in silent else slope for column, slope in enumerate(row)]
+            for row in slopes
         ]
-        heard |= set(_heard(cases, slopes, places))
+        heard |= set(_heard(cases, slopes, constants))
         at = _reached(
-            cases, places, at, _best(errors, slopes, places, start=at),
-            before=_cost(errors, at, places),
+            cases, constants, at, _best(errors, slopes, constants, start=at),
+            before=_cost(errors, at, constants),
         )
-    factors = _factors(places, at)
+    factors = _factors(constants, at)
     final = [log(predicted(case, factors) / case.seconds) for case in cases]
     left_out = list(final)
     for group in {case.group for case in cases}:
         kept = [row for row, case in enumerate(cases) if case.group != group]
-        other = _best([final[row] for row in kept], [slopes[row] for row in kept], places, start=at)
+        other = _best(
+            [final[row] for row in kept], [slopes[row] for row in kept], constants, start=at
+        )
         for row, case in enumerate(cases):
             if case.group == group:
                 moved = sum(
@@ -257,39 +261,40 @@ def fit(
     )
 
 
-def quiet(slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]) -> set[int]:
-    """The places of constants that move no row's time by anything that a measurement could show."""
+def quiet(slopes: Sequence[Sequence[float]], constants: Sequence[tuple[str, Knob]]) -> set[int]:
+    """Indices of the constants that move no row's time by as much as `HEARD` of the noise."""
     return {
-        place
-        for place, (_, knob) in enumerate(places)
-        if max(abs(row[place]) for row in slopes) * knob.width < HEARD * NOISE
+        column
+        for column, (_, knob) in enumerate(constants)
+        if max(abs(row[column]) for row in slopes) * knob.width < HEARD * NOISE
     }
 
 
 def _heard(
-    cases: Sequence[Case], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]]
+    cases: Sequence[Case], slopes: Sequence[Sequence[float]], constants: Sequence[tuple[str, Knob]]
 ) -> Iterator[str]:
     """The constants that some row's time depends on; of attention those of the kernels that the row
     ran."""
     for case, row in zip(cases, slopes, strict=True):
-        for slope, (_, knob) in zip(row, places, strict=True):
+        for slope, (_, knob) in zip(row, constants, strict=True):
             if slope and knob.name.startswith(OF_ATTENTION):
-                yield f"{OF_ATTENTION}{case.scenario.executed.attention_kernels}.{knob.name.removeprefix(OF_ATTENTION)}"  # noqa: E501
+                part = knob.name.removeprefix(OF_ATTENTION)
+                yield f"{OF_ATTENTION}{case.scenario.executed.attention_kernels}.{part}"
             elif slope:
                 yield knob.name
 
 
 def _reached(
-    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], here: list[float],
+    cases: Sequence[Case], constants: Sequence[tuple[str, Knob]], here: list[float],
     there: list[float], *, before: float,
 ) -> list[float]:
     """`there`, or as far on the way to it as predictions really get better: their slopes hold only
     near `here`."""
     for _ in range(HALVINGS):
-        factors = _factors(places, there)
+        factors = _factors(constants, there)
         if (
             _cost(
-                [log(predicted(case, factors) / case.seconds) for case in cases], there, places
+                [log(predicted(case, factors) / case.seconds) for case in cases], there, constants
             )
             <= before
         ):
@@ -299,17 +304,17 @@ def _reached(
 
 
 def _cost(
-    errors: Sequence[float], at: Sequence[float], places: Sequence[tuple[str, Knob]]
+    errors: Sequence[float], at: Sequence[float], constants: Sequence[tuple[str, Knob]]
 ) -> float:
-    """What the solver makes least: soft L1 of errors in units of noise, and of constants in widths
-    of their priors."""
+    """Objective of the solver: soft L1 of errors in units of noise, and of constants in widths of
+    their priors."""
     parts = [error / NOISE for error in errors] + [
-        value / knob.width for value, (_, knob) in zip(at, places, strict=True)
+        value / knob.width for value, (_, knob) in zip(at, constants, strict=True)
     ]
     return 2 * sum(hypot(1, part) - 1 for part in parts)
 
 
-def _places(cases: Sequence[Case], wider: float) -> list[tuple[str, Knob]]:
+def _constants(cases: Sequence[Case], wider: float) -> list[tuple[str, Knob]]:
     generations = sorted({case.generation for case in cases})
     knobs = [replace(knob, width=knob.width * wider) for knob in KNOBS]
     own = [(generation, knob) for knob in knobs if not knob.shared for generation in generations]
@@ -317,34 +322,34 @@ def _places(cases: Sequence[Case], wider: float) -> list[tuple[str, Knob]]:
 
 
 def _factors(
-    places: Sequence[tuple[str, Knob]], at: Sequence[float]
+    constants: Sequence[tuple[str, Knob]], at: Sequence[float]
 ) -> dict[tuple[str, str], float]:
     return {
         (generation, knob.name): exp(value)
-        for (generation, knob), value in zip(places, at, strict=True)
+        for (generation, knob), value in zip(constants, at, strict=True)
     }
 
 
 def _linear(
-    cases: Sequence[Case], places: Sequence[tuple[str, Knob]], at: Sequence[float], *,
+    cases: Sequence[Case], constants: Sequence[tuple[str, Knob]], at: Sequence[float], *,
     say: Callable[[str], None],
 ) -> tuple[list[float], list[list[float]]]:
     """Logarithms of predicted over measured, and their slopes along each constant's logarithm."""
-    factors = _factors(places, at)
+    factors = _factors(constants, at)
     here = [log(predicted(case, factors)) for case in cases]
-    slopes = [[0.0] * len(places) for _ in cases]
-    for place, (generation, knob) in enumerate(places):
+    slopes = [[0.0] * len(constants) for _ in cases]
+    for column, (generation, knob) in enumerate(constants):
         say(f"{knob.name} {generation}".strip())
         moved = {**factors, (generation, knob.name): factors[generation, knob.name] * exp(STEP)}
         for row, case in enumerate(cases):
             if generation in ("", case.generation):
-                slopes[row][place] = (log(predicted(case, moved)) - here[row]) / STEP
+                slopes[row][column] = (log(predicted(case, moved)) - here[row]) / STEP
     return [value - log(case.seconds) for value, case in zip(here, cases, strict=True)], slopes
 
 
 def _best(
-    errors: Sequence[float], slopes: Sequence[Sequence[float]], places: Sequence[tuple[str, Knob]],
-    *, start: Sequence[float],
+    errors: Sequence[float], slopes: Sequence[Sequence[float]],
+    constants: Sequence[tuple[str, Knob]], *, start: Sequence[float],
 ) -> list[float]:
     """The logarithms that make the linear model's errors, and the distances from the priors, least.
     """
@@ -356,7 +361,7 @@ def _best(
             for error, row in zip(errors, slopes, strict=True)
         ]
         return of_rows + [
-            float(value) / knob.width for value, (_, knob) in zip(at, places, strict=True)
+            float(value) / knob.width for value, (_, knob) in zip(at, constants, strict=True)
         ]
 
     return [float(value) for value in solver()(residuals, list(start), loss="soft_l1").x]

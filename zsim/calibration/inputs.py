@@ -29,8 +29,10 @@ MAX_SCENARIOS = 2000
 
 @dataclass(slots=True, kw_only=True)
 class Material:
-    """What the files hold: steps as rows, steps of saved Runs planned already, collectives;
-    `simulated` names Runs that nobody measured."""
+    """Measurements of the files: steps as rows, steps of saved Runs planned already, collectives.
+
+    `simulated` are the names of Runs that a simulator made.
+    """
 
     steps: list[Step] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
@@ -38,7 +40,7 @@ class Material:
     skipped: list[Skipped] = field(default_factory=list)
     simulated: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
-    """Of the files, each content once."""
+    """Names of the files, each content once."""
 
     @property
     def cluster(self) -> str:
@@ -57,24 +59,24 @@ def read(files: Sequence[Path], *, scenarios: Path | None, cluster: str = "") ->
     A file that holds what another does is counted once and named. CalibrationError for any other
     without a usable row, and for a Run without a folder of scenarios.
     """
-    found = Material()
+    material = Material()
     used: dict[bytes, str] = {}
     for path in files:
-        held = measurements.digest(path)
-        if held in used:
-            found.skipped.append(measurements.copy_of(used[held], name=path.name))
+        digest = measurements.digest(path)
+        if digest in used:
+            material.skipped.append(measurements.copy_of(used[digest], name=path.name))
             continue
-        used[held] = path.name
-        before, skipped = _count(found), len(found.skipped)
-        _read(path, scenarios, cluster, found)
-        if before == _count(found):
-            raise _nothing(path, found.skipped[skipped:])
-    found.names = tuple(dict.fromkeys(used.values()))
-    return found
+        used[digest] = path.name
+        before, skipped = _count(material), len(material.skipped)
+        _read(path, scenarios, cluster, material)
+        if before == _count(material):
+            raise _nothing(path, material.skipped[skipped:])
+    material.names = tuple(dict.fromkeys(used.values()))
+    return material
 
 
-def _count(found: Material) -> int:
-    return len(found.steps) + len(found.cases) + len(found.collectives)
+def _count(material: Material) -> int:
+    return len(material.steps) + len(material.cases) + len(material.collectives)
 
 
 def _nothing(path: Path, skipped: Sequence[Skipped]) -> CalibrationError:
@@ -100,11 +102,11 @@ def _read(path: Path, scenarios: Path | None, cluster: str, material: Material) 
 
 
 def is_run(path: Path) -> bool:
-    """Whether the file begins as a saved Run does."""
+    """True where the file begins as a saved Run does."""
     return re.match(rb'\s*\{\s*"(run|schema_version)"', content(path, only=256)) is not None
 
 
-def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped:
+def _case(path: Path, scenarios: Path | None, material: Material) -> Case | Skipped:
     run = saved.load(path)
     if scenarios is None:
         expected = f"--scenarios FOLDER, in which {run.scenario[:60]}.toml says what the Run ran"
@@ -114,7 +116,7 @@ def _case(path: Path, scenarios: Path | None, found: Material) -> Case | Skipped
     if reason or asked is None:
         return Skipped(source=path.name, line=1, reason=reason)
     if run.backend == "sim":
-        found.simulated.append(path.name)
+        material.simulated.append(path.name)
     step = Step(
         source=path.name, line=1, scenario=asked, seconds=(run.step_time_ns or 0) / 1e9
     )

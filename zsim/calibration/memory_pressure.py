@@ -17,17 +17,17 @@ from zsim.ir.ledger_replay import HELD, replay
 from zsim.ir.program import Program, RankProgram
 
 STATES = 0.4
-"""Of a device's memory in parameters, gradients and optimizer states: from here on rows of
+"""Share of a device's memory in parameters, gradients and optimizer states from which on rows of
 llm-foundry ran slower."""
 PEAK = 0.9
-"""Of it in all that is allocated at once: what is cached in pieces, and the driver's part, leave
-nothing of the rest."""
+"""Share of a device's memory in allocated bytes that leaves none free: cached pieces and the driver
+take the rest."""
 LONGER = 0.2
-"""How much more time such a step may take: the rarest outliers among identical runs of llm-foundry
-are 5 to 20 % off."""
+"""Share by which such a step may take longer: the rarest outliers among identical runs of
+llm-foundry are 5 to 20 % off."""
 NOT_AS_MAPPED = 0.3
-"""How far off a step may be that cannot have run as it is mapped: as one from constants that are
-all assumed (`bands.COMPUTE`)."""
+"""Half-width of a step that cannot have run as mapped: that of constants that are all assumed
+(`error_bands.COMPUTE`)."""
 
 
 def caveats(program: Program, cluster: ClusterSpec) -> tuple[Caveat, ...]:

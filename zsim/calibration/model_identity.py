@@ -1,5 +1,5 @@
-"""Which measurements are of one model, whatever they call it: what is known of one of them must not
-help to predict another.
+"""Identity of a measured model, whatever its rows call it: rows of one model are left out of a fit
+together.
 
 A model is its family and its sizes. A preset has them, other sequences, another attention or
 another type of its loss make no other model.
@@ -20,9 +20,9 @@ SAME_MODEL = ("attention", "loss_dtype", "max_positions")
 """Sizes that say how it is computed, or how long sequences may be."""
 
 
-def model_of(asked: Scenario) -> str:
+def model_of(scenario: Scenario) -> str:
     """The scenario's model in words that are the same for all scenarios of it."""
-    table: dict[str, Any] = asked.tables["model"]
+    table: dict[str, Any] = scenario.tables["model"]
     if "preset" in table:
         known = preset(table["preset"])
         return _words(
@@ -34,18 +34,19 @@ def model_of(asked: Scenario) -> str:
             for name, value in table["sizes"].items()
         }
         return _words(table["family"], FAMILIES[table["family"]].sizes(**sizes))
-    return f"{asked.model.name}, {asked.model.num_parameters} parameters"  # a config of transformers, or what somebody has traced  # noqa: E501
+    # a config of transformers, or a traced model
+    return f"{scenario.model.name}, {scenario.model.num_parameters} parameters"
 
 
 def _words(family: str, sizes: Sizes) -> str:
     usual = {field.name: field.default for field in fields(sizes) if field.default is not MISSING}
-    said = asdict(sizes)
+    values = asdict(sizes)
     if family == "gpt":
-        usual["feed_forward"] = 4 * said["hidden_size"] if said["feed_forward"] else 0
-    usual["num_kv_heads"] = said.get("num_heads") if said.get("num_kv_heads") else 0
+        usual["feed_forward"] = 4 * values["hidden_size"] if values["feed_forward"] else 0
+    usual["num_kv_heads"] = values.get("num_heads") if values.get("num_kv_heads") else 0
     own = {
         name: value
-        for name, value in said.items()
+        for name, value in values.items()
         if name not in SAME_MODEL and value != usual.get(name, MISSING)
     }
     return f"{family} " + ", ".join(

@@ -36,10 +36,9 @@ class TableError(ScenarioError):
 class Row:
     """A measurement in `line` of the file `source`.
 
-    `caveats` say what the row leaves open, and widen its band. `network` are the least and the
-    most times of collectives, as shares of the prediction, on a network that others use too.
-    `group` names rows that are scored, and left out of a fit, together. `origin` says where the
-    measurement was published.
+    Its `caveats` widen its band. Its `network` is the least and the most time of collectives, as
+    shares of the prediction, on a network that others use too. Rows of one `group` are scored, and
+    left out of a fit, together. Its `origin` is the publication.
     """
 
     source: str
@@ -84,8 +83,8 @@ class Step(Row):
 class Collective(Row):
     """A measured collective over all ranks of `cluster`: bytes of the full message, and seconds.
 
-    `algorithm` is the one that NCCL was made to take, None for its own choice. `nvls` is False
-    where the switch was kept from reducing. `through_torch`: torch called NCCL, not nccl-tests.
+    The `algorithm` was forced on NCCL; None is NCCL's own choice. No `nvls` means that the switch
+    was kept from reducing, `through_torch` that torch called NCCL instead of nccl-tests.
     """
 
     op: str

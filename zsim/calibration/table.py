@@ -169,11 +169,11 @@ class _Row:
         if not self.problems and not (nanoseconds or peaks):
             self.problems.append(f"{TIME}: expected one of {', '.join(MEASURED)}, found none")
         table = {key: text for key, text in self.cells.items() if key not in (*MEASURED, *ABOUT)}
-        asked = self.scenario(table) if not self.problems else None
-        if asked is None:
+        made = self.scenario(table) if not self.problems else None
+        if made is None:
             return None
         return Step(
-            **about, scenario=asked, seconds=nanoseconds / 1e9 if nanoseconds else None,
+            **about, scenario=made, seconds=nanoseconds / 1e9 if nanoseconds else None,
             peaks=peaks, fields=table,
         )
 
@@ -215,20 +215,20 @@ class _Row:
         )
 
     def about(self) -> dict[str, Any]:
-        """What every row may say: what it leaves open, its network, its source and its group."""
+        """Fields of every kind of row: caveats, network, source and group."""
         widens = self.read("widens", _share(MOST_WIDENED)) or 0.0
         network = (
             self.read("network.least", _share(1.0)), self.read("network.most", _share(1000.0))
         )
-        words = self.cells.get("assumed", "")
-        if widens and not words:
+        assumed = self.cells.get("assumed", "")
+        if widens and not assumed:
             self.problems.append("assumed: expected the reason why the band is wider, found none")
         elif (network[0] is None) != (network[1] is None):
             self.problems.append("network.least, network.most: expected both or neither, found one")
         elif network[1] is not None and network[1] < 1:
             self.problems.append(f"network.most: expected 1 or more, found {network[1]:g}")
-        first, *others = [part.strip() for part in words.split(";")]
-        caveats = [Caveat(first, widens=widens), *map(Caveat, others)] if words else []
+        first, *others = [part.strip() for part in assumed.split(";")]
+        caveats = [Caveat(first, widens=widens), *map(Caveat, others)] if assumed else []
         return {
             "source": self.where, "line": self.line, "caveats": tuple(caveats),
             "network": WHOLE_NETWORK if None in network else network,

@@ -4,7 +4,7 @@ source, and how good they are."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.resources import files
 from math import ceil
@@ -16,6 +16,7 @@ from zsim.calibration.accuracy import percentile
 from zsim.calibration.fit_collectives import FittedCurves
 from zsim.calibration.fit_steps import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.calibration.table import toml_value
+from zsim.errors import Caveat
 from zsim.scenario.cluster_file import LEAST_WIDTH, MOST_WIDTH
 
 
@@ -40,7 +41,6 @@ def text(
             for (kind, name), factor in fitted.factors.items()
             if kind in ("", generation)
         }
-        doubt = fit_warnings.of_steps(fitted)
         about = (
             {"provenance": "assumed"}
             if simulated
@@ -48,7 +48,7 @@ def text(
         )
         device = _calibrated(
             device, factors, fitted.heard,
-            _Stamp(source=f"{source}; doubtful: {doubt}" if doubt else source, about=about),
+            _Stamp(source=_doubted(source, fit_warnings.of_steps(fitted)), about=about),
         )
     whole = {**cluster, "device": device, **({"curves": _curves(curves)} if curves else {})}
     return "\n".join([*_head(fitted, curves, source), *_table("", whole)]) + "\n"
@@ -61,20 +61,21 @@ def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> It
         if not groups:
             continue
         yield f"# calibrated on {sum(group.n for group in groups)} {kind} of {_plain(source)}"
-        for words, errors in (
+        for label, errors in (
             ("fitted", _all(groups, "fitted")),
             ("left out with their group", _all(groups, "left_out")),
         ):
-            yield f"# errors of rows {words}: {_said(errors)}"
+            yield f"# errors of rows {label}: {_figures(errors)}"
         for group in groups:
-            said = (
-                f"n {group.n}, fitted {_said(group.fitted)}; left out "
-                f"{_said(group.left_out)}{_plain(group.by_preset)}"
+            figures = (
+                f"n {group.n}, fitted {_figures(group.fitted)}; left out "
+                f"{_figures(group.left_out)}{_plain(group.by_preset)}"
             )
-            yield f"#   {_plain(group.name)}: {said}"
+            yield f"#   {_plain(group.name)}: {figures}"
         if kind == "steps" and fitted is not None:
             yield from (f"# {line}" for line in worth(fitted))
-    yield from (f"# doubtful: {_plain(line)}" for line in fit_warnings.of(fitted, curves))
+    for caveat in fit_warnings.caveats(fitted, curves):
+        yield f"# doubtful: {_plain(caveat.text)}"
     yield ""
 
 
@@ -95,26 +96,26 @@ def worth(fitted: Fitted) -> Iterator[str]:
 
 
 def kernels_heard(fitted: Fitted, name: str) -> list[str]:
-    """Under which names rows speak of the constant `name`: its own, or one for each kind of
-    attention kernels that they ran."""
+    """Names in `fitted.heard` of the constant `name`: its own, or one for each kind of attention
+    kernels that the rows ran."""
     if not name.startswith(OF_ATTENTION):
         return [name] if name in fitted.heard else []
     part = name.removeprefix(OF_ATTENTION)
     return sorted(
-        one for one in fitted.heard if one.startswith(OF_ATTENTION) and one.endswith(f".{part}")
+        heard for heard in fitted.heard
+        if heard.startswith(OF_ATTENTION) and heard.endswith(f".{part}")
     )
 
 
 def width(fitted: Fitted) -> float:
-    """The half-width of a step's time by what was fitted: what nine of ten rows lie in, rounded up,
-    and never less than presets have."""
+    """Half-width of a step's time, in which nine of ten rows lie: rounded up, and never less than
+    that of presets."""
     return min(MOST_WIDTH, max(LEAST_WIDTH, ceil(1000 * fitted.width - 1e-6) / 1000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stamp:
-    """What is written beside a number that was fitted: its `source` before that of the number it
-    replaces."""
+    """Keys of a fitted number; its `source` goes before that of the number it replaces."""
 
     source: str
     about: Mapping[str, str]
@@ -122,30 +123,28 @@ class _Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupErrors:
-    """Of the rows that are left out together: predicted over measured less 1, when fitted and when
-    left out."""
+    """Errors of rows that are left out together, predicted over measured less 1: fitted and held
+    out."""
 
     name: str
     fitted: tuple[float, ...]
     left_out: tuple[float, ...]
     before: str = ""
-    """The source of the published curve that predicts them by itself when they are left out, for no
-    other rows are on theirs."""
+    """Source of the published curve, where that alone predicts them left out, else ""."""
 
     @property
     def n(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.fitted)
 
     @property
     def by_preset(self) -> str:
-        """Words for rows that no others predict: if the preset has seen them, so has what predicts
-        them left out."""
+        """Note on rows that the preset alone predicts: it may have been fitted to them itself."""
         return f", by the preset alone, whose source is: {self.before}" if self.before else ""
 
 
 def step_errors(fitted: Fitted | None) -> list[GroupErrors]:
-    """By GPU and model."""
+    """Errors of steps by GPU and model."""
     if fitted is None:
         return []
     names = [" ".join(filter(None, case.group)) for case in fitted.cases]
@@ -153,7 +152,7 @@ def step_errors(fitted: Fitted | None) -> list[GroupErrors]:
 
 
 def curve_errors(curves: FittedCurves | None) -> list[GroupErrors]:
-    """By curve, and by the system that was measured."""
+    """Errors of collectives by curve, and by the system that was measured."""
     if curves is None:
         return []
     names = [
@@ -166,17 +165,17 @@ def curve_errors(curves: FittedCurves | None) -> list[GroupErrors]:
 def _groups(
     names: Sequence[str], errors: Sequence[float], left_out: Sequence[float], before: Sequence[str]
 ) -> list[GroupErrors]:
-    found: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        found.setdefault(name, []).append(place)
+    indices: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        indices.setdefault(name, []).append(index)
     return [
         GroupErrors(
             name=name,
-            fitted=tuple(errors[at] for at in places),
-            left_out=tuple(left_out[at] for at in places),
-            before=before[places[0]],
+            fitted=tuple(errors[at] for at in members),
+            left_out=tuple(left_out[at] for at in members),
+            before=before[members[0]],
         )
-        for name, places in found.items()
+        for name, members in indices.items()
     ]
 
 
@@ -184,21 +183,21 @@ def _all(groups: Sequence[GroupErrors], which: str) -> tuple[float, ...]:
     return tuple(error for group in groups for error in getattr(group, which))
 
 
-def _said(errors: Sequence[float]) -> str:
+def _figures(errors: Sequence[float]) -> str:
     sizes = [abs(error) for error in errors]
     middle, high, largest = map(_share, (median(sizes), percentile(sizes, 95), max(sizes)))
     return f"median {middle}, 95th percentile {high}, largest {largest}"
 
 
-def _plain(words: str) -> str:
-    """Words of a stranger's file in one line of a comment."""
-    return "".join(c if c.isprintable() else " " for c in words)[:300]
+def _plain(line: str) -> str:
+    """Text of a foreign file as one line of a comment, cut to 300 characters."""
+    return "".join(c if c.isprintable() else " " for c in line)[:300]
 
 
 def _curves(fitted: FittedCurves) -> dict[str, Any]:
     """The tables that `cluster_reader` reads: µs inside a node, multiples of the tuner's latencies
     on a network."""
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for curve in fitted.curves:
         unit = "" if curve.scope == "network" else " us"
         bands = {
@@ -206,18 +205,22 @@ def _curves(fitted: FittedCurves) -> dict[str, Any]:
         }
         values = {"floor": f"{curve.floor:.4g}{unit}", "share": f"{100 * curve.share:.4g} %"}
         values |= {name: f"{100 * band:.3g} %" for name, band in bands.items()}
-        for place, (added, half) in enumerate(curve.added, start=1):
-            suffix = "" if place == 1 else f"_{place}"
+        for number, (added, half) in enumerate(curve.added, start=1):
+            suffix = "" if number == 1 else f"_{number}"
             values |= {f"added{suffix}": f"{added:.4g}{unit}", f"half{suffix}": f"{half} B"}
-        doubt = fit_warnings.of_curve(curve, fitted)
         where = {
             "provenance": curve.provenance,
-            "source": f"{curve.source}; doubtful: {doubt}" if doubt else curve.source,
+            "source": _doubted(curve.source, fit_warnings.of_curve(curve, fitted)),
         }
-        found.setdefault(curve.scope, {})[curve.collective] = {
+        tables.setdefault(curve.scope, {})[curve.collective] = {
             key: {"value": value, **where} for key, value in values.items()
         }
-    return found
+    return tables
+
+
+def _doubted(source: str, caveats: Iterable[Caveat]) -> str:
+    """The source of fitted numbers, followed by their caveats."""
+    return "; doubtful: ".join((source, *(caveat.text for caveat in caveats)))
 
 
 def _share(value: float) -> str:
@@ -229,25 +232,25 @@ def _calibrated(
 ) -> dict[str, Any]:
     """The device's table with the factors of what rows speak of; of attention only of the kernels
     that they ran."""
-    found = dict(device)
+    calibrated = dict(device)
     for name, factor in factors.items():
         if name.startswith(OF_ATTENTION):
             part = name.removeprefix(OF_ATTENTION)
-            found["attention"] = {
+            calibrated["attention"] = {
                 kind: {**table, part: _scaled(table[part], factor, stamp)}
                 if f"{OF_ATTENTION}{kind}.{part}" in heard
                 else table
-                for kind, table in found.get("attention", {}).items()
+                for kind, table in calibrated.get("attention", {}).items()
             }
         elif name in heard:
-            found[name] = _scaled(found[name], factor, stamp)
+            calibrated[name] = _scaled(calibrated[name], factor, stamp)
             if name == PRODUCTS:
                 moved = _Stamp(
                     source=f"moved with {PRODUCTS}",
-                    about={"provenance": found[FLOAT8]["provenance"]},
+                    about={"provenance": calibrated[FLOAT8]["provenance"]},
                 )
-                found[FLOAT8] = _scaled(found[FLOAT8], factor, moved)
-    return found
+                calibrated[FLOAT8] = _scaled(calibrated[FLOAT8], factor, moved)
+    return calibrated
 
 
 def _scaled(entry: Mapping[str, str], factor: float, stamp: _Stamp) -> dict[str, str]:

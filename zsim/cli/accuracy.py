@@ -21,35 +21,35 @@ GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", 
 
 
 class NoSuchRowError(ZsimError):
-    """A row that is not in the file, or a name that says none."""
+    """A row that is not in the file, or a text that names no row."""
 
 
 def show(options: argparse.Namespace) -> int:
     """`zsim accuracy FOLDER`: predict every row and print the errors."""
     folder = Path(options.folder)
-    unsaid = {"collective": options.collective or "", "cluster": options.cluster or ""}
+    defaults = {"collective": options.collective or "", "cluster": options.cluster or ""}
     if options.cluster:
-        load_cluster(options.cluster)  # an unknown one is said before files are read
+        load_cluster(options.cluster)  # refuses an unknown one before files are read
     if options.explain:
-        return _explain(folder, options.explain, unsaid, as_json=options.json)
+        return _explain(folder, options.explain, defaults, as_json=options.json)
     if options.plot:
         plot.require(Path(options.plot))
         files.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
-        found = accuracy.accuracy(folder, say=tell, **unsaid)
+        result = accuracy.accuracy(folder, say=tell, **defaults)
     if options.plot:
-        plot.write(found.rows, Path(options.plot))
+        plot.write(result.rows, Path(options.plot))
     if options.json:
-        write_json(as_json(found))
-    for line in () if options.json else _table(found):
+        write_json(as_json(result))
+    for line in () if options.json else _table(result):
         say(line)
     return 0
 
 
-def as_json(found: Accuracy) -> dict[str, Any]:
+def as_json(result: Accuracy) -> dict[str, Any]:
     """The object that `--json` prints: times in seconds, errors and bands as shares."""
     return {
-        "groups": [{name: getattr(group, name) for name in GROUP} for group in found.groups],
+        "groups": [{name: getattr(group, name) for name in GROUP} for group in result.groups],
         "rows": [
             {
                 "source": row.source, "line": row.line, "kind": row.kind, "unit": row.unit,
@@ -57,25 +57,25 @@ def as_json(found: Accuracy) -> dict[str, Any]:
                 "band": [row.predicted * factor for factor in row.band],
                 "assumed": list(row.assumed),
             }
-            for row in found.rows
+            for row in result.rows
         ],
         "pairs": [
             {
                 "field": pair.field, "n": pair.n, "sign_right": pair.sign_right,
                 "median_error_of_ratio": pair.median_error_of_ratio,
             }
-            for pair in found.pairs
+            for pair in result.pairs
         ],
         "skipped": [
-            {"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped
+            {"source": row.source, "line": row.line, "reason": row.reason} for row in result.skipped
         ],
     }
 
 
-def _table(found: Accuracy) -> Iterator[str]:
+def _table(result: Accuracy) -> Iterator[str]:
     shares = " ".join(f"{name:>8}" for name in ("median", "mean", "p95", "max", "bias"))
     yield f"{'source':<30} {'kind':<28} {'gpu':<16} {'nodes':>5} {'n':>5} {shares} {'order':>6}"
-    for group in found.groups:
+    for group in result.groups:
         order = "-" if group.spearman is None else f"{group.spearman:.3f}"
         shares = " ".join(
             f"{100 * value:7.1f}%"
@@ -85,31 +85,31 @@ def _table(found: Accuracy) -> Iterator[str]:
             f"{group.source[:30]:<30} {_kind(group.kind):<28} {group.gpu[:16]:<16} "
             f"{group.nodes:>5} {group.n:>5} {shares} {order:>6}"
         )
-    if found.rows:
+    if result.rows:
         inside = sum(
-            row.band[0] <= row.measured / row.predicted <= row.band[1] for row in found.rows
+            row.band[0] <= row.measured / row.predicted <= row.band[1] for row in result.rows
         )
         yield (
-            f"\n{inside} of {len(found.rows)} measurements lie within their band. The largest "
+            f"\n{inside} of {len(result.rows)} measurements lie within their band. The largest "
             f"misses:"
         )
-        for row in sorted(found.rows, key=lambda row: -abs(row.error))[:5]:
+        for row in sorted(result.rows, key=lambda row: -abs(row.error))[:5]:
             yield (
-                f"  {_place(row)}: predicted {row.predicted:.6g} {row.unit}, measured "
+                f"  {_position(row)}: predicted {row.predicted:.6g} {row.unit}, measured "
                 f"{row.measured:.6g} {row.unit}, "
-                f"{100 * row.error:+.1f} %; {_said(row)}"
+                f"{100 * row.error:+.1f} %; {_fields(row)}"
             )
-    if found.pairs:
+    if result.pairs:
         yield "\npairs of rows that differ in one field:"
-    for pair in found.pairs:
+    for pair in result.pairs:
         sign = "-" if pair.sign_right is None else f"{100 * pair.sign_right:.0f} %"
         yield (
             f"  {pair.field:<24} n {pair.n:>6}   sign right {sign:>6}   median error of ratio "
             f"{100 * pair.median_error_of_ratio:.1f} %"
         )
-    if found.skipped:
-        yield f"\nskipped, {len(found.skipped)} rows:"
-    for reason, rows in by_reason(found.skipped).items():
+    if result.skipped:
+        yield f"\nskipped, {len(result.skipped)} rows:"
+    for reason, rows in by_reason(result.skipped).items():
         yield (
             f"  {len(rows):>5} × {reason}  ({rows[0].source} line "
             f"{rows[0].line}{', …' if len(rows) > 1 else ''})"
@@ -121,30 +121,30 @@ def _kind(kind: str) -> str:
 
 
 def by_reason(skipped: Sequence[Skipped]) -> dict[str, list[Skipped]]:
-    """Skipped rows by why they were."""
-    found: dict[str, list[Skipped]] = {}
+    """Skipped rows by their reason."""
+    rows_of: dict[str, list[Skipped]] = {}
     for row in skipped:
-        found.setdefault(row.reason, []).append(row)
-    return found
+        rows_of.setdefault(row.reason, []).append(row)
+    return rows_of
 
 
-def _place(row: Predicted) -> str:
+def _position(row: Predicted) -> str:
     return f"{row.source} line {row.line}"
 
 
-def _said(row: Predicted) -> str:
+def _fields(row: Predicted) -> str:
     return ", ".join(f"{name} {value}" for name, value in row.fields.items() if value)[:160]
 
 
-def _explain(folder: Path, asked: str, unsaid: dict[str, str], *, as_json: bool) -> int:
+def _explain(folder: Path, position: str, defaults: dict[str, str], *, as_json: bool) -> int:
     """`--explain FILE:LINE`: the scenario of one row, or its collective, and what was assumed."""
-    name, _, line = asked.rpartition(":")
+    name, _, line = position.rpartition(":")
     listed = measurements.files(folder).files
     wanted = [each for each in listed if name in (each[1], each[1].rpartition(".")[0])]
     wanted = wanted or [each for each in listed if each[0].name == name]
     for path, known in wanted if line.isdecimal() and len(line) < 10 else ():
         try:
-            rows = measurements.rows(path, name=known, **unsaid)
+            rows = measurements.rows(path, name=known, **defaults)
         except MeasurementError as error:
             rows = [Skipped(source=known, line=int(line), reason=str(error))]
         of_line = [row for row in rows if row.line == int(line)]
@@ -155,7 +155,7 @@ def _explain(folder: Path, asked: str, unsaid: dict[str, str], *, as_json: bool)
             sys.stdout.write(explain_row.text(of_line[0], as_json=as_json))
             return 0
     raise NoSuchRowError(
-        where=f"--explain {asked[:60]}",
+        where=f"--explain {position[:60]}",
         expected="FILE.csv:LINE of a measurement in the folder, the line as an editor counts it",
         found="no such row",
     )

@@ -41,55 +41,58 @@ def calibrated(options: argparse.Namespace) -> int:
         )
     if options.cluster:
         load_cluster(options.cluster)  # an unknown one is said before files are read
-    found = inputs.read(
+    material = inputs.read(
         list(map(Path, options.files)),
         scenarios=Path(options.scenarios) if options.scenarios else None,
         cluster=options.cluster or USUAL,
     )
-    preset = options.cluster or found.cluster or USUAL
-    cluster, names = load_cluster(preset), ", ".join(found.names)
+    preset = options.cluster or material.cluster or USUAL
+    cluster, names = load_cluster(preset), ", ".join(material.names)
     node = cluster.nccl
     curves: FittedCurves | None = None
     with progress("calibration"):
-        if found.collectives and node:
-            rows, others = fit_collectives.usable(found.collectives, node)
-            found.skipped += others
+        if material.collectives and node:
+            rows, others = fit_collectives.usable(material.collectives, node)
+            material.skipped += others
             curves = fit_collectives.fit(rows, node, source=names) if rows else None
-        fitted = _steps(found, cluster.device.name, alone=curves is None)
-    for name in found.simulated:
+        fitted = _steps(material, cluster.device.name, alone=curves is None)
+    for name in material.simulated:
         tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as "
              f"assumed")
-    warn("calibrate", fit_warnings.of(fitted, curves))
+    warn("calibrate", _doubts(fitted, curves))
     if options.out:
         text = write_cluster.text(
-            preset, fitted, source=names, curves=curves, simulated=bool(found.simulated)
+            preset, fitted, source=names, curves=curves, simulated=bool(material.simulated)
         )
         files.write(Path(options.out), text)
     if options.json:
-        write_json(_as_json(fitted, curves, found))
-    for line in () if options.json else _table(fitted, curves, found.skipped):
+        write_json(_as_json(fitted, curves, material))
+    for line in () if options.json else _table(fitted, curves, material.skipped):
         say(line)
     return 0
 
 
-def _steps(found: Material, device: str, *, alone: bool) -> Fitted | None:
-    """What the steps on `device` say, others are skipped by name; where there are curves as well,
-    steps of one group alone are too."""
-    cases, skipped = fit_steps.prepared(found.steps, say=tell)
-    found.skipped += skipped
+def _steps(material: Material, device: str, *, alone: bool) -> Fitted | None:
+    """Constants fitted to the steps on `device`, None for no fit; other steps are skipped by name.
+
+    Steps of a single group raise CalibrationError where they are `alone`, and are skipped where
+    there are curves as well.
+    """
+    cases, skipped = fit_steps.prepared(material.steps, say=tell)
+    material.skipped += skipped
     others = [
-        case for case in (*cases, *found.cases) if case.scenario.cluster.device.name != device
+        case for case in (*cases, *material.cases) if case.scenario.cluster.device.name != device
     ]
-    found.skipped += [
+    material.skipped += [
         Skipped(
             source=case.step.source, line=case.step.line,
             reason=f"a step on {case.scenario.cluster.device.name}, not on {device}",
         )
         for case in others
     ]
-    cases = [case for case in (*cases, *found.cases) if case not in others]
+    cases = [case for case in (*cases, *material.cases) if case not in others]
     if alone and not cases:
-        reasons = "; ".join(by_reason(found.skipped))[:400] or "no rows"
+        reasons = "; ".join(by_reason(material.skipped))[:400] or "no rows"
         expected = "measurements of the machine that --cluster names"
         raise CalibrationError(
             where="calibration", expected=expected, found=reasons,
@@ -100,15 +103,22 @@ def _steps(found: Material, device: str, *, alone: bool) -> Fitted | None:
     except CalibrationError as error:
         if alone:
             raise
-        found.skipped += [
+        material.skipped += [
             Skipped(source=case.step.source, line=case.step.line, reason=str(error))
             for case in cases
         ]
         return None
 
 
-def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material) -> dict[str, Any]:
-    """What `--json` prints: times in microseconds, errors as shares of the measurement."""
+def _doubts(fitted: Fitted | None, curves: FittedCurves | None) -> list[str]:
+    return [caveat.text for caveat in fit_warnings.caveats(fitted, curves)]
+
+
+def _as_json(
+    fitted: Fitted | None, curves: FittedCurves | None, material: Material
+) -> dict[str, Any]:
+    """The object that `--json` prints: times in microseconds, errors as shares of the measurement.
+    """
     steps: dict[str, Any] = {"constants": [], "rows": []}
     if fitted:
         steps = {
@@ -136,14 +146,15 @@ def _as_json(fitted: Fitted | None, curves: FittedCurves | None, found: Material
         **steps, "collectives": _curves_as_json(curves),
         "groups": [
             {
-                "group": one.name, "n": one.n, "fitted": _summary(one.fitted),
-                "left_out": _summary(one.left_out), "by_preset": one.before,
+                "group": group.name, "n": group.n, "fitted": _summary(group.fitted),
+                "left_out": _summary(group.left_out), "by_preset": group.before,
             }
-            for one in groups
+            for group in groups
         ],
-        "doubts": fit_warnings.of(fitted, curves), "simulated": found.simulated,
+        "doubts": _doubts(fitted, curves), "simulated": material.simulated,
         "skipped": [
-            {"source": row.source, "line": row.line, "reason": row.reason} for row in found.skipped
+            {"source": row.source, "line": row.line, "reason": row.reason}
+            for row in material.skipped
         ],
     }
 
@@ -154,11 +165,12 @@ def _curves_as_json(curves: FittedCurves | None) -> dict[str, Any]:
     return {
         "curves": [
             {
-                "scope": one.scope, "collective": one.collective, "floor": one.floor,
-                "share": one.share, "added": [list(term) for term in one.added], "band": one.band,
-                "band_middle": one.band_middle, "band_small": one.band_small,
+                "scope": curve.scope, "collective": curve.collective, "floor": curve.floor,
+                "share": curve.share, "added": [list(term) for term in curve.added],
+                "band": curve.band, "band_middle": curve.band_middle,
+                "band_small": curve.band_small,
             }
-            for one in curves.curves
+            for curve in curves.curves
         ],
         "rows": [
             {
@@ -196,17 +208,17 @@ def _table(
         yield from write_cluster.worth(fitted)
     if curves:
         yield f"{'curve':<32} {'floor':>8} {'share':>8}  added up to, half of it at"
-        for one in curves.curves:
-            unit = "x" if one.scope == "network" else "us"
+        for curve in curves.curves:
+            unit = "x" if curve.scope == "network" else "us"
             added = (
                 ", ".join(
-                    f"{times:.4g} {unit} at {half / 2**20:.3g} MiB" for times, half in one.added
+                    f"{times:.4g} {unit} at {half / 2**20:.3g} MiB" for times, half in curve.added
                 )
                 or "nothing"
             )
             yield (
-                f"{one.scope + ' ' + one.collective:<32} {one.floor:6.4g} {unit:<2} "
-                f"{100 * one.share:5.1f} %  {added}"
+                f"{curve.scope + ' ' + curve.collective:<32} {curve.floor:6.4g} {unit:<2} "
+                f"{100 * curve.share:5.1f} %  {added}"
             )
         yield from _errors(curves.errors, curves.left_out, write_cluster.curve_errors(curves))
     for reason, rows in by_reason(skipped).items():
@@ -216,15 +228,18 @@ def _table(
 def _errors(
     fitted: tuple[float, ...], left_out: tuple[float, ...], groups: list[GroupErrors]
 ) -> Iterator[str]:
-    for words, errors in (("rows fitted", fitted), ("rows left out with their group", left_out)):
-        found = _summary(errors)
+    for label, errors in (("rows fitted", fitted), ("rows left out with their group", left_out)):
+        summary = _summary(errors)
         shares = ", ".join(
-            f"{name} {100 * found[name]:.2f} %" for name in ("median", "mean", "p95", "max")
+            f"{name} {100 * summary[name]:.2f} %" for name in ("median", "mean", "p95", "max")
         )
-        yield f"{words}: n {found['n']}, {shares}"
+        yield f"{label}: n {summary['n']}, {shares}"
     for group in groups:
-        both = [_summary(one) for one in (group.fitted, group.left_out)]
-        medians = [f"{100 * one['median']:.1f} % (most {100 * one['max']:.1f} %)" for one in both]
+        both = [_summary(errors) for errors in (group.fitted, group.left_out)]
+        medians = [
+            f"{100 * summary['median']:.1f} % (most {100 * summary['max']:.1f} %)"
+            for summary in both
+        ]
         yield (
             f"  {group.name[:70]:<70} n {group.n:>3}  fitted {medians[0]}, left out "
             f"{medians[1]}{group.by_preset}"

@@ -258,11 +258,14 @@ NCCL_LOG = """# nThread 1 nGpus 2
 # Using devices
 #  Rank  0 Group  0 Pid 1 on node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
 #  Rank  1 Group  0 Pid 1 on node-a device  1 [0000:0f:00] NVIDIA H100 80GB HBM3
-#                                                              out-of-place                       in-place
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
-  1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  357.91  357.91       0
+#                                                              out-of-place                       \
+in-place
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  \
+(GB/s)  (GB/s)
+  1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  \
+357.91  357.91       0
 # Avg bus bandwidth    : 358.2
-"""  # noqa: E501
+"""
 
 
 def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(
     assert read.source.startswith("6 rows of log.txt; before: openxla/xla")
 
 
-def test_percentiles_are_the_same_wherever_they_stand_and_rows_that_the_preset_alone_predicts_are_named(  # noqa: E501
+def test_percentiles_are_the_same_everywhere_and_rows_of_the_preset_alone_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One system on each of three curves: left out, nothing but the published curve is there to
@@ -511,9 +511,7 @@ def test_a_machine_that_differs_from_its_preset_is_trusted_as_much_once_it_was_m
     assert bands_of(path, capsys) == (0.05, 0.05, 0.1)
 
 
-def test_nine_of_ten_further_measurements_of_other_sizes_lie_in_the_band_of_a_machine_that_was_measured_alone() -> (  # noqa: E501
-    None
-):
+def test_the_band_of_a_machine_measured_alone_holds_nine_of_ten_further_measurements() -> None:
     """Machines of all kinds, noise of 3 and 7 %, half the sizes measured: three to five rows are of
     each of large, middle and small."""
     node, draw, held = load_cluster("dgx-h100").nccl, random.Random(7), list[bool]()
@@ -838,9 +836,7 @@ def test_sums_of_profiles_are_skipped_by_name() -> None:
     assert len(skipped) == 3
 
 
-def test_a_band_of_many_errors_is_their_95th_percentile_and_of_few_what_students_t_makes_of_them() -> (  # noqa: E501
-    None
-):
+def test_a_band_of_many_errors_is_their_95th_percentile_and_of_few_by_students_t() -> None:
     many = [(-1) ** percent * percent / 100 for percent in range(1, 41)]
     assert fit_collectives._expected(many, published=0.05) == 0.39
     assert fit_collectives._expected([0.01, -0.01, 0.01, -0.01], published=0.05) == pytest.approx(

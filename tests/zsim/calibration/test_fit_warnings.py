@@ -135,11 +135,11 @@ def test_steps_that_hang_on_the_host_and_are_missed_are_doubted_for_nothing_fitt
         "batch.accumulation": "1",
     } | took(0.046)
     large = small | {"batch.sequence_length": "2048", "batch.micro_batch": "8"} | took(0.37)
-    found, skipped = prepared(steps(table(tmp_path / "a.csv", small, large)))
+    cases, skipped = prepared(steps(table(tmp_path / "a.csv", small, large)))
     assert not skipped
-    fitted = Fitted(factors={}, errors=(-0.25, -0.25), left_out=(0.0, 0.0), cases=tuple(found))
-    words = fit_warnings.of_host(fitted)
-    assert words.startswith("the fit misses 1 of 2 steps that half the host's pace would "
+    fitted = Fitted(factors={}, errors=(-0.25, -0.25), left_out=(0.0, 0.0), cases=tuple(cases))
+    (caveat,) = fit_warnings.of_host(fitted)
+    assert caveat.text.startswith("the fit misses 1 of 2 steps that half the host's pace would "
                             "lengthen by a tenth and more, by up to 25 %")
-    assert words in fit_warnings.of(fitted, None)
-    assert fit_warnings.of_host(replace(fitted, errors=(-0.05, -0.25))) == ""
+    assert caveat in fit_warnings.caveats(fitted, None)
+    assert not [*fit_warnings.of_host(replace(fitted, errors=(-0.05, -0.25)))]

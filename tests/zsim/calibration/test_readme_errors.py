@@ -17,6 +17,12 @@ def test_the_readmes_errors_are_those_of_the_committed_rows() -> None:
     assert [line for line in errors.lines(slow=False) if line not in README] == []
 
 
+def test_the_errors_by_collective_are_those_of_the_committed_rows() -> None:
+    page = README.splitlines()
+    start = page.index("| collective | size | rows | fitted | left out |") + 2
+    assert page[start : page.index("", start)] == [*errors.by_collective()]
+
+
 @pytest.mark.slow
 def test_the_readmes_errors_of_vtrains_many_steps_are_those_of_the_committed_rows() -> None:
     assert str(errors.of_steps(errors.SLOW)) in README

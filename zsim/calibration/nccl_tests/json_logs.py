@@ -1,5 +1,4 @@
-"""What nccl-tests writes as JSON. A file that was cut, and one that is of no whole run, is refused.
-"""
+"""JSON output of nccl-tests. A file that was cut, or that is of no whole run, is refused."""
 
 from __future__ import annotations
 
@@ -28,49 +27,51 @@ from zsim.calibration.nccl_tests.variables import listed
 from zsim.calibration.records import Skipped
 
 MOST_VARIABLES = 10_000
-"""Of an environment that is looked through."""
+"""Most variables of an environment that are read."""
 HEAD = 4096
-"""Characters in which a file says what it is of."""
+"""Characters at a file's beginning in which its program is named."""
 
 
 def read_json(text: str, *, source: str, collective: str = "") -> Rows:
     """One run of nccl-tests' `-J` file (version 2.17 and later), with out-of-place times; those are
     µs."""
-    given = LogOrigin(source=source, collective=collective)
+    origin = LogOrigin(source=source, collective=collective)
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
-        return _skipped("JSON cut or damaged", [], given)
+        return _skipped("JSON cut or damaged", [], origin)
     results = whole.get("results") if isinstance(whole, dict) else None
     if not isinstance(results, list) or "average_bus_bandwidth" not in whole:
-        return _skipped("not a whole run of nccl-tests", results, given)
+        return _skipped("not a whole run of nccl-tests", results, origin)
     devices = whole["config"].get("devices") if isinstance(whole.get("config"), dict) else None
     if (
         not isinstance(devices, list)
         or not devices
-        or not all(isinstance(one, dict) for one in devices)
+        or not all(isinstance(device, dict) for device in devices)
     ):
-        return _skipped("no devices listed", results, given)
+        return _skipped("no devices listed", results, origin)
     run = _Run(
         whole=whole, head=text[:HEAD], devices=devices, header=log_headers.of_json(whole["config"])
     )
     if reason := next(filter(None, run.problems()), ""):
-        return _skipped(reason, results, given)
+        return _skipped(reason, results, origin)
     return collect(
-        ((place, partial(run.row, result, given)) for place, result in enumerate(results, start=1)),
-        given.source,
+        (
+            (index, partial(run.row, result, origin))
+            for index, result in enumerate(results, start=1)
+        ),
+        origin.source,
     )
 
 
-def _skipped(reason: str, results: Any, given: LogOrigin) -> Rows:
+def _skipped(reason: str, results: Any, origin: LogOrigin) -> Rows:
     count = max(1, len(results)) if isinstance(results, list) else 1
-    return Rows(skipped=(Skipped(source=given.source, line=1, reason=reason, count=count),))
+    return Rows(skipped=(Skipped(source=origin.source, line=1, reason=reason, count=count),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The object of one whole run, the beginning of its text, and of its configuration the devices,
-    one for each rank, and the header."""
+    """The object of one whole run, the beginning of its text, its devices by rank, its header."""
 
     whole: dict[str, Any]
     head: str
@@ -78,15 +79,15 @@ class _Run:
     header: log_headers.Header
 
     def problems(self) -> Iterator[str]:
-        """Why none of it can be used."""
+        """Reasons why none of it can be used."""
         ranks = [
-            rank if type(rank := one.get("rank")) is int else place
-            for place, one in enumerate(self.devices)
+            rank if type(rank := device.get("rank")) is int else index
+            for index, device in enumerate(self.devices)
         ]
         yield self.header.mistimed
-        yield log_headers.split(str(one.get("group", 0)) for one in self.devices)
+        yield log_headers.split(str(device.get("group", 0)) for device in self.devices)
         yield self.header.incomplete(ranks)
-        yield log_headers.mixed(str(one.get("device_info", "")) for one in self.devices)
+        yield log_headers.mixed(str(device.get("device_info", "")) for device in self.devices)
         yield _out_of_bounds(self.whole.get("out_of_bounds"), self.whole["results"])
 
     @property
@@ -97,17 +98,17 @@ class _Run:
 
     @property
     def version(self) -> str:
-        """NCCL's."""
+        """Version of NCCL, "" where it is missing."""
         code = self.whole.get("nccl_version")
         return log_headers.version(code) if type(code) is int else ""
 
-    def row(self, result: Any, given: LogOrigin) -> LogRow:
+    def row(self, result: Any, origin: LogOrigin) -> LogRow:
         """The row of one result; RefusedError with what is wrong with it."""
         if not isinstance(result, dict) or not isinstance(result.get("out_of_place"), dict):
             raise RefusedError("no out-of-place time")
         if _is_wrong(result):
             raise RefusedError(log_tables.WRONG)
-        timed, name = result["out_of_place"], self._collective(result, given)
+        timed, name = result["out_of_place"], self._collective(result, origin)
         if "time" not in timed and "cpu_time" in timed:
             raise RefusedError(log_headers.OF_HOST)
         if type(result.get("size")) is not int:
@@ -119,7 +120,7 @@ class _Run:
             RanRow(
                 op=name, gpu=str(self.devices[0].get("device_info", "")),
                 num_ranks=len(self.devices),
-                num_nodes=len({str(one.get("hostname")) for one in self.devices}),
+                num_nodes=len({str(device.get("hostname")) for device in self.devices}),
                 nbytes=result["size"], version=self.version, variables=self.variables,
                 assumed=self.header.assumed, line=1,
             ),
@@ -128,27 +129,29 @@ class _Run:
                 algorithm=number(str(timed["alg_bw"]), "algbw") if "alg_bw" in timed else None,
                 bus=number(str(timed.get("bus_bw", "")), "busbw"),
             ),
-            given,
+            origin,
         )
 
-    def _collective(self, result: dict[str, Any], given: LogOrigin) -> str:
-        """What the result, or else the beginning of the file, says that it is of; RefusedError
-        where that is no one collective."""
+    def _collective(self, result: dict[str, Any], origin: LogOrigin) -> str:
+        """The collective that the result names, or else the beginning of the file; RefusedError for
+        none or several."""
         name = str(result.get("experiment_name") or "")
-        said = (
+        names = (
             said_by(name)
             or collectives_of(name)
             or programs(self.head)
             or collectives_of(self.head)
         )
-        found, problem = agreed(said, given=given.collective, source=given.source, modelled=FACTORS)
+        collective, problem = agreed(
+            names, option=origin.collective, source=origin.source, modelled=FACTORS
+        )
         if problem:
             raise RefusedError(problem)
-        return found
+        return collective
 
 
 def _is_wrong(result: Any) -> bool:
-    """Whether any value that a row came to is wrong, out of place or in place."""
+    """True where any value that a row came to is wrong, out of place or in place."""
     runs = (result.get("out_of_place"), result.get("in_place")) if isinstance(result, dict) else ()
     return any(
         isinstance(run, dict) and isinstance(wrong := run.get("nwrong"), int | float) and wrong > 0
@@ -157,8 +160,8 @@ def _is_wrong(result: Any) -> bool:
 
 
 def _out_of_bounds(summary: Any, results: list[Any]) -> str:
-    """Why a whole run is refused that says values are out of bounds and has no row to blame, as its
-    text is; "" for all others."""
+    """The reason to refuse a whole run with values out of bounds and no row to blame, as text logs
+    do; "" for none."""
     if not isinstance(summary, dict) or any(map(_is_wrong, results)):
         return ""
     count = summary.get("count")

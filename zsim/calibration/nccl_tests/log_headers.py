@@ -1,5 +1,4 @@
-"""What the header of an nccl-tests run says of its ranks and launches, as text and as JSON have it:
-whether all ranks are listed, and how collectives were launched.
+"""The header of an nccl-tests run, of text and of JSON: its ranks, and its launches of collectives.
 """
 
 from __future__ import annotations
@@ -18,9 +17,12 @@ BLOCKING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Threads of each process and GPUs of each thread, collectives of one launch, and launches of a
-    CUDA graph, and whether the host waits for each launch; what is not said is one of each, no
-    graph and no waiting."""
+    """Threads of each process, GPUs of each thread, collectives of one launch, launches of a CUDA
+    graph.
+
+    `is_blocking` where the host waits for each launch. What a log leaves out is one of each, no
+    graph and no waiting.
+    """
 
     threads: int = 1
     gpus: int = 1
@@ -30,14 +32,16 @@ class Header:
 
     @property
     def mistimed(self) -> str:
-        """Why its times are not those of the collective, "" where they are."""
+        """The reason why its times are not those of the collective, "" where they are."""
         return BLOCKING if self.is_blocking else ""
 
     def incomplete(self, ranks: Sequence[int]) -> str:
-        """Why a list of ranks is not that of all of them, "" where it may be: they count from 0,
-        and each process has as many GPUs."""
+        """The reason why `ranks` are not all ranks of the run, "" where they may be.
+
+        Ranks count from 0, and each process has as many GPUs.
+        """
         listed = sorted(set(ranks))
-        missing = next((place for place, rank in enumerate(listed) if rank != place), None)
+        missing = next((expected for expected, rank in enumerate(listed) if rank != expected), None)
         if missing is not None:
             return f"devices of {len(ranks)} ranks are listed, and none of rank {missing}"
         if len(listed) < len(ranks):
@@ -52,8 +56,8 @@ class Header:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What of its launches is taken to change nothing, in words: a graph, or a group, saves the
-        host's part of each."""
+        """Texts of caveats: a CUDA graph, or several collectives in a launch, save host time for
+        each, which is neglected."""
         graphs = (
             f"launched as CUDA graphs (graph: {self.graphs}), taken for collectives launched one "
             f"by one"
@@ -66,8 +70,7 @@ class Header:
 
 
 def split(groups: Iterable[object]) -> str:
-    """Why ranks of these groups, one for each rank, ran in a way that there is no model of, ""
-    where all are of one."""
+    """The reason why ranks of these groups, by rank, have no model, "" where all are of one."""
     count = len(set(groups))
     return (
         f"{count} communicators at once (NCCL_TESTS_SPLIT): no model of what they take from one "
@@ -86,14 +89,14 @@ _JSON = {
 def of_text(log: str) -> Header:
     """The header of one run as its line has it (writeDeviceReport in nccl-tests' src)."""
     line = re.search(r"^#\s*nThread\b.*$", log, re.MULTILINE)
-    found = (
-        {name: re.search(rf"\b{words}\s+(\d{{1,9}})\b", line[0]) for name, words in _TEXT.items()}
+    matches = (
+        {name: re.search(rf"\b{label}\s+(\d{{1,9}})\b", line[0]) for name, label in _TEXT.items()}
         if line
         else {}
     )
     is_blocking = re.search(r"^#\s*Blocking Enabled\b", log, re.MULTILINE) is not None
     return Header(
-        **{name: int(said[1]) for name, said in found.items() if said}, is_blocking=is_blocking
+        **{name: int(match[1]) for name, match in matches.items() if match}, is_blocking=is_blocking
     )
 
 
@@ -109,8 +112,10 @@ def of_json(config: Mapping[str, Any]) -> Header:
 
 
 def mixed(gpus: Iterable[str]) -> str:
-    """Why devices are no one kind of GPU, "" where they are: a ring is as fast as the slowest, and
-    nobody knows which the row is of."""
+    """The reason why devices are not one kind of GPU, "" where they are.
+
+    A ring is as fast as its slowest GPU, which the log does not name.
+    """
     kinds = sorted(set(gpus))
     return f"GPUs contradict each other: {', '.join(kinds)[:100]}" if len(kinds) > 1 else ""
 

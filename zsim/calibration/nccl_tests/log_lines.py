@@ -1,9 +1,8 @@
-"""The lines of an nccl-tests table: which are rows, which should have been, and whether a row's
-size is that of its elements.
+"""Lines of an nccl-tests table: rows, damaged rows, and rows whose size contradicts their elements.
 
-NCCL's messages and shells write into the same file, and people edit it: a line that holds what a
-row does and is not as rows are is named where it would be lost. What only reports, as the ranks of
-a channel, holds no times and no dtype.
+NCCL's messages and shells write into the same file, and people edit it. A line with the figures of
+a row in another shape is reported, so that no row is lost unseen. Mere reports, as the ranks of a
+channel, hold no times and no dtype.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TYPE_BYTES = {
 }
 """Bytes of an element by the name that nccl-tests prints (test_typenames in src/common.cu)."""
 OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
-"""As its `redop` has them."""
+"""Values of nccl-tests' column `redop`."""
 OF_PARTS = ("all_gather", "reduce_scatter")
 """Collectives whose count is that of one rank's part, their size that of all parts
 (getCollByteCount of each program)."""
@@ -32,13 +31,13 @@ _FIGURE = re.compile(r"[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?(?:[KMGT]i?B?)?", re.IGNO
 
 
 def is_row(line: str) -> bool:
-    """Whether the line begins with a size and a count."""
+    """True where the line begins with a size and a count."""
     return re.match(r"\s*\d+\s+\d+\s", line) is not None
 
 
 def holds_row(line: str) -> bool:
-    """Whether the line holds what a row does, wherever it begins: the figures of one that has
-    times, or a dtype with its operation."""
+    """True where the line holds a row's contents anywhere: figures with times, or a dtype with its
+    operation."""
     cells = line.split()
     figures = [cell for cell in cells if _FIGURE.fullmatch(cell)]
     if len(figures) >= FIGURES and sum("." in figure for figure in figures) >= FRACTIONS:
@@ -50,10 +49,9 @@ def holds_row(line: str) -> bool:
 
 
 def why_no_row(cells: Sequence[str], *, columns: int) -> str:
-    """Why the cells of a line are no row of a table with so many columns, "" where they are.
+    """The reason why the cells of a line are no row of a table with so many columns, else "".
 
-    A third figure where the dtype should be is what a line begins with that has one before its
-    size.
+    A figure in place of the dtype means that another figure stands before the size.
     """
     if any(NUL in cell for cell in cells):
         return DAMAGED
@@ -65,11 +63,11 @@ def why_no_row(cells: Sequence[str], *, columns: int) -> str:
 
 
 def why_not_its_count(collective: str, cells: Sequence[str], *, ranks: int) -> str:
-    """Why the size of a row is not that of its elements, "" where it is, or nobody knows how large
-    its dtype is.
+    """The reason why a row's size contradicts its elements, "" where it does not or the dtype is
+    unknown.
 
-    A run's programs round sizes to whole elements of whole parts before they print both, so that
-    they are equal to the byte.
+    nccl-tests rounds sizes to whole elements of whole parts before it prints both, so that they are
+    equal to the byte.
     """
     if cells[2] not in TYPE_BYTES or not (cells[0].isdecimal() and cells[1].isdecimal()):
         return ""

@@ -1,10 +1,9 @@
-"""What stands before every line of an nccl-tests log: a launcher's tag, a time, a host's or a
+"""Prefixes before every line of an nccl-tests log: a launcher's tag, a time, a host's or a
 container's name, colours of a terminal.
 
-There are more kinds of them than anybody lists, and new ones each year; but nccl-tests begins its
-own lines with `#`, so that what stands before those is what stands before all. Its shape is taken
-off wherever a line begins so: figures may differ from line to line, as those of times and ranks do,
-and nothing else may. A line that begins otherwise stays as it is.
+No list of them is complete. But nccl-tests begins its own lines with `#`, and the prefixes of those
+are the prefixes of all. A prefix is removed wherever a line begins with its shape. Only figures may
+differ from line to line, as those of times and ranks do. Other lines stay as they are.
 """
 
 from __future__ import annotations
@@ -16,39 +15,40 @@ from itertools import islice
 LONGEST = 200
 """Characters before a line, beyond which they are no prefix."""
 MOST = 16
-"""Shapes in one log: those that most of nccl-tests' own lines have."""
+"""Most shapes of prefixes in one log, the most frequent ones first."""
 MOST_LINES = 100_000
-"""Of nccl-tests' own that are looked at: those of a thousand runs."""
+"""Most lines of nccl-tests' own that are read: those of a thousand runs."""
 _OWN = re.compile(
-    r"#[ \t]{0,20}(?:nccl-tests version|nThread\b|Using devices|Collective test (?:starting|concluded)|Rank[ \t]{1,8}\d{1,7}[ \t]"  # noqa: E501
+    r"#[ \t]{0,20}(?:nccl-tests version|nThread\b|Using devices"
+    r"|Collective test (?:starting|concluded)|Rank[ \t]{1,8}\d{1,7}[ \t]"
     r"|size[ \t]+count\b|\(B\)[ \t]|Out of bounds values|Avg bus bandwidth)"
 )
-"""How lines begin that nccl-tests alone writes."""
+"""Beginnings of lines that nccl-tests alone writes."""
 _COLOURS = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[()][0-9A-B])")
 _PARTS = re.compile(r"\d+|[ \t]+|[^\d \t]+")
 
 
 def plain(text: str) -> str:
-    """The text without what stands before each of its lines, and without colours; a text that is no
-    log of nccl-tests as it is."""
+    """The text without prefixes and colours; any other text than a log of nccl-tests unchanged."""
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     shapes = _shapes(text)
     if not shapes:
         return text
-    found = sorted((shape for shape, _ in shapes.most_common(MOST)), key=len, reverse=True)
-    return re.sub(rf"(?<![^\r\n])(?:{'|'.join(found)})", "", text)
+    patterns = sorted((shape for shape, _ in shapes.most_common(MOST)), key=len, reverse=True)
+    return re.sub(rf"(?<![^\r\n])(?:{'|'.join(patterns)})", "", text)
 
 
 def holds_log(text: str) -> bool:
-    """Whether a line of the text, which is `plain`, begins as those that nccl-tests alone writes.
-    """
+    """True where a line of the text, which is `plain`, begins as nccl-tests alone begins lines."""
     return re.search(rf"^(?:{_OWN.pattern})", text, re.MULTILINE) is not None
 
 
 def _shapes(text: str) -> Counter[str]:
-    """What stands before nccl-tests' own lines, and before how many. Before lines of one kind alone
-    it may be a note that cites one."""
+    """Shapes of the prefixes of nccl-tests' own lines, with the number of their lines.
+
+    A prefix of lines of one kind alone is left out: it may be a note that cites one.
+    """
     kinds, counts = dict[str, str](), Counter[str]()
     of_several = set[str]()
     for own in islice(_OWN.finditer(text), MOST_LINES):
@@ -64,7 +64,7 @@ def _shapes(text: str) -> Counter[str]:
 
 
 def _shape(before: str) -> str:
-    """A pattern of all that looks as `before` does, "" for what may not stand before a line.
+    """The pattern of all prefixes of the shape of `before`, "" where it is none.
 
     A letter or a figure would run into the row behind it, so the last one is a blank or a sign.
     Each run of figures, and of blanks, is taken whole: nothing is tried twice.

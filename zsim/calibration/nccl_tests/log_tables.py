@@ -1,9 +1,8 @@
-"""The table of an nccl-tests run by the names above its columns, which its versions have had in
-several orders.
+"""The table of an nccl-tests run by the names above its columns, whose order differs by version.
 
 Since 2.11 every program prints all of size, count, type, redop and root. Before, each printed those
-that it has: an all-reduce no root, a broadcast no redop, an all-gather neither. So where a log does
-not say what it ran, its table says what it did not.
+that it has: an all-reduce no root, a broadcast no redop, an all-gather neither. So the table of a
+log without a collective's name excludes some collectives.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from zsim.calibration.nccl_tests.log_lines import OF_PARTS
 LEADING = ("size", "count", "type")
 TIMES = ("time", "algbw", "busbw")
 USUAL = (*LEADING, "redop", "root", *TIMES, "#wrong", *TIMES, "#wrong")
-"""What is printed since 2.11, and more figures than before, so that no other row is taken for one
-of these."""
+"""Columns printed since 2.11: more than before, so that no other row is taken for one of these."""
 COUNTED = ("#wrong", "error")
-"""Columns of how many results are wrong, and before 2.11 of how far they are off, which its summary
-judges."""
+"""Columns of the number of wrong results, and before 2.11 of their error, which its summary judges.
+"""
 REDUCES: dict[str, bool] = {
     "all_reduce": True, "reduce_scatter": True, "all_gather": False, "broadcast": False
 }
-"""Whether a collective has an operation, which nccl-tests prints as `redop`, and "none" of those
-that have not."""
+"""True for a collective with an operation, which nccl-tests prints as `redop`; it prints "none" for
+the others."""
 WRONG = "wrong results"
 UNCOUNTED = "N/A"
-"""In place of a count where results were not looked at."""
+"""Text in place of a count where nccl-tests did not check results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Table:
 
     @property
     def problem(self) -> str:
-        """Why rows under these names cannot be read, "" where they can."""
+        """The reason why rows under these names cannot be read, "" where they can."""
         if self.names[: len(LEADING)] == LEADING and all(name in self.names for name in TIMES):
             return ""
         expected = "expected a line '# size count type ... time algbw busbw' above the rows"
@@ -61,18 +59,18 @@ class Table:
         )
 
     def why_wrong(self, cells: Sequence[str]) -> str:
-        """`WRONG` where any result of the row is, out of place or in place, why nobody knows it,
-        and "" for neither."""
-        found = [
-            why
-            for place in self._places("#wrong")
-            if place < len(cells) and (why := _why_wrong(cells[place]))
+        """`WRONG` where any result of the row is, out of place or in place; else the problem of its
+        count, or ""."""
+        problems = [
+            problem
+            for index in self._places("#wrong")
+            if index < len(cells) and (problem := _why_wrong(cells[index]))
         ]
-        return WRONG if WRONG in found else "".join(found[:1])
+        return WRONG if WRONG in problems else "".join(problems[:1])
 
     def why_not_called(self, collective: str, cells: Sequence[str]) -> str:
-        """Why a row is not of the `collective` that its log says it ran, "" where it may be: what
-        reduces has an operation."""
+        """The reason why a row is not of the `collective` that its log names, else "": only
+        reductions have an operation."""
         if "redop" in self.names and "root" in self.names:
             operation = cells[self.names.index("redop")]
             if REDUCES[collective] == (operation == "none"):
@@ -80,10 +78,10 @@ class Table:
         return ""
 
     def why_not_of(self, collective: str, cells: Sequence[str]) -> str:
-        """Why a row cannot be of `collective` whatever it is called, "" where it can.
+        """The reason why a row cannot be of `collective`, whatever its log says, else "".
 
-        Since 2.11 an all-gather's rows are those of an all-to-all and of a sendrecv but for one
-        thing: those two do not run in place, so their results are counted out of place alone.
+        Since 2.11 the rows of an all-to-all and of a sendrecv are nearly those of an all-gather.
+        Those two do not run in place, so that their results are counted out of place alone.
         """
         columns = [name for name in ("redop", "root") if name in self.names]
         if len(columns) < 2 and (
@@ -95,7 +93,7 @@ class Table:
                 f"contradicts {collective}"
             )
         counted = [
-            cells[place] for name in COUNTED for place in self._places(name) if place < len(cells)
+            cells[index] for name in COUNTED for index in self._places(name) if index < len(cells)
         ]
         if len(counted) == 2 and counted[1] == UNCOUNTED != counted[0]:
             return (
@@ -105,12 +103,12 @@ class Table:
         return self.why_not_called(collective, cells)
 
     def _places(self, column: str) -> list[int]:
-        return [place for place, name in enumerate(self.names) if name == column]
+        return [index for index, name in enumerate(self.names) if name == column]
 
 
 def table_of(lines: Sequence[str]) -> Table:
-    """The table of a run's lines, by the first line that names columns; the usual one where
-    somebody has left that line out."""
+    """The table of a run's lines, by the first line that names columns; the usual one where that
+    line is missing."""
     for line in lines:
         if line.startswith("#") and "algbw" in line and "busbw" in line:
             return Table(tuple(line[1:].split()))
@@ -118,7 +116,7 @@ def table_of(lines: Sequence[str]) -> Table:
 
 
 def _why_wrong(cell: str) -> str:
-    """What is wrong where so many results are, a number of six digits at most or as 1e+06."""
+    """The problem of a cell with the number of wrong results, of six digits at most or as 1e+06."""
     if cell == UNCOUNTED:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What nccl-tests prints. A log that was cut, and one that does not say what it ran, is refused."""
+"""Text output of nccl-tests. A log that was cut, or that names no collective, is refused."""
 
 from __future__ import annotations
 
@@ -26,54 +26,56 @@ from zsim.calibration.records import DAMAGED, NUL, Skipped
 
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : .*FAILED")
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")
-"""What the lines begin with that a run begins with."""
+"""Beginnings of the lines with which a run begins."""
 
 
 def read_text(text: str, *, source: str, collective: str = "") -> Rows:
     """Rows of what nccl-tests printed, run by run, with out-of-place times.
 
-    A run is of the collective that it names; `collective` and the file's name say that of one that
-    does not, and must not contradict it. A run without its closing summary was cut, and its last
+    A run is of the collective that it names. For a run that names none, `collective` and the file's
+    name do; neither may contradict the run. A run without its closing summary was cut, and its last
     row may be too: none of it is used.
     """
-    given = LogOrigin(source=source, collective=collective)
-    read = [_read_run(lines, first, given) for first, lines in _runs(plain(text).splitlines())]
+    origin = LogOrigin(source=source, collective=collective)
+    read = [_read_run(lines, first, origin) for first, lines in _runs(plain(text).splitlines())]
     return Rows(
-        rows=tuple(row for one in read for row in one.rows),
-        skipped=tuple(skip for one in read for skip in one.skipped),
+        rows=tuple(row for run in read for row in run.rows),
+        skipped=tuple(skip for run in read for skip in run.skipped),
     )
 
 
 def _runs(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The lines of each run, and how many stand before them: one begins behind a summary, or where
-    a run is started anew.
+    """The lines of each run, and their number of lines before: a run begins behind a summary, or at
+    a line of `STARTS`.
 
-    Behind a summary a command that runs a program is that of the next run, which says no other
-    collective where nccl-tests is old.
+    A command behind a summary belongs to the next run, whose collective an old nccl-tests names
+    nowhere else.
     """
     begin, is_over, has_body = 0, False, False
-    starts_at = [place for place, line in enumerate(lines) if line.startswith(STARTS)]
+    starts_at = [index for index, line in enumerate(lines) if line.startswith(STARTS)]
     last = starts_at[-1] if starts_at else 0
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         starts = line.startswith(STARTS) or (
-            is_over and place < last and not line.startswith("#") and bool(programs(line))
+            is_over and index < last and not line.startswith("#") and bool(programs(line))
         )
         if (starts and has_body) or (is_over and (starts or is_row(line))):
-            yield begin, lines[begin:place]
-            begin, is_over, has_body = place, False, False
+            yield begin, lines[begin:index]
+            begin, is_over, has_body = index, False, False
         is_over = is_over or line.startswith("# Avg bus bandwidth")
         has_body = has_body or re.match(r"#\s+Rank\b", line) is not None or is_row(line)
     yield begin, lines[begin:]
 
 
 def _table(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
-    """The rows of a run, and behind its header also what is none and holds what a row does; each
-    with its line in the file."""
+    """The rows of a run, each with its line in the file.
+
+    Behind the header they include damaged rows, which hold a row's contents in another shape.
+    """
     is_behind = False
-    for place, line in enumerate(lines, start=first + 1):
+    for number, line in enumerate(lines, start=first + 1):
         is_header = line.startswith("#") and "(GB/s)" in line
         if is_row(line) or (is_behind and not is_header and holds_row(line)):
-            yield place, line
+            yield number, line
         is_behind = is_behind or is_header
 
 
@@ -81,37 +83,37 @@ def _table(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
 class _About:
     collective: str
     is_named: bool
-    """Whether the run itself says its collective."""
+    """True where the run itself names its collective."""
     contradiction: str
-    """Why it is of no one collective, "" where it is."""
+    """Reason why its collective is not known, "" where it is."""
     gpu: str
     ranks: int
     nodes: int
     version: str
     mixed: str
-    """What is wrong with its GPUs, "" for nothing."""
+    """Problem of its GPUs, "" for none."""
     variables: tuple[tuple[str, str], ...]
     split: str
-    """What is wrong with its communicators, "" for nothing."""
+    """Problem of its communicators, "" for none."""
     incomplete: str
-    """What is wrong with the list of its ranks, "" for nothing."""
+    """Problem of the list of its ranks, "" for none."""
     header: log_headers.Header
 
 
-def _about(text: str, given: LogOrigin) -> _About:
+def _about(text: str, origin: LogOrigin) -> _About:
     ranks = re.findall(
         r"#\s+Rank\s+(\d{1,7}) .*?\bon\s+(\S+)\s+device\s+\d+ \[[^\]]*\]\s*(.*)", text
     )
     devices, header = [(host, gpu) for _, host, gpu in ranks], log_headers.of_text(text)
     version = re.search(r"NCCL version (\d+\.\d+(?:\.\d+)?)", text)
     code = re.search(r"nccl-library=(\d{1,9})(?!\d)", text)
-    said = said_by(text)
+    named = said_by(text)
     name, contradiction = agreed(
-        said, given=given.collective, source=given.source, modelled=FACTORS
+        named, option=origin.collective, source=origin.source, modelled=FACTORS
     )
     return _About(
         collective=name,
-        is_named=bool(said),
+        is_named=bool(named),
         contradiction=contradiction,
         gpu=devices[0][1].strip() if devices else "",
         ranks=len(devices),
@@ -127,8 +129,8 @@ def _about(text: str, given: LogOrigin) -> _About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The `lines` of one run, of which so many stand before them: its rows with their places, their
-    columns, and what it says of itself."""
+    """The `lines` of one run, and the number of lines before them: its rows by line, their columns,
+    and its header."""
 
     lines: Sequence[str]
     first: int
@@ -138,7 +140,7 @@ class _Run:
 
     @property
     def units(self) -> str:
-        """The line of the header that has them."""
+        """Line of the header with the units."""
         return next((line for line in self.lines if line.startswith("#") and "(GB/s)" in line), "")
 
     def problems(self) -> Iterator[str]:
@@ -167,8 +169,8 @@ class _Run:
         if not self.rows:
             yield "no rows"
 
-    def row(self, cells: list[str], place: int, given: LogOrigin) -> LogRow:
-        """The row in line `place`; RefusedError with what is wrong with it."""
+    def row(self, cells: list[str], number: int, origin: LogOrigin) -> LogRow:
+        """The row in line `number`; RefusedError with its problem."""
         about, name = self.about, self.about.collective
         if problem := why_no_row(cells, columns=len(self.columns.names)) or why_not_its_count(
             name, cells, ranks=about.ranks
@@ -184,26 +186,26 @@ class _Run:
             RanRow(
                 op=name, gpu=about.gpu, num_ranks=about.ranks, num_nodes=about.nodes,
                 nbytes=int(cells[0]), version=about.version, variables=about.variables,
-                assumed=about.header.assumed, line=place,
+                assumed=about.header.assumed, line=number,
             ),
             timed,
-            given,
+            origin,
         )
 
 
-def _read_run(lines: list[str], first: int, given: LogOrigin) -> Rows:
-    rows = [(place, line.split()) for place, line in _table(lines, first)]
+def _read_run(lines: list[str], first: int, origin: LogOrigin) -> Rows:
+    rows = [(number, line.split()) for number, line in _table(lines, first)]
     run = _Run(
         lines=lines, first=first, rows=rows, columns=log_tables.table_of(lines),
-        about=_about("\n".join(lines), given),
+        about=_about("\n".join(lines), origin),
     )
     if reason := next(filter(None, run.problems()), ""):
         last = first + len(lines)
         whole = Skipped(
-            source=given.source, line=last, reason=reason, first=first + 1, last=last,
+            source=origin.source, line=last, reason=reason, first=first + 1, last=last,
             count=max(1, len(rows)),
         )
         return Rows(skipped=(whole,))
     return collect(
-        ((place, partial(run.row, cells, place, given)) for place, cells in rows), given.source
+        ((number, partial(run.row, cells, number, origin)) for number, cells in rows), origin.source
     )

@@ -1,7 +1,7 @@
 """NCCL's variables in a log: an algorithm or a protocol that was forced, a transport switched off.
 
-NCCL's own choice is what curves are of. Variables that force what has no model are why a row is
-skipped; others that could change a time widen its band.
+Curves are of NCCL's own choice. A row is skipped where variables force what has no model. Others
+that could change a time widen its band.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UnmodelledError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What variables leave NCCL: one algorithm or None for its own choice, and its switch."""
+    """The choice that variables leave NCCL: one algorithm or None for any, and its switch."""
 
     algorithm: Algorithm | None = None
     nvls: bool = True

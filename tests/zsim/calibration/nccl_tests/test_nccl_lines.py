@@ -265,9 +265,7 @@ def test_json_that_has_failed_without_a_row_to_blame_is_refused_whole_as_text_is
     }
 
 
-def test_json_without_values_out_of_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -> (  # noqa: E501
-    None
-):
+def test_json_in_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -> None:
     assert (
         len(
             read_json(

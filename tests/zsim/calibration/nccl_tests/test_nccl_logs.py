@@ -28,9 +28,7 @@ def read(path: Path) -> Rows:
     return read_log(text, source=path.name)
 
 
-def test_a_log_that_does_not_name_its_collective_is_read_by_its_file_s_name_or_what_it_is_given() -> (  # noqa: E501
-    None
-):
+def test_a_log_without_its_collective_is_read_by_its_file_s_name_or_the_option() -> None:
     unnamed = LOG.replace("all_reduce_perf", "perf")
     assert [
         row.op for row in read_text(unnamed, source="runs/AllReduce-2xH100.txt").rows
@@ -43,20 +41,26 @@ def test_a_log_that_does_not_name_its_collective_is_read_by_its_file_s_name_or_w
 
 LOG = """# nccl-tests version 2.17.0 nccl-headers=22707 nccl-library=22707
 # Collective test starting: all_reduce_perf
-# nThread 1 nGpus 2 minBytes 1073741824 maxBytes 2147483648 step: 2(factor) warmup iters: 5 iters: 20
+# nThread 1 nGpus 2 minBytes 1073741824 maxBytes 2147483648 step: 2(factor) warmup iters: 5 \
+iters: 20
 # Using devices
 #  Rank  0 Group  0 Pid   1234 on  node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
 #  Rank  1 Group  0 Pid   1234 on  node-a device  1 [0000:0f:00] NVIDIA H100 80GB HBM3
 #
-#                                                              out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
-  1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  357.91  357.91       0
-  2147483648     536870912     float     sum      -1  5990.00  358.51  358.51       0  5990.00  358.51  358.51       0
+#                                                              out-of-place                       \
+in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   \
+algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  \
+(GB/s)  (GB/s)
+  1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  \
+357.91  357.91       0
+  2147483648     536870912     float     sum      -1  5990.00  358.51  358.51       0  5990.00  \
+358.51  358.51       0
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 358.2
 #
-"""  # noqa: E501
+"""
 
 
 def test_a_log_of_nccl_tests_gives_its_rows_and_what_they_ran_on() -> None:

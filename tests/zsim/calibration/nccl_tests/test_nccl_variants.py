@@ -159,10 +159,11 @@ NAMES_ABOVE = (
     "busbw  error\n"
 )
 OLD = (
-    """# nThread 1 nGpus 8 minBytes 1073741824 maxBytes 2147483648 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+    """# nThread 1 nGpus 8 minBytes 1073741824 maxBytes 2147483648 step: 2(factor) warmup iters: \
+5 iters: 20 validation: 1
 #
 # Using devices
-"""  # noqa: E501
+"""
     + "".join(
         f"#   Rank  {rank} Pid  28888 on     node-a device  {rank} [0x{rank:02x}] NVIDIA "
         f"A100-SXM4-80GB\n"
@@ -172,12 +173,13 @@ OLD = (
 #                                                       out-of-place                       in-place
 """
     + NAMES_ABOVE
-    + """#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+    + """#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  \
+(GB/s)  (GB/s)
 {1}
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 229.4
 #
-"""  # noqa: E501
+"""
 )
 OLD_ROWS = {
     "all_reduce": ("   redop", "1073741824     268435456     float     sum   8203.9  130.88  "
