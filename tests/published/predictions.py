@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.published.traces import whole
-from zsim.memory.fits import Answer, answer
+from zsim.memory.fits import MemoryVerdict, assess_program
 from zsim.models.checkpointing import NO_CHECKPOINTING
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -94,16 +94,16 @@ def _row(table: dict[str, str]) -> Row:
 
 
 @cache
-def _answers(scenario_of: str, *, is_traced: bool) -> tuple[Answer, Answer]:
+def _answers(scenario_of: str, *, is_traced: bool) -> tuple[MemoryVerdict, MemoryVerdict]:
     row = rows()[scenario_of]
     scenario = row.traced() if is_traced else row.scenario()
     program = plan(scenario, device="cuda")
-    return answer(program, scenario.cluster), answer(
+    return assess_program(program, scenario.cluster), assess_program(
         program, scenario.cluster, expandable_segments=True
     )
 
 
-def answers(row: Row, *, is_traced: bool = True) -> tuple[Answer, Answer]:
+def answers(row: Row, *, is_traced: bool = True) -> tuple[MemoryVerdict, MemoryVerdict]:
     """The simulator's answer, without and with expandable segments. Rows that differ in what is not
     modelled share one."""
     alike = (row.framework, row.gpus, row.micro_batch)

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zsim.analysis.alternatives import changes, dropped, refusals
+from zsim.analysis.alternatives import changes, dropped
 from zsim.io.units import format_bytes
-from zsim.memory.fits import Answer, Verdict, assess
+from zsim.memory.fits import MemoryVerdict, Verdict, assess
 from zsim.runs.simulator import StepTime, step_time
+from zsim.scenario import cross_checks
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 
@@ -62,7 +63,7 @@ class Way:
 
     changes: tuple[str, ...]
     scenario: Scenario
-    answer: Answer
+    answer: MemoryVerdict
     step: StepTime | None = None
 
     @property
@@ -91,7 +92,7 @@ def advice(case: Planned) -> tuple[Effect, ...]:
     return tuple(sorted([*alone, *fastest], key=lambda effect: -effect.saved_bytes))
 
 
-def none_fits(before: Answer, effects: Sequence[Effect]) -> str:
+def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
     """That the scenario does not fit whatever is changed, with the least that it needs, in a
     sentence; "" where it or a change may."""
     if any(
@@ -156,7 +157,7 @@ def changed(
         key = _key(other)
         if (
             key in seen
-            or refusals(other)
+            or cross_checks.problems(other)
             or (other.strategy != way.scenario.strategy and not stages)
         ):
             continue

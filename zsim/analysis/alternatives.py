@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from zsim.autograd.traced import TracedModel, TracedModelError
+from zsim.autograd.traced import TracedModel
 from zsim.ir.mesh import Mesh
-from zsim.models import checkpointing
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Optimizer
 from zsim.scenario.scenario import Scenario
@@ -72,37 +71,6 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         )
     if on_device and not scenario.expandable_segments:
         yield "allocator.expandable_segments = true", scenario.with_parts(expandable_segments=True)
-
-
-def refusals(scenario: Scenario) -> tuple[str, ...]:
-    """What a scenario file that asks for this would be refused for: what its parts cannot do
-    together."""
-    strategy, precision, batch = STRATEGIES[scenario.strategy], scenario.precision, scenario.batch
-    if isinstance(scenario.model, TracedModel):
-        try:
-            scenario.model.modules_for(
-                batch,
-                dtype=precision.parameters,
-                casts_input=strategy.casts_input,
-                unit_hooks=strategy.unit_hooks,
-                autocast=precision.autocast,
-                checkpointing=scenario.checkpointing,
-            )
-        except TracedModelError as error:
-            return (str(error),)
-    return (
-        *checkpointing.problems(
-            scenario.checkpointing,
-            scenario.model,
-            casts=precision.autocast != "none" and strategy.leaves,
-            forwards=batch.forwards,
-        ),
-        *problems(
-            scenario.strategy, scenario.options, mesh=scenario.mesh, optimizer=scenario.optimizer,
-            model=scenario.model, checkpointing=scenario.checkpointing, precision=precision,
-            batch=batch, sync=scenario.sync,
-        ),
-    )
 
 
 def can_checkpoint(scenario: Scenario) -> bool:

@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from zsim.analysis.exposure import at_ends, compute_ops, idle_stretches, shares_of
-from zsim.analysis.free_compute import Room
+from zsim.analysis.free_compute import FreeCompute
 from zsim.engine.rank_schedule import awaited_by_host
 from zsim.engine.timeline import Timeline, Times
 from zsim.io.units import format_time
@@ -255,14 +255,14 @@ def _held(
     )
 
 
-def _room(ops: Sequence[Op], times: Times, group: str) -> Room:
+def _room(ops: Sequence[Op], times: Times, group: str) -> FreeCompute:
     """The room of the communicator over `group`."""
     spans = [
         (times.starts[op.index], times.ends[op.index])
         for op in ops
         if op.kind in COLLECTIVES and op.group == group
     ]
-    return Room(
+    return FreeCompute(
         [(times.starts[op.index], times.ends[op.index]) for op in compute_ops(ops, times)],
         taken=spans,
     )
@@ -305,7 +305,7 @@ def _each_exposed(
 
 
 def _late(
-    held: Sequence[_Held], room: Room, lag: int, ns: int
+    held: Sequence[_Held], room: FreeCompute, lag: int, ns: int
 ) -> Iterator[tuple[Reason, int, int | None]]:
     """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for,
     and which op it was."""
@@ -327,7 +327,8 @@ def _late(
 
 
 def _exposed(
-    op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], room: Room, lag: int, ns: int
+    op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], room: FreeCompute, lag: int,
+    ns: int,
 ) -> Exposed:
     """`lag`: by how much the queue that `held` it would have been over earlier if none ahead of it
     had shared its links."""

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.analysis.advice import REMEDY, Way, together, way_of
-from zsim.analysis.alternatives import can_checkpoint, dropped, moved, refusals
+from zsim.analysis.alternatives import can_checkpoint, dropped, moved
 from zsim.autograd.traced import TracedModel
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
-from zsim.memory.fits import Answer
+from zsim.memory.fits import MemoryVerdict
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.scenario import cross_checks
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 MUCH_FASTER = 1.02
 """Of two that fit, the one that shards or recomputes less is taken unless the other is faster by
@@ -38,7 +40,7 @@ class Candidate:
 
     name: str
     scenario: Scenario
-    answer: Answer
+    answer: MemoryVerdict
     step_time_ns: int
     step_time_band_ns: tuple[int, int]
     dropped: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ def fit(scenario: Scenario) -> Fit:
     found: list[Way] = []
     refused: list[tuple[str, str]] = []
     for name, other in _cases(scenario):
-        if problems := refusals(other):
+        if problems := cross_checks.problems(other):
             refused.append((name, problems[0]))
         else:
             found.append(way_of((name,), planned(other)))
@@ -102,7 +104,7 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     Each keeps every option of the scenario that its strategy knows. What a scenario file would be
     refused for is left out.
     """
-    yield from ((name, case) for name, case in _cases(scenario) if not refusals(case))
+    yield from ((name, case) for name, case in _cases(scenario) if not cross_checks.problems(case))
 
 
 def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -134,8 +136,10 @@ def _words(asked: Checkpointing) -> str:
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     model = scenario.model
-    asked = getattr(scenario.options, "reshard_after_forward", "auto")
-    freed = asked is True or asked == "auto"
+    zero_stage = STRATEGIES[scenario.strategy].formula.stage
+    over_all_ranks = moved(scenario, "fsdp2")
+    reshard = over_all_ranks.options.reshard_after_forward
+    freed = reshard is True or reshard == "auto"
     if model.left_out and not isinstance(model, TracedModel):
         yield (
             "ddp, find_unused_parameters = true",
@@ -143,9 +147,9 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         )
     else:
         yield "ddp", moved(scenario, "ddp")
-    if scenario.strategy == "zero_redundancy":
-        yield "zero_redundancy", scenario
     for stage in ("zero1", "zero2"):
+        if zero_stage == stage != scenario.strategy:
+            yield scenario.strategy, scenario
         yield stage, moved(scenario, stage)
     for mesh in _replicated(scenario):
         whole_node = mesh.dp_shard == scenario.cluster.devices_per_node
@@ -158,12 +162,12 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
                 moved(scenario, "hsdp", mesh=mesh, reshard_after_forward=True),
             )
     yield from _shardings(scenario, Mesh(dp_shard=scenario.world_size), "")
-    if asked is not False:
+    if reshard is not False:
         yield (
             "fsdp2, reshard_after_forward = false",
             moved(scenario, "fsdp2", reshard_after_forward=False),
         )
-    yield "fsdp2", moved(scenario, "fsdp2")
+    yield "fsdp2", over_all_ranks
     if not freed:
         yield (
             "fsdp2, reshard_after_forward = true",
@@ -173,13 +177,14 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _shardings(scenario: Scenario, mesh: Mesh, groups: str) -> Iterator[tuple[str, Scenario]]:
-    """fsdp1 with and without its blocks freed after forward, where the scenario is of it: who is on
-    it need not leave it."""
-    if scenario.strategy == "fsdp1":
+    """The scenario's own strategy on `mesh`, where it can keep replicas or not (fsdp1): with and
+    without its blocks freed after forward."""
+    strategy = scenario.strategy
+    if STRATEGIES[strategy].over_all_ranks == strategy:
         for sharding in ("grad_op", "full"):
             yield (
-                f'fsdp1{groups}, sharding = "{sharding}"',
-                moved(scenario, "fsdp1", mesh=mesh, sharding=sharding),
+                f'{strategy}{groups}, sharding = "{sharding}"',
+                moved(scenario, strategy, mesh=mesh, sharding=sharding),
             )
 
 
@@ -192,9 +197,8 @@ def _replicated(scenario: Scenario) -> list[Mesh]:
         for size in range(2, min(per_node, ranks - 1) + 1)
         if per_node % size == 0 and ranks % size == 0
     }
-    if scenario.strategy == "hsdp" or (
-        scenario.strategy == "fsdp1" and scenario.mesh.dp_replicate > 1
-    ):
+    sharded = STRATEGIES[scenario.strategy].over_all_ranks
+    if sharded and (sharded != scenario.strategy or scenario.mesh.dp_replicate > 1):
         sizes.add(scenario.mesh.dp_shard)
     return [Mesh(dp_replicate=ranks // size, dp_shard=size) for size in sorted(sizes)]
 
@@ -251,6 +255,6 @@ def _times(chosen: Candidate, fastest: Candidate) -> str:
     )
 
 
-def _trouble(found: Answer) -> int:
+def _trouble(found: MemoryVerdict) -> int:
     """How far what fits is from running smoothly, as a place in `_ABLE`."""
     return 0 if found.pressure is None else 1 if found.pressure.expected else 2

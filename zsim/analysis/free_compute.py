@@ -14,7 +14,7 @@ from itertools import accumulate
 Span = tuple[int, int]
 
 
-class Room:
+class FreeCompute:
     """Spans of `compute`, and of them what is free: not `taken` by collectives, nor handed out.
     Both lists are in order.
 

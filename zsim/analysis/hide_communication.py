@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zsim.analysis.alternatives import refusals
 from zsim.analysis.critical_path import explain
 from zsim.analysis.hiding_candidates import (
     APART,
@@ -44,6 +43,7 @@ from zsim.engine.timeline import Timeline
 from zsim.io.units import format_bytes
 from zsim.memory.fits import Verdict, assess
 from zsim.models import wrapping
+from zsim.scenario import cross_checks
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.work_limits import MANY_TIMES
@@ -220,7 +220,7 @@ def _simulated(words: str, case: Planned, timeline: Timeline | None = None) -> T
 
 def _tried(words: str, scenario: Scenario) -> Tried | None:
     """The candidate simulated; None where a scenario file that asked for it would be refused."""
-    if refusals(scenario):
+    if cross_checks.problems(scenario):
         return None
     return _simulated(words, planned(scenario))
 

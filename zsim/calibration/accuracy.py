@@ -182,7 +182,7 @@ def of_step(step: Step) -> Iterator[Predicted]:
     program = plan(step.scenario, device=cluster.kind)
     if step.seconds is not None:
         yield _timed(step, step.seconds, program)
-    answer = fits.answer(
+    answer = fits.assess_program(
         program, cluster, expandable_segments=step.scenario.expandable_segments
     ) if step.peaks else None
     for name, nbytes in step.peaks.items():

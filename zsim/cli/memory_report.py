@@ -18,7 +18,7 @@ from zsim.cli.report import bar, say, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory.fits import Answer, Band, Holding, holdings, ridges
+from zsim.memory.fits import Band, Holding, MemoryVerdict, holdings, ridges
 from zsim.memory.waterfall import Stage
 from zsim.runs import metrics
 from zsim.scenario.scenario import Scenario
@@ -38,7 +38,9 @@ difference by less than the times. How much less depends on what the two have in
 differences are not known."""
 
 
-def answer_object(found: Answer, stages: Sequence[Stage], program: RankProgram) -> dict[str, Any]:
+def answer_object(
+    found: MemoryVerdict, stages: Sequence[Stage], program: RankProgram
+) -> dict[str, Any]:
     """The keys of `zsim show --memory --json`; "memory" is the timeline, bytes during each
     computation."""
     return {
@@ -59,7 +61,7 @@ def answer_object(found: Answer, stages: Sequence[Stage], program: RankProgram) 
     }
 
 
-def print_answer(found: Answer, stages: Sequence[Stage], program: RankProgram) -> None:
+def print_answer(found: MemoryVerdict, stages: Sequence[Stage], program: RankProgram) -> None:
     """The timeline, the waterfall and the verdict of one scenario."""
     ridge, held = ridges(program, found.phase), holdings(program, found.phase)
     size = -(-len(ridge) // MOST_POINTS)
@@ -120,7 +122,7 @@ def _say_wrapped(text: str, *, hanging: int) -> None:
         say(line)
 
 
-def verdict_words(found: Answer) -> str:
+def verdict_words(found: MemoryVerdict) -> str:
     """Needed against there is, with the band and the margin or how it runs without one, in a
     sentence."""
     needed, capacity = found.needed, found.capacity
@@ -137,7 +139,7 @@ def verdict_words(found: Answer) -> str:
     )
 
 
-def _margin(found: Answer) -> str:
+def _margin(found: MemoryVerdict) -> str:
     """What is to spare or short; where what is cached would be too much, what comes of giving it
     back."""
     margin = (

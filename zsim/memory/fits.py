@@ -20,9 +20,9 @@ from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
 from zsim.memory.inputs_and_buffers import belongings
-from zsim.memory.non_torch import Outside, capacity, cublas_workspace, outside, total
+from zsim.memory.non_torch import NonTorchMemory, capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, pressure
-from zsim.memory.rank_classes import stand_ins
+from zsim.memory.rank_classes import rank_classes
 from zsim.scenario.plan import Planned
 
 Verdict = Literal["FITS", "TIGHT", "OOM"]
@@ -53,7 +53,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class MemoryVerdict:
     """What `rank`, the one that may need most, needs. The peak is that of `phase`, inside the op
     `peak_at`."""
 
@@ -71,7 +71,7 @@ class Answer:
     cached_bytes: int
     """Reserved and in no live block: fragmentation, and blocks kept for reuse."""
     reserved_bytes: int
-    outside: tuple[Outside, ...]
+    outside: tuple[NonTorchMemory, ...]
     construction_bytes: int
     """Allocated bytes while model and optimizer are built, were it on the device."""
     needed: Band
@@ -124,19 +124,19 @@ class Answer:
         return self.capacity.nbytes - self.needed.nbytes
 
 
-def assess(planned: Planned) -> Answer:
+def assess(planned: Planned) -> MemoryVerdict:
     """The answer for a planned scenario on its own cluster, its batch and buffers included."""
     scenario = planned.scenario
-    return answer(
+    return assess_program(
         planned.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
         besides=belongings(scenario),
     )
 
 
-def answer(
+def assess_program(
     program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False,
-    besides: tuple[Outside, ...] = (),
-) -> Answer:
+    besides: tuple[NonTorchMemory, ...] = (),
+) -> MemoryVerdict:
     """The answer for the rank of `program` that may need most of `cluster`'s device: with its
     Program's peak, and, in its place in its node, NCCL's buffers.
 
@@ -156,7 +156,7 @@ def answer(
     needed = Band(
         nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high
     )
-    return Answer(
+    return MemoryVerdict(
         rank=one.rank, phase=one.phase, peak_at=one.highest.peak_at, allocated_bytes=one.allocated,
         by_kind=one.highest.by_kind, by_part=one.highest.highest_by_part,
         rounding_bytes=active - one.allocated - workspaces, workspace_bytes=workspaces,
@@ -180,7 +180,7 @@ class _Standing:
     phase: PhaseName
     highest: MemoryRecord
     built: int
-    outside: tuple[Outside, ...]
+    outside: tuple[NonTorchMemory, ...]
 
     @property
     def allocated(self) -> int:
@@ -199,7 +199,7 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
     """One rank for each rank program, the one that may need most before the allocator does anything
     first."""
     found = []
-    for place, ranks in enumerate(stand_ins(program, cluster)):
+    for place, ranks in enumerate(rank_classes(program, cluster)):
         rank, items = max(
             ((rank, outside(program, cluster, rank=rank)) for rank in ranks),
             key=lambda held: (total(held[1]).high, -held[0]),
@@ -221,7 +221,7 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
 
 
 def _pressure(
-    one: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band, beyond: Outside, *,
+    one: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band, beyond: NonTorchMemory, *,
     expandable_segments: bool,
 ) -> Pressure | None:
     if cluster.kind != "cuda" or needed.nbytes <= capacity.nbytes or needed.low > capacity.high:

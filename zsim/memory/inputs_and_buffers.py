@@ -8,7 +8,7 @@ have room for them all the same.
 from __future__ import annotations
 
 from zsim.autograd.traced import TracedModel
-from zsim.memory.non_torch import Outside
+from zsim.memory.non_torch import NonTorchMemory
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
@@ -21,12 +21,12 @@ BATCH = (
 BUFFERS = "the module's buffers, and what its first forward left in it; counted for no strategy"
 
 
-def belongings(scenario: Scenario) -> tuple[Outside, ...]:
+def belongings(scenario: Scenario) -> tuple[NonTorchMemory, ...]:
     """The batch, and the module's buffers where it has some; their bytes follow from shapes."""
     batch, buffers = _micro_batch_nbytes(scenario), _buffer_nbytes(scenario)
     at_most = (scenario.batch.accumulation + 1) * batch
     return tuple(
-        Outside(
+        NonTorchMemory(
             name=name, nbytes=nbytes, low=nbytes, high=high, provenance="source code",
             source=source, confirmed=True,
         )

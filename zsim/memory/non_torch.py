@@ -22,7 +22,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class NonTorchMemory:
     """One thing that takes device memory: the bytes expected, and the least and most that they may
     be.
 
@@ -90,13 +90,13 @@ def cublas_workspace(device: Device) -> int:
     return 32 * MIB if is_large else (2 * 4096 + 8 * 16) * KIB
 
 
-def outside(program: Program, cluster: ClusterSpec, *, rank: int = 0) -> tuple[Outside, ...]:
+def outside(program: Program, cluster: ClusterSpec, *, rank: int = 0) -> tuple[NonTorchMemory, ...]:
     """Everything that `rank` holds besides the buffers of its Program; nothing on a CPU."""
     if cluster.kind != "cuda":
         return ()
     context_figure = runtime(cluster.device).figure("context")
     workspace = cublas_workspace(cluster.device)
-    context = Outside(
+    context = NonTorchMemory(
         name="CUDA context",
         nbytes=runtime(cluster.device).context,
         low=CONTEXT_LOW,
@@ -104,7 +104,7 @@ def outside(program: Program, cluster: ClusterSpec, *, rank: int = 0) -> tuple[O
         provenance=context_figure.provenance,
         source=context_figure.source,
     )
-    cublas = Outside(
+    cublas = NonTorchMemory(
         name="cuBLAS workspaces",
         nbytes=2 * workspace,
         low=workspace,
@@ -150,10 +150,10 @@ def ring(cluster: ClusterSpec, mesh: Mesh, name: str, *, rank: int) -> Ring:
     return layout(cluster, mesh.group(name, rank), rank, channels=gpu.channels, reads=reads)
 
 
-def total(items: tuple[Outside, ...]) -> Outside:
+def total(items: tuple[NonTorchMemory, ...]) -> NonTorchMemory:
     """The sum of what lies outside torch's reserved bytes."""
     beyond = [item for item in items if not item.inside_reserved]
-    return Outside(
+    return NonTorchMemory(
         name="outside torch's reserved bytes",
         nbytes=sum(item.nbytes for item in beyond),
         low=sum(item.low for item in beyond),
@@ -164,7 +164,7 @@ def total(items: tuple[Outside, ...]) -> Outside:
     )
 
 
-def room(device: Device, items: tuple[Outside, ...]) -> Capacity:
+def room(device: Device, items: tuple[NonTorchMemory, ...]) -> Capacity:
     """What is left of `device` for torch's allocator: what CUDA reports less `items`, the band from
     the worst of both."""
     all_of_it, taken = capacity(device), total(items)
@@ -179,7 +179,7 @@ def room(device: Device, items: tuple[Outside, ...]) -> Capacity:
 
 def _nccl(
     cluster: ClusterSpec, mesh: Mesh, name: str, ops: frozenset[str], rank: int
-) -> list[Outside]:
+) -> list[NonTorchMemory]:
     gpu, seen = runtime(cluster.device), ring(cluster, mesh, name, rank=rank)
     found = [_buffers(f"NCCL ring, {name}", seen.ring_bytes(), _SIZES, low=seen.ring_bytes() // 2)]
     if "all_reduce" in ops:
@@ -204,9 +204,11 @@ _SHARED = (
 )
 
 
-def _buffers(name: str, nbytes: int, source: str, *, low: int, high: int | None = None) -> Outside:
+def _buffers(
+    name: str, nbytes: int, source: str, *, low: int, high: int | None = None
+) -> NonTorchMemory:
     """Channels may be half or twice as many as the search is known to find."""
-    return Outside(
+    return NonTorchMemory(
         name=name,
         nbytes=nbytes,
         low=low,

@@ -14,7 +14,7 @@ from zsim.ir.program import Program
 from zsim.memory.non_torch import communicators, ring
 
 
-def stand_ins(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
+def rank_classes(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
     """By rank program, ranks that stand for all that run it, the lowest first."""
     first = {kind: program.assignment.index(kind) for kind in range(len(program.ranks))}
     if cluster.kind != "cuda":

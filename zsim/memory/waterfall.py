@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.memory.fits import Answer
+from zsim.memory.fits import MemoryVerdict
 from zsim.memory.formulas import StateBytes, model_state_bytes
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.scenario.scenario import Scenario
@@ -105,7 +105,7 @@ def formula_text(scenario: Scenario) -> str:
     return " + ".join(f"{size}{of}" for of, size in sizes.items() if size)
 
 
-def waterfall(scenario: Scenario, found: Answer) -> tuple[Stage, ...]:
+def waterfall(scenario: Scenario, found: MemoryVerdict) -> tuple[Stage, ...]:
     """The steps from the formula to what is needed; each `total` is the sum of the steps before it.
     """
     return tuple(_stages(scenario, found))
@@ -129,7 +129,7 @@ def _states_reason(scenario: Scenario) -> str:
     return reason
 
 
-def _cached_reason(found: Answer) -> str:
+def _cached_reason(found: MemoryVerdict) -> str:
     """Why more is reserved than lives."""
     if found.expandable_segments:
         return (
@@ -139,7 +139,7 @@ def _cached_reason(found: Answer) -> str:
     return "segments of 2 and 20 MiB, fragments, blocks kept for reuse"
 
 
-def _stages(scenario: Scenario, found: Answer) -> Iterator[Stage]:
+def _stages(scenario: Scenario, found: MemoryVerdict) -> Iterator[Stage]:
     formula, trained = formula_bytes(scenario), num_trained(scenario)
     held = sum(found.by_kind.get(kind, 0) for kind in STATES)
     text = f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}"

@@ -16,7 +16,7 @@ from zsim.cli import time_report
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
-from zsim.memory.fits import answer
+from zsim.memory.fits import assess_program
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario
@@ -265,7 +265,8 @@ precision = { parameters = "bf16", reduce = "bf16" }
     assert (fitting.words, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
     for size, fits in ((8, True), (16, True), (32, False)):
         larger = asked.with_parts(batch=replace(asked.batch, micro_batch=size))
-        assert (answer(plan(larger, device="cuda"), larger.cluster).verdict != "OOM") == fits
+        verdict = assess_program(plan(larger, device="cuda"), larger.cluster).verdict
+        assert (verdict != "OOM") == fits
 
 
 @pytest.mark.parametrize("length", [1024, 2048])

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.analysis.free_compute import Room, Span
+from zsim.analysis.free_compute import FreeCompute, Span
 
 
 @st.composite
@@ -21,7 +21,7 @@ def spans(draw: st.DrawFn) -> list[Span]:
 def test_what_is_free_is_taken_once_and_the_last_first() -> None:
     """Compute from 0 to 10 and from 20 to 30, and a collective from 5 to 25: 0 to 5 and 25 to 30
     are free."""
-    room = Room([(0, 10), (20, 30)], taken=[(5, 25)])
+    room = FreeCompute([(0, 10), (20, 30)], taken=[(5, 25)])
     assert (room.work(0, 40), room.work(8, 22), room.work(12, 18)) == (20, 4, 0)
     assert room.take(10, 28, 100) == 3
     assert room.take(10, 40, 100) == 2
@@ -37,7 +37,7 @@ def test_what_is_free_is_taken_once_and_the_last_first() -> None:
 def test_it_hands_out_what_a_set_of_nanoseconds_does(
     compute: list[Span], taken: list[Span], asked: list[tuple[int, int, int]]
 ) -> None:
-    room = Room(compute, taken=taken)
+    room = FreeCompute(compute, taken=taken)
     work = {ns for begin, end in compute for ns in range(begin, end)}
     free = work - {ns for begin, end in taken for ns in range(begin, end)}
     for one, other, most in asked:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zsim.analysis.advice import Effect, advice
-from zsim.analysis.alternatives import changes, refusals
+from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import fit, ways
 from zsim.autograd.lower_model import lower
 from zsim.autograd.traced import TracedModel
@@ -19,10 +19,11 @@ from zsim.cli.main import main
 from zsim.cli.memory_report import print_advice
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Free
-from zsim.memory.fits import answer
+from zsim.memory.fits import assess_program
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 from zsim.scenario import plan
+from zsim.scenario.cross_checks import problems
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
@@ -105,7 +106,7 @@ def test_whatever_is_advised_or_tried_can_be_written_and_is_not_refused(whole: b
     seen = set()
     for strategy, feature in cases(whole=whole):
         case = scenario(strategy, feature)
-        for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
+        for name, other in (*((n, o) for n, o in changes(case) if not problems(o)), *ways(case)):
             written = parse(other.to_toml().encode(), where="parts.toml")
             for part in PARTS:
                 assert getattr(written, part) == getattr(other, part), (
@@ -123,7 +124,7 @@ def test_what_is_advised_and_tried_of_fsdp1_can_be_written_and_is_not_refused(fe
     options = 'sharding = "grad_op", use_orig_params = true'
     case = scenario(f'name = "fsdp1", dp_replicate = 2, dp_shard = 4, {options}', feature)
     seen = []
-    for name, other in (*((n, o) for n, o in changes(case) if not refusals(o)), *ways(case)):
+    for name, other in (*((n, o) for n, o in changes(case) if not problems(o)), *ways(case)):
         written = parse(other.to_toml().encode(), where="parts.toml")
         assert [getattr(written, part) for part in PARTS] == [
             getattr(other, part) for part in PARTS
@@ -257,7 +258,7 @@ def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() ->
 
 def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another_memory() -> None:
     def reason(case: Scenario) -> str:
-        found = answer(plan.plan(case, device=case.cluster.kind), case.cluster)
+        found = assess_program(plan.plan(case, device=case.cluster.kind), case.cluster)
         return next(stage.reason for stage in waterfall(case, found) if stage.name == "states")
 
     offloaded = 'name = "fsdp2", offload = true'
@@ -282,7 +283,7 @@ def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another
 )
 def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> None:
     case = scenario(strategy, feature)
-    found = answer(plan.plan(case, device="cuda"), case.cluster, besides=belongings(case))
+    found = assess_program(plan.plan(case, device="cuda"), case.cluster, besides=belongings(case))
     stages = waterfall(case, found)
     total = 0
     for stage in stages:

@@ -12,7 +12,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
-from zsim.memory.fits import STEPS, answer, holdings
+from zsim.memory.fits import STEPS, assess_program, holdings
 from zsim.memory.non_torch import cublas_workspace, outside, total
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -56,7 +56,7 @@ def test_no_rank_may_need_more_than_the_one_that_is_told_of(strategy: str, nodes
     last."""
     case = scenario(strategy, nodes=nodes)
     program = plan.plan(case, device="cuda")
-    found = answer(program, case.cluster)
+    found = assess_program(program, case.cluster)
     needed = [most_needed(program, case, rank) for rank in range(program.mesh.world_size)]
     assert found.needed.high == needed[found.rank] == max(needed)
     assert found.rank == needed.index(max(needed))
@@ -65,7 +65,7 @@ def test_no_rank_may_need_more_than_the_one_that_is_told_of(strategy: str, nodes
 def test_what_just_fits_the_first_rank_does_not_surely_fit_its_neighbours() -> None:
     case = scenario('name = "ddp"')
     program = plan.plan(case, device="cuda")
-    found = answer(program, case.cluster)
+    found = assess_program(program, case.cluster)
     assert found.rank == 1
     assert replace(
         found, capacity=replace(found.capacity, low=most_needed(program, case, 0))
@@ -91,7 +91,7 @@ def test_what_the_allocator_keeps_counts_as_well_as_what_lives() -> None:
     """The second rank's peak is lower, but its two streams cannot use each other's segments."""
     one, two = _rank(50 * MIB), _rank(40 * MIB, 40 * MIB, streams=("compute", "all_gather"))
     program = Program(mesh=Mesh(dp_replicate=2), ranks=(one, two), assignment=(0, 1))
-    found = answer(program, load_cluster("dgx-h100", ranks=2))
+    found = assess_program(program, load_cluster("dgx-h100", ranks=2))
     assert (found.rank, found.allocated_bytes, found.reserved_bytes) == (1, 40 * MIB, 80 * MIB)
 
 
@@ -101,7 +101,7 @@ def test_of_ranks_that_need_as_much_the_first_is_told_of(cluster: str) -> None:
         mesh=Mesh(dp_replicate=3), ranks=(_rank(MIB), _rank(5 * MIB), _rank(5 * MIB)),
         assignment=(0, 1, 2),
     )
-    assert answer(program, load_cluster(cluster, ranks=3)).rank == 1
+    assert assess_program(program, load_cluster(cluster, ranks=3)).rank == 1
 
 
 def test_what_lives_at_the_peak_is_told_largest_first() -> None:

@@ -28,7 +28,7 @@ from zsim.ir.program import Program, RankProgram
 from zsim.memory import fits as answers
 from zsim.memory import formulas
 from zsim.memory import reserved as allocator
-from zsim.memory.fits import Answer, Band, answer, holdings, live_at_peak, ridges
+from zsim.memory.fits import Band, MemoryVerdict, assess_program, holdings, live_at_peak, ridges
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import total
 from zsim.memory.waterfall import formula_bytes, formula_text, waterfall
@@ -61,9 +61,9 @@ precision = {{ parameters = "{precision}", reduce = "fp32" }}
     return parse(text.encode(), where="answer.toml")
 
 
-def of(case: Scenario) -> Answer:
+def of(case: Scenario) -> MemoryVerdict:
     program = plan.plan(case, device=case.cluster.kind)
-    return answer(
+    return assess_program(
         program, case.cluster, expandable_segments=case.expandable_segments,
         besides=belongings(case),
     )
@@ -106,7 +106,7 @@ def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_
     found: Scenario
 ) -> None:
     program = plan.plan(found, device=found.cluster.kind)
-    one = answer(program, found.cluster)
+    one = assess_program(program, found.cluster)
     rank = program.of_rank(one.rank)
     record = replay(rank)[one.phase]
     last = max((op.index for op in rank.phase(one.phase) if op.kind == "optimizer"), default=0)
@@ -181,7 +181,7 @@ def test_construction_is_that_of_the_rank_that_needs_most() -> None:
     program = Program(
         mesh=Mesh(dp_replicate=3), ranks=(rank(900, 10), rank(300, 5000)), assignment=(0, 1, 1)
     )
-    one = answer(program, load_cluster("cpu-gloo", ranks=3))
+    one = assess_program(program, load_cluster("cpu-gloo", ranks=3))
     assert (one.rank, one.construction_bytes, one.allocated_bytes) == (1, 300, 5300)
 
 
@@ -257,7 +257,7 @@ def test_the_peak_may_be_that_of_the_first_step() -> None:
         place = next(place for place, op in enumerate(one.first) if op.kind == "forward")
         op = replace(one.first[place], memory=(*once, *one.first[place].memory))
         ranks.append(replace(one, first=(*one.first[:place], op, *one.first[place + 1 :])))
-    found = answer(replace(program, ranks=tuple(ranks)), case.cluster)
+    found = assess_program(replace(program, ranks=tuple(ranks)), case.cluster)
     assert (found.phase, found.peak_at.split()[0]) == ("first", "forward")
     assert found.allocated_bytes > 10**9
     assert of(case).phase == "steady"

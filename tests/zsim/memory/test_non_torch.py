@@ -26,7 +26,7 @@ from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.memory.non_torch import (
-    Outside,
+    NonTorchMemory,
     capacity,
     communicators,
     cublas_workspace,
@@ -191,7 +191,7 @@ def test_a_workspace_of_cublas_is_32_mib_on_hopper_and_blackwell_and_8_mib_and_1
 def test_the_room_for_the_allocator_is_what_cuda_reports_less_the_rest_and_its_band_the_worst_of_both():  # noqa: E501
     cluster = load_cluster("dgx-h100")
     items = (
-        Outside(
+        NonTorchMemory(
             name="x", nbytes=2 * GIB, low=GIB, high=3 * GIB, provenance="assumed",
             source="this test",
         ),

@@ -21,7 +21,7 @@ from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
 from zsim.memory.caching_allocator import DeviceFullError
-from zsim.memory.fits import Answer, Band, answer, assess
+from zsim.memory.fits import Band, MemoryVerdict, assess, assess_program
 from zsim.memory.non_torch import capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, Releases, pressure
 from zsim.memory.reserved import AllocatorRecord
@@ -52,7 +52,7 @@ def scenario(text: str) -> Scenario:
     return parse(text.encode(), where="pressure.toml")
 
 
-def replayed(case: Scenario, found: Answer, capacity: int) -> dict[str, AllocatorRecord]:
+def replayed(case: Scenario, found: MemoryVerdict, capacity: int) -> dict[str, AllocatorRecord]:
     one = plan.plan(case, device="cuda").of_rank(found.rank)
     workspace = cublas_workspace(case.cluster.device)
     return dict(
@@ -60,7 +60,7 @@ def replayed(case: Scenario, found: Answer, capacity: int) -> dict[str, Allocato
     )
 
 
-def rooms(found: Answer) -> tuple[int, int]:
+def rooms(found: MemoryVerdict) -> tuple[int, int]:
     """For the allocator: as expected, and the most there may be."""
     beyond = total(found.outside)
     return found.capacity.nbytes - beyond.nbytes, found.capacity.high - beyond.low
@@ -163,7 +163,7 @@ def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_n
     cluster = load_cluster("dgx-h100", ranks=1)
     context = total(outside(_alone(MIB), cluster))
     there = capacity(cluster.device)
-    found = answer(_alone(there.nbytes - context.low - 100 * MIB), cluster)
+    found = assess_program(_alone(there.nbytes - context.low - 100 * MIB), cluster)
     assert (found.verdict, found.releases_per_step) == ("TIGHT", None)
     assert found.pressure == Pressure(
         expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)"
@@ -171,8 +171,8 @@ def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_n
     assert found.running == "not expected to run"
     assert verdict_words(found).endswith("is given back; with the least outside torch's bytes it "
                                          "runs")
-    assert answer(_alone(there.high - context.low - 100 * MIB), cluster).verdict == "TIGHT"
-    assert answer(_alone(there.high - context.low + MIB), cluster).verdict == "OOM"
+    assert assess_program(_alone(there.high - context.low - 100 * MIB), cluster).verdict == "TIGHT"
+    assert assess_program(_alone(there.high - context.low + MIB), cluster).verdict == "OOM"
 
 
 def _alone(nbytes: int) -> Program:

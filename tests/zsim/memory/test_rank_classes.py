@@ -14,7 +14,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory.non_torch import outside, total
-from zsim.memory.rank_classes import stand_ins
+from zsim.memory.rank_classes import rank_classes
 from zsim.strategies import ddp, fsdp2, hsdp
 
 
@@ -45,7 +45,7 @@ def test_what_any_rank_holds_is_held_by_one_that_stands_for_it(cluster: str, mes
         load_cluster(cluster, ranks=mesh.world_size) if rest else load_cluster(cluster, nodes=nodes)
     )
     one = program(mesh)
-    for kind, ranks in enumerate(stand_ins(one, spec)):
+    for kind, ranks in enumerate(rank_classes(one, spec)):
         everyone = {
             total(outside(one, spec, rank=rank))
             for rank, its in enumerate(one.assignment)
@@ -69,7 +69,7 @@ def test_groups_of_neighbours_that_lie_across_nodes_are_not_taken_for_those_that
         assignment=(0,) * mesh.world_size,
     )
     spec = load_cluster("dgx-a100", nodes=2 * size)
-    (ranks,) = stand_ins(one, spec)
+    (ranks,) = rank_classes(one, spec)
     everyone = {total(outside(one, spec, rank=rank)) for rank in range(mesh.world_size)}
     assert {total(outside(one, spec, rank=rank)) for rank in ranks} == everyone
     assert len(everyone) > 1
@@ -81,11 +81,11 @@ def test_ranks_that_are_assigned_another_program_in_the_middle_stand_for_themsel
         one, ranks=(one.ranks[0], one.ranks[0]),
         assignment=tuple(int(rank == 27) for rank in range(64)),
     )
-    assert stand_ins(odd, load_cluster("dgx-a100", nodes=8)) == (tuple(range(8)), (27,))
+    assert rank_classes(odd, load_cluster("dgx-a100", nodes=8)) == (tuple(range(8)), (27,))
 
 
 def test_on_a_cpu_all_ranks_with_one_program_are_alike() -> None:
-    assert stand_ins(program(Mesh(dp_replicate=8)), load_cluster("cpu-gloo", ranks=8)) == ((0,),)
+    assert rank_classes(program(Mesh(dp_replicate=8)), load_cluster("cpu-gloo", ranks=8)) == ((0,),)
 
 
 def test_of_100_000_ranks_the_few_that_differ_are_found_at_once() -> None:
@@ -93,6 +93,6 @@ def test_of_100_000_ranks_the_few_that_differ_are_found_at_once() -> None:
         program(Mesh(dp_replicate=12_500, dp_shard=8)), load_cluster("dgx-a100", nodes=12_500),
     )
     began = time.process_time()
-    found = stand_ins(one, spec)
+    found = rank_classes(one, spec)
     assert time.process_time() - began < 1
     assert all(len(ranks) <= 8 for ranks in found)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.analysis.advice import changes, refusals
+from zsim.analysis.advice import changes
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import ways
 from zsim.errors import ScenarioError
 from zsim.models.wrapping import Wrapping, wrapped
+from zsim.scenario.cross_checks import problems
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.building.parameters import named_parameters
@@ -196,7 +197,7 @@ def test_advice_and_fit_know_units_in_units() -> None:
         "ddp", "zero1", "zero2", "zero3", "fsdp2"
     }
     assert any(
-        other.checkpointing.mode == "full" for _, other in changes(case) if not refusals(other)
+        other.checkpointing.mode == "full" for _, other in changes(case) if not problems(other)
     )
 
 
