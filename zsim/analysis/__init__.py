@@ -1,1 +1,1 @@
-"""Why communication is exposed, what would help, what fits."""
+"""Analyses of a scenario: causes of exposed communication, changes that help, and what fits."""

@@ -1,5 +1,5 @@
-"""What would help: each change that a user could make, planned and simulated again; nothing is
-recited.
+"""Advice: the effect of each change that a user could make, planned and simulated again; nothing
+is recited.
 
 A change that saves nothing says where the peak is instead. Where no single change makes a scenario
 fit, several are tried together. It reads the effects of zsim.analysis.alternatives off Programs and
@@ -23,22 +23,22 @@ from zsim.scenario.scenario import Scenario
 MOST_TOGETHER = 4
 """The most changes that are tried together."""
 BREADTH = 4
-"""Of ways that do not fit, how many that need least are changed further; of pairs all are tried."""
+"""Number of ways that do not fit, those that need least, to change further; all pairs are tried."""
 MOST_SHOWN = 3
 """The most ways of several changes that are told of, the fastest ones."""
 REMEDY = "take more ranks, a smaller micro-batch or shorter sequences"
-"""What is left to do where nothing that was tried fits."""
+"""Advice for a scenario of which no tried change fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One change: what is saved of what is needed, and what the step takes more, both negative when
-    it is the other way; and what it takes then, between which times.
+    """Effect of one change: bytes saved of those needed, nanoseconds added to the step (both may be
+    negative), and the step time with its band.
 
-    Of the peak of allocated bytes `saved_allocated_bytes` are saved, which may fit in the very
-    segments that were needed before. `saved_by_part` says where the change lowers what a part of
-    the step has at most, which is of no use where the peak is not there. `dropped` are options of
-    the scenario that the change does without. `releases_per_step` and `running` are the answer's.
+    `saved_allocated_bytes`: the peak of allocated bytes falls by these, though the same segments
+    may still be reserved. `saved_by_part`: bytes by which the peak of each part of the step falls;
+    they help only in the part with the overall peak. `dropped`: options of the scenario that the
+    change does without. `releases_per_step` and `running` are those of MemoryVerdict.
     """
 
     change: str
@@ -99,10 +99,10 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
         verdict != "OOM" for verdict in (before.verdict, *(effect.verdict for effect in effects))
     ):
         return ""
-    least, peak_at, words = before.needed.nbytes, before.peak_at, "as it is it"
+    least, peak_at, change = before.needed.nbytes, before.peak_at, "as it is it"
     for effect in effects:
         if effect.needed_bytes < least:
-            least, peak_at, words = effect.needed_bytes, effect.peak_at, effect.change
+            least, peak_at, change = effect.needed_bytes, effect.peak_at, effect.change
     needed = f"{format_bytes(least)} of {format_bytes(before.capacity.nbytes)} (peak in {peak_at})"
     joined = (
         f", and of several together, up to {MOST_TOGETHER}, none that was tried FITS"
@@ -110,7 +110,7 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
         else ""
     )
     return (
-        f"nothing fits: even {words} needs {needed}{joined}; {REMEDY}, or let zsim fit try other "
+        f"nothing fits: even {change} needs {needed}{joined}; {REMEDY}, or let zsim fit try other "
         f"strategies"
     )
 
@@ -118,9 +118,9 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
 def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Way:
     """A planned scenario assessed, and simulated where `timed` or where it has room; its Program is
     not kept."""
-    found = assess(case)
-    step = step_time(case) if timed or found.verdict != "OOM" else None
-    return Way(changes=changes, scenario=case.scenario, answer=found, step=step)
+    verdict = assess(case)
+    step = step_time(case) if timed or verdict.verdict != "OOM" else None
+    return Way(changes=changes, scenario=case.scenario, answer=verdict, step=step)
 
 
 def _effect(way: Way, asked: Way) -> Effect:
@@ -152,7 +152,7 @@ def changed(
     What has been `seen` is left out, and what is found is added to it. Unless `timed`, what has no
     room is not simulated.
     """
-    found, seen = [], set() if seen is None else seen
+    ways, seen = [], set() if seen is None else seen
     for change, other in changes(way.scenario):
         key = _key(other)
         if (
@@ -162,8 +162,8 @@ def changed(
         ):
             continue
         seen.add(key)
-        found.append(way_of((*way.changes, change), planned(other), timed=timed))
-    return tuple(found)
+        ways.append(way_of((*way.changes, change), planned(other), timed=timed))
+    return tuple(ways)
 
 
 def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
@@ -175,15 +175,15 @@ def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
     frontier, seen = list(starts), {_key(way.scenario) for way in starts}
     tight: tuple[Way, ...] | None = () if _having("TIGHT", starts) else None
     for _ in range(MOST_TOGETHER - 1):
-        found = [
+        further = [
             other
             for way in frontier
             for other in changed(way, seen=seen, stages=stages, timed=False)
         ]
-        if fitting := _having("FITS", found):
+        if fitting := _having("FITS", further):
             return fitting
-        tight = _having("TIGHT", found) or None if tight is None else tight
-        frontier = sorted(found, key=lambda way: way.answer.needed.nbytes)[:BREADTH]
+        tight = _having("TIGHT", further) or None if tight is None else tight
+        frontier = sorted(further, key=lambda way: way.answer.needed.nbytes)[:BREADTH]
     return tight or ()
 
 
@@ -192,7 +192,7 @@ def _having(verdict: Verdict, ways: Sequence[Way]) -> tuple[Way, ...]:
 
 
 def _key(scenario: Scenario) -> tuple[object, ...]:
-    """What changes change."""
+    """The parts of a scenario that changes replace."""
     mine = scenario
     return (
         mine.strategy, mine.options, mine.mesh, mine.checkpointing, mine.batch, mine.wrapping,

@@ -1,8 +1,8 @@
 """Other ways to train a scenario: each change that a user could make, as the scenario that it
 makes.
 
-What a scenario asks for stays asked for wherever it can be: another strategy keeps every option
-that it knows, and `dropped` says which it does not. It knows no bytes and no time.
+Another strategy keeps every option of the scenario that it knows, and `dropped` names those that it
+does not know. This module knows no bytes and no time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def can_checkpoint(scenario: Scenario) -> bool:
-    """Whether the model has blocks; a traced one is what it was traced as."""
+    """True where the model has blocks; for a traced one, where its trace has recomputed
+    blocks."""
     model = scenario.model
     return (
         EVERY_BLOCK in dict(model.recomputing)
@@ -135,7 +136,7 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
 
 
 def _could_keep(before: Scenario, after: Scenario, name: str, value: object) -> bool:
-    """Whether `after`, of the same strategy, is not refused with the value that `before` has."""
+    """True where `after`, of the same strategy, could have the value that `before` has."""
     if after.strategy != before.strategy:
         return False
     return name not in _refused(

@@ -1,38 +1,32 @@
-"""Why a step takes as long as it does: why each exposed collective is, the critical path, and what
-would hide the communication.
+"""Causes of a step's duration: the reasons why each collective is exposed, and the critical path.
 
-An op starts when the last thing that it waits for is over; walking back from the end of the step
+An op starts when the last thing that it waits for is over. The walk back from the end of the step
 along these last things gives the critical path.
 
-A collective is exposed for as long as it runs while the compute stream is idle. Those nanoseconds
-have these reasons, the first that holds, and together they are all of them:
+A collective is exposed for as long as it runs while the compute stream is idle. Each of those
+nanoseconds has the first of these reasons that holds:
 
-1. It began late: it was held while the compute stream worked, and would have been hidden there.
-What can hold it are its dependencies,
-   the host that had not issued it, the other ranks, and what is ahead of it on its stream or in its
-   communicator's queue. From its
-   start back to the end of the thing before the last, the last alone held it; from there back to
-   the one before that, that one; and
-   so on. As much as compute ran in such a stretch it lost to that reason, provided that its
-   communicator was free: what another
-   collective of it is hidden under, or has been said to have lost already, is not there twice. What
-   is ahead of it counts where
-   nothing held it longer; of a queue it is all compute that ran meanwhile, as a communicator of its
-   own would have hidden. Of
-   this, shared links have as much as those ahead in the queue took longer than alone, one after
-   another: it would have been over so much
-   earlier. The host counts where it issued the op after all of its dependencies were over: one that
-   is issued while they run would begin
-   no earlier with a faster host.
-2. It shared its links: by so much it took longer than it takes alone.
-3. It is longer than the compute over it: alone on its links, and begun as early as can be, it would
-not have been hidden either.
+1. It began late: something held it while the compute stream worked, which would have hidden it. The
+   cause can be a dependency, the host that had not issued it, or another rank. It can be an op
+   ahead of it on its stream or in its communicator's queue. The last thing to end alone held it
+   from the end of the one before that to its own end, and so on backwards. Each such stretch
+   accounts for as much as compute ran in it while the communicator was free. Compute counts once:
+   not where it hides another collective of the communicator, or is counted as lost to one. An op
+   ahead of it counts only where nothing else held it longer. A queue accounts for all compute that
+   ran meanwhile, as a communicator of its own would have hidden that much. Of this, shared links
+   account for the time by which those ahead in the queue took longer than alone, in sum. The host
+   counts where it issued the op after all dependencies were over. Where they were not, a faster
+   host would not start the op earlier.
+2. It shared its links: it took longer by so much than alone.
+3. It is longer than the compute over it: it would be exposed even alone on its links and begun as
+   early as can be.
 
-Whatever its reason, what is exposed at an end of the step has nothing there to hide it: before the
-first of forward, and after the last of each micro-batch's backward in what could not begin earlier.
-What only comes that late since others were ahead of it, longer compute would hide.
+Exposed time at an end of the step has no compute there to hide it, whatever its reason. One end
+is before the first op of forward. The others are after the last op of each micro-batch's backward,
+for collectives that could not begin earlier. A collective that begins so late only for
+others ahead of it is not at an end: longer compute would hide it.
 
-Everything is read from a simulated timeline, and what would help is simulated again, never recited.
+Everything is read from a simulated timeline.
 """
 
 from __future__ import annotations
@@ -70,9 +64,10 @@ HELD: dict[Kind, Reason] = {
     "issued": "the host",
     "peer": "another rank",
 }
-"""What an op can wait for; of those that end at once the first counts as the last."""
+"""Reason by kind of cause; of causes that end together the first in this order counts as the last.
+"""
 AHEAD: tuple[Kind, ...] = ("queue", "stream")
-"""What was issued before it to the same place, and needed the time for itself."""
+"""Kinds of earlier ops on the same stream or communicator, which needed the time themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +112,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """Of one rank's steady step: the exposed collectives, largest first, the critical path, and by
-    reason the exposed time."""
+    """Exposed collectives of one rank's steady step, largest first, its critical path, and the
+    exposed time by reason."""
 
     rank: int
     step_ns: int
@@ -134,17 +129,17 @@ class Why:
     @property
     def exposed_ns(self) -> int:
         """Exposed nanoseconds of all collectives."""
-        return sum(one.exposed_ns for one in self.exposed)
+        return sum(collective.exposed_ns for collective in self.exposed)
 
     @property
     def before_ns(self) -> int:
         """Those before the first of forward."""
-        return sum(one.before_ns for one in self.exposed)
+        return sum(collective.before_ns for collective in self.exposed)
 
     @property
     def after_ns(self) -> int:
         """Those after the last of a backward that nothing could hide."""
-        return sum(one.after_ns for one in self.exposed)
+        return sum(collective.after_ns for collective in self.exposed)
 
     @property
     def at_ends_ns(self) -> int:
@@ -154,15 +149,15 @@ class Why:
     @property
     def by_reason(self) -> dict[str, int]:
         """Exposed nanoseconds by reason, largest first."""
-        found: dict[str, int] = {}
-        for one in self.exposed:
-            for reason, ns in one.parts:
-                found[reason] = found.get(reason, 0) + ns
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        totals: dict[str, int] = {}
+        for collective in self.exposed:
+            for reason, ns in collective.parts:
+                totals[reason] = totals.get(reason, 0) + ns
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     @property
     def host_bound(self) -> bool:
-        """Whether the device waits for the host in more than a tenth of the step."""
+        """True where the device waits for the host in more than a tenth of the step."""
         return self.host_bound_ns * 10 > self.step_ns
 
 
@@ -174,8 +169,8 @@ def name(op: Op) -> str:
 def explain(
     program: Program, timeline: Timeline, *, rank: int | None = None, launch_queue: int = 0
 ) -> Why:
-    """Why the steady step takes what it takes on `rank`, by default the one that ends last;
-    `launch_queue` as the costs have it."""
+    """Exposed collectives and critical path of the steady step on `rank`, by default the rank that
+    ends last; `launch_queue` as Costs has it."""
     chosen = (
         max(timeline.ranks, key=lambda r: (max(timeline.ranks[r].ends, default=0), -r))
         if rank is None
@@ -186,15 +181,15 @@ def explain(
     idle = list(idle_stretches(ops, times))
     shares = {op.index: ns for op, ns in shares_of(ops, times, idle) if ns}
     exposed = list(_each_exposed(shares, ops, times, befores))
-    before, after = at_ends(ops, times, idle, later_than=[one.values() for one in befores])
+    before, after = at_ends(ops, times, idle, later_than=[each.values() for each in befores])
     exposed = [
-        replace(one, before_ns=before.get(one.op.index, 0), after_ns=after.get(one.op.index, 0))
-        for one in exposed
+        replace(each, before_ns=before.get(each.op.index, 0), after_ns=after.get(each.op.index, 0))
+        for each in exposed
     ]
     return Why(
         rank=chosen,
         step_ns=timeline.step_time_ns,
-        exposed=tuple(sorted(exposed, key=lambda one: (-one.exposed_ns, one.op.index))),
+        exposed=tuple(sorted(exposed, key=lambda each: (-each.exposed_ns, each.op.index))),
         critical_path=tuple(_path(ops, times, befores, _blockers(ops, times, launch_queue))),
         host_bound_ns=_waits_for_host(ops, times),
     )
@@ -202,21 +197,20 @@ def explain(
 
 def _waits_for_host(ops: Sequence[Op], times: Times) -> int:
     """Idle time of the compute stream that ends at the moment when the host issues its next op."""
-    at = found = 0
+    at = waited = 0
     for op in compute_ops(ops, times):
         start = times.starts[op.index]
         if start > at and start == times.issued[op.index]:
-            found += start - at
+            waited += start - at
         at = max(at, times.ends[op.index])
-    return found
+    return waited
 
 
 def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
-    """By op the index of the op before it on its stream and, for a collective, on its communicator.
-    """
+    """Index of the op before each op on its stream and, for a collective, on its communicator."""
     streams: dict[str, int] = {}
     groups: dict[str, int] = {}
-    found = []
+    befores = []
     for op in ops:
         before: dict[Kind, int] = {}
         if op.stream in streams and op.stream != "host":
@@ -226,8 +220,8 @@ def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
             if op.group in groups:
                 before["queue"] = groups[op.group]
             groups[op.group] = op.index
-        found.append(before)
-    return found
+        befores.append(before)
+    return befores
 
 
 class _Held(NamedTuple):
@@ -242,16 +236,16 @@ def _held(
     op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]
 ) -> list[_Held]:
     """All that kept `op` from starting, the last first; never empty."""
-    found = [_Held(times.issued[op.index], "issued", None)]
-    found += [_Held(times.ends[wait], "wait", wait) for wait in op.waits]
-    found += [_Held(times.ends[index], kind, index) for kind, index in befores[op.index].items()]
+    held = [_Held(times.issued[op.index], "issued", None)]
+    held += [_Held(times.ends[wait], "wait", wait) for wait in op.waits]
+    held += [_Held(times.ends[index], kind, index) for kind, index in befores[op.index].items()]
     order = list(HELD)
-    found.sort(key=lambda one: (-one.until, order.index(one.kind)))
+    held.sort(key=lambda cause: (-cause.until, order.index(cause.kind)))
     start = times.starts[op.index]
     return (
-        [_Held(start, "peer", None), *found]
-        if found[0].until < start and op.kind in COLLECTIVES
-        else found
+        [_Held(start, "peer", None), *held]
+        if held[0].until < start and op.kind in COLLECTIVES
+        else held
     )
 
 
@@ -271,12 +265,11 @@ def _room(ops: Sequence[Op], times: Times, group: str) -> FreeCompute:
 def _each_exposed(
     shares: Mapping[int, int], ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]
 ) -> Iterator[Exposed]:
-    """Why each collective that has one of the `shares` is exposed, by its start; with how much its
-    queue lost to shared links so far.
+    """Reasons of each collective that has one of the `shares`, in the order of starts.
 
-    Such a loss is handed on as far as the queue alone held the next one: what came later than that
-    would have held it as well. What is exposed for it has held up compute too, and is not lost
-    again by those that come after.
+    A queue's loss to shared links passes to the next collective as far as the queue alone held it.
+    A later cause would have held it as well. The exposed part of the loss has held up compute too,
+    and does not pass on.
     """
     rooms = {group: _room(ops, times, group) for group in {ops[index].group for index in shares}}
     lags = dict(times.shared)
@@ -289,41 +282,43 @@ def _each_exposed(
         if last.kind == "queue" and last.by is not None:
             lag = min(
                 lags.get(last.by, 0),
-                last.until - next(one.until for one in held if one.kind not in AHEAD),
+                last.until - next(cause.until for cause in held if cause.kind not in AHEAD),
             )
-        found = (
+        exposed = (
             _exposed(ops[index], ops, times, held, rooms[ops[index].group], lag, shares[index])
             if index in shares
             else None
         )
-        if found:
-            yield found
+        if exposed:
+            yield exposed
         if lag or lags.get(index):
             lags[index] = max(
-                0, lags.get(index, 0) + lag - (dict(found.parts).get(SHARED, 0) if found else 0)
+                0, lags.get(index, 0) + lag - (dict(exposed.parts).get(SHARED, 0) if exposed else 0)
             )
 
 
 def _late(
     held: Sequence[_Held], room: FreeCompute, lag: int, ns: int
 ) -> Iterator[tuple[Reason, int, int | None]]:
-    """By what held a collective: of its `ns` exposed nanoseconds those that compute was there for,
-    and which op it was."""
-    waits = [one for one in held if one.kind not in AHEAD]
+    """Exposed nanoseconds, of `ns`, that compute would have hidden without each cause that held the
+    collective: (reason, nanoseconds, the cause's op)."""
+    waits = [cause for cause in held if cause.kind not in AHEAD]
     if waits[0].kind != "issued":
-        waits = [one for one in waits if one.kind != "issued"]
+        waits = [cause for cause in waits if cause.kind != "issued"]
     counted = [held[0], *waits] if held[0].kind in AHEAD else waits
-    for one, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
-        since, until = before.until, one.until
+    for cause, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
+        since, until = before.until, cause.until
         part = (
-            min(ns, room.work(since, until)) if one.kind == "queue" else room.take(since, until, ns)
+            min(ns, room.work(since, until))
+            if cause.kind == "queue"
+            else room.take(since, until, ns)
         )
         ns -= part
-        if one.kind == "queue":
+        if cause.kind == "queue":
             lost = min(part, lag)
             part -= lost
-            yield SHARED, lost, one.by
-        yield HELD[one.kind], part, one.by
+            yield SHARED, lost, cause.by
+        yield HELD[cause.kind], part, cause.by
 
 
 def _exposed(
@@ -332,13 +327,13 @@ def _exposed(
 ) -> Exposed:
     """`lag`: by how much the queue that `held` it would have been over earlier if none ahead of it
     had shared its links."""
-    found = list(_late(held, room, lag, ns))
-    rest = ns - sum(part for _, part, _ in found)
+    reasons = list(_late(held, room, lag, ns))
+    rest = ns - sum(part for _, part, _ in reasons)
     shared = min(rest, times.shared.get(op.index, 0))
-    found += [(SHARED, shared, held[0].by), (LONGER, rest - shared, held[0].by)]
+    reasons += [(SHARED, shared, held[0].by), (LONGER, rest - shared, held[0].by)]
     parts: dict[Reason, int] = {}
     about: dict[Reason, int | None] = {}
-    for reason, part, index in found:
+    for reason, part, index in reasons:
         if part:
             parts[reason] = parts.get(reason, 0) + part
             about.setdefault(reason, index)
@@ -355,17 +350,16 @@ def _exposed(
 
 
 def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | None]:
-    """By op: the last one whose end the host has awaited, and been held up by, before it issued
-    this one."""
-    found: list[int | None] = []
+    """Last op whose end held up the host before it issued each op; None where there is none."""
+    blockers: list[int | None] = []
     last, before = None, 0
     for op, awaited in zip(ops, awaited_by_host(ops, launch_queue), strict=True):
         ended = max(awaited, key=lambda index: (times.ends[index], index), default=None)
         if ended is not None and times.ends[ended] > before:
             last = ended
-        found.append(last)
+        blockers.append(last)
         before = times.issued[op.index]
-    return found
+    return blockers
 
 
 def _path(
@@ -377,7 +371,7 @@ def _path(
     if not ops:
         return []
     at: int | None = max(range(len(ops)), key=lambda index: (times.ends[index], index))
-    then, found = "the step is over", []
+    then, links = "the step is over", []
     while at is not None:
         op = ops[at]
         _, kind, before = _held(op, ops, times, befores)[0]
@@ -387,7 +381,7 @@ def _path(
         }.get(kind, "it")
         at = blockers[at] if kind == "issued" else before
         waited = link.start_ns - (0 if at is None else times.ends[at])
-        found.append(
+        links.append(
             replace(link, waited_ns=waited, waited_for=WAITED.get(kind, "")) if waited else link
         )
-    return found[::-1]
+    return links[::-1]

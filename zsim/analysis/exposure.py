@@ -1,5 +1,5 @@
-"""When the compute stream is idle, which collective is exposed for it, and what of that lies at the
-ends of the step.
+"""Idle stretches of the compute stream, the collective exposed in each, and those at the ends of
+the step.
 
 It reads a rank's ops and their times; why a collective is exposed it does not know.
 """
@@ -21,7 +21,7 @@ Moment = tuple[int, int]
 
 
 def compute_ops(ops: Sequence[Op], times: Times) -> list[Op]:
-    """What keeps the compute stream busy: what takes no time only stands in it."""
+    """Ops that keep the compute stream busy: those of its ops that take time."""
     own = (op for op in ops if op.stream == COMPUTE_STREAM and op.kind not in COLLECTIVES)
     return [op for op in own if times.ends[op.index] > times.starts[op.index]]
 
@@ -41,10 +41,10 @@ def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[Span]:
 def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Op, int]]:
     """Each collective with the idle time that it covers; where several run at once the one that
     ends last has it."""
-    found = Counter[int]()
+    shares = Counter[int]()
     for _, index, ns in _pieces(ops, times, idle):
-        found[index] += ns
-    for index, ns in found.items():
+        shares[index] += ns
+    for index, ns in shares.items():
         yield ops[index], ns
 
 
@@ -76,7 +76,7 @@ def _pieces(
 def at_ends(
     ops: Sequence[Op], times: Times, idle: Sequence[Span], *, later_than: Sequence[Iterable[int]]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """By collective how much of its exposed time is before the first of forward, and after the last
+    """Exposed nanoseconds of each collective before the first op of forward, and after the last op
     of a backward that it depends on.
 
     `later_than` has by op those that it comes after on its stream and communicator, besides what it
@@ -117,20 +117,19 @@ def at_ends(
 
 
 def _of_micro_batches(
-    best: Callable[..., Moment], found: Iterable[tuple[int, int, int]]
+    best: Callable[..., Moment], moments: Iterable[tuple[int, int, int]]
 ) -> dict[int, Moment]:
-    """By micro-batch the first or last moment, and whose it is."""
+    """The first or last moment of each micro-batch, with its op."""
     chosen: dict[int, Moment] = {}
-    for micro_batch, moment, index in found:
+    for micro_batch, moment, index in moments:
         chosen[micro_batch] = best(chosen.get(micro_batch, (moment, index)), (moment, index))
     return chosen
 
 
 def _behind(index: int, ops: Sequence[Op], later_than: Sequence[Iterable[int]]) -> set[int]:
-    """Of the `ops` after op `index` those that cannot begin before it has ended, however long each
-    takes."""
-    found = {index}
+    """The `ops` after op `index` that cannot begin before it has ended, however long each takes."""
+    behind = {index}
     for op in ops:
-        if not found.isdisjoint((*op.waits, *later_than[op.index])):
-            found.add(op.index)
-    return found
+        if not behind.isdisjoint((*op.waits, *later_than[op.index])):
+            behind.add(op.index)
+    return behind

@@ -22,8 +22,8 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
 MUCH_FASTER = 1.02
-"""Of two that fit, the one that shards or recomputes less is taken unless the other is faster by
-more than this."""
+"""Ratio of step times up to which the candidate that shards or recomputes less is preferred to a
+faster one."""
 
 
 MOST_STARTS = 6
@@ -67,18 +67,18 @@ class Fit:
 def fit(scenario: Scenario) -> Fit:
     """Every candidate assessed, with further changes where none of them fits, and a recommendation.
     """
-    found: list[Way] = []
+    tried: list[Way] = []
     refused: list[tuple[str, str]] = []
     for name, other in _cases(scenario):
         if problems := cross_checks.problems(other):
             refused.append((name, problems[0]))
         else:
-            found.append(way_of((name,), planned(other)))
-    if all(way.answer.verdict != "FITS" for way in found):
-        found += together(
-            sorted(found, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False
+            tried.append(way_of((name,), planned(other)))
+    if all(way.answer.verdict != "FITS" for way in tried):
+        tried += together(
+            sorted(tried, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False
         )
-    candidates = tuple(_candidate(scenario, way) for way in found)
+    candidates = tuple(_candidate(scenario, way) for way in tried)
     chosen, reason = recommend(candidates)
     return Fit(candidates=candidates, recommended=chosen, reason=reason, refused=tuple(refused))
 
@@ -115,12 +115,12 @@ def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     forms[NO_CHECKPOINTING] = ""
     for name, other in _stages(scenario):
         yield from (
-            (name + words, other.with_parts(checkpointing=form)) for form, words in forms.items()
+            (name + suffix, other.with_parts(checkpointing=form)) for form, suffix in forms.items()
         )
 
 
 def _words(asked: Checkpointing) -> str:
-    """What is checkpointed, as a scenario says it."""
+    """Checkpointing in the terms of a scenario file."""
     what = (
         [f"save = {', '.join(asked.save)}"]
         if asked.save
@@ -204,29 +204,30 @@ def _replicated(scenario: Scenario) -> list[Mesh]:
 
 
 def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]:
-    """The fastest that fits, or one that shards less and is as good as fast; of those that are
-    tight only when none fits.
+    """The fastest candidate that fits, or one that shards less and is about as fast, with the
+    reason; a TIGHT one only where none fits.
 
-    Of the tight ones those come first that are expected to have room for all that they cache, and
-    those last that are expected to fail.
+    TIGHT candidates with room for all that they cache come first; those expected to fail come
+    last.
     """
     for verdict in ("FITS", "TIGHT"):
-        able = [one for one in candidates if one.answer.verdict == verdict]
+        able = [candidate for candidate in candidates if candidate.answer.verdict == verdict]
         if not able:
             continue
-        least_trouble = min(_trouble(one.answer) for one in able)
-        able = [one for one in able if _trouble(one.answer) == least_trouble]
-        fastest = min(able, key=lambda one: one.step_time_ns)
-        chosen = next(one for one in able if one.step_time_ns <= fastest.step_time_ns * MUCH_FASTER)
-        refused = [one for one in candidates if one.answer.verdict == "OOM"]
-        words = [f"{len(able)} of {len(candidates)} "
+        least_trouble = min(_trouble(candidate.answer) for candidate in able)
+        able = [candidate for candidate in able if _trouble(candidate.answer) == least_trouble]
+        fastest = min(able, key=lambda candidate: candidate.step_time_ns)
+        most_ns = fastest.step_time_ns * MUCH_FASTER
+        chosen = next(candidate for candidate in able if candidate.step_time_ns <= most_ns)
+        refused = [candidate for candidate in candidates if candidate.answer.verdict == "OOM"]
+        reasons = [f"{len(able)} of {len(candidates)} "
                  f"{_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
-        words.append(_times(chosen, fastest))
+        reasons.append(_times(chosen, fastest))
         if refused:
-            least = min(refused, key=lambda one: one.answer.needed.nbytes)
-            words.append(f"{least.name} would need {format_bytes(least.answer.needed.nbytes)}")
-        return chosen, "; ".join(words)
-    smallest = min(candidates, key=lambda one: one.answer.needed.nbytes)
+            least = min(refused, key=lambda candidate: candidate.answer.needed.nbytes)
+            reasons.append(f"{least.name} would need {format_bytes(least.answer.needed.nbytes)}")
+        return chosen, "; ".join(reasons)
+    smallest = min(candidates, key=lambda candidate: candidate.answer.needed.nbytes)
     needed, there = smallest.answer.needed.nbytes, smallest.answer.capacity.nbytes
     short = (
         f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in "
@@ -242,7 +243,7 @@ _ABLE = (
 
 
 def _times(chosen: Candidate, fastest: Candidate) -> str:
-    """How long it takes, and the fastest, if it is another, with why that is not taken."""
+    """Step times of the chosen candidate and of the fastest, and the reason where these differ."""
     taken, pressed = f"{format_time(chosen.step_time_ns)} a step", chosen.answer.pressure
     if pressed is not None and pressed.runs is not None and pressed.runs.words:
         taken += f" and what it waits for {pressed.runs.words}"
@@ -255,6 +256,7 @@ def _times(chosen: Candidate, fastest: Candidate) -> str:
     )
 
 
-def _trouble(found: MemoryVerdict) -> int:
-    """How far what fits is from running smoothly, as a place in `_ABLE`."""
-    return 0 if found.pressure is None else 1 if found.pressure.expected else 2
+def _trouble(verdict: MemoryVerdict) -> int:
+    """Index in `_ABLE`: 0 where the allocator need not release its cache, 2 where the step is
+    expected to fail."""
+    return 0 if verdict.pressure is None else 1 if verdict.pressure.expected else 2

@@ -15,10 +15,10 @@ Span = tuple[int, int]
 
 
 class FreeCompute:
-    """Spans of `compute`, and of them what is free: not `taken` by collectives, nor handed out.
-    Both lists are in order.
+    """Spans of `compute`, and those of them that are free: neither `taken` by collectives nor
+    handed out. Both lists are in order.
 
-    It is asked in the order of collectives' starts.
+    Callers take in the order of collectives' starts.
     """
 
     def __init__(self, compute: Sequence[Span], *, taken: Sequence[Span]) -> None:
@@ -33,10 +33,10 @@ class FreeCompute:
         return self._up_to(until) - self._up_to(since)
 
     def _up_to(self, moment: int) -> int:
-        place = bisect_right(self.starts, moment) - 1
+        index = bisect_right(self.starts, moment) - 1
         return (
-            self.before[place] + min(moment, self.compute[place][1]) - self.starts[place]
-            if place >= 0
+            self.before[index] + min(moment, self.compute[index][1]) - self.starts[index]
+            if index >= 0
             else 0
         )
 
@@ -45,14 +45,14 @@ class FreeCompute:
         are not free any more."""
         while self.coming and self.coming[0][0] < until:
             self.free.append(self.coming.popleft())
-        place, left = len(self.free), most
-        while place and left and self.free[place - 1][1] > since:
-            place -= 1
-            begin, end = self.free[place]
+        index, left = len(self.free), most
+        while index and left and self.free[index - 1][1] > since:
+            index -= 1
+            begin, end = self.free[index]
             low, high = max(begin, since), min(end, until)
             if low < high:
                 part = min(left, high - low)
-                self.free[place : place + 1] = [
+                self.free[index : index + 1] = [
                     span for span in ((begin, high - part), (high, end)) if span[0] < span[1]
                 ]
                 left -= part
@@ -60,13 +60,12 @@ class FreeCompute:
 
 
 def _without(spans: Sequence[Span], others: Sequence[Span]) -> Iterator[Span]:
-    """What is in `spans` and not in `others`; both are in order and do not overlap among
-    themselves."""
-    place = 0
+    """Subtract `others` from `spans`; both are in order and without overlaps."""
+    index = 0
     for begin, end in spans:
-        while place < len(others) and others[place][1] <= begin:
-            place += 1
-        at, further = begin, place
+        while index < len(others) and others[index][1] <= begin:
+            index += 1
+        at, further = begin, index
         while further < len(others) and others[further][0] < end:
             if others[further][0] > at:
                 yield at, others[further][0]

@@ -1,24 +1,23 @@
 """The smallest change that would hide exposed communication: each candidate simulated again, with
-what it costs and gains.
+its costs and gains.
 
-More gathered ahead, other units, a larger micro-batch, faster links: a user can try none of them by
-thought alone, since each moves what waits for what. Each candidate is a scenario of its own, which
-is refused, planned and simulated like any other. A time is given for each token, so that a larger
-batch is not taken for a slower step, and whether what is proposed fits the device.
+Candidates gather earlier, or have other units, a larger micro-batch or faster links. Each moves the
+dependencies of others, so nothing short of a simulation tells its effect. Each is a scenario of its
+own, refused, planned and simulated like any other. Times are per token, so that a larger batch does
+not look like a slower step. Proposed changes have a memory verdict too.
 
-What is exposed at the ends, before the first of forward and after the last of a backward, has no
-compute beside it. No lookahead and no micro-batch hides that, and it does not count against them;
-other units and faster links make it shorter, and are tried for that where nothing else is left.
-Then what does not make the ends shorter is no proposal, whatever else it gains.
+Communication exposed at the ends, before the first op of forward and after the last of a backward,
+has no compute beside it. No lookahead and no micro-batch hides it, so it does not count against
+them. Other units and faster links shorten it, and are tried for that where nothing else is left. A
+change that does not shorten the ends is then not proposed, whatever else it gains.
 
-What hides everything and gains nothing, as what it hides comes back in kernels that its collectives
-slow down, does not end the search: of that kind the smallest that gains is proposed as well.
+A change can hide everything and gain nothing: its collectives slow down the kernels that they run
+beside. Then the smallest change of its kind that gains is proposed as well.
 
-The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it is
-hidden, then bisected. That takes the exposed share to fall as the batch grows; of the one proposed
-and the one below it, which does not hide, both were simulated. Where that one does not fit the
-device, or none hides, the largest multiple that fits is proposed too, and where it gains nothing a
-multiple that does.
+The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it does,
+then bisected. The bisection assumes that the exposed share falls as the batch grows; the breakeven
+and the size below it are both simulated. Where it does not fit the device, or none hides, the
+largest multiple that fits is proposed too. Where it gains nothing, a multiple that gains is.
 """
 
 from __future__ import annotations
@@ -60,15 +59,15 @@ SHORTER = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is changed, in the scenario's words, and what comes of it: time per token of one rank,
-    and the exposed share of the step.
+    """A change in the scenario's terms, and its effect: nanoseconds per token of one rank, and the
+    exposed share of the step.
 
-    Of the `exposed` share `at_ends` is where there is no compute to hide it. `memory` says whether
-    it fits the device, needing `needed_bytes` there; both are known of what is proposed alone.
-    `released` says how often cached memory is expected to be given back where it runs so only.
+    `at_ends`: the part of `exposed` at the step's ends, which no compute can hide. `memory`: the
+    verdict with `needed_bytes`; only proposed changes have them. `released`: the expected cache
+    releases of a step that runs only with them.
     """
 
-    words: str
+    label: str
     ns_per_token: float
     exposed: float
     at_ends: float = 0.0
@@ -79,12 +78,12 @@ class Change:
 
     @property
     def hides(self) -> bool:
-        """Whether of what compute could hide nothing worth speaking of is exposed."""
+        """True where less than `HIDDEN` of the step is exposed between its ends."""
         return self.inside < HIDDEN
 
     @property
     def hides_all(self) -> bool:
-        """Whether nothing worth speaking of is exposed, at the ends neither."""
+        """True where less than `HIDDEN` of the step is exposed, its ends included."""
         return self.exposed < HIDDEN
 
     @property
@@ -93,12 +92,12 @@ class Change:
         return max(0.0, self.exposed - self.at_ends)
 
     def gains(self, now: Change) -> bool:
-        """Whether the step is shorter than it is `now`, by something worth speaking of."""
+        """True where the time per token is less than `now` by at least `NOTHING`."""
         return self.ns_per_token <= now.ns_per_token * (1 - NOTHING)
 
     @property
     def memory_words(self) -> str:
-        """What there is to say of its memory: nothing where it fits."""
+        """Text on its memory; "" where it fits."""
         needs = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"
         if self.memory == "TIGHT" and self.released:
             return f"runs only {self.released}: {needs} to keep all that it caches"
@@ -109,12 +108,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hiding:
-    """The scenario as it is, and of each kind of change the smallest that hides the communication,
-    or the best where none does.
+    """The scenario as it is, and the smallest change of each kind that hides the communication, or
+    the best where none does.
 
-    Where the smallest that hides gains nothing and a larger one does, both are there. `useless`
-    names the kinds of which none that was tried gains anything, `elsewhere` those that gain
-    something where it is the ends that are to be shorter, and leave these as they are.
+    Where the smallest that hides gains nothing and a larger one does, both are proposed.
+    `useless`: kinds of change of which no candidate gains anything. `elsewhere`: kinds that gain
+    something but leave the ends as long as they are, where the ends are to be shorter.
     """
 
     now: Change
@@ -122,7 +121,7 @@ class Hiding:
     useless: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     untried: str = ""
-    """Why no change was tried, where simulating that often would take minutes."""
+    """The reason why no change was tried, where simulating that often would take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,33 +139,36 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What a change is to do to the scenario as it is: to hide its communication, that at its
-    `ends` too if asked, or only there."""
+    """Aim of a change to the scenario as it is (`now`): hide its communication, with `ends` that at
+    the step's ends too."""
 
     now: Change
     ends: bool
 
     def gains(self, change: Change) -> bool:
-        """Whether the step is shorter by it."""
+        """True where the step is shorter by it."""
         return change.gains(self.now)
 
     def is_met(self, change: Change) -> bool:
-        """Whether nothing is left to hide of what is asked for."""
+        """True where it leaves nothing to hide."""
         return change.hides_all if self.ends else change.hides
 
     def helps(self, change: Change) -> bool:
-        """Whether it does what is asked: where only the ends are left, these are shorter."""
+        """True where it serves the aim: where only the ends are left, it shortens them."""
         return not self.now.hides or change.at_ends <= self.now.at_ends - SHORTER
 
     def only_hides(self, change: Change) -> bool:
-        """Whether it hides all that is asked and gains nothing by it, but loses nothing either."""
+        """True where it hides all communication of the aim at an unchanged step time."""
         no_longer = change.ns_per_token <= self.now.ns_per_token
         return self.is_met(change) and self.helps(change) and no_longer and not self.gains(change)
 
 
 def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
-    """What would hide the scenario's communication, or shorten it at the ends where only that is
-    left; nothing where all is hidden. `timeline`: that of its step, where it is known."""
+    """Changes that hide the scenario's communication, or shorten it at the ends where only that is
+    left; none where all is hidden.
+
+    `timeline`: that of its step, where the caller has it.
+    """
     now, scenario = _simulated("as it is", case, timeline).change, case.scenario
     untried = "" if now.hides_all else scenario.work.problem(part=MANY_TIMES)
     if now.hides_all or untried:
@@ -178,10 +180,11 @@ def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
         # units move what is exposed to the ends
         aim = Aim(now=now, ends=now.hides or kind in (UNITS, APART))
         tried = _batches(scenario, aim) if kind == BATCH else _smallest(KINDS[kind](scenario), aim)
-        if any(aim.gains(one.change) and aim.helps(one.change) for one in tried):
-            proposed += [_with_memory(one).change for one in tried]
+        if any(aim.gains(candidate.change) and aim.helps(candidate.change) for candidate in tried):
+            proposed += [_with_memory(candidate).change for candidate in tried]
         elif tried:
-            (elsewhere if any(aim.gains(one.change) for one in tried) else useless).append(kind)
+            gains = any(aim.gains(candidate.change) for candidate in tried)
+            (elsewhere if gains else useless).append(kind)
     return Hiding(
         now=now, changes=tuple(proposed), useless=tuple(useless), elsewhere=tuple(elsewhere)
     )
@@ -190,7 +193,7 @@ def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
 def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
     """The breakeven micro-batch, and where it is too large, or there is none, the largest multiple
     that fits and gains something."""
-    tried = [_with_memory(one) for one in _breakeven(scenario, aim)]
+    tried = [_with_memory(candidate) for candidate in _breakeven(scenario, aim)]
     if not tried or (tried[0].change.hides and tried[0].change.memory != "OOM"):
         return tried
     size, most = scenario.batch.micro_batch, tried[0].scenario.batch.micro_batch
@@ -203,7 +206,7 @@ def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
     return tried
 
 
-def _simulated(words: str, case: Planned, timeline: Timeline | None = None) -> Tried:
+def _simulated(label: str, case: Planned, timeline: Timeline | None = None) -> Tried:
     scenario, program = case.scenario, case.program
     timeline = timeline or simulate_step(
         program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed)
@@ -212,30 +215,30 @@ def _simulated(words: str, case: Planned, timeline: Timeline | None = None) -> T
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     why, step_ns = explain(program, timeline), max(1, timeline.step_time_ns)
     change = Change(
-        words=words, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns,
+        label=label, ns_per_token=step_ns / tokens, exposed=why.exposed_ns / step_ns,
         at_ends=why.at_ends_ns / step_ns,
     )
     return Tried(change=change, planned=case)
 
 
-def _tried(words: str, scenario: Scenario) -> Tried | None:
+def _tried(label: str, scenario: Scenario) -> Tried | None:
     """The candidate simulated; None where a scenario file that asked for it would be refused."""
     if cross_checks.problems(scenario):
         return None
-    return _simulated(words, planned(scenario))
+    return _simulated(label, planned(scenario))
 
 
 def _with_memory(tried: Tried) -> Tried:
     """With what is known of its memory, which is looked at once."""
     if tried.change.memory:
         return tried
-    found = assess(tried.planned)
-    expected = found.pressure.expected if found.pressure else None
+    verdict = assess(tried.planned)
+    expected = verdict.pressure.expected if verdict.pressure else None
     change = replace(
         tried.change,
-        memory=found.verdict,
-        needed_bytes=found.needed.nbytes,
-        capacity_bytes=found.capacity.nbytes,
+        memory=verdict.verdict,
+        needed_bytes=verdict.needed.nbytes,
+        capacity_bytes=verdict.capacity.nbytes,
         released=expected.words if expected else "",
     )
     return replace(tried, change=change)
@@ -249,8 +252,8 @@ def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: Aim) -> list[Trie
     comes nearest; none if none can be tried.
     """
     seen: list[Tried] = []
-    for words, scenario in candidates:
-        tried = _tried(words, scenario)
+    for label, scenario in candidates:
+        tried = _tried(label, scenario)
         if tried is not None:
             seen.append(tried)
             if aim.is_met(tried.change) and aim.helps(tried.change) and aim.gains(tried.change):
@@ -279,16 +282,16 @@ def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:
     multiples = _smallest(batch_sizes(scenario), aim)
     if not multiples or not multiples[0].change.hides:
         return multiples
-    found = multiples[0]
-    high = found.scenario.batch.micro_batch
+    smallest = multiples[0]
+    high = smallest.scenario.batch.micro_batch
     low = max(size for size in (now, *(now * times for times in BATCHES)) if size < high)
     while high - low > 1:
         middle = (low + high) // 2
         tried = _tried(*with_batch(scenario, middle))
         if tried is not None and tried.change.hides:
-            found, high = tried, middle
+            smallest, high = tried, middle
         else:
             low = middle
-    if aim.gains(found.change):
-        return [found]
-    return [found, *(tried for tried in multiples if aim.gains(tried.change))]
+    if aim.gains(smallest.change):
+        return [smallest]
+    return [smallest, *(tried for tried in multiples if aim.gains(tried.change))]

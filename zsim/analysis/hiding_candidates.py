@@ -68,7 +68,7 @@ def _apart(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _wrapped(
-    scenario: Scenario, asked: wrapping.Wrapping, words: str
+    scenario: Scenario, asked: wrapping.Wrapping, label: str
 ) -> Iterator[tuple[str, Scenario]]:
     """The scenario with other units, if its are not what the trace has, or nothing to the strategy.
     """
@@ -81,7 +81,7 @@ def _wrapped(
         return
     if not tuple(wrapping.problems(asked, model)):
         yield (
-            words,
+            label,
             scenario.with_parts(wrapping=asked, model=wrapped(scenario.strategy, model, asked)),
         )
 
@@ -126,7 +126,7 @@ def _faster(cluster: ClusterSpec, factor: float) -> ClusterSpec:
         rail=times(cluster.links.rail),
     )
     slow = tuple(
-        replace(one, bandwidth=round(one.bandwidth * factor)) for one in cluster.slow_rails
+        replace(rail, bandwidth=round(rail.bandwidth * factor)) for rail in cluster.slow_rails
     )
     return replace(cluster, links=links, slow_rails=slow)
 

@@ -1,5 +1,5 @@
-"""What runs, but costs more than its user may think: a line for each, with figures from the
-Program.
+"""Warnings of a scenario that runs but costs more than its user may think: a line each, with
+figures from the Program.
 
 It knows scenarios and Programs, and refuses nothing.
 """

@@ -138,7 +138,7 @@ def as_object(planned: Planned) -> dict[str, Any]:
 
 
 def _change(change: Change) -> dict[str, Any]:
-    found = {"change": change.words, "ns_per_token": change.ns_per_token, "exposed": change.exposed}
+    found = {"change": change.label, "ns_per_token": change.ns_per_token, "exposed": change.exposed}
     found |= {
         "exposed_at_ends": change.at_ends, "hides": change.hides, "hides_all": change.hides_all
     }
@@ -259,7 +259,7 @@ def _proposals(helps: Hiding) -> Iterator[str]:
         memory = f"; {change.memory_words}" if change.memory_words else ""
         idle = "" if change.gains(now) else ", which gains nothing"
         yield (
-            f"    {change.words:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for "
+            f"    {change.label:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for "
             f"each token{idle}{memory}"
         )
     if helps.useless:

@@ -1,7 +1,7 @@
 """torch's caching allocator for CUDA as a state machine: which bytes of the device it holds for
 those that are asked for.
 
-Constants and rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of
+Constants and rules come from c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp of
 torch 2.13 at default settings: no max_split_size, no garbage collection, no rounding to powers of
 two. A free returns a block at once to the pool of its own stream. It knows no Program and no clock.
 The addresses that cudaMalloc returns, which decide among free blocks of equal size, are assumed:
@@ -22,11 +22,10 @@ MIN_BLOCK = 512
 SMALL_SIZE = 2**20
 """The largest rounded size that is served from a small pool (kSmallSize)."""
 SMALL_SEGMENT = 2 * 2**20
-"""What a small pool takes from the device at a time (kSmallBuffer); the page of its expandable
-segments."""
+"""Bytes of a small pool's segment, and of a page of its expandable segments (kSmallBuffer)."""
 LARGE_SEGMENT = 20 * 2**20
-"""What a large pool takes for a size below `MIN_LARGE`; the page of its expandable segments
-(large_segment_size)."""
+"""Bytes of a large pool's segment for a size below `MIN_LARGE`, and of a page of its expandable
+segments (large_segment_size)."""
 MIN_LARGE = 10 * 2**20
 """From this size on a segment is as large as the block, rounded up to `ROUND_LARGE`
 (kMinLargeAlloc)."""
@@ -35,8 +34,8 @@ ROUND_LARGE = 2 * 2**20
 
 _FIRST_ADDRESS = 0x5000_0000_0000
 _ADDRESS_SPACE = LARGE_SEGMENT * 2**16
-"""Of an expandable segment; torch reserves 9/8 of the device's memory, here it never ends. Both are
-whole pages, so that pages counted from address 0 are those counted from the segment's start."""
+"""Bytes of address space of an expandable segment; torch reserves 9/8 of the device's memory, the
+replay more than any device has. Segments start at whole pages, so that addresses count pages."""
 
 
 class DeviceFullError(ZsimError):
@@ -119,7 +118,7 @@ class CachingAllocator:
     allocated: int = 0
     """Bytes asked for by what lives."""
     num_releases: int = 0
-    """How often the device was full, so that everything cached was given back to it (torch's
+    """Times that the device was full and the allocator gave all cached segments back to it (torch's
     num_alloc_retries)."""
     heads: dict[int, Block] = field(default_factory=dict)
     """The first block of each segment, by its address."""
@@ -137,10 +136,10 @@ class CachingAllocator:
         size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
         small = size <= SMALL_SIZE
         pool = self.pools.get((stream, small)) or self._open(stream, small)
-        free, place = pool.free, bisect_left(pool.free, (size,))
+        free, index = pool.free, bisect_left(pool.free, (size,))
         if self.expandable_segments:
-            place = _growing(free, place)
-        block = free.pop(place)[2] if place < len(free) else self._grow(pool, size)
+            index = _growing(free, index)
+        block = free.pop(index)[2] if index < len(free) else self._grow(pool, size)
         remaining = block.size - size
         if remaining >= MIN_BLOCK if small or self.expandable_segments else remaining > SMALL_SIZE:
             rest = _cut(block, size)
@@ -195,9 +194,9 @@ class CachingAllocator:
         self.release()
         if block := self._from_device(pool, size):
             return block
-        found = f"{self.reserved:,} B reserved, {self.active:,} B of them live"
+        state = f"{self.reserved:,} B reserved, {self.active:,} B of them live"
         raise DeviceFullError(
-            where="allocator", expected=f"{size:,} B within {self.capacity:,} B", found=found
+            where="allocator", expected=f"{size:,} B within {self.capacity:,} B", found=state
         )
 
     def _from_device(self, pool: Pool, size: int) -> Block | None:
@@ -293,12 +292,12 @@ class CachingAllocator:
         pool.reserved += nbytes
 
 
-def _growing(free: list[tuple[int, int, Block]], place: int) -> int:
-    """The index of the best fit in `free`, sorted by size, from `place` on. A block that address
+def _growing(free: list[tuple[int, int, Block]], index: int) -> int:
+    """The index of the best fit in `free`, sorted by size, from `index` on. A block that address
     space follows counts as large as it can grow, so a larger one that cannot grow comes first."""
-    while place + 1 < len(free) and _room(free[place + 1][2]) < _room(free[place][2]):
-        place += 1
-    return place
+    while index + 1 < len(free) and _room(free[index + 1][2]) < _room(free[index][2]):
+        index += 1
+    return index
 
 
 def _chain(head: Block) -> Iterator[Block]:

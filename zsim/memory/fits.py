@@ -1,5 +1,4 @@
-"""Does it fit? What one rank needs of its device against what there is, and what every byte of it
-is for.
+"""Memory verdict: the bytes that a rank needs of its device, by use, against the device's capacity.
 
 Allocated bytes are exact; what the allocator reserves for them follows from its rules; what lies
 outside is banded. It reads Programs and knows no strategy and no time.
@@ -28,8 +27,8 @@ from zsim.scenario.plan import Planned
 Verdict = Literal["FITS", "TIGHT", "OOM"]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 MOST_REPLAYED = 4
-"""Of how many rank programs, those that need most before the allocator has rounded and cached
-anything, it is replayed."""
+"""Most rank programs whose allocator is replayed: those with the highest allocated bytes and
+non-torch memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What lives at the peak: bytes of one kind that belong to one unit, and how many buffers they
-    are."""
+    """Bytes of one kind that belong to one unit at the peak, and their number of buffers."""
 
     kind: MemoryKind
     unit: str
@@ -54,8 +52,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryVerdict:
-    """What `rank`, the one that may need most, needs. The peak is that of `phase`, inside the op
-    `peak_at`."""
+    """Memory that `rank`, the one that may need most, needs of its device, and the verdict.
+
+    The peak is that of `phase`, inside the op `peak_at`.
+    """
 
     rank: int
     phase: PhaseName
@@ -67,7 +67,7 @@ class MemoryVerdict:
     zero_grad."""
     rounding_bytes: int
     workspace_bytes: int
-    """What cuBLAS has of what is reserved."""
+    """Reserved bytes that are cuBLAS's workspaces."""
     cached_bytes: int
     """Reserved and in no live block: fragmentation, and blocks kept for reuse."""
     reserved_bytes: int
@@ -78,14 +78,16 @@ class MemoryVerdict:
     capacity: Band
     expandable_segments: bool
     pressure: Pressure | None = None
-    """What the allocator does about it where more is reserved than is expected to be there; None
-    where there is room for all of it, and where what lives is too much by itself."""
+    """The allocator's releases where it would reserve more than the device is expected to have;
+    None where all of it has room, and where live bytes alone are too many."""
 
     @property
     def verdict(self) -> Verdict:
-        """FITS when even the most that may be needed is there; OOM when even what lives is too much
-        for the largest device, or when the allocator fails there although it gives back all that it
-        has cached; TIGHT between the two."""
+        """FITS, OOM, or TIGHT between the two.
+
+        FITS: the device has even the most that may be needed. OOM: live bytes alone exceed the
+        largest capacity, or the allocator fails there after it has released its cache.
+        """
         if self.needed.high <= self.capacity.low:
             return "FITS"
         if self.needed.low > self.capacity.high or (
@@ -96,16 +98,16 @@ class MemoryVerdict:
 
     @property
     def releases_per_step(self) -> int | None:
-        """How often a steady step is expected to give cached memory back, which stalls the device;
-        None where it is not expected to run."""
+        """Cache releases expected in a steady step, each of which stalls the device; None where the
+        step is not expected to run."""
         if self.pressure is None:
             return 0 if self.margin_bytes >= 0 else None
         return None if self.pressure.expected is None else self.pressure.expected.steady
 
     @property
     def running(self) -> str:
-        """What a step that is TIGHT has to do for want of room: "giving cached memory back twice a
-        steady step"; else nothing."""
+        """Text on the cache releases of a TIGHT step, such as "giving cached memory back twice a
+        steady step"; "" for any other."""
         if self.verdict != "TIGHT" or self.margin_bytes >= 0:
             return ""
         expected = None if self.pressure is None else self.pressure.expected
@@ -113,19 +115,19 @@ class MemoryVerdict:
 
     @property
     def built_on_device(self) -> bool:
-        """Whether the model is taken to be built on the device, whose cache is emptied afterwards;
-        else where there is room for it."""
+        """True where the device has room to build the model, whose cache is emptied afterwards;
+        else the model is taken to be built elsewhere."""
         return self.construction_bytes <= self.capacity.nbytes
 
     @property
     def margin_bytes(self) -> int:
-        """What is expected to be left of the device; negative when it is short of, which what is
-        cached may make up for (`pressure`)."""
+        """Bytes of the device expected to stay free; negative where it is too small, unless the
+        allocator can release enough (`pressure`)."""
         return self.capacity.nbytes - self.needed.nbytes
 
 
 def assess(planned: Planned) -> MemoryVerdict:
-    """The answer for a planned scenario on its own cluster, its batch and buffers included."""
+    """Verdict of a planned scenario on its own cluster, its batch and buffers included."""
     scenario = planned.scenario
     return assess_program(
         planned.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
@@ -137,44 +139,45 @@ def assess_program(
     program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False,
     besides: tuple[NonTorchMemory, ...] = (),
 ) -> MemoryVerdict:
-    """The answer for the rank of `program` that may need most of `cluster`'s device: with its
-    Program's peak, and, in its place in its node, NCCL's buffers.
+    """Verdict of the rank of `program` that may need most of `cluster`'s device.
 
-    `besides`: what lies there that the Program knows nothing of (`zsim.memory.inputs_and_buffers`).
+    It counts the peak of the rank's program, and NCCL's buffers by the rank's position in its node.
+    `besides`: device memory that no Program has (`zsim.memory.inputs_and_buffers`).
     """
     capacity = _capacity(cluster)
     ranks = _standing(program, cluster)
     needs = [
-        (one, _reserved(one, cluster, capacity, expandable_segments=expandable_segments))
-        for one in ranks[:MOST_REPLAYED]
+        (standing, _reserved(standing, cluster, capacity, expandable_segments=expandable_segments))
+        for standing in ranks[:MOST_REPLAYED]
     ]
-    one, (reserved, active, workspaces) = max(
-        needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].place)
+    standing, (reserved, active, workspaces) = max(
+        needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].index)
     )
-    items = (*besides, *one.outside)
+    items = (*besides, *standing.outside)
     beyond = total(items)
     needed = Band(
         nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high
     )
     return MemoryVerdict(
-        rank=one.rank, phase=one.phase, peak_at=one.highest.peak_at, allocated_bytes=one.allocated,
-        by_kind=one.highest.by_kind, by_part=one.highest.highest_by_part,
-        rounding_bytes=active - one.allocated - workspaces, workspace_bytes=workspaces,
+        rank=standing.rank, phase=standing.phase, peak_at=standing.highest.peak_at,
+        allocated_bytes=standing.allocated, by_kind=standing.highest.by_kind,
+        by_part=standing.highest.highest_by_part,
+        rounding_bytes=active - standing.allocated - workspaces, workspace_bytes=workspaces,
         cached_bytes=reserved - active, reserved_bytes=reserved, outside=items,
-        construction_bytes=one.built, needed=needed, capacity=capacity,
+        construction_bytes=standing.built, needed=needed, capacity=capacity,
         expandable_segments=expandable_segments,
         pressure=_pressure(
-            one, cluster, needed, capacity, beyond, expandable_segments=expandable_segments
+            standing, cluster, needed, capacity, beyond, expandable_segments=expandable_segments
         ),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standing:
-    """The rank that holds most outside of those that run one rank program, the one at `place`, and
-    the highest of its steps."""
+    """The rank with most non-torch memory among those that run the rank program at `index`, and the
+    step with its highest peak."""
 
-    place: int
+    index: int
     rank: int
     program: RankProgram
     phase: PhaseName
@@ -198,36 +201,38 @@ class _Standing:
 def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
     """One rank for each rank program, the one that may need most before the allocator does anything
     first."""
-    found = []
-    for place, ranks in enumerate(rank_classes(program, cluster)):
+    standings = []
+    for index, ranks in enumerate(rank_classes(program, cluster)):
         rank, items = max(
             ((rank, outside(program, cluster, rank=rank)) for rank in ranks),
             key=lambda held: (total(held[1]).high, -held[0]),
         )
-        records = replay(program.ranks[place], timeline=False)
+        records = replay(program.ranks[index], timeline=False)
         phase = max((records[name].peak_bytes, name) for name in STEPS)[1]
-        found.append(
+        standings.append(
             _Standing(
-                place=place,
+                index=index,
                 rank=rank,
-                program=program.ranks[place],
+                program=program.ranks[index],
                 phase=phase,
                 highest=records[phase],
                 built=records["construction"].peak_bytes,
                 outside=items,
             )
         )
-    return sorted(found, key=lambda one: (-one.allocated - total(one.outside).high, one.place))
+    return sorted(
+        standings, key=lambda each: (-each.allocated - total(each.outside).high, each.index)
+    )
 
 
 def _pressure(
-    one: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band, beyond: NonTorchMemory, *,
-    expandable_segments: bool,
+    standing: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band,
+    beyond: NonTorchMemory, *, expandable_segments: bool,
 ) -> Pressure | None:
     if cluster.kind != "cuda" or needed.nbytes <= capacity.nbytes or needed.low > capacity.high:
         return None
     return pressure(
-        one.built_here(capacity),
+        standing.built_here(capacity),
         room=capacity.nbytes - beyond.nbytes,
         most=capacity.high - beyond.low,
         workspace_bytes=cublas_workspace(cluster.device),
@@ -273,14 +278,14 @@ def holdings(program: RankProgram, phase: PhaseName) -> tuple[Holding, ...]:
 
 
 def _reserved(
-    one: _Standing, cluster: ClusterSpec, capacity: Band, *, expandable_segments: bool
+    standing: _Standing, cluster: ClusterSpec, capacity: Band, *, expandable_segments: bool
 ) -> tuple[int, int, int]:
     """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is
     reserved ahead."""
     if cluster.kind != "cuda":
-        return one.allocated, one.allocated, 0
+        return standing.allocated, standing.allocated, 0
     records = allocator.replay(
-        one.built_here(capacity),
+        standing.built_here(capacity),
         expandable_segments=expandable_segments,
         workspace_bytes=cublas_workspace(cluster.device),
         empty_cache=True,
@@ -288,7 +293,7 @@ def _reserved(
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
     # at another moment than the ledger's peak it may hold more than is rounded
-    beyond = highest.peak_active_bytes - one.allocated
+    beyond = highest.peak_active_bytes - standing.allocated
     return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
 
 
@@ -296,8 +301,8 @@ def _capacity(cluster: ClusterSpec) -> Band:
     if cluster.kind != "cuda":
         memory = cluster.device.memory
         return Band(nbytes=memory, low=memory, high=memory)
-    found = capacity(cluster.device)
-    return Band(nbytes=found.nbytes, low=found.low, high=found.high)
+    reported = capacity(cluster.device)
+    return Band(nbytes=reported.nbytes, low=reported.low, high=reported.high)
 
 
 def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...]:
@@ -328,8 +333,8 @@ def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...
             elif not begun:
                 ahead = max(ahead, highest)
             else:
-                words, before = points[-1]
-                points[-1] = words, max(before, highest)
+                computation, before = points[-1]
+                points[-1] = computation, max(before, highest)
         if name == phase:
             break
     return tuple(points)

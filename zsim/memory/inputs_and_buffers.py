@@ -1,5 +1,5 @@
-"""What lies on a rank's device and is the user's own: the tensors of a micro-batch, and what the
-module holds besides its parameters.
+"""Inputs and buffers: the user's own device memory, for a micro-batch's tensors and the module's
+buffers.
 
 No strategy makes, shards or frees them, and real runs are measured without them; the device has to
 have room for them all the same.

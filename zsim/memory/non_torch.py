@@ -1,10 +1,10 @@
-"""What a rank holds on a CUDA device besides torch's reserved bytes: the CUDA context and NCCL's
-buffers; and, inside them, cuBLAS's workspaces. Each is a named figure with its source and a band,
-because none has been confirmed on a GPU yet.
+"""Non-torch memory of a rank's CUDA device: the CUDA context and NCCL's buffers; besides, cuBLAS's
+workspaces inside torch's reserved bytes. Each is a named figure with its source and a band, because
+none has been confirmed on a GPU yet.
 
-NCCL connects the peers of an algorithm when it is first used, so the Program's groups and ops say
-which buffers there are; how large they are is in zsim.cluster.collectives.nccl.buffers. It knows no
-time and no allocator.
+NCCL connects the peers of an algorithm at its first use, so the buffers follow from the Program's
+groups and ops. Their sizes are in zsim.cluster.collectives.nccl.buffers. This module knows no time
+and no allocator.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonTorchMemory:
-    """One thing that takes device memory: the bytes expected, and the least and most that they may
-    be.
+    """Bytes of device memory with one use, such as the CUDA context: expected, least and most.
 
     `inside_reserved`: torch's allocator hands it out, so reserved bytes contain it already.
     `confirmed`: measured on a GPU by this project.
@@ -58,7 +57,8 @@ loaded."""
 
 
 def runtime(device: Device) -> Runtime:
-    """What CUDA and NCCL make of `device`, or of the preset of its name; ZsimError for neither."""
+    """Figures of CUDA and NCCL for `device`, or for the preset of its name; ZsimError where neither
+    has any."""
     presets = (load_device(name) for name in devices())
     known = device.runtime or next(
         (each.runtime for each in presets if each.name == device.name), None
@@ -115,12 +115,12 @@ def outside(program: Program, cluster: ClusterSpec, *, rank: int = 0) -> tuple[N
         inside_reserved=True,
     )
     groups = communicators(program.of_rank(rank), program.mesh, rank=rank)
-    found = [
+    buffers = [
         item
         for name, ops in groups.items()
         for item in _nccl(cluster, program.mesh, name, ops, rank)
     ]
-    return (context, cublas, *found)
+    return (context, cublas, *buffers)
 
 
 def communicators(program: RankProgram, mesh: Mesh, *, rank: int) -> dict[str, frozenset[str]]:
@@ -144,7 +144,7 @@ def communicators(program: RankProgram, mesh: Mesh, *, rank: int) -> dict[str, f
 
 
 def ring(cluster: ClusterSpec, mesh: Mesh, name: str, *, rank: int) -> Ring:
-    """How the communicator of `rank`'s group called `name` is laid out at that rank."""
+    """Layout of the ring of `rank`'s group called `name` at that rank."""
     gpu, links = runtime(cluster.device), cluster.links
     reads = gpu.capability == 80 and links.fabric.bandwidth > links.pcie.bandwidth
     return layout(cluster, mesh.group(name, rank), rank, channels=gpu.channels, reads=reads)
@@ -165,7 +165,7 @@ def total(items: tuple[NonTorchMemory, ...]) -> NonTorchMemory:
 
 
 def room(device: Device, items: tuple[NonTorchMemory, ...]) -> Capacity:
-    """What is left of `device` for torch's allocator: what CUDA reports less `items`, the band from
+    """Bytes of `device` for torch's allocator: those that CUDA reports less `items`, the band from
     the worst of both."""
     all_of_it, taken = capacity(device), total(items)
     return Capacity(
@@ -181,17 +181,18 @@ def _nccl(
     cluster: ClusterSpec, mesh: Mesh, name: str, ops: frozenset[str], rank: int
 ) -> list[NonTorchMemory]:
     gpu, seen = runtime(cluster.device), ring(cluster, mesh, name, rank=rank)
-    found = [_buffers(f"NCCL ring, {name}", seen.ring_bytes(), _SIZES, low=seen.ring_bytes() // 2)]
+    nbytes = seen.ring_bytes()
+    buffers = [_buffers(f"NCCL ring, {name}", nbytes, _SIZES, low=nbytes // 2)]
     if "all_reduce" in ops:
         nvls = seen.nvls_bytes(gpu.nvls_channels)
         trees = seen.tree_bytes() + (0 if nvls else seen.chain_bytes())
-        found.append(_buffers(f"NCCL NVLS, {name}", nvls, "NCCL 2.30.7 nvls.cc", low=0))
-        found.append(_buffers(f"NCCL trees, {name}", trees, _SIZES, low=0))
+        buffers.append(_buffers(f"NCCL NVLS, {name}", nvls, "NCCL 2.30.7 nvls.cc", low=0))
+        buffers.append(_buffers(f"NCCL trees, {name}", trees, _SIZES, low=0))
     if seen.nodes > 1:
-        found.append(
+        buffers.append(
             _buffers(f"NCCL shared network buffers, {name}", 0, _SHARED, low=0, high=SHARED_NETWORK)
         )
-    return [item for item in found if item.high]
+    return [item for item in buffers if item.high]
 
 
 _SIZES = (

@@ -1,9 +1,8 @@
-"""A device that has less than a step reserves: whether torch's allocator gets by when it gives back
-what it has cached.
+"""A device with less memory than a step reserves: torch's allocator releases its cache and tries
+again, or raises OutOfMemoryError.
 
-The allocator is replayed with the room that there is (zsim.memory.reserved). Reserved bytes are
-what it takes where nothing is short; where something is, it gives back all that it has cached and
-asks again, and it fails only when that is not enough.
+The allocator is replayed with the room that the device has (zsim.memory.reserved). It fails only
+where an allocation has no room after all cached memory is given back.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from zsim.memory.caching_allocator import DeviceFullError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
-    """How often in a step the device is full and all cached memory is given back to it, for which
-    it waits."""
+    """Times in a step that the device is full and the allocator gives all cached memory back, for
+    which the host waits."""
 
     first: int
     steady: int
@@ -40,12 +39,12 @@ class Releases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """What a step does where it would reserve more than there is: None where it fails.
+    """Releases of a step that would reserve more than the device has; None where the step fails.
 
-    `best`: with the largest capacity and the least outside torch's reserved bytes; None too where
-    it runs as `expected`, as it is not asked then. More room can be worse: with another layout of
-    the segments more of them is in pieces. `full_at` is where the device is full in spite of all
-    releases: as expected, or, where it never runs, at best.
+    `best`: with the largest capacity and the least non-torch memory; None too where the step runs
+    as `expected`, since `best` is not computed then. More room can be worse, since another layout
+    of the segments can be more fragmented. `full_at`: the op at which the device is full in spite
+    of all releases, as expected, or at best where the step never runs.
     """
 
     expected: Releases | None
@@ -61,8 +60,8 @@ class Pressure:
 def pressure(
     program: RankProgram, *, room: int, most: int, workspace_bytes: int, expandable_segments: bool
 ) -> Pressure:
-    """What a rank with `program` does with `room` bytes for the allocator, and, where that is not
-    enough, with the `most` there may be."""
+    """Releases of a rank with `program` and `room` bytes for the allocator, and, where it fails
+    with those, with `most` bytes."""
 
     def releases(capacity: int) -> Releases | str:
         """Or where the device is full."""

@@ -1,8 +1,8 @@
-"""Which ranks stand for all others: of those with the same Program, one for each way in which NCCL
-lays out their communicators.
+"""Rank classes: ranks with the same rank program and the same layout of NCCL's communicators need
+the same memory, so one rank represents each class.
 
-What a rank holds outside torch's reserved bytes depends on its Program and on its places in its
-nodes (zsim.memory.non_torch). Nodes that lie alike in the mesh are looked at once, so that 100,000
+A rank's non-torch memory depends on its program and on its positions in its nodes
+(zsim.memory.non_torch). Nodes with equal positions in the mesh are examined once, so that 100,000
 ranks take no longer than the few that differ.
 """
 
@@ -15,7 +15,7 @@ from zsim.memory.non_torch import communicators, ring
 
 
 def rank_classes(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
-    """By rank program, ranks that stand for all that run it, the lowest first."""
+    """The lowest rank of each class, in ascending order, for each rank program."""
     first = {kind: program.assignment.index(kind) for kind in range(len(program.ranks))}
     if cluster.kind != "cuda":
         return tuple((rank,) for rank in first.values())
@@ -23,20 +23,20 @@ def rank_classes(program: Program, cluster: ClusterSpec) -> tuple[tuple[int, ...
         kind: tuple(communicators(program.ranks[kind], program.mesh, rank=rank))
         for kind, rank in first.items()
     }
-    found: list[dict[tuple[object, ...], int]] = [{} for _ in program.ranks]
+    classes: list[dict[tuple[object, ...], int]] = [{} for _ in program.ranks]
     for begin in _unlike_nodes(
         program, cluster, names=sorted({name for names in groups.values() for name in names})
     ):
         for rank in range(begin, min(begin + cluster.devices_per_node, program.mesh.world_size)):
             kind = program.assignment[rank]
             laid_out = tuple(ring(cluster, program.mesh, name, rank=rank) for name in groups[kind])
-            found[kind].setdefault(laid_out, rank)
-    return tuple(tuple(sorted(ranks.values())) for ranks in found)
+            classes[kind].setdefault(laid_out, rank)
+    return tuple(tuple(sorted(ranks.values())) for ranks in classes)
 
 
 def _unlike_nodes(program: Program, cluster: ClusterSpec, *, names: list[str]) -> list[int]:
-    """The first rank of each node that differs from those before it: in what its ranks run, or in
-    where it lies in the groups `names`."""
+    """The first rank of each node that differs from all nodes before it, in its ranks' programs or
+    in its positions in the groups `names`."""
     size, mesh = cluster.devices_per_node, program.mesh
     strides = {name: _stride(mesh, name) for name in names}
     unlike: dict[tuple[object, ...], int] = {}
@@ -50,8 +50,9 @@ def _unlike_nodes(program: Program, cluster: ClusterSpec, *, names: list[str]) -
 
 
 def _lies(begin: int, size: int, *, block: int, stride: int) -> tuple[int, ...]:
-    """Where a node of `size` ranks from `begin` lies in the groups of a name, whose members are
-    `stride` apart in `block` ranks in a row.
+    """Position of a node of `size` ranks from `begin` in the groups of a name.
+
+    A group's members are `stride` apart, within `block` ranks in a row.
 
     Inside a block it counts between which members the node begins, and where the block begins in
     its own first node.

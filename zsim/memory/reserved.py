@@ -3,9 +3,9 @@ Program allocates.
 
 The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as
 allocated bytes are. A free returns its block at once, as where the subject keeps references instead
-of record_stream (FSDP2, DDP, our executor). Where it does not (FSDP1), blocks come back once the
-device has come so far, and what is reserved here is the least that can be. It knows no strategy and
-no time; the rules of the allocator are in zsim.memory.caching_allocator.
+of record_stream (FSDP2, DDP, our executor). With record_stream (FSDP1), blocks come back once the
+device has come so far; then the reserved bytes are a lower bound. It knows no strategy and no time;
+the rules of the allocator are in zsim.memory.caching_allocator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zsim.memory.caching_allocator import Block, CachingAllocator, DeviceFullErr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorRecord:
-    """What the allocator holds in one phase on one rank, in bytes."""
+    """State of the allocator in one phase on one rank, in bytes."""
 
     start_reserved_bytes: int
     peak_reserved_bytes: int
@@ -34,21 +34,23 @@ class AllocatorRecord:
     rounding_bytes: int
     """In live blocks but not asked for, at that moment."""
     workspace_bytes: int
-    """Of cuBLAS's workspaces, at that moment."""
+    """Bytes of cuBLAS's workspaces, at that moment."""
     num_segments: int
     """Contiguous pieces of reserved memory at the end of the phase."""
     num_releases: int
-    """How often in the phase the device was full and everything cached was given back, which stalls
-    the device."""
+    """Times in the phase that the device was full and the allocator gave all cached memory back,
+    which stalls the device."""
     reserved_by_pool: Mapping[str, int]
     """At the end of the phase, by "stream small" and "stream large"."""
 
 
 @dataclass(slots=True)
 class Heap:
-    """The buffers of a Program in a caching allocator. Each lives in the pool of the stream of the
-    op that makes it; what the host makes lives in that of the compute stream, the current stream of
-    torch's main thread."""
+    """The buffers of a Program in a caching allocator.
+
+    Each lives in the pool of the stream of the op that makes it. Buffers of host ops live in that
+    of the compute stream, the current stream of torch's main thread.
+    """
 
     allocator: CachingAllocator
     workspace_bytes: int = 0
@@ -59,8 +61,10 @@ class Heap:
     def allocate(self, event: Alloc, *, stream: Stream) -> Block | None:
         """The block of `event.buffer`, which begins to live; ProgramError when it lives already."""
         if event.buffer in self.live:
-            found = f"{event.buffer}: it is allocated again"
-            raise ProgramError(where="allocator", expected="a buffer that is not live", found=found)
+            problem = f"{event.buffer}: it is allocated again"
+            raise ProgramError(
+                where="allocator", expected="a buffer that is not live", found=problem
+            )
         pool = "compute" if stream == "host" else stream
         block = self.allocator.allocate(event.nbytes, stream=pool) if event.nbytes else None
         self.live[event.buffer] = block
@@ -79,12 +83,12 @@ class Heap:
 
     @property
     def workspaces_bytes(self) -> int:
-        """What cuBLAS has taken so far."""
+        """Bytes of cuBLAS's workspaces so far."""
         return len(self._threads) * self.workspace_bytes
 
     def workspace(self, op: Op) -> Alloc | None:
-        """What cuBLAS takes for good, of `workspace_bytes`, when `op` is the first of its host
-        thread with products.
+        """The workspace that cuBLAS keeps, when `op` is the first with products of its host
+        thread; else None.
 
         cuBLAS has a handle, and torch a workspace for it, per thread and stream. The forward runs
         in the main thread, the backward and what it recomputes in autograd's.

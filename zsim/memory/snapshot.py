@@ -110,7 +110,7 @@ class _Recorder:
                 self._free(event.buffer)
 
     def empty_cache(self) -> None:
-        """What no live block needs goes back to the device."""
+        """Give memory of no live block back to the device."""
         action = "segment_unmap" if self.heap.allocator.expandable_segments else "segment_free"
         frame = _frame("torch.cuda.empty_cache", "construction")
         for address, nbytes, pool in self.heap.allocator.release():

@@ -33,7 +33,7 @@ BUILT = {
     True: "assumes torch.cuda.empty_cache() once the model is built on the device",
     False: "assumes that the model is built elsewhere, on the meta device or in host memory",
 }
-"""What is assumed of construction, by whether the device has room for it."""
+"""Assumption about construction, by whether the device has room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +105,14 @@ def formula_text(scenario: Scenario) -> str:
     return " + ".join(f"{size}{of}" for of, size in sizes.items() if size)
 
 
-def waterfall(scenario: Scenario, found: MemoryVerdict) -> tuple[Stage, ...]:
+def waterfall(scenario: Scenario, verdict: MemoryVerdict) -> tuple[Stage, ...]:
     """The steps from the formula to what is needed; each `total` is the sum of the steps before it.
     """
-    return tuple(_stages(scenario, found))
+    return tuple(_stages(scenario, verdict))
 
 
 def _states_reason(scenario: Scenario) -> str:
-    """Why parameters, gradients and states at the peak are not what the formula says."""
+    """Reasons why parameters, gradients and states at the peak differ from the formula."""
     if STRATEGIES[scenario.strategy].offloads(scenario.options) and scenario.cluster.kind != "cpu":
         return "in host memory instead (CPUOffloadPolicy)"
     reason = (
@@ -129,9 +129,9 @@ def _states_reason(scenario: Scenario) -> str:
     return reason
 
 
-def _cached_reason(found: MemoryVerdict) -> str:
-    """Why more is reserved than lives."""
-    if found.expandable_segments:
+def _cached_reason(verdict: MemoryVerdict) -> str:
+    """Reasons for reserved bytes beyond live ones."""
+    if verdict.expandable_segments:
         return (
             "expandable segments: the rest of pages of 2 and 20 MiB, holes between blocks, pages "
             "kept for reuse"
@@ -139,9 +139,9 @@ def _cached_reason(found: MemoryVerdict) -> str:
     return "segments of 2 and 20 MiB, fragments, blocks kept for reuse"
 
 
-def _stages(scenario: Scenario, found: MemoryVerdict) -> Iterator[Stage]:
+def _stages(scenario: Scenario, verdict: MemoryVerdict) -> Iterator[Stage]:
     formula, trained = formula_bytes(scenario), num_trained(scenario)
-    held = sum(found.by_kind.get(kind, 0) for kind in STATES)
+    held = sum(verdict.by_kind.get(kind, 0) for kind in STATES)
     text = f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}"
     if trained != scenario.model.num_parameters:
         text += f", of which Ψt = {trained:,} get gradients"
@@ -149,27 +149,27 @@ def _stages(scenario: Scenario, found: MemoryVerdict) -> Iterator[Stage]:
     if held != formula:
         yield Stage(name="states", nbytes=held - formula, reason=_states_reason(scenario))
     for kind, reason in WORDS.items():
-        if found.by_kind.get(kind, 0):
-            yield Stage(name=kind, nbytes=found.by_kind[kind], reason=reason)
-    peak = f"the peak, in {found.peak_at} of the {found.phase} step"
-    yield Stage(name="allocated", nbytes=found.allocated_bytes, reason=peak, total=True)
-    if found.reserved_bytes != found.allocated_bytes:
-        if found.workspace_bytes:
+        if verdict.by_kind.get(kind, 0):
+            yield Stage(name=kind, nbytes=verdict.by_kind[kind], reason=reason)
+    peak = f"the peak, in {verdict.peak_at} of the {verdict.phase} step"
+    yield Stage(name="allocated", nbytes=verdict.allocated_bytes, reason=peak, total=True)
+    if verdict.reserved_bytes != verdict.allocated_bytes:
+        if verdict.workspace_bytes:
             yield Stage(
-                name="cuBLAS workspaces", nbytes=found.workspace_bytes,
+                name="cuBLAS workspaces", nbytes=verdict.workspace_bytes,
                 reason="one each for forward's thread and backward's",
             )
         yield Stage(
-            name="rounding", nbytes=found.rounding_bytes,
+            name="rounding", nbytes=verdict.rounding_bytes,
             reason="blocks of 512 B, and remainders that are not split off",
         )
-        yield Stage(name="cached", nbytes=found.cached_bytes, reason=_cached_reason(found))
-        reason = f"torch's caching allocator; {BUILT[found.built_on_device]}"
-        yield Stage(name="reserved", nbytes=found.reserved_bytes, reason=reason, total=True)
-    for item in found.outside:
+        yield Stage(name="cached", nbytes=verdict.cached_bytes, reason=_cached_reason(verdict))
+        reason = f"torch's caching allocator; {BUILT[verdict.built_on_device]}"
+        yield Stage(name="reserved", nbytes=verdict.reserved_bytes, reason=reason, total=True)
+    for item in verdict.outside:
         if not item.inside_reserved and item.nbytes:
             yield Stage(name=item.name, nbytes=item.nbytes, reason=item.source)
     yield Stage(
-        name="needed", nbytes=found.needed.nbytes,
-        reason=f"{found.verdict} in {found.capacity.nbytes:,} B", total=True,
+        name="needed", nbytes=verdict.needed.nbytes,
+        reason=f"{verdict.verdict} in {verdict.capacity.nbytes:,} B", total=True,
     )

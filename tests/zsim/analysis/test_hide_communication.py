@@ -84,7 +84,7 @@ def llama() -> tuple[Scenario, Hiding]:
 
 def of(found: Hiding, word: str) -> Change:
     """The change of the kind that its words begin with."""
-    return next(change for change in found.changes if change.words.startswith(word))
+    return next(change for change in found.changes if change.label.startswith(word))
 
 
 def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() -> None:
@@ -98,7 +98,7 @@ def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() ->
     }
     assert times[1] < times[0]
     assert times[3] >= times[1] * 0.99
-    assert of(found, "lookahead").words == "lookahead = 1"
+    assert of(found, "lookahead").label == "lookahead = 1"
 
 
 def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
@@ -109,7 +109,7 @@ def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
         simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
     )
     assert abs(four / one - 1) < 1e-4
-    assert of(found, "lookahead").words == "lookahead = 1"
+    assert of(found, "lookahead").label == "lookahead = 1"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> Non
     one, two, three = (simulated(small(1024, lookahead=ahead))[0] for ahead in (1, 2, 3))
     assert 1.02 < one / two < 1.05
     assert three == two
-    assert [change.words for change in found.changes if change.words.startswith("lookahead")] == [
+    assert [change.label for change in found.changes if change.label.startswith("lookahead")] == [
         "lookahead = 2"
     ]
 
@@ -165,7 +165,7 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     numbers."""
     asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")
     found = hiding(planned(asked))
-    words = [change.words for change in found.changes]
+    words = [change.label for change in found.changes]
     assert not any(each.startswith("wrapping") for each in words)
     assert not any("prefetch" in each for each in words)
     assert found.useless == ("gathering earlier",)
@@ -182,7 +182,7 @@ cluster = { preset = "dgx-h100", nodes = 2 }
 strategy = { name = "fsdp1", dp_shard = 16, backward_prefetch = "none" }
 """
     late = hiding(planned(scenario.parse(text.encode(), where="late.toml")))
-    assert (late.changes[0].words, late.useless) == ('backward_prefetch = "pre"', ())
+    assert (late.changes[0].label, late.useless) == ('backward_prefetch = "pre"', ())
 
 
 def test_units_that_are_joined_keep_what_else_is_asked_of_them() -> None:
@@ -192,7 +192,7 @@ def test_units_that_are_joined_keep_what_else_is_asked_of_them() -> None:
     ).read_text() + '\n[wrapping]\nends = "apart"\n'
     asked = scenario.parse(text.encode(), where="apart.toml")
     joined = of(hiding(planned(asked)), "wrapping.every")
-    every = int(joined.words.rpartition(" ")[2])
+    every = int(joined.label.rpartition(" ")[2])
     apart = scenario.parse(
         text.replace("[wrapping]", f"[wrapping]\nevery = {every}").encode(), where="apart.toml"
     )
@@ -211,7 +211,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="breakeven.toml")
     found = of(hiding(planned(asked)), "micro_batch")
-    size = int(found.words.rpartition(" ")[2])
+    size = int(found.label.rpartition(" ")[2])
     shares = [
         timed(asked.with_parts(batch=replace(asked.batch, micro_batch=each)))
         for each in (size - 1, size)
@@ -231,14 +231,14 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
 ):
     asked, found = llama()
     ahead = of(found, "lookahead")
-    fitting, batch = (change for change in found.changes if "micro_batch" in change.words)
+    fitting, batch = (change for change in found.changes if "micro_batch" in change.label)
     assert (fitting.memory, fitting.hides) == ("FITS", False)
-    size = int(fitting.words.rpartition(" ")[2])
+    size = int(fitting.label.rpartition(" ")[2])
     assert simulated(asked.with_parts(batch=replace(asked.batch, micro_batch=size))) == (
         fitting.ns_per_token, fitting.exposed,
     )
     assert simulated(asked)[0] > fitting.ns_per_token > batch.ns_per_token
-    one_less = replace(asked.batch, micro_batch=int(batch.words.rpartition(" ")[2]) - 1)
+    one_less = replace(asked.batch, micro_batch=int(batch.label.rpartition(" ")[2]) - 1)
     assert batch.hides
     assert timed(asked.with_parts(batch=one_less))[2] >= 0.01
     assert (ahead.memory, batch.memory) == ("FITS", "OOM")
@@ -261,8 +261,8 @@ precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="slow.toml")
     changes = hiding(planned(asked)).changes
-    fitting, largest = (change for change in changes if "micro_batch" in change.words)
-    assert (fitting.words, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
+    fitting, largest = (change for change in changes if "micro_batch" in change.label)
+    assert (fitting.label, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
     for size, fits in ((8, True), (16, True), (32, False)):
         larger = asked.with_parts(batch=replace(asked.batch, micro_batch=size))
         verdict = assess_program(plan(larger, device="cuda"), larger.cluster).verdict
@@ -284,7 +284,7 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
         for every in (1, 2, 3, 4, 5, 6, 7, 8)
     }
     times = {every: simulated(asked)[0] for every, asked in each.items()}
-    proposed = int(of(hiding(planned(each[1])), "wrapping.every").words.rpartition(" ")[2])
+    proposed = int(of(hiding(planned(each[1])), "wrapping.every").label.rpartition(" ")[2])
     assert times[proposed] <= 1.005 * min(times.values())
 
 
@@ -315,7 +315,7 @@ def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
 def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> None:
     asked = small(64, dp=dp)
     found = of(hiding(planned(asked)), "links")
-    factor = float(found.words.split()[1])
+    factor = float(found.label.split()[1])
     assert factor in FACTORS
     assert (found.ns_per_token, found.exposed) == simulated(
         asked.with_parts(cluster=faster(asked.cluster, factor))
@@ -346,14 +346,14 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
     repaired, links = of(found, "slow_links repaired"), of(found, "links")
     assert (repaired.ns_per_token, repaired.exposed) == simulated(asked)
     assert repaired.ns_per_token < found.now.ns_per_token
-    factor = float(links.words.split()[1])
+    factor = float(links.label.split()[1])
     scaled = replace(
         faster(asked.cluster, factor),
         slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),),
     )
     assert (links.ns_per_token, links.exposed) == simulated(asked.with_parts(cluster=scaled))
     changes = hiding(planned(asked)).changes
-    assert not [change for change in changes if change.words.startswith("slow_links")]
+    assert not [change for change in changes if change.label.startswith("slow_links")]
 
 
 def test_tokens_of_several_forwards_all_count() -> None:
@@ -372,8 +372,8 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     found = hiding(planned(asked))
     assert (found.now.hides, found.now.hides_all) == (True, False)
     apart, links = found.changes
-    assert apart.words == 'wrapping.ends = "apart"'
-    factor = float(links.words.split()[1])
+    assert apart.label == 'wrapping.ends = "apart"'
+    factor = float(links.label.split()[1])
     less = FACTORS[FACTORS.index(factor) - 1]
     faster_links = asked.with_parts(cluster=faster(asked.cluster, factor))
     assert simulated(faster_links)[1] == links.exposed < 0.01
@@ -387,10 +387,10 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
         "what compute can hide is hidden: 0.3 % of the step is exposed besides 3.0 % at its ends, "
         "which no lookahead hides and a larger micro-batch only spreads over more tokens",
         f"what would make the ends shorter ({found.now.ns_per_token:,.0f} ns for each token now):",
-        f"    {apart.words:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the "
+        f"    {apart.label:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the "
         f"ends, ".replace("%", " %")
         + f"{apart.ns_per_token:,.0f} ns for each token",
-        f"    {links.words:<48} leaves 0.0 % exposed and 0.8 % at the ends, "
+        f"    {links.label:<48} leaves 0.0 % exposed and 0.8 % at the ends, "
         f"{links.ns_per_token:,.0f} ns for each token",
         "    nothing is gained by other units",
     ]
@@ -400,7 +400,7 @@ def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     asked = scenario.load(SCENARIOS / "memory/ddp-gpt-small-4.toml")
     found = hiding(planned(asked))
     buckets = of(found, "bucket_cap_mb")
-    cap = float(buckets.words.rpartition(" ")[2])
+    cap = float(buckets.label.rpartition(" ")[2])
     assert (buckets.ns_per_token, buckets.exposed) == simulated(
         asked.with_parts(options=replace(asked.options, bucket_cap_mb=cap))
     )
@@ -427,7 +427,7 @@ activation_checkpointing = { mode = "full" }
     again = hiding(planned(apart))
     assert not [
         words
-        for words in (*[one.words for one in again.changes], *again.useless)
+        for words in (*[one.label for one in again.changes], *again.useless)
         if "apart" in words
     ]
 
@@ -455,8 +455,8 @@ optimizer = { name = "adamw", implementation = "fused" }
         factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= 0.995 * now
     )
     assert hides < gains
-    links = [change for change in found.changes if change.words.startswith("links")]
-    assert [change.words for change in links] == [
+    links = [change for change in found.changes if change.label.startswith("links")]
+    assert [change.label for change in links] == [
         f"links {factor:g} times as fast" for factor in (hides, gains)
     ]
     assert [(change.ns_per_token, change.exposed) for change in links] == [
@@ -490,8 +490,8 @@ precision = { parameters = "bf16", reduce = "bf16" }
     )
     found = hiding(planned(asked.with_parts(batch=replace(asked.batch, micro_batch=size - 1))))
     assert not found.now.hides
-    batches = [change for change in found.changes if change.words.startswith("micro_batch")]
-    assert [change.words for change in batches] == [
+    batches = [change for change in found.changes if change.label.startswith("micro_batch")]
+    assert [change.label for change in batches] == [
         f"micro_batch = {size}", f"micro_batch = {2 * (size - 1)}"
     ]
     assert [change.ns_per_token <= 0.995 * found.now.ns_per_token for change in batches] == [
@@ -514,7 +514,7 @@ def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() 
     assert ns < 0.995 * found.now.ns_per_token
     assert abs(exposed - inside - found.now.at_ends) < 0.0005
     assert found.elsewhere == ("other units",)
-    assert [change.words.split()[0] for change in found.changes] == ["links"]
+    assert [change.label.split()[0] for change in found.changes] == ["links"]
     assert all(change.at_ends <= found.now.at_ends - 0.001 for change in found.changes)
     lines = said(asked, found)
     assert lines[-1] == "    other units make the step shorter, but not its ends"
@@ -522,8 +522,8 @@ def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() 
 
 # -- which of the candidates is proposed
 
-NOW = Change(words="as it is", ns_per_token=100.0, exposed=0.2, at_ends=0.05)
-HIDDEN = Change(words="hides", ns_per_token=100.0, exposed=0.05, at_ends=0.05)
+NOW = Change(label="as it is", ns_per_token=100.0, exposed=0.2, at_ends=0.05)
+HIDDEN = Change(label="hides", ns_per_token=100.0, exposed=0.05, at_ends=0.05)
 
 
 def test_what_hides_and_makes_the_step_longer_is_no_proposal() -> None:
