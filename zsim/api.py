@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.errors import ZsimError
+from zsim.errors import ScenarioError, ZsimError
 from zsim.ir import run_laws
 from zsim.ir.run import Run as RunRecord
 from zsim.runs import registry, saved
@@ -17,10 +17,13 @@ from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.compare import compare as comparing
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.scenario import Scenario, load
+from zsim.scenario.work_limits import MANY_TIMES
 
 if TYPE_CHECKING:
     from zsim.analysis.critical_path import Why
     from zsim.analysis.fit import Fit
+    from zsim.engine.timeline import Timeline
+    from zsim.ir.program import Program
 
 __all__ = [
     "ArgumentError", "Comparison", "Run", "Scenario", "compare", "fit", "load", "run", "simulate",
@@ -60,11 +63,11 @@ def run(
     """
     from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
 
-    asked = registry.find(backend)
+    chosen = registry.find(backend)
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
     )
-    record = observed(asked, registry.capabilities(asked), scenario, options)
+    record = observed(chosen, registry.capabilities(chosen), scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
     return Run(record=record, scenario=scenario, warnings=warnings)
 
@@ -82,13 +85,13 @@ def validate(
 
     Arguments and errors as those of `run`. The cluster is replaced by the backend's own devices.
     """
-    asked = registry.find(against)
-    require_real(asked)
+    chosen = registry.find(against)
+    require_real(chosen)
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
     )
-    capabilities = registry.capabilities(asked)
-    record = measured(asked, capabilities, scenario, options)
+    capabilities = registry.capabilities(chosen)
+    record = measured(chosen, capabilities, scenario, options)
     return validated(scenario, record, capabilities)
 
 
@@ -112,10 +115,12 @@ def _record(run: Run | str | Path) -> RunRecord:
 def fit(scenario: Scenario) -> Fit:
     """Every strategy and way of checkpointing on the scenario's cluster, and which to take.
 
-    ZsimError where so many simulations would take minutes.
+    ScenarioError where so many simulations would take minutes.
     """
     from zsim.analysis import fit as fitting
 
+    if problem := scenario.work.problem(part=MANY_TIMES):
+        raise ScenarioError((f"{scenario.name}: too much to simulate for each stage: {problem}",))
     return fitting.fit(scenario)
 
 
@@ -124,7 +129,6 @@ def why(run: Run) -> Why:
 
     It is of the simulated step of the run's scenario, on the rank that ends last.
     """
-    from zsim.analysis import critical_path
     from zsim.engine.costs import Costs
     from zsim.engine.step import simulate_step
     from zsim.scenario.plan import plan
@@ -132,8 +136,16 @@ def why(run: Run) -> Why:
     scenario = run.scenario
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = plan(scenario, device=scenario.cluster.kind)
-    timeline = simulate_step(program, costs=costs)
-    answer = critical_path.explain(program, timeline, launch_queue=costs.launch_queue)
+    return reasons(scenario, program, simulate_step(program, costs=costs))
+
+
+def reasons(scenario: Scenario, program: Program, timeline: Timeline) -> Why:
+    """Reasons for the length of the step that `timeline` has of the scenario's `program`."""
+    from zsim.analysis import critical_path
+    from zsim.engine.costs import Costs
+
+    launch_queue = Costs(cluster=scenario.cluster, execution=scenario.executed).launch_queue
+    answer = critical_path.explain(program, timeline, launch_queue=launch_queue)
     # where host and device are one thread, neither waits for the other
     return replace(answer, host_bound_ns=0) if scenario.executed.synchronous else answer
 
@@ -171,9 +183,9 @@ def measured(
     require_real(backend)
     record = observed(backend, capabilities, scenario, options)
     if record.interpreter == "simulator":
-        found = "one of the simulator, which would be compared with itself"
+        defect = "one of the simulator, which would be compared with itself"
         raise registry.BackendError(
-            where=f"backend {backend.name}", expected="a Run that was measured", found=found
+            where=f"backend {backend.name}", expected="a Run that was measured", found=defect
         )
     return record
 

@@ -101,8 +101,10 @@ def _run(
         record = api.observed(backend, capabilities, scenario, how)
     if target:
         saved.save(record, target)
+        report.wrote(target)
     if trace:
         chrome_trace.write(record, trace)
+        report.wrote(trace, "; open it in ui.perfetto.dev")
     return Run(record=record, scenario=scenario, warnings=warnings)
 
 
@@ -150,6 +152,7 @@ def _validated(
     comparison = api.validated(scenario, measured, capabilities)
     for record, path in zip((comparison.predicted, measured), targets, strict=False):
         saved.save(record, path)
+        report.wrote(path)
     return comparison
 
 
@@ -184,9 +187,9 @@ def _kept(run: RunRecord, target: Path | None) -> str:
 
 def _how(options: argparse.Namespace) -> RunOptions:
     if options.ranks is not None and options.all_ranks:
-        found = f"--ranks {','.join(map(str, options.ranks))} with --all-ranks"
+        conflict = f"--ranks {','.join(map(str, options.ranks))} with --all-ranks"
         raise UsageError(
-            where="--ranks", expected="some ranks or all of them", found=found,
+            where="--ranks", expected="some ranks or all of them", found=conflict,
             remedy="leave one of the two out",
         )
     return RunOptions(

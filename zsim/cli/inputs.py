@@ -1,5 +1,4 @@
-"""What a command is given: arguments that go together, scenario files, and what to know of a
-scenario before it is run."""
+"""Inputs of commands: scenario files and folders, their scenarios, and warnings about them."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ class UsageError(ZsimError):
 
 def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
     """The files named, and every .toml below a folder that is named, sorted."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for argument in arguments:
         path = Path(argument)
         try:
@@ -27,8 +26,8 @@ def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
                                  f"{getattr(error, 'strerror', None) or error}",)) from None
         if not inside:
             raise ScenarioError((f"{path}: expected scenario files in this folder, found none",))
-        found += inside
-    return tuple(dict.fromkeys(found))
+        paths += inside
+    return tuple(dict.fromkeys(paths))
 
 
 def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
@@ -52,7 +51,7 @@ def read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
 
 
 def warned(scenario: Scenario) -> tuple[str, ...]:
-    """What to know before one runs `scenario`, said on standard error."""
+    """Warnings about `scenario`, printed on standard error."""
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
     report.warn(scenario.name, warnings)
     return warnings

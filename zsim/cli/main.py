@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
         ]
         if owners:
             return f"; it is an option of {', '.join(owners)}"
-        near = get_close_matches(word, self._words(), n=1)
+        near = get_close_matches(word, self._names(), n=1)
         return "; one at a time" if near == [word] else f"; did you mean {near[0]}?" if near else ""
 
     def _commands(self) -> dict[str, _Parser]:
@@ -76,12 +76,12 @@ class _Parser(argparse.ArgumentParser):
         ]
         return {name: command for action in subparsers for name, command in action.choices.items()}
 
-    def _words(self) -> list[str]:
+    def _names(self) -> list[str]:
         """Every option and choice of this parser and of its commands'."""
-        words: list[str] = []
+        names: list[str] = []
         for action in self._actions:
-            words += [*action.option_strings, *(action.choices or ())]
-        return words + [word for command in self._commands().values() for word in command._words()]
+            names += [*action.option_strings, *(action.choices or ())]
+        return names + [name for command in self._commands().values() for name in command._names()]
 
 
 class ArgumentsError(ZsimError):

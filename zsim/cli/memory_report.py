@@ -1,8 +1,8 @@
-"""What memory is for, for people and for programs: the verdict, the waterfall, what lives at the
-peak, what would help, what fits.
+"""Reports of memory, as text and as JSON: verdict, waterfall, buffers live at the peak, advice,
+candidates that fit.
 
-It shows what zsim.memory.fits, zsim.memory.waterfall, zsim.analysis.advice and zsim.analysis.fit
-have found, and decides nothing.
+They show results of zsim.memory.fits, zsim.memory.waterfall, zsim.analysis.advice and
+zsim.analysis.fit, and decide nothing.
 """
 
 from __future__ import annotations
@@ -39,37 +39,38 @@ differences are not known."""
 
 
 def answer_object(
-    found: MemoryVerdict, stages: Sequence[Stage], program: RankProgram
+    answer: MemoryVerdict, stages: Sequence[Stage], program: RankProgram
 ) -> dict[str, Any]:
     """The keys of `zsim show --memory --json`; "memory" is the timeline, bytes during each
     computation."""
     return {
-        "verdict": found.verdict, "needed_bytes": asdict(found.needed),
-        "capacity_bytes": asdict(found.capacity), "margin_bytes": found.margin_bytes,
-        "releases_per_step": found.releases_per_step,
-        "pressure": None if found.pressure is None else asdict(found.pressure), "rank": found.rank,
+        "verdict": answer.verdict, "needed_bytes": asdict(answer.needed),
+        "capacity_bytes": asdict(answer.capacity), "margin_bytes": answer.margin_bytes,
+        "releases_per_step": answer.releases_per_step,
+        "pressure": None if answer.pressure is None else asdict(answer.pressure),
+        "rank": answer.rank,
         "peak": {
-            "phase": found.phase, "op": found.peak_at, "allocated_bytes": found.allocated_bytes
+            "phase": answer.phase, "op": answer.peak_at, "allocated_bytes": answer.allocated_bytes
         },
-        "peak_memory_by_kind": dict(found.by_kind), "peak_memory_by_part": dict(found.by_part),
-        "reserved_bytes": found.reserved_bytes, "expandable_segments": found.expandable_segments,
-        "construction_bytes": found.construction_bytes, "built_on_device": found.built_on_device,
-        "live_at_peak": [asdict(holding) for holding in holdings(program, found.phase)],
-        "outside": [asdict(item) for item in found.outside],
+        "peak_memory_by_kind": dict(answer.by_kind), "peak_memory_by_part": dict(answer.by_part),
+        "reserved_bytes": answer.reserved_bytes, "expandable_segments": answer.expandable_segments,
+        "construction_bytes": answer.construction_bytes, "built_on_device": answer.built_on_device,
+        "live_at_peak": [asdict(holding) for holding in holdings(program, answer.phase)],
+        "outside": [asdict(item) for item in answer.outside],
         "waterfall": [asdict(stage) for stage in stages],
-        "memory": [list(point) for point in ridges(program, found.phase)],
+        "memory": [list(point) for point in ridges(program, answer.phase)],
     }
 
 
-def print_answer(found: MemoryVerdict, stages: Sequence[Stage], program: RankProgram) -> None:
+def print_answer(answer: MemoryVerdict, stages: Sequence[Stage], program: RankProgram) -> None:
     """The timeline, the waterfall and the verdict of one scenario."""
-    ridge, held = ridges(program, found.phase), holdings(program, found.phase)
+    ridge, held = ridges(program, answer.phase), holdings(program, answer.phase)
     size = -(-len(ridge) // MOST_POINTS)
     each = "each computation to the next" if size <= 1 else f"each {size} computations to the next"
-    say(f"allocated bytes of rank {found.rank}'s {found.phase} step, the highest from {each}")
-    for place in range(0, len(ridge), size or 1):
-        label, nbytes = max(ridge[place : place + size], key=lambda point: point[1])
-        say(f"{place:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, found.allocated_bytes)}")
+    say(f"allocated bytes of rank {answer.rank}'s {answer.phase} step, the highest from {each}")
+    for index in range(0, len(ridge), size or 1):
+        label, nbytes = max(ridge[index : index + size], key=lambda point: point[1])
+        say(f"{index:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, answer.allocated_bytes)}")
     say("what lives at the peak")
     rows = list(_alike(held))
     for kind, unit, nbytes, count in rows[:MOST_HOLDINGS]:
@@ -82,11 +83,11 @@ def print_answer(found: MemoryVerdict, stages: Sequence[Stage], program: RankPro
         sign = "=" if stage.total else "+" if stage.nbytes >= 0 else "-"
         amount = f"    {sign} {stage.name:20} {_bytes(abs(stage.nbytes))}"
         _say_wrapped(f"{amount}  {stage.reason}", hanging=len(amount) + 2)
-    say(f"{found.verdict}: {verdict_words(found)}")
+    say(f"{answer.verdict}: {verdict_words(answer)}")
     unconfirmed = [
         item.name if item.nbytes else f"{item.name} (none expected, up to "
                                       f"{format_bytes(item.high)})"
-        for item in found.outside
+        for item in answer.outside
         if not item.confirmed
     ]
     if unconfirmed:
@@ -97,8 +98,10 @@ def print_answer(found: MemoryVerdict, stages: Sequence[Stage], program: RankPro
 
 
 def _alike(held: Sequence[Holding]) -> Iterator[tuple[str, str, int, int]]:
-    """Kind, units, bytes and buffers of what lives at the peak; units that hold as much of a kind
-    are one row, the largest first."""
+    """Rows of kind, units, bytes and number of buffers live at the peak, the largest first.
+
+    Units that hold as many bytes of a kind share a row.
+    """
     groups: dict[tuple[str, int, int], list[str]] = {}
     for holding in held:
         groups.setdefault((holding.kind, holding.nbytes, holding.count), []).append(holding.unit)
@@ -122,31 +125,32 @@ def _say_wrapped(text: str, *, hanging: int) -> None:
         say(line)
 
 
-def verdict_words(found: MemoryVerdict) -> str:
-    """Needed against there is, with the band and the margin or how it runs without one, in a
-    sentence."""
-    needed, capacity = found.needed, found.capacity
+def verdict_words(answer: MemoryVerdict) -> str:
+    """Needed bytes against the device's capacity, with band and margin, as a phrase.
+
+    Without a margin it tells how the allocator runs the step.
+    """
+    needed, capacity = answer.needed, answer.capacity
     unsure = f" ({_band(needed)})" if needed.low != needed.high else ""
     built = ""
-    if not found.built_on_device:
+    if not answer.built_on_device:
         built = (
-            f"; building the model on the device takes {format_bytes(found.construction_bytes)}: "
+            f"; building the model on the device takes {format_bytes(answer.construction_bytes)}: "
             f"build it on the meta device"
         )
     return (
         f"needs {format_bytes(needed.nbytes)}{unsure} of "
-        f"{format_bytes(capacity.nbytes)}{_margin(found)}{built}"
+        f"{format_bytes(capacity.nbytes)}{_margin(answer)}{built}"
     )
 
 
-def _margin(found: MemoryVerdict) -> str:
-    """What is to spare or short; where what is cached would be too much, what comes of giving it
-    back."""
+def _margin(answer: MemoryVerdict) -> str:
+    """Bytes to spare or short; under memory pressure, the outcome of releasing cached memory."""
     margin = (
-        f", {format_bytes(abs(found.margin_bytes))} "
-        f"{'to spare' if found.margin_bytes >= 0 else 'short'}"
+        f", {format_bytes(abs(answer.margin_bytes))} "
+        f"{'to spare' if answer.margin_bytes >= 0 else 'short'}"
     )
-    pressed = found.pressure
+    pressed = answer.pressure
     if pressed is None:
         return margin
     full = f"{margin}: full at {pressed.full_at} although all cached memory is given back"
@@ -167,7 +171,7 @@ def _bars(nbytes: int, highest: int) -> str:
 
 
 def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
-    """What each change saves and takes, and a sentence where none is enough."""
+    """Print bytes and step time of each change, and `nothing_fits` where no change suffices."""
     _say_wrapped(
         f"what would help, each planned and simulated again{f'; {SURER}' if effects else ''}",
         hanging=2,
@@ -187,7 +191,7 @@ def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
 
 
 def finding(effect: Effect) -> str:
-    """What a change saves, or why it saves nothing."""
+    """Bytes that a change saves, or the reason that it saves none, as a phrase."""
     if effect.saved_bytes > 0:
         return f"saves {format_bytes(effect.saved_bytes)}"
     if effect.saved_bytes < 0:
@@ -205,33 +209,33 @@ def finding(effect: Effect) -> str:
 
 
 def _without(dropped: Sequence[str]) -> str:
-    """What of the scenario's options is left out, if anything."""
+    """Options of the scenario that a candidate leaves out, as the end of a sentence, or ""."""
     return f"; without {', '.join(dropped)}" if dropped else ""
 
 
-def print_fit(scenario: Scenario, found: Fit, *, as_json: bool) -> None:
-    """Every candidate, and the recommendation."""
+def print_fit(scenario: Scenario, fit: Fit, *, as_json: bool) -> None:
+    """Print every candidate and the recommendation, as text or as JSON."""
     if as_json:
-        recommended = found.recommended.name if found.recommended else None
+        recommended = fit.recommended.name if fit.recommended else None
         write_json(
             {
                 "schema_version": SCHEMA_VERSION,
                 "scenario": scenario.name,
-                "candidates": [_candidate(one) for one in found.candidates],
-                "refused": [{"name": name, "reason": reason} for name, reason in found.refused],
+                "candidates": [_candidate(candidate) for candidate in fit.candidates],
+                "refused": [{"name": name, "reason": reason} for name, reason in fit.refused],
                 "recommended": recommended,
-                "reason": found.reason,
+                "reason": fit.reason,
             }
         )
         return
-    for line in fit_lines(scenario, found):
+    for line in fit_lines(scenario, fit):
         _say_wrapped(line, hanging=6)
 
 
-def fit_lines(scenario: Scenario, found: Fit) -> Iterator[str]:
+def fit_lines(scenario: Scenario, fit: Fit) -> Iterator[str]:
     """The heading, a row for each candidate, and the recommendation."""
     model, batch = scenario.model, scenario.batch
-    capacity = format_bytes(found.candidates[0].answer.capacity.nbytes) if found.candidates else "-"
+    capacity = format_bytes(fit.candidates[0].answer.capacity.nbytes) if fit.candidates else "-"
     yield f"{scenario.name}: what fits {capacity} a rank, from least to most sharded"
     yield f"   model    {model.name}, {model.num_parameters:,} parameters"
     yield (
@@ -239,45 +243,48 @@ def fit_lines(scenario: Scenario, found: Fit) -> Iterator[str]:
         f"{batch.sequence_length}, accumulation = {batch.accumulation}"
     )
     yield f"   cluster  {scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks"
-    width = max((len(one.name) for one in found.candidates), default=0)
-    if found.candidates:
+    width = max((len(candidate.name) for candidate in fit.candidates), default=0)
+    if fit.candidates:
         yield f"   {'':{width}} {'':5} {'needs':>10} {'step':>10} {'band':>9} {'token/s':>7}"
-    for one in found.candidates:
-        mark = "->" if one is found.recommended else "  "
-        needed, step = format_bytes(one.answer.needed.nbytes), format_time(one.step_time_ns)
-        low, high = (100 * ns / max(1, one.step_time_ns) - 100 for ns in one.step_time_band_ns)
-        tokens = metrics.tokens(one.scenario) * 10**9 / max(1, one.step_time_ns)
+    for candidate in fit.candidates:
+        mark = "->" if candidate is fit.recommended else "  "
+        answer, step_ns = candidate.answer, candidate.step_time_ns
+        needed, step = format_bytes(answer.needed.nbytes), format_time(step_ns)
+        low, high = (100 * ns / max(1, step_ns) - 100 for ns in candidate.step_time_band_ns)
+        tokens = metrics.tokens(candidate.scenario) * 10**9 / max(1, step_ns)
         yield (
-            f"{mark} {one.name:{width}} {one.answer.verdict:5} {needed:>10} {step:>10} "
+            f"{mark} {candidate.name:{width}} {answer.verdict:5} {needed:>10} {step:>10} "
             f"{f'{low:.0f}/{high:+.0f} %':>9} {tokens:>7,.0f}"
         )
-        if notes := "; ".join(filter(None, (one.answer.running, _without(one.dropped)[2:]))):
+        if notes := "; ".join(filter(None, (answer.running, _without(candidate.dropped)[2:]))):
             yield f"      {notes}"
-    if found.candidates:
+    if fit.candidates:
         yield f"   token/s are of one rank; {SURER}"
-    for name, reason in found.refused:
+    for name, reason in fit.refused:
         yield f"   {name} cannot be: {reason}"
-    yield f"{found.recommended.name if found.recommended else 'nothing'}: {found.reason}"
+    yield f"{fit.recommended.name if fit.recommended else 'nothing'}: {fit.reason}"
 
 
 def _between(step_ns: int, band_ns: tuple[int, int]) -> str:
-    """A step time, and between which times it is expected."""
+    """A step time with its band."""
     return f"{format_time(step_ns)} ({' to '.join(map(format_time, band_ns))})"
 
 
-def _candidate(one: Candidate) -> dict[str, Any]:
+def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
-        "name": one.name, "strategy": one.scenario.strategy,
-        "options": asdict(one.scenario.options), "dropped": list(one.dropped),
-        "activation_checkpointing": one.scenario.checkpointing.mode,
+        "name": candidate.name, "strategy": candidate.scenario.strategy,
+        "options": asdict(candidate.scenario.options), "dropped": list(candidate.dropped),
+        "activation_checkpointing": candidate.scenario.checkpointing.mode,
         "mesh": {
-            "dp_replicate": one.scenario.mesh.dp_replicate, "dp_shard": one.scenario.mesh.dp_shard
+            "dp_replicate": candidate.scenario.mesh.dp_replicate,
+            "dp_shard": candidate.scenario.mesh.dp_shard,
         },
-        "verdict": one.answer.verdict, "needed_bytes": asdict(one.answer.needed),
-        "releases_per_step": one.answer.releases_per_step,
-        "peak_memory_bytes": one.answer.allocated_bytes, "peak_at": one.answer.peak_at,
-        "step_time_ns": one.step_time_ns, "step_time_band_ns": list(one.step_time_band_ns),
-        "expandable_segments": one.scenario.expandable_segments,
-        "micro_batch": one.scenario.batch.micro_batch,
-        "accumulation": one.scenario.batch.accumulation,
+        "verdict": candidate.answer.verdict, "needed_bytes": asdict(candidate.answer.needed),
+        "releases_per_step": candidate.answer.releases_per_step,
+        "peak_memory_bytes": candidate.answer.allocated_bytes, "peak_at": candidate.answer.peak_at,
+        "step_time_ns": candidate.step_time_ns,
+        "step_time_band_ns": list(candidate.step_time_band_ns),
+        "expandable_segments": candidate.scenario.expandable_segments,
+        "micro_batch": candidate.scenario.batch.micro_batch,
+        "accumulation": candidate.scenario.batch.accumulation,
     }

@@ -27,7 +27,7 @@ WORDS = {True: "ok", False: "FAILED", None: "-"}
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Says what is going on, on standard error, while it goes on and only on a terminal."""
+    """Show `what` on standard error while the work inside goes on, on a terminal only."""
     shown = sys.stderr.isatty()
     if shown:
         sys.stderr.write(f"{_line(what)} …\r")
@@ -40,17 +40,22 @@ def progress(what: str) -> Iterator[None]:
 
 
 def tell(text: str) -> None:
-    """How far long work has come, on standard error and only on a terminal; the next line takes its
-    place."""
+    """Print the progress of long work on standard error, on a terminal only; the next line
+    overwrites it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\033[K{text}\r")
         sys.stderr.flush()
 
 
 def warn(name: str, warnings: Sequence[str]) -> None:
-    """What to know about the scenario `name`, on standard error."""
+    """Print warnings about the scenario `name` on standard error."""
     for text in warnings:
         sys.stderr.write(f"warning: {_line(name)}: {_line(text)}\n")
+
+
+def wrote(path: object, hint: str = "") -> None:
+    """Print on standard error that a result is in the file at `path`."""
+    sys.stderr.write(f"wrote {_line(str(path))}{hint}\n")
 
 
 def _line(text: str) -> str:
@@ -88,7 +93,7 @@ def print_runs(
         table(head, list(_figure_rows(run)))
         for verdict in run.expectations:
             say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found "
-                f"{verdict.found}")
+                f"{verdict.actual}")
 
 
 def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
@@ -136,7 +141,7 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _room(figures: metrics.Figures) -> str:
-    """Whether the device has as much, as far as torch's own allocations tell."""
+    """The device's memory against the peak of torch's own allocations, as the end of a sentence."""
     if figures.device_memory_bytes is None:
         return ""
     fits = "of" if figures.peak_memory_bytes <= figures.device_memory_bytes else "DOES NOT FIT in"
@@ -175,7 +180,7 @@ def write_checks(
 
 
 def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
-    """What `zsim show` says of every scenario."""
+    """The head of `zsim show`: name, model, cluster, mesh, strategy and rank programs."""
     model = scenario.model
     allocator = {"allocator": "expandable_segments:True"} if scenario.expandable_segments else {}
     return {
@@ -199,7 +204,7 @@ def _options(scenario: Scenario) -> str:
 
 
 def bar() -> str:
-    """What bars are drawn with, on whatever the terminal can write."""
+    """The character of bars, in the terminal's encoding."""
     try:
         "▇".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -1,5 +1,5 @@
-"""What `zsim show`, `zsim fit` and `zsim list` do: a scenario, what would help it, and what there
-is, for reading."""
+"""The commands show, fit and list: a scenario's Program, memory and time, candidates that fit it,
+and the names of presets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from zsim.analysis import advice, fit
+from zsim import api
+from zsim.analysis import advice
 from zsim.cli import memory_report, report, time_report
 from zsim.cli.inputs import UsageError, read, warned
 from zsim.errors import ScenarioError
@@ -29,28 +30,29 @@ def show(options: argparse.Namespace) -> int:
     program = case.program
     head = report.show_head(scenario, program)
     warnings = warned(scenario)
-    found = fits.assess(case)
-    stages = waterfall.waterfall(scenario, found)
+    answer = fits.assess(case)
+    stages = waterfall.waterfall(scenario, answer)
     helps = _advice(case) if options.memory else None
-    nothing_fits = "" if helps is None else advice.none_fits(found, helps)
+    nothing_fits = "" if helps is None else advice.none_fits(answer, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
         files.require(
             Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot"
         )
-        rank = program.of_rank(found.rank)
+        rank = program.of_rank(answer.rank)
         snapshot.write_snapshot(
-            rank if found.built_on_device else reserved.built_elsewhere(rank),
+            rank if answer.built_on_device else reserved.built_elsewhere(rank),
             Path(options.snapshot),
             expandable_segments=scenario.expandable_segments,
             workspace_bytes=_workspace(scenario),
             empty_cache=True,
         )
+        report.wrote(options.snapshot)
     if options.json:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
-            more |= memory_report.answer_object(found, stages, program.of_rank(found.rank))
+            more |= memory_report.answer_object(answer, stages, program.of_rank(answer.rank))
             more["what_would_help"] = [
                 asdict(effect) | {"finding": memory_report.finding(effect)}
                 for effect in helps or ()
@@ -60,13 +62,13 @@ def show(options: argparse.Namespace) -> int:
             more["time"] = time_report.as_object(case)
         report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
-    rows = [(name, words) for name, words in list(head.items())[1:] if words]
-    report.table(scenario.name, [*rows, ("memory", f"{found.verdict}: "
-                                                   f"{memory_report.verdict_words(found)}")])
+    rows = [(name, text) for name, text in list(head.items())[1:] if text]
+    report.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: "
+                                                   f"{memory_report.verdict_words(answer)}")])
     if options.program:
         report.say(str(program))
     if options.memory:
-        memory_report.print_answer(found, stages, program.of_rank(found.rank))
+        memory_report.print_answer(answer, stages, program.of_rank(answer.rank))
         if helps is not None:
             memory_report.print_advice(helps, nothing_fits)
     if options.time:
@@ -75,7 +77,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _advice(case: Planned) -> tuple[advice.Effect, ...] | None:
-    """What would help; None, and a warning, where trying it would take minutes."""
+    """Changes that would lower the peak; None, and a warning, where that would take minutes."""
     scenario = case.scenario
     if untried := scenario.work.problem(part=MANY_TIMES):
         report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
@@ -103,14 +105,10 @@ def _workspace(scenario: Scenario) -> int:
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
     scenario = _with_allocator(load(options.scenario), options)
-    if problem := scenario.work.problem(part=MANY_TIMES):
-        raise ScenarioError(
-            (f"{options.scenario}: too much to simulate for each stage: {problem}",)
-        )
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
-        found = fit.fit(scenario)
-    memory_report.print_fit(scenario, found, as_json=options.json)
-    return 0 if found.recommended is not None else 1
+        fitted = api.fit(scenario)
+    memory_report.print_fit(scenario, fitted, as_json=options.json)
+    return 0 if fitted.recommended is not None else 1
 
 
 def listing(options: argparse.Namespace) -> int:
@@ -141,13 +139,13 @@ def _models() -> Iterator[Row]:
     from zsim.models import families  # only `zsim list models` needs the sources
 
     for name in families.presets():
-        found, spec = families.preset(name), families.load_preset(name)
+        preset, spec = families.preset(name), families.load_preset(name)
         at = (
             f" at a sequence length of {families.LISTED_LENGTH:,}, whose positions are learned"
-            if found.has_open_positions
+            if preset.has_open_positions
             else ""
         )
-        yield name, f"{spec.num_parameters:,} parameters{at}; {found.source}"
+        yield name, f"{spec.num_parameters:,} parameters{at}; {preset.source}"
 
 
 def _clusters() -> Iterator[Row]:

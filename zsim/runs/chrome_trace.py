@@ -91,8 +91,7 @@ def _counters(rank: RankRun) -> Iterator[Event]:
 
 
 def _flows(run: Run) -> Iterator[Event]:
-    """An arrow from the rank that began first to each other one of a group, for the n-th collective
-    of that group."""
+    """Arrows of each collective, from the rank of its group that began first to each other rank."""
     meetings: dict[tuple[str, tuple[int, ...], int], list[tuple[int, int, Span]]] = defaultdict(
         list
     )
@@ -104,7 +103,9 @@ def _flows(run: Run) -> Iterator[Event]:
                 meetings[key].append((span.start_ns, rank.rank, span))
                 count[span.group] += 1
     pairs = (
-        (min(met, key=lambda one: one[:2]), other) for met in meetings.values() for other in met
+        (min(met, key=lambda member: member[:2]), other)
+        for met in meetings.values()
+        for other in met
     )
     arrows = ((source, target) for source, target in pairs if source is not target)
     for identity, ((_, source, first), (_, other, span)) in enumerate(arrows, 1):

@@ -22,7 +22,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """How many collectives of one kind a rank issues in a step, and their payload bytes in all."""
+    """Number and total payload bytes of the collectives of a kind that a rank issues in a step."""
 
     count: int = 0
     bytes: int = 0
@@ -30,8 +30,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of the steady step; times and peaks are the largest of any rank, None where the backend saw
-    no time."""
+    """Figures of the steady step: times and peaks are the largest of any rank.
+
+    Times are None where the backend sees no time.
+    """
 
     step_time_ns: int | None
     step_time_band_ns: tuple[int, int] | None
@@ -50,12 +52,12 @@ class Figures:
     """The highest peak of each part of the step (forward, backward, optimizer, zero_grad) on the
     rank that peaks highest."""
     device_memory_bytes: int | None = None
-    """What the scenario's device has; None where the Run was on another kind of device."""
+    """Memory of the scenario's device; None where the Run was on another kind of device."""
 
 
 def band_ns(time: int, factors: tuple[float, float] | None) -> tuple[int, int]:
-    """Where the true step time is expected, by the factors that the backend gave; a measured time
-    is its own band."""
+    """The band of a step time in nanoseconds, by the backend's factors; a measured time is its own
+    band."""
     low, high = factors or (1.0, 1.0)
     return round(time * low), round(time * high)
 
@@ -98,12 +100,12 @@ def tokens(scenario: Scenario) -> int:
 def traffic(rank: RankRun) -> Mapping[str, Traffic]:
     """Collectives of `rank`'s steady step by kind."""
     records = rank.phases["steady"].collectives
-    found = {}
+    by_kind = {}
     for kind in sorted(COLLECTIVES):
         sizes = [record.nbytes for record in records if record.op == kind]
         if sizes:
-            found[kind] = Traffic(count=len(sizes), bytes=sum(sizes))
-    return found
+            by_kind[kind] = Traffic(count=len(sizes), bytes=sum(sizes))
+    return by_kind
 
 
 def _bytes_sent(run: Run) -> int | None:
@@ -131,8 +133,8 @@ def model_flops(scenario: Scenario) -> int:
     """Floating-point operations that one rank's step needs, whatever computes them: matrix products
     and whole attention, thrice.
 
-    6 per token and weight of a linear layer, the head's included, and 12·heads·head_dim·length per
-    token of attention, without halving it for a causal mask; nothing for what is recomputed.
+    A token takes 6 per weight of a linear layer, the head's included, and 12·heads·head_dim·length
+    in attention, also with a causal mask. Recomputation counts nothing.
     Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
     batch = scenario.batch

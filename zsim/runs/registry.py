@@ -72,7 +72,7 @@ def find(name: str) -> Backend:
                 part for part in ("name", "capabilities", "run") if not hasattr(backend, part)
             ]
     except (Exception, SystemExit) as error:  # whatever another package does when it is loaded
-        found = (
+        failure = (
             f"no {error.name}"
             if isinstance(error, ImportError) and error.name
             else f"{type(error).__name__}: {error}"
@@ -80,7 +80,7 @@ def find(name: str) -> Backend:
         own = entry.dist is None or entry.dist.name == "zsim"
         raise BackendUnavailableError(
             where=f"backend {name} ({entry.value})",
-            expected="a class that can be imported and made without arguments", found=found,
+            expected="a class that can be imported and made without arguments", found=failure,
             remedy="pip install 'zsim[real]'"
             if own
             else f"ask those who make {entry.dist.name if entry.dist else entry.value}",
@@ -96,37 +96,37 @@ def find(name: str) -> Backend:
 
 def capabilities(backend: Backend) -> Capabilities:
     """The backend's Capabilities; BackendError where it breaks down or returns something else."""
-    found: object = None
+    answer: object = None
     with _broken_down(backend, "what it can see"), _on_standard_error():
-        found = backend.capabilities()
-    if not isinstance(found, Capabilities):
+        answer = backend.capabilities()
+    if not isinstance(answer, Capabilities):
         raise BackendError(
             where=f"backend {backend.name}", expected="zsim.ir.run.Capabilities",
-            found=type(found).__name__,
+            found=type(answer).__name__,
         )
     devices = get_args(Device)
-    if found.device not in devices:
+    if answer.device not in devices:
         where = f"backend {backend.name}: capabilities.device"
         raise BackendError(
             where=where, expected=f"one of {', '.join(devices)}, which plan() knows",
-            found=repr(found.device)[:60],
+            found=repr(answer.device)[:60],
         )
-    return found
+    return answer
 
 
 def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> Run:
     """The backend's Run; BackendError where it breaks down or returns something else than a whole
     Run."""
-    found: object = None
+    record: object = None
     with _broken_down(backend, "a Run"), _on_standard_error():
-        found = backend.run(scenario, options=options)
-    if not isinstance(found, Run):
+        record = backend.run(scenario, options=options)
+    if not isinstance(record, Run):
         raise BackendError(
-            where=f"backend {backend.name}", expected="a Run", found=type(found).__name__
+            where=f"backend {backend.name}", expected="a Run", found=type(record).__name__
         )
     if not isinstance(backend, SimBackend):
-        _require_whole(backend, found)
-    return found
+        _require_whole(backend, record)
+    return record
 
 
 def _require_whole(backend: Backend, run: Run) -> None:
@@ -163,8 +163,8 @@ def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
     except (ZsimError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {str(error)[:300]} ({place.filename}, line {place.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {str(error)[:300]} ({frame.filename}, line {frame.lineno})"
         raise BackendError(
             where=f"backend {backend.name}", expected=expected, found=told, remedy=DEFECT
         ) from error

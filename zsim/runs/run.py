@@ -44,7 +44,8 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "figures", metrics.figures(self.record, self.scenario))
         figures = _expectable(self.record, self.figures)
-        object.__setattr__(self, "expectations", expect.check(self.scenario.expect, found=figures))
+        verdicts = expect.check(self.scenario.expect, figures=figures)
+        object.__setattr__(self, "expectations", verdicts)
 
     @property
     def ok(self) -> bool:
@@ -133,7 +134,7 @@ class Run:
             "peak_first_step_bytes": figures.peak_first_step_bytes,
             "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
             "peak_memory_by_part": dict(figures.peak_memory_by_part),
-            "expectations": [asdict(verdict) for verdict in self.expectations],
+            "expectations": [verdict.to_dict() for verdict in self.expectations],
             "ok": self.ok,
             "provenance": dict(self.record.provenance),
             **warnings,

@@ -124,12 +124,12 @@ def _parts_fit(run: Run) -> bool:
 def _numerics_fit(run: Run) -> bool:
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     return not any(
-        one.steps < 1
+        numbers.steps < 1
         or min(
-            one.largest_relative_difference, one.largest_gradient_difference,
-            one.initial_difference or 0.0, one.step_difference or 0.0,
+            numbers.largest_relative_difference, numbers.largest_gradient_difference,
+            numbers.initial_difference or 0.0, numbers.step_difference or 0.0,
         ) < 0
-        for one in told
+        for numbers in told
     )
 
 
@@ -165,8 +165,8 @@ def _require_sense(run: Run) -> None:
 
 
 def problem(run: Run) -> str:
-    """What a Run that somebody has made has of another type than it must have, or does not fit
-    together; or ""."""
+    """The first part of `run` that has another type than it must have, or contradicts another
+    part; or ""."""
     try:
         _require_sense(from_table(Run, as_table(run)))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -186,9 +186,9 @@ def from_table(kind: type[Part], table: Any) -> Part:
     return value
 
 
-def _not_a_run(path: Path, found: str) -> SavedRunError:
+def _not_a_run(path: Path, defect: str) -> SavedRunError:
     remedy = "write one with `zsim run --save`"
-    return SavedRunError(where=str(path), expected="a saved Run", found=found, remedy=remedy)
+    return SavedRunError(where=str(path), expected="a saved Run", found=defect, remedy=remedy)
 
 
 def _plain(value: Any) -> Any:

@@ -59,8 +59,11 @@ class WorkError(ZsimError):
 
 
 class SimBackend:
-    """The simulator. With `device` its Run is the prediction of a real one: it plans for that kind
-    of device, and holds the Program to the laws of `zsim.ir.program_laws`."""
+    """The simulator as a backend.
+
+    With `device` its Run predicts a real Run on that kind of device, and the Program is held to the
+    laws of `zsim.ir.program_laws`.
+    """
 
     name = "sim"
 

@@ -147,8 +147,8 @@ def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
     sizes = {axis: getattr(strategy, axis) for axis in axes}
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
-        found = f"found nothing ({', '.join(axes)} make the mesh)"
-        raise ScenarioError((f"strategy.{open_axes[0]}: expected a size, {found}",))
+        lack = f"found nothing ({', '.join(axes)} make the mesh)"
+        raise ScenarioError((f"strategy.{open_axes[0]}: expected a size, {lack}",))
     sized = prod(size for size in sizes.values() if size)
     if open_axes:
         if cluster.num_ranks % sized:

@@ -86,13 +86,13 @@ def load(path: str, *, folder: Path | None, nodes: int, ranks: int | None) -> Cl
 
 def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
     """The cluster in `data`; `where` names it in messages."""
-    place = f"cluster.file: {where}"
-    text = limits.check_text(data, where=place)
+    origin = f"cluster.file: {where}"
+    text = limits.check_text(data, where=origin)
     try:
         table = tomllib.loads(text)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise ScenarioError((f"{place}: not TOML: {str(error)[:200]}",)) from None
-    check = _Checked(place)
+        raise ScenarioError((f"{origin}: not TOML: {str(error)[:200]}",)) from None
+    check = _Checked(origin)
     curves = _require_cluster(check, table)
     device = (
         load_device(table["device"])
@@ -119,13 +119,13 @@ def _read(file: Path, path: str) -> bytes:
 class _Checked:
     """Checks of one file's values, each named by its key in messages."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
 
-    def wrong(self, key: str, expected: str, found: object) -> ScenarioError:
+    def wrong(self, key: str, expected: str, value: object) -> ScenarioError:
         """The error for the value at `key`."""
-        return ScenarioError((f"{self.place}: {key[:100]}: expected {expected}, found "
-                              f"{shown(found)}; {REMEDY}",))
+        return ScenarioError((f"{self.origin}: {key[:100]}: expected {expected}, found "
+                              f"{shown(value)}; {REMEDY}",))
 
     def table(
         self, key: str, value: object, needed: Collection[str], allowed: Collection[str] = ()
@@ -142,10 +142,10 @@ class _Checked:
                     if near
                     else f"; expected {', '.join([*needed, *allowed])}"
                 )
-                raise ScenarioError((f"{self.place}: {prefix}{name[:60]}: unknown key{hint}",))
+                raise ScenarioError((f"{self.origin}: {prefix}{name[:60]}: unknown key{hint}",))
         for name in needed:
             if name not in value:
-                raise ScenarioError((f"{self.place}: {prefix}{name}: missing; {REMEDY}",))
+                raise ScenarioError((f"{self.origin}: {prefix}{name}: missing; {REMEDY}",))
         return value
 
     def text(self, key: str, value: object) -> str:
@@ -154,10 +154,10 @@ class _Checked:
             raise self.wrong(key, f"a text of at most {MOST_TEXT:,} characters", value)
         return value
 
-    def one_of(self, key: str, value: object, words: Collection[str]) -> str:
-        """One of `words`."""
-        if not isinstance(value, str) or value not in words:
-            raise self.wrong(key, f"one of {', '.join(words)}", value)
+    def one_of(self, key: str, value: object, choices: Collection[str]) -> str:
+        """One of `choices`."""
+        if not isinstance(value, str) or value not in choices:
+            raise self.wrong(key, f"one of {', '.join(choices)}", value)
         return value
 
     def count(self, key: str, value: object) -> int:
@@ -188,10 +188,10 @@ class _Checked:
             )
         text = self.text(key, value)
         try:
-            found = parse_fraction(text)
+            share = parse_fraction(text)
         except (ZsimError, ValueError, ArithmeticError):
             raise self.wrong(key, "a share in percent", text) from None
-        if not isfinite(found) or not LEAST_WIDTH <= found <= MOST_WIDTH:
+        if not isfinite(share) or not LEAST_WIDTH <= share <= MOST_WIDTH:
             raise self.wrong(key, f"{LEAST_WIDTH:.0%} to {MOST_WIDTH:.0%}", text)
 
     def constants(
@@ -264,18 +264,18 @@ def _require_device(check: _Checked, value: object) -> None:
 
 def _require_nccl(check: _Checked, value: object) -> None:
     table = check.table("nccl", value, ("generation", "fabric", "processor", "links"))
-    words = (("generation", Generation), ("fabric", Fabric), ("processor", Processor))
-    for name, literal in words:
+    literals = (("generation", Generation), ("fabric", Fabric), ("processor", Processor))
+    for name, literal in literals:
         check.one_of(f"nccl.{name}", table[name], get_args(literal))
     check.one_of("nccl.links", table["links"], ("nvlink", "pcie"))
 
 
 def _curves(check: _Checked, value: object) -> list[MeasuredCurve]:
-    found = []
+    curves = []
     for scope, inside in check.table("curves", value, (), tuple(SCOPES)).items():
         for op, table in check.table(f"curves.{scope}", inside, (), SCOPES[scope]).items():
-            found.append(_curve(check, f"curves.{scope}.{op}", table, scope, op))
-    return found
+            curves.append(_curve(check, f"curves.{scope}.{op}", table, scope, op))
+    return curves
 
 
 def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> MeasuredCurve:
@@ -296,12 +296,12 @@ def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> Mea
 
     def number(name: str, least: float, most: float) -> float:
         try:
-            found = _curve_number(name, texts[name], scope)
+            amount = _curve_number(name, texts[name], scope)
         except (ZsimError, ValueError, ArithmeticError):
             raise check.wrong(f"{key}.{name}", "a number with its unit", texts[name]) from None
-        if not isfinite(found) or not least <= found <= most:
+        if not isfinite(amount) or not least <= amount <= most:
             raise check.wrong(f"{key}.{name}", f"{least:g} to {most:g}", texts[name])
-        return found
+        return amount
 
     bands = {name: number(name, 0.01, 0.9) for name in ("band", *by_size)}
     return MeasuredCurve(

@@ -21,12 +21,12 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
     """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the
     key, where there is none."""
     if table.file is not None and table.preset is None:
-        found = cluster_file.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
-        return _with_network(found, table)
+        cluster = cluster_file.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
+        return _with_network(cluster, table)
     if table.preset is None or table.file is not None:
-        given = "neither" if table.preset is None else "both"
-        raise ScenarioError((f"cluster: expected one of preset or file, found {given}; `zsim list "
-                             f"clusters` names presets",))
+        present = "neither" if table.preset is None else "both"
+        raise ScenarioError((f"cluster: expected one of preset or file, found {present}; `zsim "
+                             f"list clusters` names presets",))
     if table.preset not in clusters():
         hint = did_you_mean(table.preset, list(clusters()))
         raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
@@ -49,17 +49,17 @@ def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
     )
 
 
-def _rate(key: str, words: str, cluster: ClusterSpec, *, whose: str) -> int:
+def _rate(key: str, text: str, cluster: ClusterSpec, *, whose: str) -> int:
     """Bytes/s of a link that is no faster than the cluster's own, which are `whose`; ScenarioError,
     with the key, for another."""
     try:
-        found = parse_rate(words)
+        bandwidth = parse_rate(text)
     except ZsimError as error:
         raise ScenarioError((f"{key}: {error}",)) from None
-    if not parse_rate(SLOWEST) <= found <= cluster.links.rail.bandwidth:
+    if not parse_rate(SLOWEST) <= bandwidth <= cluster.links.rail.bandwidth:
         most = format_rate(cluster.links.rail.bandwidth)
-        raise ScenarioError((f"{key}: expected {SLOWEST} to {most}, {whose}, found {words[:60]}",))
-    return found
+        raise ScenarioError((f"{key}: expected {SLOWEST} to {most}, {whose}, found {text[:60]}",))
+    return bandwidth
 
 
 def _with_fabric(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
@@ -78,8 +78,8 @@ def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
     does not have, or faster ones."""
     slow, problems = list[SlowRail](), list[str]()
     limits = {"node": cluster.num_nodes, "nic": cluster.nics_per_node}
-    for place, link in enumerate(table.slow_links):
-        key = f"cluster.slow_links[{place}]"
+    for index, link in enumerate(table.slow_links):
+        key = f"cluster.slow_links[{index}]"
         for name, count in limits.items():
             if getattr(link, name) >= count:
                 problems.append(f"{key}.{name}: expected 0 to {count - 1}, found "

@@ -107,13 +107,19 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on an expectation. `found` is text for people; "unsupported", and `ok` None,
+    """The verdict on an expectation. `actual` is text for people; "unsupported", and `ok` None,
     where there is no figure."""
 
     name: str
     expected: str
-    found: str
+    actual: str
     ok: bool | None
+
+    def to_dict(self) -> dict[str, str | bool | None]:
+        """The verdict's object in JSON, whose keys are stable."""
+        return {
+            "name": self.name, "expected": self.expected, "found": self.actual, "ok": self.ok
+        }
 
 
 def expectation(name: str, written: int | str) -> Expectation:
@@ -148,19 +154,19 @@ def expectation(name: str, written: int | str) -> Expectation:
 
 
 def check(
-    expectations: tuple[Expectation, ...], *, found: Mapping[str, Number | None]
+    expectations: tuple[Expectation, ...], *, figures: Mapping[str, Number | None]
 ) -> tuple[Verdict, ...]:
-    """One verdict per expectation, in order. `found` has numbers by name of `FIGURES`; None or
+    """One verdict per expectation, in order. `figures` has numbers by name of `FIGURES`; None or
     absent: unsupported."""
-    return tuple(_verdict(item, found.get(item.name)) for item in expectations)
+    return tuple(_verdict(item, figures.get(item.name)) for item in expectations)
 
 
-def _verdict(item: Expectation, found: Number | None) -> Verdict:
-    if found is None:
-        return Verdict(name=item.name, expected=item.text, found="unsupported", ok=None)
+def _verdict(item: Expectation, figure: Number | None) -> Verdict:
+    if figure is None:
+        return Verdict(name=item.name, expected=item.text, actual="unsupported", ok=None)
     return Verdict(
         name=item.name,
         expected=item.text,
-        found=FIGURES[item.name].show(found),
-        ok=holds(item.operator, found, item.value),
+        actual=FIGURES[item.name].show(figure),
+        ok=holds(item.operator, figure, item.value),
     )

@@ -19,7 +19,7 @@ def problems(
     """One line each, with the scenario's key in front; nothing for any other model."""
     if not isinstance(model, TransformersModel):
         return
-    asked = (
+    required = (
         ("model.uses", 1, most_runs(model)),
         ("model.unused", "nothing", ", ".join(unused) or "nothing"),
         ("batch.forwards", 1, batch.forwards), ("precision.autocast", "none", autocast),
@@ -30,10 +30,10 @@ def problems(
             ", ".join(checkpointing.recompute) or "nothing",
         ),
     )
-    for key, expected, found in asked:
-        if found != expected:
+    for key, expected, actual in required:
+        if actual != expected:
             yield (
-                f"{key}: expected {expected} with model.huggingface, found {found}; a family with "
+                f"{key}: expected {expected} with model.huggingface, found {actual}; a family with "
                 f"the same sizes has it, model.family"
             )
     if batch.sequence_length < 2:

@@ -20,21 +20,21 @@ from zsim.scenario.table_checks import did_you_mean, validated
 def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpec:
     """The model that `table` names, relative to the scenario's `folder`; ScenarioError, with the
     key, where there is none."""
-    given = [
+    sources = [
         key
         for key in ("preset", "family", "huggingface", "traced")
         if getattr(table, key) is not None
     ]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
+    if len(sources) != 1:
+        several = " and ".join(sources) or "none of them"
         raise ScenarioError((f"model: expected one of preset, family, huggingface or traced, "
-                             f"found {found}",))
+                             f"found {several}",))
     if table.sizes and table.family is None:
         raise ScenarioError((f"model.sizes: expected only with model.family, found with "
-                             f"model.{given[0]}",))
+                             f"model.{sources[0]}",))
     if table.preset is None and (table.num_layers or table.attention):
         raise ScenarioError((f"model.num_layers, model.attention: expected only with "
-                             f"model.preset, found {given[0]}",))
+                             f"model.preset, found {sources[0]}",))
     length = batch.sequence_length
     if table.preset is not None:
         spec = load_preset(

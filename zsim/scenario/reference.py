@@ -111,14 +111,14 @@ def _values(entry: dict[str, Any], kinds: dict[str, Any]) -> str:
         return ", ".join(_toml(value) for value in entry.get("enum") or [entry["const"]])
     if entry.get("type") == "array":
         return f"list of {_values(entry['items'], kinds)}"
-    words = {
+    text = {
         "string": "text", "integer": "whole number", "number": "number", "boolean": "true, false",
         "object": "table",
     }[entry["type"]]
     low, high = entry.get("minimum"), entry.get("maximum")
     if low is None:
-        return words
-    return f"{words}, {low:,} to {high:,}" if high is not None else f"{words}, at least {low:,}"
+        return text
+    return f"{text}, {low:,} to {high:,}" if high is not None else f"{text}, at least {low:,}"
 
 
 def _toml(value: object) -> str:

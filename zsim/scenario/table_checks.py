@@ -60,12 +60,12 @@ def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         for key in table
         if key not in known
     ]
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for name in known:
-        given = {name: table[name]} if name in table else {}
-        checked = validated(_one_key(name), given, prefix="", problems=problems)
-        found[name] = None if checked is None else getattr(checked, name)
-    return found
+        entry = {name: table[name]} if name in table else {}
+        checked = validated(_one_key(name), entry, prefix="", problems=problems)
+        tables[name] = None if checked is None else getattr(checked, name)
+    return tables
 
 
 def _frozen(value: object) -> object:
@@ -124,12 +124,12 @@ def _place(loc: tuple[str | int, ...], *, depth: int) -> list[str]:
 def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
     """The keys that the table at `path` may have, or each table of the list there."""
     for part in path:
-        found = schema.model_fields.get(part.partition("[")[0])
+        field = schema.model_fields.get(part.partition("[")[0])
         annotation = (
-            get_args(found.annotation)[0]
-            if found and "[" in part
-            else found.annotation
-            if found
+            get_args(field.annotation)[0]
+            if field and "[" in part
+            else field.annotation
+            if field
             else None
         )
         if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
@@ -167,10 +167,10 @@ def strategy_of(table: object, problems: list[str]) -> Any:
     ]
     name = table.get("name")
     if not isinstance(name, str) or name not in STRATEGIES:
-        found = "nothing" if name is None else shown(name)
+        actual = "nothing" if name is None else shown(name)
         hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
         problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found "
-                        f"{found}{hint}")
+                        f"{actual}{hint}")
         return None
     rest = {
         key: value

@@ -47,16 +47,16 @@ class Work:
         """The limit that this work exceeds, or ""; of each limit one `part`-th is allowed."""
         if self.num_ranks > MAX_RANKS // part:
             return f"expected at most {MAX_RANKS // part:,} ranks, found {self.num_ranks:,}"
-        ops, words = self.num_units * self.passes, f"{self.num_units:,} × {self.passes:,}"
+        ops, factors = self.num_units * self.passes, f"{self.num_units:,} × {self.passes:,}"
         if ops > MAX_PASSES // part:
             limit = f"param groups × micro-batches of at most {MAX_PASSES // part:,}"
-            return f"expected {limit}, found {words} = {ops:,}; take fewer of one of them"
+            return f"expected {limit}, found {factors} = {ops:,}; take fewer of one of them"
         ranks, called = (self.num_ranks, "ranks") if all_ranks else (self.kinds, "kinds of ranks")
         if ranks * ops > MAX_WORK // part:
             limit = f"{called} × param groups × micro-batches of at most {MAX_WORK // part:,}"
             return (
-                f"expected {limit}, found {ranks:,} × {words} = {ranks * ops:,}; take fewer of one "
-                f"of them"
+                f"expected {limit}, found {ranks:,} × {factors} = {ranks * ops:,}; take fewer of "
+                f"one of them"
             )
         return ""
 

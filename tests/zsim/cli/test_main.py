@@ -235,8 +235,10 @@ def test_several_runs_are_saved_into_a_folder(tmp_path):
     ]
 
 
-def test_a_trace_is_written(tmp_path):
+def test_a_trace_is_written(tmp_path, capsys):
     assert main(["run", FSDP2, "--trace", str(tmp_path / "t.json")]) == 0
+    note = f"wrote {tmp_path / 't.json'}; open it in ui.perfetto.dev"
+    assert note in capsys.readouterr().err.splitlines()
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 

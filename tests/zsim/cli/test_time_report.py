@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from zsim import api
 from zsim.analysis.critical_path import Why, name
 from zsim.cli import time_report
 from zsim.cli.main import main
@@ -33,7 +34,8 @@ strategy = { name = "fsdp2", sync = "every" }
 def reported(planned: Planned, *, hosted_ns: int = 0) -> tuple[Why, list[str]]:
     """What is found out about the step, and the report on it."""
     step = time_report.timed(planned)
-    found, helps = time_report.why(step), time_report.hiding(planned)
+    found = api.reasons(planned.scenario, planned.program, step.timeline)
+    helps = time_report.hiding(planned)
     lines = time_report.lines(found, helps, step=time_report.whole(step), hosted_ns=hosted_ns)
     return found, list(lines)
 

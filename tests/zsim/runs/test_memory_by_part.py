@@ -23,7 +23,7 @@ from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.check import Check
 from zsim.runs.compare.compare import compare
-from zsim.runs.compare.memory_by_part import EXACT, NAME, Measured, compare_parts
+from zsim.runs.compare.memory_by_part import EXACT, NAME, StepMemory, compare_parts
 from zsim.runs.metrics import figures
 from zsim.runs.registry import SimBackend
 from zsim.scenario.plan import plan
@@ -186,7 +186,7 @@ def test_a_part_above_its_phase_breaks_a_law() -> None:
 
 def checked(predicted: MemoryRecord, found: MemoryRecord, *, exact: bool) -> Check:
     return compare_parts(
-        [Measured(rank=3, phase="steady", predicted=predicted, found=found)], exact=exact,
+        [StepMemory(rank=3, phase="steady", predicted=predicted, measured=found)], exact=exact,
         bound=0.05,
     )
 

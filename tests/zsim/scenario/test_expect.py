@@ -56,10 +56,10 @@ def test_verdicts_say_what_was_expected_and_found():
         expectation("all_gathers", 9), expectation("peak_memory", "<= 1 MiB"),
         expectation("mfu", ">= 40 %"),
     )
-    assert check(wanted, found={"all_gathers": 8, "peak_memory": 2**20, "mfu": None}) == (
-        Verdict(name="all_gathers", expected="9", found="8", ok=False),
-        Verdict(name="peak_memory", expected="<= 1 MiB", found="1,048,576 B (1.00 MiB)", ok=True),
-        Verdict(name="mfu", expected=">= 40 %", found="unsupported", ok=None),
+    assert check(wanted, figures={"all_gathers": 8, "peak_memory": 2**20, "mfu": None}) == (
+        Verdict(name="all_gathers", expected="9", actual="8", ok=False),
+        Verdict(name="peak_memory", expected="<= 1 MiB", actual="1,048,576 B (1.00 MiB)", ok=True),
+        Verdict(name="mfu", expected=">= 40 %", actual="unsupported", ok=None),
     )
 
 
@@ -69,7 +69,7 @@ def test_bytes_are_compared_as_integers(limit, found, operator):
     assert item == Expectation(
         name="peak_memory", operator=operator, value=limit, text=f"{operator} {limit} B"
     )
-    (verdict,) = check((item,), found={"peak_memory": found})
+    (verdict,) = check((item,), figures={"peak_memory": found})
     comparisons = {
         "<=": found <= limit, ">=": found >= limit, "==": found == limit, "<": found < limit
     }

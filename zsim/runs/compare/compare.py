@@ -25,7 +25,7 @@ TIME_BOUND = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What counts as agreement where it is not exact: shares of the measured figure."""
+    """Bounds of checks that are not exact: shares of the measured figure."""
 
     memory: float = MEMORY_BOUND
     time: float = TIME_BOUND
@@ -33,7 +33,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One phase of one rank on both sides."""
+    """A phase of a rank, predicted and measured."""
 
     rank: int
     phase: str
@@ -42,8 +42,10 @@ class _Pair:
 
 
 def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> tuple[Check, ...]:
-    """Every check, most rigorous first. Ranks are matched by number; a folded rank stands for those
-    it says."""
+    """Every check, most rigorous first.
+
+    Ranks are matched by number; a folded rank stands for those of its kind.
+    """
     limits = bounds or Bounds()
     other = _other_experiment(predicted, measured)
     if other:
@@ -67,13 +69,13 @@ def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> t
 
 
 def agrees(checks: tuple[Check, ...]) -> bool:
-    """Whether no check failed and at least one was made."""
+    """True where no check failed and some check was made."""
     statuses = {check.status for check in checks}
     return "failed" not in statuses and "ok" in statuses
 
 
 def _other_experiment(predicted: Run, measured: Run) -> str:
-    """What shows that the two Runs are not of one scenario, or ""."""
+    """The first difference that shows the two Runs to be of different scenarios, or ""."""
     pairs = [
         ("ranks", predicted.world_size, measured.world_size),
         ("mesh", predicted.mesh, measured.mesh),
@@ -144,7 +146,7 @@ def _pairs(predicted: Run, measured: Run) -> Iterator[_Pair]:
 
 
 def _partners(run: Run) -> dict[int, RankRun]:
-    """By rank, the one that speaks for it."""
+    """Each rank's own record, or that of the representative of its kind, by rank."""
     shown = {rank.rank: rank for rank in run.ranks}
     alike = {rank: shown[like] for rank, like in enumerate(run.representatives) if like in shown}
     return alike or shown
@@ -184,12 +186,12 @@ def _order_difference(pair: _Pair, world_size: int) -> str:
     return _context(pair, next((i for i in range(length) if left[i] != right[i]), length))
 
 
-def _context(pair: _Pair, place: int) -> str:
-    lines = [f"rank {pair.rank}, {pair.phase} phase, first difference at collective {place}:"]
-    for i in range(max(0, place - CONTEXT), place + CONTEXT):
+def _context(pair: _Pair, index: int) -> str:
+    lines = [f"rank {pair.rank}, {pair.phase} phase, first difference at collective {index}:"]
+    for i in range(max(0, index - CONTEXT), index + CONTEXT):
         left, right = _line(pair.predicted.collectives, i), _line(pair.measured.collectives, i)
         if left or right:
-            lines.append(f"{'>' if i == place else ' '} {i:4} predicted {left or '-':44} measured "
+            lines.append(f"{'>' if i == index else ' '} {i:4} predicted {left or '-':44} measured "
                          f"{right or '-'}")
     return "\n".join(lines)
 
@@ -237,7 +239,7 @@ def _groups(predicted: Run, measured: Run) -> Check:
     if not seen and measured.world_size > 1:
         detail = "unsupported: the measured Run does not tell the ranks of its groups"
         return Check(name="groups", status="unsupported", detail=detail)
-    silent = next((words for words in map(_untold, measured.ranks) if words), "")
+    silent = next((text for text in map(_untold, measured.ranks) if text), "")
     if silent:
         return Check(name="groups", status="failed", detail=silent)
     for rank, name, ranks in seen:
@@ -261,8 +263,7 @@ def _groups(predicted: Run, measured: Run) -> Check:
 
 
 def _untold(rank: RankRun) -> str:
-    """The axis of a collective of which this rank does not tell the members, though others tell
-    theirs, or ""."""
+    """A phrase about an axis over which `rank` communicates without telling its group, or ""."""
     told = {name.partition(":")[0] for name in rank.groups}
     axes = (
         record.group.partition(":")[0]
@@ -291,10 +292,10 @@ def _memory(
     pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: float
 ) -> Iterator[Check]:
     for phase in PHASES:
-        found = [pair for pair in pairs if pair.phase == phase]
-        if found:
+        in_phase = [pair for pair in pairs if pair.phase == phase]
+        if in_phase:
             yield _phase_memory(
-                f"peak memory, {phase}", found, _blind(predicted, measured, "memory"), bound
+                f"peak memory, {phase}", in_phase, _blind(predicted, measured, "memory"), bound
             )
     yield _rest(pairs, predicted, measured)
     yield _parts(
@@ -315,9 +316,9 @@ def _rest(pairs: tuple[_Pair, ...], predicted: Run, measured: Run) -> Check:
         return Check(name=memory_at_rest.NAME, status="unsupported", detail=blind)
     return memory_at_rest.compare_rest(
         [
-            memory_at_rest.Phase(
+            memory_at_rest.PhaseMemory(
                 rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory,
-                found=pair.measured.memory,
+                measured=pair.measured.memory,
             )
             for pair in pairs
         ]
@@ -333,9 +334,9 @@ def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> C
             detail=blind or "unsupported: no step was ended",
         )
     steps = [
-        memory_by_part.Measured(
+        memory_by_part.StepMemory(
             rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory,
-            found=pair.measured.memory,
+            measured=pair.measured.memory,
         )
         for pair in pairs
     ]
@@ -345,7 +346,7 @@ def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> C
 
 
 def _memory_by_kind(pairs: list[_Pair]) -> Check:
-    """What ranks hold from step to step, exactly, kind by kind."""
+    """The check of the bytes that ranks hold from step to step, by kind, exact to the byte."""
     for pair in pairs:
         wanted_kinds, held = pair.predicted.memory.held, pair.measured.memory.held
         for kind in sorted({*wanted_kinds, *held}):
@@ -397,18 +398,18 @@ def _peak_error(pair: _Pair) -> float:
 
 def _memory_detail(pair: _Pair, num_ranks: int, bound: float) -> str:
     left, right = pair.predicted.memory, pair.measured.memory
-    place = f" ({right.peak_at or left.peak_at})" if right.peak_at or left.peak_at else ""
+    peak_at = f" ({right.peak_at or left.peak_at})" if right.peak_at or left.peak_at else ""
     if left.peak_bytes == right.peak_bytes:
         ranks = (
             f"on rank {pair.rank}"
             if num_ranks == 1
             else f"on rank {pair.rank}, exact on all {num_ranks} observed"
         )
-        return f"exact    {right.peak_bytes:,} B {ranks}{place}"
+        return f"exact    {right.peak_bytes:,} B {ranks}{peak_at}"
     word = "within" if abs(_peak_error(pair)) <= bound else "beyond"
     difference = left.peak_bytes - right.peak_bytes
     return (
         f"{word} {bound:.0%}: predicted {left.peak_bytes:,} B, measured {right.peak_bytes:,} B on "
         f"rank {pair.rank}, "
-        f"{difference:+,} B, {_peak_error(pair):+.2%}{place}"
+        f"{difference:+,} B, {_peak_error(pair):+.2%}{peak_at}"
     )

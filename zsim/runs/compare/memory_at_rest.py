@@ -1,9 +1,9 @@
-"""Memory at rest: what a rank holds when construction is over, and where its first and its steady
-step begin and end.
+"""Memory at rest: allocated bytes of a rank after construction, and at both ends of its first and
+its steady step.
 
 Nothing is in flight there, on any backend, so that the level is compared to the byte. A buffer that
-nobody frees stays within the bound of any peak; here it is seen, and a step that ends higher than
-it began by more than was predicted is called a leak.
+is never freed stays within the bound of any peak, and shows here. A leak is a step that grows by
+more bytes than predicted.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ NAME = "memory at rest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """One phase of one rank on both sides."""
+class PhaseMemory:
+    """Memory of a phase of a rank, predicted and measured."""
 
     rank: int
     name: str
     predicted: MemoryRecord
-    found: MemoryRecord
+    measured: MemoryRecord
 
     @property
     def where(self) -> str:
-        """The rank and the phase in words."""
+        """The rank and the phase, as text."""
         return f"rank {self.rank}, {self.name}"
 
     @property
     def leak(self) -> int:
-        """By how many bytes more the phase grows than was predicted."""
-        growth = self.found.end_bytes - self.found.start_bytes
+        """Bytes by which the phase grows more than predicted."""
+        growth = self.measured.end_bytes - self.measured.start_bytes
         return growth - (self.predicted.end_bytes - self.predicted.start_bytes)
 
 
@@ -42,17 +42,17 @@ class Phase:
 class _Level:
     where: str
     predicted: int
-    found: int
+    measured: int
 
 
-def compare_rest(phases: Sequence[Phase]) -> Check:
-    """Every level at rest, none of which may differ; a steady step that leaves something behind is
-    named first."""
-    levels = [level for one in phases for level in _levels(one)]
-    other = next((level for level in levels if level.predicted != level.found), None)
+def compare_rest(phases: Sequence[PhaseMemory]) -> Check:
+    """The check of every level at rest, exact to the byte; its detail names a leaking steady step
+    first."""
+    levels = [level for phase in phases for level in _levels(phase)]
+    other = next((level for level in levels if level.predicted != level.measured), None)
     if other is None:
         total = len(levels)
-        held = levels[-1].found
+        held = levels[-1].measured
         detail = (
             f"exact    {total} of {total} starts and ends of phases, {held:,} B from step to step"
         )
@@ -60,8 +60,8 @@ def compare_rest(phases: Sequence[Phase]) -> Check:
             name=NAME, status="ok", predicted=levels[-1].predicted, measured=held,
             relative_error=0.0, detail=detail,
         )
-    alike = sum(level.predicted == level.found for level in levels)
-    leaking = next((one for one in phases if one.name == "steady" and one.leak > 0), None)
+    alike = sum(level.predicted == level.measured for level in levels)
+    leaking = next((phase for phase in phases if phase.name == "steady" and phase.leak > 0), None)
     leak = (
         f"{leaking.where}: a leak, the step ends {leaking.leak:,} B higher than it began; "
         if leaking
@@ -69,20 +69,22 @@ def compare_rest(phases: Sequence[Phase]) -> Check:
     )
     detail = (
         f"{leak}{alike} of {len(levels)} exact; {other.where}: predicted {other.predicted:,} B, "
-        f"measured {other.found:,} B, "
-        f"{other.predicted - other.found:+,} B"
+        f"measured {other.measured:,} B, "
+        f"{other.predicted - other.measured:+,} B"
     )
     return Check(
-        name=NAME, status="failed", predicted=other.predicted, measured=other.found, detail=detail
+        name=NAME, status="failed", predicted=other.predicted, measured=other.measured,
+        detail=detail,
     )
 
 
-def _levels(one: Phase) -> Iterator[_Level]:
-    if one.name != "construction":  # which begins with a model that the user has made
+def _levels(phase: PhaseMemory) -> Iterator[_Level]:
+    if phase.name != "construction":  # which begins with a model that the user has made
         yield _Level(
-            f"start of {one.name}, rank {one.rank}", one.predicted.start_bytes,
-            one.found.start_bytes,
+            f"start of {phase.name}, rank {phase.rank}", phase.predicted.start_bytes,
+            phase.measured.start_bytes,
         )
     yield _Level(
-        f"end of {one.name}, rank {one.rank}", one.predicted.end_bytes, one.found.end_bytes
+        f"end of {phase.name}, rank {phase.rank}", phase.predicted.end_bytes,
+        phase.measured.end_bytes,
     )

@@ -1,9 +1,8 @@
 """Start and peak of each part of a step (forward, backward, optimizer, zero_grad), predicted
 against measured.
 
-They are held to the byte where the measured Run says that its memory follows the host, and
-elsewhere within a share of the step's peak: a worker thread of gloo may let go of a buffer after
-the part in which the host did.
+They agree to the byte where the measured Run's memory follows the host, and elsewhere within a
+share of the step's peak. A worker thread of gloo may free a buffer in a later part than the host.
 """
 
 from __future__ import annotations
@@ -17,53 +16,56 @@ from zsim.runs.compare.check import Check
 
 NAME = "memory of parts"
 EXACT = "exact"
-"""What a Run's provenance says of its `memory` where every free is in the host's order."""
+"""Value of `memory` in the provenance of a Run that frees every buffer in the host's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One step of one rank on both sides."""
+class StepMemory:
+    """Memory of a step of a rank, predicted and measured."""
 
     rank: int
     phase: str
     predicted: MemoryRecord
-    found: MemoryRecord
+    measured: MemoryRecord
 
     @property
     def where(self) -> str:
-        """The rank and the step in words."""
+        """The rank and the step, as text."""
         return f"rank {self.rank}, {self.phase}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A start or a peak on both sides, and the peak of the whole step as it was measured."""
+    """A start or a peak, predicted and measured, in bytes, and the measured peak of the step."""
 
     where: str
     predicted: int
-    found: int
+    measured: int
     step_peak: int
 
     @property
     def error(self) -> float:
-        if self.predicted == self.found:
+        if self.predicted == self.measured:
             return 0.0
-        return (self.predicted - self.found) / self.step_peak if self.step_peak else math.inf
+        return (self.predicted - self.measured) / self.step_peak if self.step_peak else math.inf
 
 
-def compare_parts(steps: Sequence[Measured], *, exact: bool, bound: float) -> Check:
-    """Every start and every peak; `exact`: none may differ, else none by more than `bound` of the
-    measured peak of the step."""
+def compare_parts(steps: Sequence[StepMemory], *, exact: bool, bound: float) -> Check:
+    """The check of every start and peak.
+
+    They agree to the byte where `exact`, else within the share `bound` of the step's measured peak.
+    """
     for side, records in (
-        ("measured", [one.found for one in steps]), ("predicted", [one.predicted for one in steps])
+        ("measured", [step.measured for step in steps]),
+        ("predicted", [step.predicted for step in steps]),
     ):
         if not any(record.parts for record in records):
             return Check(name=NAME, status="unsupported", detail=f"unsupported: the {side} Run "
                                                                  f"does not tell the parts of its "
                                                                  f"steps")
-    other = next((one for one in steps if _names(one.predicted) != _names(one.found)), None)
+    other = next((step for step in steps if _names(step.predicted) != _names(step.measured)), None)
     if other is not None:
-        left, right = " ".join(_names(other.predicted)), " ".join(_names(other.found))
+        left, right = " ".join(_names(other.predicted)), " ".join(_names(other.measured))
         return Check(name=NAME, status="failed", detail=f"{other.where}: parts {left or 'none'} "
                                                         f"predicted, {right or 'none'} measured")
     figures = list(_figures(steps))
@@ -72,7 +74,7 @@ def compare_parts(steps: Sequence[Measured], *, exact: bool, bound: float) -> Ch
         name=NAME,
         status="ok" if worst.error == 0 or (not exact and abs(worst.error) <= bound) else "failed",
         predicted=worst.predicted,
-        measured=worst.found,
+        measured=worst.measured,
         relative_error=worst.error,
         detail=_detail(figures, worst, exact=exact, bound=bound),
     )
@@ -86,15 +88,15 @@ def _name(part: PartRecord) -> str:
     return f"{part.name} {part.micro_batch}" if part.name in ("forward", "backward") else part.name
 
 
-def _figures(steps: Sequence[Measured]) -> Iterator[_Figure]:
-    for one in steps:
-        for left, right in zip(one.predicted.parts, one.found.parts, strict=True):
-            peak = one.found.peak_bytes
+def _figures(steps: Sequence[StepMemory]) -> Iterator[_Figure]:
+    for step in steps:
+        for left, right in zip(step.predicted.parts, step.measured.parts, strict=True):
+            peak = step.measured.peak_bytes
             yield _Figure(
-                f"start of {_name(left)}, {one.where}", left.start_bytes, right.start_bytes, peak
+                f"start of {_name(left)}, {step.where}", left.start_bytes, right.start_bytes, peak
             )
             yield _Figure(
-                f"peak of {_name(left)}, {one.where}", left.peak_bytes, right.peak_bytes, peak
+                f"peak of {_name(left)}, {step.where}", left.peak_bytes, right.peak_bytes, peak
             )
 
 
@@ -110,9 +112,9 @@ def _detail(figures: list[_Figure], worst: _Figure, *, exact: bool, bound: float
         if exact
         else f"{'within' if abs(worst.error) <= bound else 'beyond'} {bound:.0%} of the step's peak"
     )
-    difference = worst.predicted - worst.found
+    difference = worst.predicted - worst.measured
     return (
         f"{word}: {alike} of {len(figures)} exact; {worst.where}: predicted {worst.predicted:,} "
-        f"B, measured {worst.found:,} B, "
+        f"B, measured {worst.measured:,} B, "
         f"{difference:+,} B, {worst.error:+.2%}"
     )

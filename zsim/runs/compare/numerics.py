@@ -1,10 +1,9 @@
-"""Numerics of Runs: whether parameters, gradients and losses of real training are those of one
+"""The check of numerics: parameters, gradients and losses of real training against those of one
 process. It reads Runs and nothing else.
 
-Where nothing rounds nothing is allowed: what training begins with, float32 master copies among it,
-and what one step of the optimizer makes of given state and gradients, are held to the bit where a
-Run tells them. That leaves to the wide bound of two bytes what rounding does from step to step, and
-nothing else.
+Two comparisons are exact to the bit, where a Run has them: the parameters at the start (float32
+master copies among them), and one step of the optimizer. The wide bounds of two-byte dtypes are
+therefore for rounding from step to step alone.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from zsim.ir.run import Numerics, Run, sees
 from zsim.runs.compare.check import Check
 
 NUMERICS_BOUND = {"float32": 0.001, "bfloat16": 0.2, "float16": 0.2}
-"""By dtype of compute: how far parameters may end up from the reference, relative to how far
-training moved them.
+"""Largest distance of parameters from the reference, relative to the distance that training moved
+them, by dtype of compute.
 
 Reductions add in another order than one process does: the project's scenarios reach 0.00001 and, in
 two bytes, 0.05. A parameter that is not trained at all is 1 away. AdamW divides the scale of
-gradients out, so that half of every gradient is only 0.003 to 0.02 away under it, which in two
-bytes passes for rounding; hence gradients have a bound of their own.
+gradients out: half of every gradient is only 0.003 to 0.02 away under it. In two bytes that passes
+for rounding; hence gradients have a bound of their own.
 """
 
 GRADIENT_BOUND = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
-"""By dtype of compute: how far one step's gradients may be from those of one process with the same
-parameters, relative to their size.
+"""Largest distance of one step's gradients from those of one process with the same parameters,
+relative to their size, by dtype of compute.
 
-Nothing but the order of sums is between them: the project's scenarios reach 1.2e-7 and, in two
-bytes, 0.005; eight ranks with four micro-batches each 0.01. Half of a gradient is 0.5 away.
+Only the order of sums differs. The project's scenarios reach 1.2e-7 and, in two bytes, 0.005;
+eight ranks with four micro-batches each reach 0.01. Half of a gradient is 0.5 away.
 """
 
 LOSS_SHARE = 0.1
@@ -41,7 +40,7 @@ LOSS_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One of the things that numerics are held to: True where it holds, and text for the report."""
+    """A requirement on numerics: True where it holds, and text for the report."""
 
     holds: bool
     text: str = ""
@@ -52,7 +51,7 @@ Ranked = list[tuple[int, Numerics]]
 
 
 def numerics(predicted: Run, measured: Run) -> Check:
-    """Whether every rank that looked ended where the reference did, with its losses on the way."""
+    """The check of every rank's parameters, gradients and losses against the reference's."""
     seeing = [run for run in (predicted, measured) if sees(run, "numerics")]
     ranked = [
         (rank.rank, rank.numerics)
@@ -75,9 +74,9 @@ def numerics(predicted: Run, measured: Run) -> Check:
         _remedy(parameters, gradients),
     )
     return Check(
-        name="numerics", status="ok" if all(one.holds for one in findings) else "failed",
-        measured=_worst(one.largest_relative_difference for one in told),
-        detail="; ".join(one.text for one in findings if one.text),
+        name="numerics", status="ok" if all(finding.holds for finding in findings) else "failed",
+        measured=_worst(numbers.largest_relative_difference for numbers in told),
+        detail="; ".join(finding.text for finding in findings if finding.text),
     )
 
 
@@ -97,7 +96,7 @@ def _other_dtype(ranked: Ranked, runs: tuple[Run, Run]) -> str:
 
 def _parameters(told: list[Numerics]) -> Finding:
     """Parameters end up where the reference's do."""
-    worst, bound = _worst(one.largest_relative_difference for one in told), _bound(told)
+    worst, bound = _worst(numbers.largest_relative_difference for numbers in told), _bound(told)
     text = (
         f"parameters after {told[0].steps} steps: {worst:.2g} of their way apart from the "
         f"reference, at most {bound:g} allowed"
@@ -107,18 +106,18 @@ def _parameters(told: list[Numerics]) -> Finding:
 
 def _gradients(told: list[Numerics]) -> Finding:
     """Gradients of one more step are those of one process."""
-    worst = _worst(one.largest_gradient_difference for one in told)
-    bound = min(GRADIENT_BOUND.get(one.dtype, 0.0) for one in told)
+    worst = _worst(numbers.largest_gradient_difference for numbers in told)
+    bound = min(GRADIENT_BOUND.get(numbers.dtype, 0.0) for numbers in told)
     return Finding(worst <= bound, f"gradients {worst:.2g} of their size, at most {bound:g}")
 
 
 def _furthest(ranked: Ranked, parameters: Finding, gradients: Finding) -> Finding:
     """The parameter that is furthest off, or its gradient, and its rank, where a rank names it."""
     if not gradients.holds:
-        rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_gradient_difference))
+        rank, numbers = max(ranked, key=lambda pair: _ordered(pair[1].largest_gradient_difference))
         name = numbers.furthest_gradient and f"the gradient of {numbers.furthest_gradient}"
     elif not parameters.holds:
-        rank, numbers = max(ranked, key=lambda one: _ordered(one[1].largest_relative_difference))
+        rank, numbers = max(ranked, key=lambda pair: _ordered(pair[1].largest_relative_difference))
         name = numbers.furthest_parameter
     else:
         return Finding(True)
@@ -127,7 +126,7 @@ def _furthest(ranked: Ranked, parameters: Finding, gradients: Finding) -> Findin
 
 def _finite(told: list[Numerics]) -> Finding:
     """Losses are numbers."""
-    losses = (loss for one in told for loss in (*one.losses, *one.reference_losses))
+    losses = (loss for numbers in told for loss in (*numbers.losses, *numbers.reference_losses))
     finite = all(map(math.isfinite, losses))
     return Finding(finite, "" if finite else "a loss is not finite")
 
@@ -151,7 +150,7 @@ def _remedy(parameters: Finding, gradients: Finding) -> Finding:
 
 def _bound(told: list[Numerics]) -> float:
     """The bound on parameters of the strictest dtype."""
-    return min(NUMERICS_BOUND.get(one.dtype, 0.0) for one in told)
+    return min(NUMERICS_BOUND.get(numbers.dtype, 0.0) for numbers in told)
 
 
 def _ordered(difference: float) -> float:
@@ -161,8 +160,8 @@ def _ordered(difference: float) -> float:
 def _exact(told: list[Numerics]) -> Finding:
     """Training begins at the model's own parameters, and the optimizer steps as torch's does: to
     the bit, whatever the dtype."""
-    begins = _worst([0.0, *(one.initial_difference or 0.0 for one in told)])
-    apart = _worst([0.0, *(one.step_difference or 0.0 for one in told)])
+    begins = _worst([0.0, *(numbers.initial_difference or 0.0 for numbers in told)])
+    apart = _worst([0.0, *(numbers.step_difference or 0.0 for numbers in told)])
     if begins != 0:
         text = f"what the optimizer steps begins {begins:.2g} away from the model's own parameters"
         return Finding(False, text)
@@ -178,10 +177,10 @@ def _every_step(runs: list[Run], told: list[Numerics]) -> Finding:
     least = max(
         [2, *(int(steps) for run in runs if (steps := run.provenance.get("steps", "")).isdecimal())]
     )
-    short = min(one.steps for one in told)
+    short = min(numbers.steps for numbers in told)
     if short < least:
         return Finding(False, f"losses of {short} steps, of at least {least}")
-    alike = len({one.steps for one in told}) == 1
+    alike = len({numbers.steps for numbers in told}) == 1
     return Finding(alike, "" if alike else "ranks tell losses of different numbers of steps")
 
 
@@ -190,7 +189,7 @@ def _worst(differences: Iterable[float]) -> float:
 
 
 def _silence(run: Run) -> str:
-    """What shows that a rank which should have told its numerics did not, or ""."""
+    """A phrase about a rank without numerics in a Run that should have them, or ""."""
     silent = [rank.rank for rank in run.ranks if rank.numerics is None]
     if not silent or not run.complete:
         return ""
@@ -206,10 +205,14 @@ def _silence(run: Run) -> str:
 def _loss_difference(told: list[Numerics], world_size: int) -> float:
     """The largest relative difference of the mean loss over all ranks to the reference's, in any
     step; 0 where ranks are missing."""
-    if any(not len(one.losses) == len(one.reference_losses) == one.steps for one in told):
+    if any(
+        not len(numbers.losses) == len(numbers.reference_losses) == numbers.steps
+        for numbers in told
+    ):
         return math.inf
     if len(told) != world_size:
         return 0.0  # some ranks were observed, and a mean over all needs all
-    means = [sum(step) / world_size for step in zip(*(one.losses for one in told), strict=True)]
-    pairs = [pair for one in told for pair in zip(means, one.reference_losses, strict=True)]
+    losses = zip(*(numbers.losses for numbers in told), strict=True)
+    means = [sum(step) / world_size for step in losses]
+    pairs = [pair for numbers in told for pair in zip(means, numbers.reference_losses, strict=True)]
     return _worst([0.0, *(abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs)])

@@ -1,9 +1,9 @@
-"""The step time of two Runs: judged where somebody has measured it on the device it was predicted
-for, and that device is calibrated.
+"""The check of step time: judged where the predicted device is calibrated and the measured device
+is the same.
 
-What a real step takes is no property of the scenario alone, so a prediction is held to its own
-band: how far off it may be follows from the constants behind it. Elsewhere both times are told, and
-nobody is held to them. It reads Runs and nothing else.
+A real step's time depends on more than the scenario, so the bound is the prediction's own band. The
+constants behind the prediction make that band. Elsewhere both times are reported and not judged.
+It reads Runs and nothing else.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ NAME = "step time"
 
 
 def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
-    """The measured time within the prediction's band; within a share `bound` where real ranks timed
-    nothing, or there is no band."""
+    """The check that the measured time lies within the prediction's band.
+
+    Without a band, or without a step that real ranks timed, the bound is the share `bound`.
+    """
     left, right = predicted.step_time_ns, measured.step_time_ns
     blind = _blind(predicted, measured)
     if blind or not left or not right:
@@ -57,8 +59,8 @@ def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
 
 
 def _is_timed(run: Run) -> bool:
-    """Whether real ranks timed a step that nobody watched, though their backend sees no time of
-    single operators."""
+    """True where real ranks timed an unobserved step, though their backend times no single
+    operators."""
     return "timed" in run.provenance and run.step_time_ns is not None
 
 
@@ -72,7 +74,7 @@ def _blind(predicted: Run, measured: Run) -> str:
 
 
 def _not_judged(predicted: Run, measured: Run) -> str:
-    """Why the two times say nothing of one another, or ""."""
+    """The reason that the two times cannot be compared, or ""."""
     assumed = [
         run
         for run in (predicted, measured)
