@@ -40,6 +40,8 @@ from zsim.scenario.scenario import parse
 from zsim.strategies import ddp, fsdp1
 
 WIDTH = 24
+LENGTH = 4
+"""Tokens of a sample: a recurrent layer's operators are traced for each of them."""
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 UNITS = [f"layers.{place}" for place in range(4)]
 
@@ -128,7 +130,7 @@ class Decoder(nn.Module):
 
 
 def tokens() -> tuple[Tensor, ...]:
-    return torch.randint(50, (2, 11)), torch.randint(50, (2, 11))
+    return torch.randint(50, (2, LENGTH)), torch.randint(50, (2, LENGTH))
 
 
 def seen(make: Callable[[], nn.Module], **asked: object) -> TracedModel:
@@ -278,7 +280,7 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(1, 11)
+        self.norm = nn.GroupNorm(1, LENGTH)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.norm(positions).to(x.dtype)
@@ -309,7 +311,7 @@ def test_a_module_that_only_hooks_make_run_is_refused_by_name_elsewhere(tmp_path
     save(seen(make, dtype="bfloat16"), tmp_path / "traced.json")
     text = """
 model = { traced = "traced.json" }
-batch = { micro_batch = 2, sequence_length = 11 }
+batch = { micro_batch = 2, sequence_length = 4 }
 cluster = { preset = "cpu-gloo", ranks = 2 }
 precision = { parameters = "bf16", reduce = "bf16" }
 strategy = """
