@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.random_scenarios import FAMILIES, WHOLE, models
+from zsim import api
 from zsim.errors import ScenarioError
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import parse
@@ -82,3 +83,14 @@ cluster = { preset = "cpu-gloo", ranks = 2 }
         parse(
             f'{text}strategy = {{ name = "zero3", lookahead = 257 }}'.encode(), where="ahead.toml"
         )
+
+
+def test_fit_refuses_minutes_of_simulations():
+    text = """
+model = { preset = "llama-3-8b" }
+batch = { micro_batch = 1, sequence_length = 16, accumulation = 300 }
+cluster = { preset = "dgx-h100", nodes = 1 }
+strategy = { name = "fsdp2" }
+"""
+    with pytest.raises(ScenarioError, match="many: too much to simulate for each stage"):
+        api.fit(parse(text.encode(), where="many.toml"))
