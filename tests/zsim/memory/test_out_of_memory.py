@@ -301,14 +301,14 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
 
 def test_a_proposal_of_what_to_change_says_what_it_has_to_give_back() -> None:
     changes = hiding(planned(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2")))).changes
-    (links,) = (change for change in changes if change.words == "links 4 times as fast")
+    (links,) = (change for change in changes if change.label == "links 4 times as fast")
     assert (links.memory, links.released) == ("TIGHT", "giving cached memory back once a steady "
                                                        "step")
 
 
 def test_a_proposal_that_hides_says_what_it_has_to_give_back_for_that() -> None:
     change = Change(
-        words="x", ns_per_token=1.0, exposed=0.0, memory="TIGHT", needed_bytes=110 * MIB,
+        label="x", ns_per_token=1.0, exposed=0.0, memory="TIGHT", needed_bytes=110 * MIB,
         capacity_bytes=100 * MIB,
     )
     assert change.memory_words.startswith("may not fit: needs 110")
