@@ -3,8 +3,6 @@ and free of a step in order."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.support.sampling import one_in
@@ -361,7 +359,7 @@ def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refu
     with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
         scenario(model, strategy=strategy, more=f"{wrapping}\n{KEPT}")
     again = Checkpointing(mode="selective", save=("linear",))
-    case = replace(scenario(model, strategy=strategy, more=wrapping), checkpointing=again)
+    case = scenario(model, strategy=strategy, more=wrapping).with_parts(checkpointing=again)
     with pytest.raises(RuntimeError, match="encountered during backward but not found in storage"):
         of_torch(case)
 

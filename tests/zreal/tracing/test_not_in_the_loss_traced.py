@@ -192,7 +192,8 @@ def test_a_file_says_so_and_keeps_it() -> None:
     assert model.not_in_loss == ("layers.1.beside.bias", "layers.2.beside.bias")
     assert parse(dump(model).encode()) == model
     lies = dump(model).replace(
-        '["layers.0.linear.bias",[16]]', '["layers.0.linear.bias",[16],"not in the loss"]'
+        '{"fqn":"layers.0.linear.bias","shape":[16]}',
+        '{"fqn":"layers.0.linear.bias","shape":[16],"in_loss":false}',
     )
     with pytest.raises(
         ZsimError,

@@ -29,7 +29,7 @@ _DECLARED = re.compile(
 
 
 def collectives_of(text: str) -> tuple[str, ...]:
-    """The collectives that `text` names however they are spelled, as AllReduce, all-gather or
+    """The collectives that `text` names in any spelling, as `AllReduce`, all-gather or
     reduce_scatter_perf, in its order."""
     spellings = (
         tuple(part for part in match.groups() if part)

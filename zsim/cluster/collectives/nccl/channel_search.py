@@ -90,8 +90,10 @@ def in_node(generation: Generation, num_ranks: int = 8) -> Graph:
 
 
 def between_nodes(generation: Generation, rails: Rails) -> Graph:
-    """One ring per NIC, at the NIC's rate or at an even part of NVLink: 8 rings of 48 do not fit
-    370.8, 8 of 45 do."""
+    """One ring per NIC, at the NIC's rate or at an even part of NVLink.
+
+    8 rings of 48 GB/s do not fit 370.8 GB/s; 8 of 45 do.
+    """
     nic = rails.effective_gb_s(generation)
     fits = min(nic, NVLINK_GB_S[generation] / rails.count)
     tried = (

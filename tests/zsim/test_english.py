@@ -1,0 +1,69 @@
+"""Docstrings name their subject, sentences are short, and one concept has one term."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import pytest
+
+from tests.support.english import MAX_WORDS, breaches, docstrings
+from tests.support.folders import ROOT
+
+GLOSSARY = ROOT / "zsim" / "GLOSSARY.md"
+FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).rglob("*.py"))
+
+
+@cache
+def glossary() -> list[tuple[str, str, str]]:
+    """Term, meaning and what is not said instead, of each row."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*)\|$", GLOSSARY.read_text(), re.MULTILINE)
+    return [(term, meaning, unwanted.strip()) for term, meaning, unwanted in rows if term != "term"]
+
+
+@cache
+def prose() -> dict[str, str]:
+    """All docstrings of each file, in lower case, without what stands in quotes or backticks."""
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+    texts = {file: "\n".join(text for _, text in docstrings(tree)) for file, tree in trees.items()}
+    quoted = re.compile(r"`[^`]*`|\"[^\"]*\"")
+    names = {file: str(file.relative_to(ROOT)) for file in FILES}
+    return {names[file]: quoted.sub("", text.lower()) for file, text in texts.items()}
+
+
+@cache
+def everything() -> str:
+    """All code and pages but the glossary, in lower case, blanks and hyphens as one blank."""
+    pages = [page for page in ROOT.glob("z*/**/*.md") if page != GLOSSARY]
+    text = " ".join(file.read_text(encoding="utf-8") for file in [*FILES, *pages])
+    return re.sub(r"[\s-]+", " ", text.lower())
+
+
+@pytest.mark.parametrize(
+    "package", sorted({file.parent for file in FILES}), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_docstrings_and_names_follow_the_rules(package):
+    wrong = [breach for file in FILES if file.parent == package for breach in breaches(file)]
+    assert wrong == []
+
+
+def test_the_glossary_is_a_page_of_terms_in_order_with_a_line_each():
+    terms = [term for term, _, _ in glossary()]
+    assert 50 <= len(terms) <= 90
+    assert terms == sorted(set(terms), key=str.lower)
+    assert [term for term, meaning, _ in glossary() if len(meaning.split()) > MAX_WORDS] == []
+
+
+def test_every_term_of_the_glossary_is_in_use():
+    terms = [term.lower().replace("-", " ") for term, _, _ in glossary()]
+    assert [term for term in terms if term not in everything()] == []
+
+
+def test_no_docstring_says_what_the_glossary_says_otherwise():
+    unwanted = [term for _, _, others in glossary() for term in others.lower().split(", ") if term]
+    used = {
+        file: [term for term in unwanted if re.search(rf"(?<![\w.]){term}s?(?![\w(])", text)]
+        for file, text in prose().items()
+    }
+    assert {file: terms for file, terms in used.items() if terms} == {}
