@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import scenario_texts
+from zsim import api
 from zsim.analysis.critical_path import LONGER, SHARED, explain, name
 from zsim.cli import time_report
 from zsim.engine.costs import Costs
@@ -407,7 +408,8 @@ def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_ste
     text: str
 ) -> None:
     case = scenario.parse(text.encode(), where="path.toml")
-    found = time_report.why(time_report.timed(planned(case)))
+    step = planned(case)
+    found = api.reasons(case, step.program, time_report.timed(step).timeline)
     links = found.critical_path
     assert sum(link.waited_ns + link.end_ns - link.start_ns for link in links) == found.step_ns
     assert all(link.waited_for for link in links if link.waited_ns)

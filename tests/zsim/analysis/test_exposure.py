@@ -9,14 +9,21 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from tests.zsim.analysis.test_critical_path import Toy
+from zsim import api
 from zsim.analysis.critical_path import Why, explain, name
-from zsim.cli.time_report import timed, why
+from zsim.cli.time_report import timed
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
 from zsim.scenario import scenario
 from zsim.scenario.plan import planned
+
+
+def reasons(case: scenario.Scenario) -> Why:
+    """Why the simulated step of `case` takes as long as it does."""
+    step = planned(case)
+    return api.reasons(case, step.program, timed(step).timeline)
 
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:
@@ -149,7 +156,7 @@ def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) ->
         larger = asked.with_parts(
             batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
         )
-        found.append(why(timed(planned(larger))))
+        found.append(reasons(larger))
     few, many = found
     assert (few.before_ns, few.after_ns) == (many.before_ns, many.after_ns)
     assert (few.at_ends_ns == few.exposed_ns) == all_of_it

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from tests.support.folders import SCENARIOS
+from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.hide_communication import Aim, Change, Hiding, Tried, as_good_as_any, hiding
 from zsim.analysis.hiding_candidates import FACTORS
@@ -37,8 +38,10 @@ execution = {{ interference = false }}
 
 def said(asked: Scenario, found: Hiding) -> list[str]:
     """The report on `asked`, with what was found to hide its communication."""
-    step = time_report.timed(planned(asked))
-    return list(time_report.lines(time_report.why(step), found, step=time_report.whole(step)))
+    case = planned(asked)
+    step = time_report.timed(case)
+    reasons = api.reasons(asked, case.program, step.timeline)
+    return list(time_report.lines(reasons, found, step=time_report.whole(step)))
 
 
 def simulated(asked: Scenario) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from zsim import api
 from zsim.cli import time_report
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs import metrics
@@ -63,7 +64,9 @@ def test_a_step_on_a_cpu_takes_all_its_ops_and_calls_together() -> None:
 def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
     assert not parsed('name = "fsdp2"', 'preset = "dgx-h100"').executed.synchronous
     case = parsed('name = "fsdp2"')
-    found = time_report.why(time_report.timed(Planned(case, plan(case, device="cpu"))))
+    program = plan(case, device="cpu")
+    step = time_report.timed(Planned(case, program))
+    found = api.reasons(case, program, step.timeline)
     assert not found.host_bound
     assert sum(one.exposed_ns for one in found.exposed) == sum(
         one.duration_ns for one in found.exposed
@@ -81,7 +84,8 @@ def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(
 ) -> None:
     case = parsed(strategy)
     program = plan(case, device="cpu")
-    found = time_report.why(time_report.timed(Planned(case, program)))
+    step = time_report.timed(Planned(case, program))
+    found = api.reasons(case, program, step.timeline)
     run = SimBackend().run(case, options=RunOptions())
     took = {index for index, span in enumerate(run.ranks[0].spans) if span.end_ns > span.start_ns}
     assert took <= {link.op.index for link in found.critical_path}
