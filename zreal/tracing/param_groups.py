@@ -17,6 +17,7 @@ Units = Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
 def find_units(model: nn.Module, units: Units) -> dict[str, nn.Module]:
+    """Units of `model` by fqn: those named, those a function accepts, or the default ones."""
     modules = dict(model.named_modules())
     if units is None:
         return _default_units(model, modules)

@@ -93,6 +93,7 @@ def batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
+    """Label of a micro-batch of `size` sequences, and the scenario with it."""
     return f"micro_batch = {size}", scenario.with_parts(
         batch=replace(scenario.batch, micro_batch=size)
     )

@@ -38,6 +38,8 @@ DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
 class Table(BaseModel):
+    """Base of every table: strict types, no unknown keys, finite numbers."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
