@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import BackendUnavailableError
-from zsim.ir.run import IncompleteRunError, RankRun, Run, observed_ranks
+from zsim.ir.run import IncompleteRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.runs.compare.memory_by_part import EXACT
@@ -77,7 +77,7 @@ class FakeBackend:
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=False, time=False, device="cpu")
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""
         _require_torch(self.name)
         from zreal import rank_run
@@ -89,7 +89,7 @@ class FakeBackend:
         ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
         if options.all_ranks:
             ranks = tuple(range(scenario.world_size))
-        return Run(
+        return RunRecord(
             scenario=scenario.name, backend=self.name, interpreter=interpreter,
             world_size=scenario.world_size, mesh=scenario.mesh,
             ranks=tuple(
@@ -116,7 +116,7 @@ class GlooBackend:
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of every rank; IncompleteRunError with the phases that had ended when one fails.
         """
         _require_torch(self.name)
@@ -151,7 +151,7 @@ class GlooBackend:
         step_time_ns, method = (
             rank_run.slowest_step_time(ranks) if failure is None else (None, {})
         )
-        run = Run(
+        run = RunRecord(
             scenario=scenario.name, backend=self.name, interpreter=interpreter,
             world_size=scenario.world_size, mesh=scenario.mesh, ranks=ranks,
             step_time_ns=step_time_ns,
@@ -197,7 +197,7 @@ class NcclBackend(GlooBackend):
             )
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """As gloo; BackendUnavailableError for more ranks than devices.
 
         NCCL refuses two ranks on one device unless their NCCL_HOSTID differ.

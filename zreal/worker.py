@@ -18,7 +18,7 @@ import torch.distributed as dist
 from zreal.rank_run import c10d_backend, interpreter_of, provenance, run_rank, slowest_step_time
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.ir.run import RankRun, Run
+from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import saved
 from zsim.scenario.scenario import Scenario, load
@@ -55,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run_of(
     scenario: Scenario, ranks: tuple[RankRun, ...], *, interpreter: str, device: Device
-) -> Run:
+) -> RunRecord:
     step_time_ns, method = slowest_step_time(ranks)
-    return Run(
+    return RunRecord(
         scenario=scenario.name, backend="nccl" if device == "cuda" else "gloo",
         interpreter=interpreter, world_size=scenario.world_size, mesh=scenario.mesh, ranks=ranks,
         step_time_ns=step_time_ns,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.errors import ScenarioError, ZsimError
-from zsim.ir import run_laws
-from zsim.ir.run import Run as RunRecord
+from zsim.ir.laws import run_laws
+from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.compare import compare as comparing

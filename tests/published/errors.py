@@ -11,10 +11,12 @@ from statistics import mean, median
 
 from tests.published.convert import TABLES
 from tests.published.nccl_left_out import predict_left_out
-from zsim.calibration import collectives, fit_steps, table
+from zsim.calibration import collectives
 from zsim.calibration.accuracy import Predicted, Size, percentile, predictions, size_of
 from zsim.calibration.collectives import Prediction
-from zsim.calibration.records import Collective, Step
+from zsim.calibration.data import table
+from zsim.calibration.data.records import Collective, Step
+from zsim.calibration.fitting import fit_steps
 
 SLOW = "vtrain_megatron_ds_a100.csv"
 STEPS = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.calibration.collectives import Prediction, group_of, predict
-from zsim.calibration.records import Collective
+from zsim.calibration.data.records import Collective
 from zsim.cluster.cluster import Fabric
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.curves import CURVES, MIB, Added, Crossing, Curve, Curves

@@ -9,7 +9,7 @@ import pytest
 
 from tests.published.convert import TABLES, bandwidth_left
 from tests.published.convert.__main__ import SOURCES, write
-from zsim.calibration import table
+from zsim.calibration.data import table
 
 
 def test_the_committed_tables_are_what_the_scripts_make(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.autograd import traced_file
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced import traced_file
+from zsim.autograd.traced.model import TracedModel
 
 HERE = Path(__file__).parent
 FEW = 4

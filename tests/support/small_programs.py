@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.autograd.lower_model import lower
+from zsim.autograd.lowering.lower_model import lower
 from zsim.cluster.collectives import ring
 from zsim.ir.ledger import Ledger
 from zsim.ir.mesh import Mesh

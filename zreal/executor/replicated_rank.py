@@ -16,7 +16,7 @@ from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.modules import Model
-from zsim.autograd import lower_model
+from zsim.autograd.lowering import lower_model
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Op

@@ -18,7 +18,7 @@ from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fakes.known_values import tell
 from zreal.tracing.module_values import cast_floats, tensors_in
-from zreal.tracing.param_groups import Units, find_units, param_groups
+from zreal.tracing.units.param_groups import Units, find_units, param_groups
 from zsim.models.spec import ParamGroup
 from zsim.models.training_options import Batch, Dtype
 

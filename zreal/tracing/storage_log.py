@@ -3,7 +3,7 @@ and when it died.
 
 Liveness is observed, not derived: a storage lives until torch frees it. torch's engine adds the
 second gradient of a value in place, but not while a mode watches its dispatcher. The log marks such
-sums, which `zreal.tracing.engine_sums` undoes. It must not know strategies.
+sums, which `zreal.tracing.gradients.engine_sums` undoes. It must not know strategies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zreal.tracing.fakes.dtype_checks import require_one_dtype
 from zreal.tracing.fakes.known_values import KnownValues
 from zreal.tracing.fakes.real_layouts import call
 from zreal.tracing.kernels import base_name, kernel, tensors, written
-from zsim.autograd.lowered import Accumulated
+from zsim.autograd.lowering.lowered import Accumulated
 from zsim.ir.ops import Kernel
 from zsim.models.training_options import Device
 

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from zreal.tracing.engine_sums import Lives
 from zreal.tracing.errors import UntraceableError
-from zreal.tracing.gathered import require_gathered
-from zreal.tracing.gradient_storages import accumulated_once, gradient_storages
-from zreal.tracing.parameter_gradients import ParameterGradients
+from zreal.tracing.gradients.engine_sums import Lives
+from zreal.tracing.gradients.gradient_storages import accumulated_once, gradient_storages
+from zreal.tracing.gradients.parameter_gradients import ParameterGradients
 from zreal.tracing.storage_log import Again, Born, CalledAgain, Died, Entry, Place
-from zreal.tracing.stretches import Stretch, stretches_of
-from zreal.tracing.unit_hooks import Visit
-from zsim.autograd.lowered import (
+from zreal.tracing.units.gathered import require_gathered
+from zreal.tracing.units.stretches import Stretch, stretches_of
+from zreal.tracing.units.unit_hooks import Visit
+from zsim.autograd.lowering.lowered import (
     Accumulated,
     Computation,
     InnerCall,
@@ -30,7 +30,7 @@ from zsim.autograd.lowered import (
     TapeEvent,
 )
 from zsim.autograd.tape import SEED
-from zsim.autograd.traced import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
+from zsim.autograd.traced.model import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.models.spec import MODEL_INPUT, ROOT, Module, ParamGroup, without_run

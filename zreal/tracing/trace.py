@@ -31,12 +31,18 @@ from zreal.tracing.fake_module import Inputs, default_batch, fake, made, require
 from zreal.tracing.fakes.changed_views import ChangedViews
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.module_values import tensors_in
-from zreal.tracing.param_groups import Units, total
 from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.to_model import Step, traced_model, traced_otherwise
+from zreal.tracing.units.param_groups import Units, total
 from zreal.tracing.watched_step import WatchedStep, steady
-from zsim.autograd.lowered import LoweredModule, UnitHooks
-from zsim.autograd.traced import DEVICES, HookVariant, TracedModel, TracedModelError, check_whole
+from zsim.autograd.lowering.lowered import LoweredModule, UnitHooks
+from zsim.autograd.traced.model import (
+    DEVICES,
+    HookVariant,
+    TracedModel,
+    TracedModelError,
+    check_whole,
+)
 from zsim.io.json_reader import MAX_SENTENCE, is_name
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.checkpointing import problems as checkpointing_problems

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Optimizer

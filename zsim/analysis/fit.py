@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zsim.analysis.advice import REMEDY, Way, together, way_of
 from zsim.analysis.alternatives import can_checkpoint, dropped, moved
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced.model import TracedModel
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict

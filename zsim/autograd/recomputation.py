@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
-from zsim.autograd.lowered import InnerCall
+from zsim.autograd.lowering.lowered import InnerCall
 from zsim.autograd.recompute import Region, Step, packs_its_output
 from zsim.autograd.values import Values, dead_after, last_uses
 

@@ -15,7 +15,7 @@ from dataclasses import InitVar, dataclass, field
 from zsim.autograd.aten.call import Call
 from zsim.autograd.backward_node import differentiate
 from zsim.autograd.gradients import Gradients
-from zsim.autograd.lowered import Recomputed, storage_events
+from zsim.autograd.lowering.lowered import Recomputed, storage_events
 from zsim.autograd.recomputation import recompute
 from zsim.autograd.recompute import Region, Step
 from zsim.autograd.storages import Storages

@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, mean, median, quantiles
 from typing import Literal
 
-from zsim.calibration import collectives, measurements, memory_pressure
-from zsim.calibration.records import Collective, MeasurementError, Skipped, Step
+from zsim.calibration import collectives, memory_pressure
+from zsim.calibration.data import measurements
+from zsim.calibration.data.records import Collective, MeasurementError, Skipped, Step
 from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import step_shares

@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.calibration import memory_pressure
 from zsim.calibration.collectives import group_of, predict
-from zsim.calibration.records import Collective, Skipped, Step
+from zsim.calibration.data.records import Collective, Skipped, Step
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.collectives.nccl.tuner import Graph, System, bus_factor, choices

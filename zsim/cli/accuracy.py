@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.calibration import accuracy, explain_row, measurements, plot
+from zsim.calibration import accuracy, explain_row, plot
 from zsim.calibration.accuracy import Accuracy, Predicted
-from zsim.calibration.records import MeasurementError, Skipped
+from zsim.calibration.data import measurements
+from zsim.calibration.data.records import MeasurementError, Skipped
 from zsim.cli.report import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError

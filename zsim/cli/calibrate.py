@@ -9,19 +9,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from zsim.calibration import (
-    accuracy,
-    fit_collectives,
-    fit_steps,
-    fit_warnings,
-    inputs,
-    write_cluster,
-)
-from zsim.calibration.fit_collectives import FittedCurves
-from zsim.calibration.fit_steps import CalibrationError, Fitted
-from zsim.calibration.inputs import Material
-from zsim.calibration.records import Skipped
-from zsim.calibration.write_cluster import GroupErrors
+from zsim.calibration import accuracy
+from zsim.calibration.data import inputs
+from zsim.calibration.data.inputs import Material
+from zsim.calibration.data.records import Skipped
+from zsim.calibration.fitting import fit_collectives, fit_steps, fit_warnings, write_cluster
+from zsim.calibration.fitting.fit_collectives import FittedCurves
+from zsim.calibration.fitting.fit_steps import CalibrationError, Fitted
+from zsim.calibration.fitting.write_cluster import GroupErrors
 from zsim.cli.accuracy import by_reason
 from zsim.cli.report import progress, say, tell, warn, write_json
 from zsim.cluster.cluster import load_cluster

@@ -16,8 +16,7 @@ from zsim.cli import report
 from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.ir.run import IncompleteRunError
-from zsim.ir.run import Run as RunRecord
+from zsim.ir.run import IncompleteRunError, RunRecord
 from zsim.runs import chrome_trace, registry, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run

@@ -19,7 +19,7 @@ from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
 from zsim.runs.run import Comparison, Run
-from zsim.scenario import schema
+from zsim.scenario.keys import schema
 from zsim.scenario.scenario import Scenario
 
 WORDS = {True: "ok", False: "FAILED", None: "-"}

@@ -156,7 +156,7 @@ def _clusters() -> Iterator[Row]:
 
 
 def _strategies() -> Iterator[Row]:
-    from zsim.scenario.schema import strategy_table
+    from zsim.scenario.keys.schema import strategy_table
     from zsim.strategies import STRATEGIES
 
     for name in STRATEGIES:

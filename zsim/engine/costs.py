@@ -16,9 +16,8 @@ from zsim.cluster.cluster import ClusterSpec, Layout, Path
 from zsim.cluster.collectives import ALGORITHMS, communicator
 from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.engine import kernel_time
+from zsim.engine.contention.interference import DeviceShare, KernelLoss, device_share, lost_share
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.interference import DeviceShare, KernelLoss, device_share, lost_share
-from zsim.ir.launch_queue import SYNCHRONOUS
 from zsim.ir.ops import (
     ACCUMULATE,
     COLLECTIVES,
@@ -28,6 +27,7 @@ from zsim.ir.ops import (
     Kernel,
     Op,
 )
+from zsim.ir.order.launch_queue import SYNCHRONOUS
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over

@@ -19,10 +19,10 @@ from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives import estimated
 from zsim.cluster.devices import Figure
 from zsim.engine import kernel_time as compute
+from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.kernel_time import STREAMS
-from zsim.engine.overlap import COMPUTE as COMPUTE_KINDS
 from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, is_attention
 from zsim.ir.program import Program

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.ir.launch_queue import NONE, awaited
 from zsim.ir.ops import COLLECTIVES, STREAMS, Op
+from zsim.ir.order.launch_queue import NONE, awaited
 
 _HOST = STREAMS.index("host")
 

@@ -8,8 +8,8 @@ the simulation. A member's arrival is known no later than the last completion it
 event lies in the past.
 
 Communicators contend when they share links of a rank and together need more than all of them. Each
-running collective then has its max–min fair share (`zsim.engine.link_contention`), computed again
-at each start and end; its latency is stretched as well.
+running collective then has its max–min fair share (`zsim.engine.contention.link_contention`),
+computed again at each start and end; its latency is stretched as well.
 
 simpy supplies the event queue, a heap ordered by time and then by insertion, and nothing else: its
 processes would cost more than the arithmetic. No other file knows simpy. `zsim.engine.step` adds
@@ -24,9 +24,9 @@ from fractions import Fraction
 
 import simpy
 
+from zsim.engine.contention.link_contention import SharedLinks, contended
+from zsim.engine.contention.max_min_fairness import Usage
 from zsim.engine.folding import Meetings, representatives
-from zsim.engine.link_contention import SharedLinks, contended
-from zsim.engine.max_min_fairness import Usage
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
 from zsim.engine.timeline import NO_DELAYS, CostModel, Delays, Timeline, Times
 from zsim.errors import DeadlockError

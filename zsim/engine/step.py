@@ -1,9 +1,9 @@
 """The entry of all timing: `simulate_step` gives the start and the end of every op of a step.
 
-Kernels and collectives that overlap slow one another down (`zsim.engine.overlap`). Their overlap
-follows from the times and changes them, so the step is simulated in rounds. The first has each op
-at its own speed, each later one the losses of the round before, until the losses settle. Mostly one
-such round is enough; FSDP1's copies beside its backward need a few.
+Kernels and collectives that overlap slow one another down (`zsim.engine.contention.overlap`). Their
+overlap follows from the times and changes them, so the step is simulated in rounds. The first has
+each op at its own speed, each later one the losses of the round before, until the losses settle.
+Mostly one such round is enough; FSDP1's copies beside its backward need a few.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from zsim.engine.contention.overlap import OverlapCosts, add, overlap_losses
 from zsim.engine.execution import Execution
-from zsim.engine.overlap import OverlapCosts, add, overlap_losses
 from zsim.engine.simulate import Prepared
 from zsim.engine.timeline import Delays, Timeline
 from zsim.ir.ops import Op

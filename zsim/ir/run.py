@@ -1,4 +1,4 @@
-"""Run: the result of any backend, simulated or measured."""
+"""RunRecord: what any backend recorded of a step, simulated or measured; `zsim.Run` shows it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class RankRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunRecord:
     """The result of one scenario on one backend. The same type from the simulator and from a
     cluster of GPUs.
 
@@ -161,13 +161,13 @@ class Run:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
-def sees(run: Run, what: str) -> bool:
+def sees(run: RunRecord, what: str) -> bool:
     """True if the Run's backend declares that it sees `what` (memory, numerics, time); a Run
     without a declaration sees all."""
     return what in run.provenance.get("sees", what).split()
 
 
-def band_of(run: Run) -> tuple[float, float] | None:
+def band_of(run: RunRecord) -> tuple[float, float] | None:
     """The factors of the step time between which its backend expects the true one; None where it
     gave none that mean anything."""
     low, _, high = run.provenance.get("band", "").partition(" ")
@@ -187,7 +187,7 @@ class IncompleteRunError(RankError):
     """A real run in which a rank failed; `run` holds what all ranks had ended by then, marked
     incomplete."""
 
-    def __init__(self, error: RankError, run: Run) -> None:
+    def __init__(self, error: RankError, run: RunRecord) -> None:
         super().__init__(
             where=error.where, expected=error.expected, found=error.found, remedy=error.remedy
         )

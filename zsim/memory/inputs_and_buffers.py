@@ -7,7 +7,7 @@ have room for them all the same.
 
 from __future__ import annotations
 
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced.model import TracedModel
 from zsim.memory.non_torch import NonTorchMemory
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.scenario.scenario import Scenario

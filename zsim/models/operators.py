@@ -56,7 +56,7 @@ class Operator:
     - rotary: turns num_heads heads of head_dim.
     - attention: inputs q, k, v; num_heads, num_kv_heads, head_dim; `implementation` an
       AttentionKind; causal; with `dropout` of its probabilities.
-    - traced: the calls that a tracer saw (`zsim.autograd.traced`).
+    - traced: the calls that a tracer saw (`zsim.autograd.traced.model`).
 
     From upcast_norm to causal_loss: what modules of transformers are made of;
     `zsim.autograd.aten.transformers` and `zsim.autograd.aten.gpt2` say how. A value with a colon in

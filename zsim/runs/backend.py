@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from zsim.scenario.scenario import Scenario
-from zsim.ir.run import Run
+from zsim.ir.run import RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,6 @@ class Backend(Protocol):
         """Its senses, or BackendUnavailableError with how to get it."""
         ...
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """Run the scenario; ZsimError (exit code 1) when a rank fails."""
         ...

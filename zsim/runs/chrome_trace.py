@@ -16,12 +16,12 @@ from typing import Any
 
 from zsim.io import files
 from zsim.ir.ops import COLLECTIVES, STREAMS
-from zsim.ir.run import RankRun, Run, Span
+from zsim.ir.run import RankRun, RunRecord, Span
 
 Event = dict[str, Any]
 
 
-def trace(run: Run) -> dict[str, Any]:
+def trace(run: RunRecord) -> dict[str, Any]:
     """The trace of the steady step as one JSON object."""
     events: list[Event] = []
     for rank in run.ranks:
@@ -33,7 +33,7 @@ def trace(run: Run) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
-def write(run: Run, path: Path) -> None:
+def write(run: RunRecord, path: Path) -> None:
     """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes.
     """
     data = json.dumps(trace(run), separators=(",", ":")).encode()
@@ -90,7 +90,7 @@ def _counters(rank: RankRun) -> Iterator[Event]:
         }
 
 
-def _flows(run: Run) -> Iterator[Event]:
+def _flows(run: RunRecord) -> Iterator[Event]:
     """Arrows of each collective, from the rank of its group that began first to each other rank."""
     meetings: dict[tuple[str, tuple[int, ...], int], list[tuple[int, int, Span]]] = defaultdict(
         list

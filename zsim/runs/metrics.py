@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced.model import TracedModel
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
-from zsim.ir.run import RankRun, Run, Span, band_of
+from zsim.ir.run import RankRun, RunRecord, Span, band_of
 from zsim.models.operators import Operator
 from zsim.scenario.scenario import Scenario
 
@@ -62,7 +62,7 @@ def band_ns(time: int, factors: tuple[float, float] | None) -> tuple[int, int]:
     return round(time * low), round(time * high)
 
 
-def figures(run: Run, scenario: Scenario) -> Figures:
+def figures(run: RunRecord, scenario: Scenario) -> Figures:
     """Every figure of `run`, which is of `scenario`."""
     steady = max(run.ranks, key=lambda rank: (rank.phases["steady"].memory.peak_bytes, -rank.rank))
     time = run.step_time_ns
@@ -108,7 +108,7 @@ def traffic(rank: RankRun) -> Mapping[str, Traffic]:
     return by_kind
 
 
-def _bytes_sent(run: Run) -> int | None:
+def _bytes_sent(run: RunRecord) -> int | None:
     """The most that any rank puts on the wire; None where collectives were seen but no wire was."""
     most = max(rank.bytes_sent for rank in run.ranks)
     return most if most or not traffic(run.ranks[0]) else None
@@ -118,11 +118,11 @@ def _largest(values: Iterable[int]) -> int:
     return max(values, default=0)
 
 
-def _on_own_device(run: Run, scenario: Scenario) -> bool:
+def _on_own_device(run: RunRecord, scenario: Scenario) -> bool:
     return run.provenance.get("device") == scenario.cluster.kind
 
 
-def _mfu(run: Run, scenario: Scenario, time: int | None) -> float | None:
+def _mfu(run: RunRecord, scenario: Scenario, time: int | None) -> float | None:
     if not time or not _on_own_device(run, scenario):
         return None
     peak = scenario.cluster.device.peak_flops(scenario.precision.products)

@@ -17,7 +17,7 @@ from typing import get_args
 
 from zsim.errors import BackendUnavailableError, ZsimError
 from zsim.ir.program import PHASES
-from zsim.ir.run import Run
+from zsim.ir.run import RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
@@ -114,13 +114,13 @@ def capabilities(backend: Backend) -> Capabilities:
     return answer
 
 
-def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> Run:
+def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> RunRecord:
     """The backend's Run; BackendError where it breaks down or returns something else than a whole
     Run."""
     record: object = None
     with _broken_down(backend, "a Run"), _on_standard_error():
         record = backend.run(scenario, options=options)
-    if not isinstance(record, Run):
+    if not isinstance(record, RunRecord):
         raise BackendError(
             where=f"backend {backend.name}", expected="a Run", found=type(record).__name__
         )
@@ -129,7 +129,7 @@ def ask(backend: Backend, scenario: Scenario, *, options: RunOptions) -> Run:
     return record
 
 
-def _require_whole(backend: Backend, run: Run) -> None:
+def _require_whole(backend: Backend, run: RunRecord) -> None:
     """BackendError where parts of the Run are of other types, do not fit one another, or are not
     there."""
     problem = (
@@ -141,7 +141,7 @@ def _require_whole(backend: Backend, run: Run) -> None:
         )
 
 
-def _missing_phase(run: Run) -> str:
+def _missing_phase(run: RunRecord) -> str:
     """The phase that some rank of a complete Run does not have, or ""."""
     short = (
         (rank.rank, phase) for rank in run.ranks for phase in PHASES if phase not in rank.phases

@@ -13,8 +13,7 @@ from typing import Any
 
 from zsim.io.quantities import Bytes, Duration
 from zsim.ir.ops import COLLECTIVES
-from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, Span, sees
-from zsim.ir.run import Run as RunRecord
+from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, sees
 from zsim.runs import metrics, saved
 from zsim.runs.compare.check import Check
 from zsim.runs.compare.compare import agrees

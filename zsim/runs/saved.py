@@ -16,7 +16,7 @@ from zsim.errors import ZsimError, visible
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
 from zsim.ir.program import PARTS, PHASES
-from zsim.ir.run import SCHEMA_VERSION, RankRun, Run
+from zsim.ir.run import SCHEMA_VERSION, RankRun, RunRecord
 
 Part = TypeVar("Part")
 
@@ -29,7 +29,7 @@ class SavedRunError(ZsimError):
     """A file that is not a saved Run."""
 
 
-def dump(run: Run) -> str:
+def dump(run: RunRecord) -> str:
     """The Run as JSON text; equal Runs give equal bytes. A rank that did the same as an earlier one
     says so by `like`."""
     table = _plain(replace(run, ranks=())) | {"ranks": list(_ranks(run.ranks))}
@@ -63,12 +63,12 @@ def _typed_ranks(tables: list[dict[str, Any]]) -> Iterator[RankRun]:
         yield replace(from_table(RankRun, own), phases=like.phases, spans=like.spans)
 
 
-def save(run: Run, path: Path) -> None:
+def save(run: RunRecord, path: Path) -> None:
     """Write `dump(run)` to `path`, making its folder."""
     files.write(path, dump(run))
 
 
-def load(path: Path) -> Run:
+def load(path: Path) -> RunRecord:
     """The Run in a saved file; SavedRunError when it is none, or of another schema version."""
     try:
         if path.is_fifo() or path.is_char_device():  # which may never end
@@ -92,27 +92,27 @@ def load(path: Path) -> Run:
         if "stand_ins" in table["run"]:  # the key in older files
             table["run"]["representatives"] = table["run"].pop("stand_ins")
         ranks = tuple(_typed_ranks(table["run"]["ranks"]))
-        run = replace(from_table(Run, table["run"] | {"ranks": []}), ranks=ranks)
+        run = replace(from_table(RunRecord, table["run"] | {"ranks": []}), ranks=ranks)
         _require_sense(run)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _not_a_run(path, f"a damaged one ({str(error)[:120]})") from None
     return run
 
 
-def _mesh_fits(run: Run) -> bool:
+def _mesh_fits(run: RunRecord) -> bool:
     return min(run.mesh.shape) >= 1 and run.mesh.world_size == run.world_size
 
 
-def _ranks_fit(run: Run) -> bool:
+def _ranks_fit(run: RunRecord) -> bool:
     ranks = [rank.rank for rank in run.ranks]
     return len(set(ranks)) == len(ranks) and all(0 <= rank < run.world_size for rank in ranks)
 
 
-def _phases_fit(run: Run) -> bool:
+def _phases_fit(run: RunRecord) -> bool:
     return all(phase in PHASES for rank in run.ranks for phase in rank.phases)
 
 
-def _parts_fit(run: Run) -> bool:
+def _parts_fit(run: RunRecord) -> bool:
     return all(
         part.name in PARTS and min(part.micro_batch, part.start_bytes, part.peak_bytes) >= 0
         for rank in run.ranks
@@ -121,7 +121,7 @@ def _parts_fit(run: Run) -> bool:
     )
 
 
-def _numerics_fit(run: Run) -> bool:
+def _numerics_fit(run: RunRecord) -> bool:
     told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
     return not any(
         numbers.steps < 1
@@ -133,18 +133,18 @@ def _numerics_fit(run: Run) -> bool:
     )
 
 
-def _times_fit(run: Run) -> bool:
+def _times_fit(run: RunRecord) -> bool:
     return min([run.step_time_ns or 0, *(rank.step_time_ns or 0 for rank in run.ranks)]) >= 0
 
 
-def _representatives_fit(run: Run) -> bool:
+def _representatives_fit(run: RunRecord) -> bool:
     ranks = {rank.rank for rank in run.ranks}
     return not run.representatives or (
         len(run.representatives) == run.world_size and set(run.representatives) <= ranks
     )
 
 
-LAWS: tuple[tuple[Callable[[Run], bool], str], ...] = (
+LAWS: tuple[tuple[Callable[[RunRecord], bool], str], ...] = (
     (_mesh_fits, "{run.mesh} for {run.world_size} ranks"),
     (_ranks_fit, "ranks that are there twice or outside the world"),
     (_phases_fit, f"a phase that is none of {', '.join(PHASES)}"),
@@ -157,18 +157,18 @@ LAWS: tuple[tuple[Callable[[Run], bool], str], ...] = (
 """Conditions on ranks, mesh and world of a Run, each with the finding where it does not hold."""
 
 
-def _require_sense(run: Run) -> None:
+def _require_sense(run: RunRecord) -> None:
     """ValueError with the first of LAWS that does not hold."""
     for holds, broken in LAWS:
         if not holds(run):
             raise ValueError(broken.format(run=run))
 
 
-def problem(run: Run) -> str:
+def problem(run: RunRecord) -> str:
     """The first part of `run` that has another type than it must have, or contradicts another
     part; or ""."""
     try:
-        _require_sense(from_table(Run, as_table(run)))
+        _require_sense(from_table(RunRecord, as_table(run)))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         return f"a damaged one ({str(error)[:120]})"
     return ""

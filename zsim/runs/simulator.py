@@ -18,8 +18,9 @@ from zsim.engine.costs import Costs
 from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
-from zsim.ir import program_laws
 from zsim.ir.gc_pause import uncollected
+from zsim.ir.laws import program_laws
+from zsim.ir.laws.validate import validate
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Op
@@ -29,11 +30,10 @@ from zsim.ir.run import (
     MemoryRecord,
     PhaseRecord,
     RankRun,
-    Run,
+    RunRecord,
     Span,
     observed_ranks,
 )
-from zsim.ir.validate import validate
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.runs.metrics import band_ns
 from zsim.scenario.plan import Planned, plan
@@ -62,7 +62,7 @@ class SimBackend:
     """The simulator as a backend.
 
     With `device` its Run predicts a real Run on that kind of device, and the Program is held to the
-    laws of `zsim.ir.program_laws`.
+    laws of `zsim.ir.laws.program_laws`.
     """
 
     name = "sim"
@@ -75,7 +75,7 @@ class SimBackend:
         return Capabilities(memory=True, numerics=False, time=True, device=self.device or "cuda")
 
     @uncollected()
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
         if problem := scenario.work.problem(all_ranks=options.all_ranks):
             raise WorkError(where=scenario.name, expected="less work", found=problem)
@@ -88,7 +88,7 @@ class SimBackend:
             program_laws.require_lawful(program, where=scenario.name)
         costs = Costs(cluster=cluster, execution=scenario.executed)
         timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
-        return Run(
+        return RunRecord(
             scenario=scenario.name,
             backend=self.name,
             interpreter="simulator",

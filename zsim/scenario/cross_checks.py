@@ -11,7 +11,7 @@ from typing import Any
 
 from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
-from zsim.autograd.traced import FAMILY, TracedModel
+from zsim.autograd.traced.model import FAMILY, TracedModel
 from zsim.engine import kernel_time
 from zsim.errors import ZsimError
 from zsim.models import checkpointing

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zsim.autograd import lower_model
 from zsim.autograd.aten.sdpa import kernel_problem
+from zsim.autograd.lowering import lower_model
 from zsim.errors import ScenarioError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.program import Program

@@ -25,10 +25,10 @@ from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
-from zsim.scenario.assemble import assemble
 from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
-from zsim.scenario.table_checks import each_key_once, parts, strategy_of
+from zsim.scenario.keys.table_checks import each_key_once, parts, strategy_of
+from zsim.scenario.parts.assemble import assemble
 from zsim.scenario.tables import Table
 from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES

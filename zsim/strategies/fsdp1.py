@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.autograd.lowered import LoweredModule
+from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.training_options import Optimizer

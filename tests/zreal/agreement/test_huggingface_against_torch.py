@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from tests.support.sampling import one_in
+from tests.zreal.agreement.strategies.test_fsdp2_against_torch import differences
 from tests.zreal.agreement.test_event_order import of_program, of_torch
-from tests.zreal.agreement.test_fsdp2_against_torch import differences
 from tests.zreal.tracing.test_tracing_against_torch import traced_events
 from zreal import backends, torch_private
 from zreal.executor.executor import execute
 from zreal.modules import batches, modules
 from zreal.tracing.trace import trace
-from zsim.autograd.lower_model import lower
-from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.lowering.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES, Alloc, Free

@@ -28,8 +28,8 @@ from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import CASES, FROZEN, SHARING
 from zreal import torch_private
 from zreal.tracing.trace import trace
-from zsim.autograd.traced import FAMILY
-from zsim.autograd.traced_file import save
+from zsim.autograd.traced.model import FAMILY
+from zsim.autograd.traced.traced_file import save
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
@@ -37,7 +37,7 @@ from zsim.ir.program import PHASES, RankProgram
 from zsim.ir.run import CollectiveRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
-from zsim.scenario.assemble import DTYPES
+from zsim.scenario.parts.assemble import DTYPES
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 

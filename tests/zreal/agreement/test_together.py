@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sampling import one_in
+from tests.zreal.agreement.strategies.test_frozen_against_torch import differences
 from tests.zreal.agreement.test_event_order import of_program, of_torch
-from tests.zreal.agreement.test_frozen_against_torch import differences
 from zsim.errors import ScenarioError
 from zsim.models.checkpointing import Checkpointing
 from zsim.runs.backend import RunOptions

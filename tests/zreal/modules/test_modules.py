@@ -12,7 +12,7 @@ from zreal.modules import batches, modules
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.operators import apply
 from zsim.autograd.aten.calls import calls
-from zsim.autograd.lower_model import lower
+from zsim.autograd.lowering.lower_model import lower
 from zsim.models.families import gpt, llama, load_preset
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec

@@ -16,9 +16,9 @@ from tests.zreal.tracing.test_tracing_against_torch import (
 from tests.zreal.tracing.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.tracing.trace import trace
-from zsim.autograd.lower_model import lower
-from zsim.autograd.traced import TracedModel
-from zsim.autograd.traced_file import dump, parse
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.traced.model import TracedModel
+from zsim.autograd.traced.traced_file import dump, parse
 from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.strategies import fsdp2

@@ -21,10 +21,10 @@ from tests.zreal.tracing.user_modules import Case
 from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
-from zsim.autograd.traced_file import save
+from zsim.autograd.traced.traced_file import save
 from zsim.errors import ZsimError
 from zsim.ir.program import PHASES
-from zsim.scenario.assemble import DTYPES
+from zsim.scenario.parts.assemble import DTYPES
 from zsim.scenario.scenario import parse
 
 WIDTH = 24

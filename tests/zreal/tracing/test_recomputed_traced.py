@@ -34,8 +34,8 @@ from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
 from zsim.analysis.alternatives import EVERY_BLOCK
-from zsim.autograd.traced import TracedModel
-from zsim.autograd.traced_file import dump, parse
+from zsim.autograd.traced.model import TracedModel
+from zsim.autograd.traced.traced_file import dump, parse
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import ddp, fsdp2

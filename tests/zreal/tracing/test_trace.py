@@ -17,10 +17,10 @@ from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.modules import batches, modules
 from zreal.tracing.trace import trace
-from zsim.autograd.lower_model import lower
-from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
-from zsim.autograd.traced import TracedModel, TracedModelError
-from zsim.autograd.traced_file import dump, parse
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.lowering.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
+from zsim.autograd.traced.model import TracedModel, TracedModelError
+from zsim.autograd.traced.traced_file import dump, parse
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free

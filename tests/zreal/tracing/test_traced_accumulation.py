@@ -10,15 +10,15 @@ import pytest
 
 from tests.support.sampling import one_in
 from tests.zreal.agreement.test_event_order import in_order, of_program
-from tests.zreal.tracing.split_nodes import NUM_UNITS, SPLIT, rows
+from tests.zreal.tracing.operators.split_nodes import NUM_UNITS, SPLIT, rows
 from tests.zreal.tracing.test_user_modules_traced import differences
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import Case
 from zreal import torch_private
 from zreal.tracing.trace import trace
-from zsim.autograd.lowered import Accumulated, ParameterGradient
-from zsim.autograd.traced import TracedModel
-from zsim.autograd.traced_file import save
+from zsim.autograd.lowering.lowered import Accumulated, ParameterGradient
+from zsim.autograd.traced.model import TracedModel
+from zsim.autograd.traced.traced_file import save
 from zsim.scenario.scenario import Scenario, parse
 
 UNITS = [f"layers.{place}" for place in range(NUM_UNITS)]

@@ -16,9 +16,9 @@ from tests.zreal.tracing.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.memory import MemoryMeter
-from zsim.autograd import traced_file as files
-from zsim.autograd.lower_model import lower
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.traced import traced_file as files
+from zsim.autograd.traced.model import TracedModel
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES

@@ -18,7 +18,7 @@ from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.trace import trace
-from zreal.tracing.unit_hooks import Boundaries, Visit
+from zreal.tracing.units.unit_hooks import Boundaries, Visit
 
 X = (torch.ones(4, 8),)
 

@@ -23,14 +23,14 @@ from tests.zreal.tracing.user_modules import Case
 from zreal import torch_private
 from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.trace import trace
-from zsim.autograd.traced import HookVariant, TracedModel, check
-from zsim.autograd.traced_file import save
+from zsim.autograd.traced.model import HookVariant, TracedModel, check
+from zsim.autograd.traced.traced_file import save
 from zsim.errors import ZsimError
 from zsim.ir.ops import Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Dtype
-from zsim.scenario.assemble import DTYPES
+from zsim.scenario.parts.assemble import DTYPES
 from zsim.scenario.scenario import parse
 
 WIDTH = 16

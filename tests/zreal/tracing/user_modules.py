@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.zreal.tracing.split_nodes import NUM_UNITS, SPLIT, rows
+from tests.zreal.tracing.operators.split_nodes import NUM_UNITS, SPLIT, rows
 from zsim.models.training_options import Dtype
 
 

@@ -16,9 +16,9 @@ from tests.support.random_scenarios import scenario_texts
 from zsim import api
 from zsim.analysis.critical_path import LONGER, SHARED, explain, name
 from zsim.cli import time_report
+from zsim.engine.contention.interference import KernelLoss
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
-from zsim.engine.interference import KernelLoss
 from zsim.engine.simulate import simulate
 from zsim.engine.step import simulate_step
 from zsim.engine.timeline import Delays

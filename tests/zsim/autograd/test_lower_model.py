@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.autograd.lower_model import lower
-from zsim.autograd.lower_module import lower_each
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.lowering.lower_module import lower_each
 from zsim.models.families import gpt, llama, mlp
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.llama import LlamaSizes

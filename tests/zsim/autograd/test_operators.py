@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zsim.autograd.aten.calls import Call, calls
 from zsim.autograd.aten.sdpa import without_kernel
-from zsim.autograd.lower_module import lower_each
+from zsim.autograd.lowering.lower_module import lower_each
 from zsim.ir.ops import Alloc, Free
 from zsim.models.families import build, huggingface, load_preset, presets
 from zsim.models.families.gpt import GptSizes

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import ways
-from zsim.autograd import traced_file
-from zsim.autograd.lower_model import loss_buffers, lower
-from zsim.autograd.lowered import LoweredModule, UnitHooks
-from zsim.autograd.traced import (
+from zsim.autograd.lowering.lower_model import loss_buffers, lower
+from zsim.autograd.lowering.lowered import LoweredModule, UnitHooks
+from zsim.autograd.traced import traced_file
+from zsim.autograd.traced.model import (
     FAMILY,
     HookVariant,
     TracedModel,
@@ -27,7 +27,7 @@ from zsim.autograd.traced import (
     check_whole,
     stretch,
 )
-from zsim.autograd.traced_file import dump, load, parse, save
+from zsim.autograd.traced.traced_file import dump, load, parse, save
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.files import PlaceError
 from zsim.io.json_reader import MAX_NAME

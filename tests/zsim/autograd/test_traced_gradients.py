@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zsim.autograd.test_traced import BATCH, MODEL
-from zsim.autograd.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
-from zsim.autograd.traced import TracedModel, check
-from zsim.autograd.traced_file import dump, parse
+from zsim.autograd.lowering.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.traced.model import TracedModel, check
+from zsim.autograd.traced.traced_file import dump, parse
 from zsim.errors import ZsimError
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh

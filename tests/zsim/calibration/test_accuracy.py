@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zsim.calibration.tables import GATHER, STEP, table
-from zsim.calibration import accuracy, measurements
+from zsim.calibration import accuracy
 from zsim.calibration.accuracy import Predicted, groups, pairs, percentile, spearman
+from zsim.calibration.data import measurements
 from zsim.cli import accuracy as accuracy_commands
 from zsim.cli import main
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests.published.convert import TABLES
 from tests.support.folders import GOLDEN
-from zsim.calibration import explain_row, table
+from zsim.calibration import explain_row
+from zsim.calibration.data import table
 
 EXPLAINED = GOLDEN / "explained"
 ROWS = {

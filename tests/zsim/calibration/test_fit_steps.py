@@ -16,12 +16,12 @@ import pytest
 
 from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
-from zsim.calibration import fit_collectives, fit_steps, write_cluster
 from zsim.calibration.collectives import predict
-from zsim.calibration.fit_steps import CalibrationError
-from zsim.calibration.model_identity import model_of
-from zsim.calibration.records import Collective, Step
-from zsim.calibration.table import read
+from zsim.calibration.data.model_identity import model_of
+from zsim.calibration.data.records import Collective, Step
+from zsim.calibration.data.table import read
+from zsim.calibration.fitting import fit_collectives, fit_steps, write_cluster
+from zsim.calibration.fitting.fit_steps import CalibrationError
 from zsim.cli import main
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
@@ -33,7 +33,7 @@ from zsim.engine.step import simulate_step
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
-from zsim.scenario import cluster_file as cluster_reader
+from zsim.scenario.parts import cluster_file as cluster_reader
 from zsim.scenario.scenario import load, parse
 
 ROWS = [

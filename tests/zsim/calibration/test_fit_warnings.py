@@ -22,10 +22,10 @@ from tests.zsim.calibration.test_fit_steps import (
     steps,
     took,
 )
-from zsim.calibration import fit_warnings
-from zsim.calibration.fit_steps import Fitted, prepared
+from zsim.calibration.fitting import fit_warnings
+from zsim.calibration.fitting.fit_steps import Fitted, prepared
 from zsim.cli import main
-from zsim.scenario import cluster_file
+from zsim.scenario.parts import cluster_file
 
 
 def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.folders import SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
-from zsim.calibration import records
-from zsim.calibration.records import Collective, MeasurementError, Step, TableError
-from zsim.calibration.table import parse, read
+from zsim.calibration.data import records
+from zsim.calibration.data.records import Collective, MeasurementError, Step, TableError
+from zsim.calibration.data.table import parse, read
 from zsim.cli import main
 from zsim.scenario.scenario import load
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.folders import ROOT
 from zsim.cli.main import main
 from zsim.io.units import format_time
-from zsim.ir.run import Numerics, RankRun, Run
+from zsim.ir.run import Numerics, RankRun, RunRecord
 from zsim.models.families import load_preset, presets
 from zsim.runs import registry, saved
 from zsim.runs.backend import Capabilities, RunOptions
@@ -53,7 +53,7 @@ class Echo:
     def capabilities(self) -> Capabilities:
         return Capabilities(memory=True, numerics=True, time=False, device="cpu")
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         run = registry.SimBackend("cpu").run(
             scenario, options=replace(options, all_ranks=options.ranks is None)
         )
@@ -101,7 +101,7 @@ class Broken(Echo):
 
     name = "broken"
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         raise KeyError("flurb")
 
 
@@ -110,7 +110,7 @@ class Talkative(Echo):
 
     name = "talkative"
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         return "fine"  # type: ignore[return-value]
 
 

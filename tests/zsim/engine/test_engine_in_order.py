@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.engine.simulate import simulate
-from zsim.ir.launch_queue import NONE, SYNCHRONOUS, awaited
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import STREAMS, Kernel, Op
+from zsim.ir.order.launch_queue import NONE, SYNCHRONOUS, awaited
 from zsim.ir.program import Program, RankProgram
 
 

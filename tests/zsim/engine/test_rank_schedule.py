@@ -9,7 +9,7 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim.engine.rank_schedule import RankSchedule
 from zsim.ir.gc_pause import uncollected
-from zsim.ir.happens_before import happened
+from zsim.ir.order.happens_before import happened
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario

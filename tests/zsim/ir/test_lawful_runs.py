@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.folders import PARITY
 from zsim.cli.main import main
-from zsim.ir.run import Numerics, RankRun, Run
+from zsim.ir.run import Numerics, RankRun, RunRecord
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
@@ -26,7 +26,7 @@ NUMERICS = Numerics(
 
 
 @pytest.fixture(scope="module")
-def whole() -> Run:
+def whole() -> RunRecord:
     return SimBackend().run(load(SCENARIO), options=RunOptions())
 
 
@@ -87,7 +87,7 @@ def told(**more: Any) -> Callable[[RankRun], RankRun]:
     ],
 )
 def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
-    whole: Run, change: Callable[[RankRun], RankRun], words: str, tmp_path: Path,
+    whole: RunRecord, change: Callable[[RankRun], RankRun], words: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     saved.save(whole, tmp_path / "whole.json")
@@ -99,7 +99,7 @@ def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
         said = capsys.readouterr().err
         assert (
             f"{tmp_path / 'changed.json'}: expected a run that obeys the laws of "
-            f"zsim.ir.run_laws, found "
+            f"zsim.ir.laws.run_laws, found "
             in said
         )
         assert words in said
@@ -107,7 +107,7 @@ def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
 
 @pytest.mark.quality
 def test_a_measured_rank_that_stands_for_another_is_refused(
-    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved.save(whole, tmp_path / "whole.json")
     saved.save(replace(whole, backend="gloo", interpreter="executor"), tmp_path / "folded.json")
@@ -119,7 +119,7 @@ def test_a_measured_rank_that_stands_for_another_is_refused(
 
 
 def test_a_run_that_is_complete_has_no_failure(
-    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = replace(whole, failure="rank 1: killed")
     first = compare(whole, failed)[0]

@@ -14,13 +14,14 @@ from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.errors import DeadlockError, ProgramError
-from zsim.ir import program_laws, run_laws, sharding
-from zsim.ir.graph import Node, graph, longest_path, unused_waits
+from zsim.ir import sharding
+from zsim.ir.laws import program_laws, run_laws
+from zsim.ir.laws.validate import validate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
+from zsim.ir.order.graph import Node, graph, longest_path, unused_waits
 from zsim.ir.program import Program, RankProgram, parse
-from zsim.ir.run import Numerics, RankRun, Run
-from zsim.ir.validate import validate
+from zsim.ir.run import Numerics, RankRun, RunRecord
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
@@ -364,15 +365,15 @@ def test_a_reshard_that_never_comes_breaks_a_law():
 # -- laws of Runs find what they are for
 
 
-def broken_runs() -> dict[str, Run]:
+def broken_runs() -> dict[str, RunRecord]:
     run = SimBackend().run(scenario(STRATEGIES["zero3"]), options=RunOptions())
     rank = run.ranks[0]
     steady = rank.phases["steady"]
 
-    def with_rank(other: RankRun, **more: int) -> Run:
+    def with_rank(other: RankRun, **more: int) -> RunRecord:
         return replace(run, ranks=(other,), **more)
 
-    def with_phase(**more: object) -> Run:
+    def with_phase(**more: object) -> RunRecord:
         return with_rank(replace(rank, phases={**rank.phases, "steady": replace(steady, **more)}))
 
     early = [i for i, span in enumerate(rank.spans) if span.stream == "compute" and span.start_ns][

@@ -13,8 +13,8 @@ import pytest
 from zsim.analysis.advice import Effect, advice
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import fit, ways
-from zsim.autograd.lower_model import lower
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
 from zsim.cli.memory_report import print_advice
 from zsim.errors import ScenarioError

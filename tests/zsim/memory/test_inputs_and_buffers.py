@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import PUBLISHED
-from zsim.autograd.traced import FAMILY, TracedModel
+from zsim.autograd.traced.model import FAMILY, TracedModel
 from zsim.memory.fits import assess
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import waterfall

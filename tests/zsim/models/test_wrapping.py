@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.support.folders import PUBLISHED
 from zsim.analysis.alternatives import changes
 from zsim.analysis.scenario_warnings import caveats
-from zsim.autograd import lower_model, lower_module, traced_file
+from zsim.autograd.lowering import lower_model, lower_module
+from zsim.autograd.traced import traced_file
 from zsim.cli import main
 from zsim.errors import ScenarioError
 from zsim.ir.ops import COLLECTIVES

@@ -15,7 +15,7 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim.io.files import PlaceError
 from zsim.ir.ops import COLLECTIVES
-from zsim.ir.run import Run
+from zsim.ir.run import RunRecord
 from zsim.runs import chrome_trace
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -38,19 +38,19 @@ REQUIRED = {
 """The keys of each kind of event, as the format's description has them."""
 
 
-def simulated(name: str, *, all_ranks: bool = True) -> Run:
+def simulated(name: str, *, all_ranks: bool = True) -> RunRecord:
     return SimBackend().run(
         scenario.load(SCENARIOS / f"{name}.toml"), options=RunOptions(all_ranks=all_ranks)
     )
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def run(request: pytest.FixtureRequest) -> Run:
+def run(request: pytest.FixtureRequest) -> RunRecord:
     """A Run of all its ranks."""
     return simulated(request.param)
 
 
-def by_kind(run: Run) -> dict[str, list[dict[str, Any]]]:
+def by_kind(run: RunRecord) -> dict[str, list[dict[str, Any]]]:
     """The events as a viewer reads them: through JSON."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in json.loads(json.dumps(chrome_trace.trace(run)))["traceEvents"]:

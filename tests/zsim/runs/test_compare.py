@@ -9,7 +9,15 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim.cluster.devices import is_called
 from zsim.ir.mesh import Mesh
-from zsim.ir.run import CollectiveRecord, MemoryRecord, Numerics, PhaseRecord, RankRun, Run, Span
+from zsim.ir.run import (
+    CollectiveRecord,
+    MemoryRecord,
+    Numerics,
+    PhaseRecord,
+    RankRun,
+    RunRecord,
+    Span,
+)
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.check import Check
@@ -30,7 +38,7 @@ def phase(*collectives: CollectiveRecord, peak: int = 1000) -> PhaseRecord:
 
 def a_run(
     backend: str = "gloo", *, peak: int = 1000, order=(GATHER, SCATTER), numerics=None, **more
-) -> Run:
+) -> RunRecord:
     phases = {
         "construction": phase(peak=7), "first": phase(*order), "steady": phase(*order, peak=peak)
     }
@@ -40,7 +48,7 @@ def a_run(
         "ranks": ranks,
     }
     fields |= more
-    return Run(mesh=Mesh(dp_shard=fields["world_size"]), **fields)
+    return RunRecord(mesh=Mesh(dp_shard=fields["world_size"]), **fields)
 
 
 def statuses(checks):
@@ -416,7 +424,7 @@ def test_every_single_damage_to_a_saved_run_is_refused_or_read(tmp_path):
     assert all("run.json" in message for message in refused)
 
 
-def with_held(run: Run, **held: int) -> Run:
+def with_held(run: RunRecord, **held: int) -> RunRecord:
     """`run` with what each rank held after its steady step's optimizer."""
 
     def told(rank: RankRun) -> RankRun:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.folders import PARITY
 from zsim.cli.main import main
-from zsim.ir.run import Run
+from zsim.ir.run import RunRecord
 from zsim.runs import registry
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.runs.registry import SimBackend
@@ -38,7 +38,7 @@ class Theirs:
             memory=True, numerics=False, time=False, device=self.device
         )
 
-    def run(self, scenario: Scenario, *, options: RunOptions) -> Run:
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         sys.stdout.write("loading …\n")
         os.write(1, b"and without Python\n")
         for error in self.change.values():
@@ -49,7 +49,7 @@ class Theirs:
         )
 
 
-def without_phases() -> Run:
+def without_phases() -> RunRecord:
     run = SimBackend().run(load(SCENARIO), options=RunOptions())
     return replace(run, ranks=tuple(replace(rank, phases={}) for rank in run.ranks))
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from tests.support.folders import ROOT
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.errors import ProgramError
-from zsim.ir import run_laws
+from zsim.ir.laws import run_laws
+from zsim.ir.laws.validate import validate
 from zsim.ir.ledger import Ledger
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
 from zsim.ir.program import PARTS, PhaseName, RankProgram, StepPart, parse
-from zsim.ir.run import MemoryRecord, PartRecord, Run
-from zsim.ir.validate import validate
+from zsim.ir.run import MemoryRecord, PartRecord, RunRecord
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.check import Check
@@ -111,7 +111,7 @@ def test_construction_has_no_parts() -> None:
 # -- in a Run
 
 
-def simulated() -> Run:
+def simulated() -> RunRecord:
     return SimBackend("cpu").run(
         load(ROOT / "scenarios/parity/fsdp2-mlp-4.toml"), options=RunOptions()
     )
@@ -126,7 +126,7 @@ def test_a_run_names_its_parts_and_its_figures_the_highest_of_each(tmp_path: Pat
     assert saved.load(tmp_path / "run.json") == run
 
 
-def with_parts(run: Run, *parts: PartRecord, **provenance: str) -> Run:
+def with_parts(run: RunRecord, *parts: PartRecord, **provenance: str) -> RunRecord:
     """`run` with other parts of rank 0's steady step."""
     first, *rest = run.ranks
     steady = first.phases["steady"]

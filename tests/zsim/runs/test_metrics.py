@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import zsim
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.ir.mesh import Mesh
-from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, Run, Span
+from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span
 from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -34,7 +34,9 @@ def span(kind: str, stream: str, start: int, end: int) -> Span:
     return Span(name=kind, kind=kind, unit="a", stream=stream, start_ns=start, end_ns=end)
 
 
-def a_run(*spans: Span, step: int, peaks: tuple[int, ...] = (10, 30, 20), **more: object) -> Run:
+def a_run(
+    *spans: Span, step: int, peaks: tuple[int, ...] = (10, 30, 20), **more: object
+) -> RunRecord:
     """Two ranks; the second has the higher peak."""
     records = (
         CollectiveRecord(op="all_gather", nbytes=100, group="dp_shard", group_size=2),
@@ -65,7 +67,7 @@ def a_run(*spans: Span, step: int, peaks: tuple[int, ...] = (10, 30, 20), **more
         "ranks": ranks,
     }
     fields |= {"mesh": Mesh(dp_shard=2), "provenance": {"device": "cuda", "calibration": "assumed"}}
-    return Run(step_time_ns=step, **{**fields, **more})
+    return RunRecord(step_time_ns=step, **{**fields, **more})
 
 
 SPANS = (
@@ -141,7 +143,7 @@ def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
         (scenario().to_toml() + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
         where="figures.toml",
     )
-    runs = [zsim.Run(record=record, scenario=limited) for record in (found, unseen)]
+    runs = [zsim.RunRecord(record=record, scenario=limited) for record in (found, unseen)]
     assert [[verdict.ok for verdict in run.expectations] for run in runs] == [[True], [None]]
     silent = {
         name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()
@@ -235,12 +237,12 @@ broadcasts = 0
 """
     wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
-    verdicts = zsim.Run(record=run, scenario=wanted).expectations
+    verdicts = zsim.RunRecord(record=run, scenario=wanted).expectations
     assert {verdict.name for verdict in verdicts} == set(FIGURES)
     assert [verdict for verdict in verdicts if verdict.ok is not True] == []
 
 
 def test_an_incomplete_run_is_never_fine_whatever_it_reached():
     reached = a_run(*SPANS, step=400)
-    assert zsim.Run(record=replace(reached, complete=False), scenario=scenario()).ok is False
-    assert zsim.Run(record=reached, scenario=scenario()).ok is True
+    assert zsim.RunRecord(record=replace(reached, complete=False), scenario=scenario()).ok is False
+    assert zsim.RunRecord(record=reached, scenario=scenario()).ok is True

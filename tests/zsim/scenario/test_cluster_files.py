@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from zsim.calibration import fit_steps, write_cluster
-from zsim.calibration.fit_collectives import FittedCurves
-from zsim.calibration.fit_steps import tuned
+from zsim.calibration.fitting import fit_steps, write_cluster
+from zsim.calibration.fitting.fit_collectives import FittedCurves
+from zsim.calibration.fitting.fit_steps import tuned
 from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives import estimated
@@ -24,8 +24,8 @@ from zsim.engine.execution import Execution
 from zsim.engine.step import simulate_step
 from zsim.errors import ScenarioError, ZsimError
 from zsim.memory import non_torch
-from zsim.scenario import cluster_file as cluster_reader
 from zsim.scenario import scenario
+from zsim.scenario.parts import cluster_file as cluster_reader
 from zsim.scenario.plan import plan
 
 SCENARIO = """

@@ -14,7 +14,8 @@ from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import cross_checks, reference, scenario, schema
+from zsim.scenario import cross_checks, scenario
+from zsim.scenario.keys import reference, schema
 from zsim.scenario.plan import plan
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
@@ -441,7 +442,7 @@ def test_the_same_training_elsewhere_has_the_same_fingerprint(old, new):
 
 
 def test_the_reference_of_keys_is_in_step():
-    """`python -m zsim.scenario.reference > scenarios/README.md` writes it anew."""
+    """`python -m zsim.scenario.keys.reference > scenarios/README.md` writes it anew."""
     assert (ROOT / "scenarios" / "README.md").read_text() == reference.reference()
 
 

@@ -13,10 +13,10 @@ from zreal.observer.subjects.table import SUBJECTS
 from zsim.autograd.aten.calls import _CALLS
 from zsim.cluster import cluster
 from zsim.cluster.collectives import ALGORITHMS
-from zsim.ir import program_laws, run_laws
+from zsim.ir.laws import program_laws, run_laws
 from zsim.models import families, operators
 from zsim.models.families import FAMILIES
-from zsim.scenario.schema import strategy_table
+from zsim.scenario.keys.schema import strategy_table
 from zsim.strategies import STRATEGIES
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.autograd.lower_model import lower
+from zsim.autograd.lowering.lower_model import lower
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc
 from zsim.ir.program import PHASES, Program

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.small_programs import small_model
-from zsim.autograd.lower_model import lower
+from zsim.autograd.lowering.lower_model import lower
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op

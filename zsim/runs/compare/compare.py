@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.ir.program import PHASES
-from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, Run, sees
+from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, RunRecord, sees
 from zsim.runs.compare import memory_at_rest, memory_by_part
 from zsim.runs.compare.check import Check, Number
 from zsim.runs.compare.numerics import numerics
@@ -41,7 +41,9 @@ class _Pair:
     measured: PhaseRecord
 
 
-def compare(predicted: Run, measured: Run, *, bounds: Bounds | None = None) -> tuple[Check, ...]:
+def compare(
+    predicted: RunRecord, measured: RunRecord, *, bounds: Bounds | None = None
+) -> tuple[Check, ...]:
     """Every check, most rigorous first.
 
     Ranks are matched by number; a folded rank stands for those of its kind.
@@ -74,7 +76,7 @@ def agrees(checks: tuple[Check, ...]) -> bool:
     return "failed" not in statuses and "ok" in statuses
 
 
-def _other_experiment(predicted: Run, measured: Run) -> str:
+def _other_experiment(predicted: RunRecord, measured: RunRecord) -> str:
     """The first difference that shows the two Runs to be of different scenarios, or ""."""
     pairs = [
         ("ranks", predicted.world_size, measured.world_size),
@@ -93,7 +95,7 @@ def _other_experiment(predicted: Run, measured: Run) -> str:
     )
 
 
-def _completeness(predicted: Run, measured: Run) -> Iterator[Check]:
+def _completeness(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
     for word, run in (("predicted", predicted), ("measured", measured)):
         if run.failure or not run.complete:
             why = f": {run.failure}" if run.failure else ""
@@ -111,7 +113,7 @@ def _completeness(predicted: Run, measured: Run) -> Iterator[Check]:
             yield Check(name="complete", status="failed", detail=detail)
 
 
-def _coverage(predicted: Run, measured: Run) -> Iterator[Check]:
+def _coverage(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
     """Every rank was measured, or the Run says which; and every measured rank was predicted."""
     seen = {rank.rank for rank in measured.ranks}
     announced = " ".join(str(rank.rank) for rank in measured.ranks)
@@ -134,7 +136,7 @@ def _coverage(predicted: Run, measured: Run) -> Iterator[Check]:
         yield Check(name="ranks", status="failed", detail=detail)
 
 
-def _pairs(predicted: Run, measured: Run) -> Iterator[_Pair]:
+def _pairs(predicted: RunRecord, measured: RunRecord) -> Iterator[_Pair]:
     partners = _partners(predicted)
     for rank_run in measured.ranks:
         partner = partners.get(rank_run.rank)
@@ -145,7 +147,7 @@ def _pairs(predicted: Run, measured: Run) -> Iterator[_Pair]:
                 yield _Pair(rank_run.rank, phase, partner.phases[phase], rank_run.phases[phase])
 
 
-def _partners(run: Run) -> dict[int, RankRun]:
+def _partners(run: RunRecord) -> dict[int, RankRun]:
     """Each rank's own record, or that of the representative of its kind, by rank."""
     shown = {rank.rank: rank for rank in run.ranks}
     alike = {rank: shown[like] for rank, like in enumerate(run.representatives) if like in shown}
@@ -230,7 +232,7 @@ def _bytes_difference(pair: _Pair) -> str:
     return _context(pair, next((i for i in range(length) if left[i] != right[i]), length))
 
 
-def _groups(predicted: Run, measured: Run) -> Check:
+def _groups(predicted: RunRecord, measured: RunRecord) -> Check:
     """The ranks of each group that real ranks communicated in, against those of the mesh that the
     Program was planned for."""
     seen = [
@@ -289,7 +291,7 @@ def _relative(predicted: Number, measured: Number) -> float:
 
 
 def _memory(
-    pairs: tuple[_Pair, ...], predicted: Run, measured: Run, bound: float
+    pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord, bound: float
 ) -> Iterator[Check]:
     for phase in PHASES:
         in_phase = [pair for pair in pairs if pair.phase == phase]
@@ -309,7 +311,7 @@ def _memory(
         yield Check(name="memory by kind", status="unsupported", detail=detail)
 
 
-def _rest(pairs: tuple[_Pair, ...], predicted: Run, measured: Run) -> Check:
+def _rest(pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord) -> Check:
     """Construction's end, and both ends of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind:
@@ -325,7 +327,7 @@ def _rest(pairs: tuple[_Pair, ...], predicted: Run, measured: Run) -> Check:
     )
 
 
-def _parts(pairs: list[_Pair], predicted: Run, measured: Run, bound: float) -> Check:
+def _parts(pairs: list[_Pair], predicted: RunRecord, measured: RunRecord, bound: float) -> Check:
     """Forward, backward, optimizer and zero_grad of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind or not pairs:
@@ -369,7 +371,7 @@ def _memory_by_kind(pairs: list[_Pair]) -> Check:
     )
 
 
-def _blind(predicted: Run, measured: Run, what: str) -> str:
+def _blind(predicted: RunRecord, measured: RunRecord, what: str) -> str:
     blind = [run.backend for run in (predicted, measured) if not sees(run, what)]
     return f"unsupported: {' and '.join(blind)} cannot see {what}" if blind else ""
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zsim.ir.run import Numerics, Run, sees
+from zsim.ir.run import Numerics, RunRecord, sees
 from zsim.runs.compare.check import Check
 
 NUMERICS_BOUND = {"float32": 0.001, "bfloat16": 0.2, "float16": 0.2}
@@ -50,7 +50,7 @@ Ranked = list[tuple[int, Numerics]]
 """Ranks with their numerics."""
 
 
-def numerics(predicted: Run, measured: Run) -> Check:
+def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
     """The check of every rank's parameters, gradients and losses against the reference's."""
     seeing = [run for run in (predicted, measured) if sees(run, "numerics")]
     ranked = [
@@ -80,7 +80,7 @@ def numerics(predicted: Run, measured: Run) -> Check:
     )
 
 
-def _other_dtype(ranked: Ranked, runs: tuple[Run, Run]) -> str:
+def _other_dtype(ranked: Ranked, runs: tuple[RunRecord, RunRecord]) -> str:
     """A rank that computes in another dtype than the scenario, or ""."""
     dtypes = {run.provenance["computes_in"] for run in runs if "computes_in" in run.provenance}
     return next(
@@ -172,7 +172,7 @@ def _exact(told: list[Numerics]) -> Finding:
     return Finding(apart == 0, text if apart != 0 else "")
 
 
-def _every_step(runs: list[Run], told: list[Numerics]) -> Finding:
+def _every_step(runs: list[RunRecord], told: list[Numerics]) -> Finding:
     """Every step of training was compared, on every rank."""
     least = max(
         [2, *(int(steps) for run in runs if (steps := run.provenance.get("steps", "")).isdecimal())]
@@ -188,7 +188,7 @@ def _worst(differences: Iterable[float]) -> float:
     return max(differences, key=_ordered)
 
 
-def _silence(run: Run) -> str:
+def _silence(run: RunRecord) -> str:
     """A phrase about a rank without numerics in a Run that should have them, or ""."""
     silent = [rank.rank for rank in run.ranks if rank.numerics is None]
     if not silent or not run.complete:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from zsim.cluster.devices import is_called
 from zsim.io.units import format_time
-from zsim.ir.run import Run, band_of, sees
+from zsim.ir.run import RunRecord, band_of, sees
 from zsim.runs.compare.check import Check
 
 NAME = "step time"
 
 
-def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
+def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> Check:
     """The check that the measured time lies within the prediction's band.
 
     Without a band, or without a step that real ranks timed, the bound is the share `bound`.
@@ -58,13 +58,13 @@ def compare_time(predicted: Run, measured: Run, *, bound: float) -> Check:
     )
 
 
-def _is_timed(run: Run) -> bool:
+def _is_timed(run: RunRecord) -> bool:
     """True where real ranks timed an unobserved step, though their backend times no single
     operators."""
     return "timed" in run.provenance and run.step_time_ns is not None
 
 
-def _blind(predicted: Run, measured: Run) -> str:
+def _blind(predicted: RunRecord, measured: RunRecord) -> str:
     blind = [
         run.backend
         for run in (predicted, measured)
@@ -73,7 +73,7 @@ def _blind(predicted: Run, measured: Run) -> str:
     return f"unsupported: {' and '.join(blind)} cannot see time" if blind else ""
 
 
-def _not_judged(predicted: Run, measured: Run) -> str:
+def _not_judged(predicted: RunRecord, measured: RunRecord) -> str:
     """The reason that the two times cannot be compared, or ""."""
     assumed = [
         run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from zsim.autograd.lowered import (
+from zsim.autograd.lowering.lowered import (
     SUM_OF_GRADIENTS,
     Accumulated,
     InnerCall,

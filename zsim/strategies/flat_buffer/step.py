@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zsim.autograd.lowered import LoweredModule, ParameterGradient
+from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT

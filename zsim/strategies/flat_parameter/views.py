@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.traced.model import TracedModel
 from zsim.models.operators import Operator
 from zsim.models.repeats import most_runs
 from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, numbered, run_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from zsim.autograd.lowered import LoweredModule
+from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.models.spec import ROOT, run_of, without_run
 from zsim.strategies.building.training import Training
 

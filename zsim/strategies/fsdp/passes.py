@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from zsim.autograd.lower_model import loss_buffers
-from zsim.autograd.lowered import NOTHING, InnerCall, LoweredModule, TapeEvent, storage_events
-from zsim.autograd.traced import TracedModel
+from zsim.autograd.lowering.lower_model import loss_buffers
+from zsim.autograd.lowering.lowered import (
+    NOTHING,
+    InnerCall,
+    LoweredModule,
+    TapeEvent,
+    storage_events,
+)
+from zsim.autograd.traced.model import TracedModel
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim.autograd.lower_model import loss_buffers
-from zsim.autograd.lowered import (
+from zsim.autograd.lowering.lower_model import loss_buffers
+from zsim.autograd.lowering.lowered import (
     Accumulated,
     LoweredModule,
     NodeOver,

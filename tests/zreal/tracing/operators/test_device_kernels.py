@@ -1,0 +1,323 @@
+"""Kernels that CUDA takes: which of them attention gets, and that families say of them what traces
+of the same modules do."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.zreal.tracing.test_trace import records
+from zreal.modules import batches, modules
+from zreal.tracing.fakes.device_kernels import KernelChoices
+from zreal.tracing.fakes.device_nbytes import result_nbytes
+from zreal.tracing.trace import trace
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.ir.ops import Alloc, Free
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.families import gpt, huggingface, llama
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Batch, Dtype
+
+WIDTHS = (8, 10, 12, 16, 20, 24)
+"""Of heads. Flash attention wants a multiple of 8, memory-efficient attention one of 4 in float32.
+"""
+
+
+def family(
+    name: str, width: int, batch: Batch, *, num_heads: int = 2, num_kv_heads: int = 0
+) -> ModelSpec:
+    """Two blocks, with as many heads for keys and values as for queries unless told otherwise."""
+    length, hidden = batch.sequence_length, num_heads * width
+    if name == "gpt":
+        sizes = gpt.GptSizes(
+            num_layers=2, hidden_size=hidden, num_heads=num_heads, vocabulary=11, attention="sdpa"
+        )
+        return gpt.build(sizes, name=name, sequence_length=length)
+    shared = num_kv_heads or num_heads
+    own = llama.LlamaSizes(
+        num_layers=2, hidden_size=hidden, num_heads=num_heads, num_kv_heads=shared, feed_forward=40,
+        vocabulary=11, attention="sdpa",
+    )
+    return llama.build(own, name=name, sequence_length=length)
+
+
+def traced(spec: ModelSpec, batch: Batch, dtype: Dtype, **options: Any) -> Any:
+    data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    return trace(modules.build(spec, seed=0), data, dtype=dtype, device="cuda", **options)
+
+
+Change = tuple[bool, int]
+"""Whether bytes are made or go, and how many."""
+
+
+def changes(
+    lowered: tuple[LoweredModule, ...]
+) -> tuple[list[list[list[Change]]], list[Counter[Change]]]:
+    """Of each forward in order, but for what goes together; of each backward counted, as a node
+    makes gradients and scratch together."""
+    passes = [side.memory for module in lowered for side in (module.forward, module.backward)]
+    nbytes = {
+        event.buffer: event.nbytes
+        for memory in passes
+        for event in memory
+        if isinstance(event, Alloc)
+    }
+    seen = [
+        [
+            (isinstance(event, Alloc), nbytes[event.buffer])
+            for event in memory
+            if isinstance(event, Alloc | Free)
+        ]
+        for memory in passes
+    ]
+    stretches = [
+        [(made, list(of)) for made, of in itertools.groupby(side, key=lambda change: change[0])]
+        for side in seen[::2]
+    ]
+    return [[of if made else sorted(of) for made, of in side] for side in stretches], [
+        Counter(side) for side in seen[1::2]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dtype"),
+    list(itertools.product(["gpt", "llama"], WIDTHS, ["bfloat16", "float32"])),
+)
+def test_heads_of_any_width_take_on_cuda_what_a_trace_of_the_module_takes(
+    name: str, width: int, dtype: Dtype
+) -> None:
+    batch = Batch(micro_batch=2, sequence_length=20)
+    spec = family(name, width, batch)
+    model = traced(spec, batch, dtype)
+    assert changes(model.lowered) == changes(lower(spec, batch=batch, dtype=dtype, device="cuda"))
+    expected = records(spec, batch, name="fsdp2", dtype=dtype, device="cuda")
+    assert records(model, batch, name="fsdp2", dtype=dtype, device="cuda") == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_heads", "num_kv_heads"),
+    [
+        # keys and values are padded before they are expanded
+        (Batch(micro_batch=2, sequence_length=20), 4, 2),
+        # one head lies by token as it lies by head
+        (Batch(micro_batch=1, sequence_length=20), 1, 1),
+        (Batch(micro_batch=2, sequence_length=1), 4, 4),
+    ],
+)
+def test_padded_heads_are_copied_where_they_do_not_lie_by_token_already(
+    batch: Batch, num_heads: int, num_kv_heads: int
+) -> None:
+    spec = family("llama", 20, batch, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    model = traced(spec, batch, "bfloat16")
+    assert changes(model.lowered) == changes(
+        lower(spec, batch=batch, dtype="bfloat16", device="cuda")
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("num_kv_heads", [4, 2])
+def test_heads_of_transformers_that_are_turned_lie_by_head_and_are_padded_as_they_lie(
+    num_kv_heads: int, dtype: Dtype
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    given = {
+        **{
+            "num_hidden_layers": 2, "hidden_size": 80, "num_attention_heads": 4,
+            "num_key_value_heads": num_kv_heads,
+        },
+        **{"intermediate_size": 40, "vocab_size": 11, "use_cache": False},
+    }
+    spec = huggingface.from_config({"model_type": "llama", **given})
+    tokens = torch.zeros(2, 20, dtype=torch.int64)
+    module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**given))
+    model = trace(module, {"input_ids": tokens, "labels": tokens}, dtype=dtype, device="cuda")
+    expected = lower(
+        spec, batch=Batch(micro_batch=2, sequence_length=20), dtype=dtype, device="cuda"
+    )
+    for found, of_family in zip(changes(model.lowered), changes(expected), strict=True):
+        assert found[1] == of_family[1]  # the first block
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Checkpointing(mode="full"), Checkpointing(mode="full", early_stop=False),
+        Checkpointing(mode="selective", save=("attention",)),
+        Checkpointing(mode="selective", save=("linear",)),
+    ],
+    ids=["full", "no early stop", "attention kept", "linears kept"],
+)
+@pytest.mark.parametrize(("width", "dtype"), [(16, "bfloat16"), (20, "bfloat16"), (10, "float32")])
+def test_what_is_recomputed_of_attention_is_what_a_trace_recomputes(
+    width: int, dtype: Dtype, asked: Checkpointing
+) -> None:
+    """Of padded attention a policy keeps the kernel's wide output; pads and the copy of its part
+    are made again. Of the composite, which heads of 10 in float32 take, it keeps nothing."""
+    batch = Batch(micro_batch=2, sequence_length=20)
+    spec = family("llama", width, batch)
+    model = traced(spec, batch, dtype, checkpointing=[asked])
+    seen = model.modules_for(
+        batch, dtype=dtype, device="cuda", casts_input=True, checkpointing=asked
+    )
+    assert changes(seen) == changes(
+        lower(spec, batch=batch, dtype=dtype, device="cuda", checkpointing=asked)
+    )
+
+
+class Log(TorchDispatchMode):
+    """The operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.operators.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+MASKS: dict[str, Callable[[torch.dtype], Tensor | None]] = {
+    "none": lambda _: None,
+    "boolean": lambda _: torch.ones(7, 7, dtype=torch.bool).tril(),
+    "added": lambda dtype: torch.zeros(7, 7, dtype=dtype),
+}
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype", "width"),
+    [
+        ("none", torch.float32, 10), ("boolean", torch.float32, 10), ("added", torch.float32, 10),
+        ("boolean", torch.bfloat16, 20), ("added", torch.bfloat16, 20), ("none", torch.float64, 16),
+    ],
+)
+def test_where_no_fused_kernel_takes_the_heads_torchs_own_composite_runs(
+    mask: str, dtype: torch.dtype, width: int
+) -> None:
+    def run(of_cuda: bool) -> list[str]:
+        torch.manual_seed(0)
+        heads = [torch.randn(2, 4, 7, width, dtype=dtype, requires_grad=True) for _ in range(3)]
+        own = KernelChoices("cuda") if of_cuda else sdpa_kernel(SDPBackend.MATH)
+        with Log() as log, own:
+            functional.scaled_dot_product_attention(
+                *heads, attn_mask=MASKS[mask](dtype)
+            ).sum().backward()
+        return log.operators
+
+    assert run(of_cuda=True) == run(of_cuda=False)
+
+
+def test_values_of_another_width_than_queries_are_not_for_flash_attention() -> None:
+    """As in latent attention, whose queries have a part more: sdp_utils.cpp,
+    check_head_dim_size_flash wants one width of all three."""
+
+    class Latent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, value = (
+                self.project(x).unflatten(-1, (2, 24)).transpose(1, 2).split([16, 8], dim=-1)
+            )
+            return functional.scaled_dot_product_attention(query, query, value, is_causal=True)
+
+    model = trace(
+        Latent, [((3, 20, 16), "bfloat16")], units=["project"], dtype="bfloat16", device="cuda"
+    )
+    made = [
+        (event.buffer, event.nbytes)
+        for module in model.lowered
+        for event in module.forward.memory
+        if isinstance(event, Alloc)
+    ]
+    attention = [nbytes for name, nbytes in made if "_scaled_dot_product" in name]
+    assert all("_efficient_attention" in name for name, _ in made if "_scaled_dot_product" in name)
+    # as wide as the values, and of each row, padded to 32, a float
+    assert attention[:2] == [2 * 3 * 2 * 20 * 8, 4 * 3 * 2 * 32]
+
+
+@pytest.mark.parametrize("length", [20, 32])
+def test_rows_of_a_mask_are_padded_to_16_for_memory_efficient_attention(length: int) -> None:
+    """attention.cpp, pad_bias: the padded mask is a copy, and one that needs none is taken as it
+    is."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            heads = self.project(x).unflatten(-1, (2, 8)).transpose(1, 2)
+            return functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+
+    model = trace(
+        Masked, [((3, length, 16), "float32"), ((length, length), "float32")], units=["project"],
+        device="cuda",
+    )
+    forward = [event for module in model.lowered for event in module.forward.memory]
+    made = [(event.buffer, event.nbytes) for event in forward if isinstance(event, Alloc)]
+    pads = [nbytes for name, nbytes in made if "constant_pad_nd" in name]
+    assert any("_scaled_dot_product_efficient_attention" in name for name, _ in made)
+    assert pads == ([4 * 20 * 32] if length == 20 else [])
+
+
+@pytest.mark.parametrize("operator", ["_embedding_bag", "_embedding_bag_forward_only"])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_what_an_embedding_bag_notes_has_the_bytes_that_it_has_really(
+    operator: str, mode: int
+) -> None:
+    """In sums, means and maxima: of each dtype, with padding left out or not, and with factors that
+    lie close or not."""
+    options = itertools.product(
+        (torch.float32, torch.bfloat16, torch.float16, torch.float64), (-1, 0), (False, True),
+        (0, 1, 2),
+    )
+    for dtype, padding, last, factors in options:
+        weight, indices, offsets = (
+            torch.ones(20, 8, dtype=dtype), torch.arange(12), torch.tensor([0, 3, 12]),
+        )
+        given = torch.ones(12 * factors, dtype=dtype)[::factors] if factors and not mode else None
+        arguments = (weight, indices, offsets, False, mode, False, given, last, padding)
+        real = [
+            result.untyped_storage().nbytes()
+            for result in getattr(torch.ops.aten, operator)(*arguments)
+        ]
+        fakes = FakeTensorMode()
+        others = tuple(
+            fakes.from_tensor(one) if isinstance(one, Tensor) else one for one in arguments
+        )
+        with fakes:
+            found = getattr(torch.ops.aten, operator)(*others)
+        assert [
+            result_nbytes(operator, others, place, one, device="cpu")
+            for place, one in enumerate(found)
+        ] == real
+
+
+def test_on_cuda_it_notes_whose_each_index_is_in_any_mode() -> None:
+    """From EmbeddingBag.cu; nothing of it is measured on a GPU."""
+    results = [torch.empty(0, dtype=torch.int64)] * 4
+    for mode in range(3):
+        arguments = (
+            torch.ones(20, 8), torch.arange(12), torch.tensor([0, 3, 12]), False, mode, False, None,
+            True,
+        )
+        found = [
+            result_nbytes("_embedding_bag", arguments, place, results[place], device="cuda")
+            for place in (1, 2)
+        ]
+        assert found == [8 * 12, 8 * 3]

@@ -1,0 +1,291 @@
+"""Units that run where nothing of theirs goes into the loss, as in siamese steps whose other view
+is detached. Each held to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.sampling import one_in
+from tests.zreal.agreement.test_event_order import in_order, of_program
+from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
+from tests.zreal.tracing.traced_subject import Subject
+from tests.zreal.tracing.user_modules import Case
+from zreal import torch_private
+from zreal.tracing.errors import UntraceableError
+from zreal.tracing.trace import trace
+from zsim.autograd.traced.traced_file import save
+from zsim.scenario.scenario import parse
+
+WIDTH = 16
+UNITS = [f"layers.{place}" for place in range(4)]
+FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
+STRATEGIES = (
+    FSDP2,
+    KEPT,
+    DDP,
+    HSDP,
+    FSDP1,
+    f'{FSDP1}, backward_prefetch = "none"',
+    f'{FSDP1}, backward_prefetch = "post"',
+    f"{FSDP1}, forward_prefetch = true",
+    f'{FSDP1}, sharding = "grad_op", use_orig_params = true',
+)
+
+
+def layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.PReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+class Siamese(nn.Module):
+    """One encoder on several views, of which those that are called "d" are detached."""
+
+    def __init__(self, views: str) -> None:
+        super().__init__()
+        self.layers, self.first = nn.ModuleList(layer() for _ in range(4)), nn.Linear(WIDTH, WIDTH)
+        self.views = views
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = []
+        for place, view in enumerate(self.views):
+            y = self.first(x + place)
+            for one in self.layers:
+                y = y + one(y)
+            seen.append(y.detach() if view == "d" else y)
+        return torch.stack(
+            [(a * b).sum() for a, b in zip(seen, [*seen[1:], seen[0]], strict=True)]
+        ).sum()
+
+
+class Interleaved(nn.Module):
+    """Units in any order; what those called by a letter make is detached, and what those called "-"
+    make is dropped."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(4))
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.order:
+            if name == "-":
+                self.layers[1](x)
+                continue
+            y = self.layers[int(name) if name.isdigit() else "abcd".index(name)](x)
+            x = x + (y if name.isdigit() else y.detach())
+        return x.sum()
+
+
+MAKES: dict[str, Callable[[], nn.Module]] = {
+    **{views: (lambda views=views: Siamese(views)) for views in ("gd", "dg", "gdg", "ddg")},
+    **{
+        order: (lambda order=order: Interleaved(order))
+        for order in ("0123b", "b0123", "01b23", "0a1b2c3d", "dcba0123", "012-3")
+    },
+}
+PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"
+IN_ORDER = ("gd", "dg", "01b23", "0a1b2c3d")
+"""Those whose units first run as they stand there: which ones prefetch which is told in that order.
+"""
+CASES = [
+    *((name, strategy) for name in MAKES for strategy in STRATEGIES),
+    *((name, PREFETCH) for name in IN_ORDER),
+]
+
+
+def inputs() -> tuple[Tensor, ...]:
+    return (torch.randn(6, WIDTH),)
+
+
+@pytest.mark.parametrize(("name", "strategy"), one_in(5, CASES))
+def test_a_run_with_nothing_in_the_loss_has_no_backward(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
+    ranks = 4 if "hsdp" in strategy else 2
+    assert differences(MAKES[name], inputs, strategy, tmp_path, ranks=ranks) == {}
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, FSDP1])
+def test_nor_has_it_in_two_bytes_and_two_micro_batches(strategy: str, tmp_path: Path) -> None:
+    assert (
+        differences(
+            MAKES["gd"], inputs, strategy, tmp_path, ranks=2, parameters="bf16", accumulation=2
+        )
+        == {}
+    )
+
+
+class Frozen(Siamese):
+    """Of which one layer is frozen, and runs with a gradient all the same."""
+
+    def __init__(self, views: str) -> None:
+        super().__init__(views)
+        self.layers[1].requires_grad_(False)
+
+
+@pytest.mark.parametrize("views", ["gd", "dg"])
+@pytest.mark.parametrize("strategy", [FSDP2, KEPT, DDP])
+def test_frozen_units_among_them(views: str, strategy: str, tmp_path: Path) -> None:
+    assert differences(lambda: Frozen(views), inputs, strategy, tmp_path, ranks=2) == {}
+
+
+class Around(nn.Module):
+    """Uses what a layer in it makes, and of its second run the value alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = layer(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.outer(self.inner(x)) + self.inner(x * 2).detach()
+        return found
+
+
+def test_in_a_unit_that_goes_on_it_is_refused_with_the_reason_and_traced_as_told() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), Around())
+
+    with pytest.raises(
+        UntraceableError,
+        match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units=: it then",
+    ):
+        trace(make, inputs(), units=["1", "1.inner"])
+    assert trace(make, inputs(), units=["1"]).modules
+
+
+class Detaching(nn.Module):
+    """Goes on from the value alone of what it was called with, and maybe adds the other input, or
+    what it was called with."""
+
+    def __init__(self, detaches: bool, *, adds: bool) -> None:
+        super().__init__()
+        self.linear, self.detaches, self.adds = nn.Linear(WIDTH, WIDTH), detaches, adds
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        y: Tensor = self.linear(x.detach() if self.detaches else x).relu()
+        return y + x if self.adds else y if other is None else y * other
+
+
+class Local(nn.Module):
+    """Layers of which those at `places` are trained on their own inputs' values, as where learning
+    is local; the root may add these."""
+
+    def __init__(self, places: str, how: str) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+        self.layers = nn.ModuleList(
+            Detaching(str(place) in places, adds=how == "added") for place in range(4)
+        )
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            if self.how == "beside":
+                x = x + layer(x)
+            elif self.how == "checkpointed":
+                x = x + checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x, x * 2) if self.how == "other" else layer(x)
+            if self.how == "twice":
+                x = layer(x)
+        return self.head(x).pow(2).mean()
+
+
+PLACES, HOW = ("0", "2", "13", "3"), ("added", "beside", "other", "checkpointed")
+LOCAL = [
+    *product(PLACES, HOW, [FSDP2, KEPT, HSDP, PREFETCH, DDP, FSDP1]),
+    *product(
+        PLACES, ["alone", "twice"], [FSDP2, KEPT, HSDP, PREFETCH]
+    ),  # layers before it get no gradient, which the others refuse
+]
+
+
+@pytest.mark.parametrize(("places", "how", "strategy"), one_in(5, LOCAL))
+def test_a_unit_that_detaches_its_input_is_reduced_when_backward_is_over(
+    places: str, how: str, strategy: str, tmp_path: Path
+) -> None:
+    """No gradient comes to the hook on its inputs, at which fully_shard would do it before."""
+    ranks = 4 if strategy == HSDP else 2
+    assert (
+        differences(
+            lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2
+        )
+        == {}
+    )
+
+
+class Aside(Local):
+    """Each layer's output enters the loss beside a residual that goes on without a gradient, so
+    that the root works between the units."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, losses = self.embedding(x).detach(), []
+        for layer in self.layers:
+            y = layer(x)
+            losses.append(self.head(y * y.sin()).pow(2).mean())
+            x = (x + y).detach()
+        return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("strategy", [FSDP2, HSDP])
+def test_the_root_works_on_between_units_whose_end_no_hook_sees(
+    strategy: str, tmp_path: Path
+) -> None:
+    assert (
+        differences(
+            lambda: Aside("0123", "alone"), inputs, strategy, tmp_path,
+            ranks=4 if strategy == HSDP else 2,
+        )
+        == {}
+    )
+
+
+class Beside(nn.Module):
+    """As `Aside`, with nothing that the loss does not depend on: FSDP1 ends a unit when autograd
+    comes to the split of its views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Detaching(True, adds=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        losses = []
+        for layer in self.layers:
+            y = layer(x)
+            losses.append((y * y.sin()).pow(2).mean())
+            x = (x + y).detach()
+        return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FSDP2, KEPT, DDP, FSDP1, f"{FSDP1}, use_orig_params = true",
+        f'{FSDP1}, backward_prefetch = "post"',
+    ],
+)
+def test_and_every_allocation_and_free_comes_in_torchs_order(strategy: str, tmp_path: Path) -> None:
+    save(
+        trace(Beside, inputs(), units=UNITS, sums_in_place=False, name="beside"),
+        tmp_path / "traced.json",
+    )
+    text = f"""
+model = {{ traced = "traced.json" }}
+batch = {{ micro_batch = 6 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ {strategy} }}
+"""
+    case = parse(text.encode(), where="order.toml", folder=tmp_path)
+    with torch_private.fake_group(rank=0, world_size=2):
+        real = Subject(Case(Beside, "", inputs, num_units=0, more=tuple(UNITS)), case, log=True)
+        for _ in range(3):
+            real.step()
+        assert real.meter.events is not None
+        assert of_program(case) == in_order(nbytes for _, nbytes in real.meter.events)

@@ -1,0 +1,421 @@
+"""What kernels and collectives beside one another lose, by hand: each is longer by its share of the
+time in which the other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import pytest
+
+from tests.support.folders import SCENARIOS
+from zsim.engine.contention.interference import KernelLoss
+from zsim.engine.contention.overlap import overlap_losses
+from zsim.engine.costs import Costs
+from zsim.engine.execution import EAGER, Execution
+from zsim.engine.simulate import Delays, simulate
+from zsim.engine.step import simulate_step
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import COLLECTIVES, Kernel, Location, Op
+from zsim.ir.program import Program, RankProgram
+from zsim.scenario import scenario
+from zsim.scenario.plan import plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing
+    takes none."""
+
+    interference: float
+    collective_interference: float
+    execution: Execution = EAGER
+    launch_queue: int = 0
+    twice_beside: int = -1
+    """The bytes of collectives beside which kernels lose twice as much."""
+    to_waiting: float | None = None
+    """What kernels lose to a collective that moves nothing, if not the same; links are had whole
+    with it."""
+
+    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
+        return sum(kernel.flops for kernel in kernels)
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
+        return nbytes
+
+    def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
+        return {} if self.to_waiting is None else {rank: {"link": Fraction(1)} for rank in ranks}
+
+    def kernel_loss(
+        self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
+    ) -> KernelLoss:
+        moves = self.interference * (2 if self.twice_beside == nbytes else 1)
+        return KernelLoss(moves, moves if self.to_waiting is None else self.to_waiting)
+
+    def issue_ns(self, op: Op) -> int:
+        return 0
+
+
+def ends(*, kernels: float, collectives: float) -> list[int]:
+    """A forward of 100 beside a gather of 40; a backward of 100 that waits for it; a gather of 30
+    that waits for the backward."""
+    ops = (
+        Op(
+            index=0, kind="forward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),),
+        ),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=40),
+        Op(
+            index=2, kind="backward", unit="b", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),), waits=(1,),
+        ),
+        Op(
+            index=3, kind="all_gather", unit="c", stream="all_gather", group="dp_shard", nbytes=30,
+            waits=(2,),
+        ),
+    )
+    program = Program(
+        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0, 0),
+    )
+    costs = Shares(interference=kernels, collective_interference=collectives)
+    return list(simulate_step(program, costs=costs).ranks[0].ends)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "collectives", "expected"),
+    [
+        (0.0, 0.0, [100, 40, 200, 230]), (0.25, 0.0, [110, 40, 210, 240]),
+        (0.0, 0.1, [100, 44, 200, 230]),
+        # the gather lasts 40 / 0.9, and of that the forward loses a quarter
+        (0.25, 0.1, [111, 44, 211, 241]),
+    ],
+)
+def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(
+    kernels: float, collectives: float, expected: list[int]
+) -> None:
+    assert ends(kernels=kernels, collectives=collectives) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["published/llama-3-8b-8-h100", "published/hsdp-llama-3-8b-4x8-h100"]
+)
+def test_collectives_of_a_step_are_longer_beside_kernels_and_only_there(name: str) -> None:
+    found = scenario.load(SCENARIOS / f"{name}.toml")
+    program, costs = plan(found, device="cuda"), Costs(cluster=found.cluster)
+    off = Costs(cluster=found.cluster, execution=Execution(interference=False))
+    times, alone = (simulate_step(program, costs=one).ranks[0] for one in (costs, off))
+    moving = [op.index for op in program.ranks[0].steady if op.kind in COLLECTIVES]
+    longer = [(times.ends[i] - times.starts[i]) / (alone.ends[i] - alone.starts[i]) for i in moving]
+    assert max(longer) > 1.05
+    # before any kernel
+    assert (
+        times.ends[moving[0]] - times.starts[moving[0]]
+        == alone.ends[moving[0]] - alone.starts[moving[0]]
+    )
+
+
+def test_every_kind_of_kernel_loses() -> None:
+    """Whatever runs on the compute stream beside a collective, recomputation and the optimizer
+    among it."""
+    for kind in ("forward", "backward", "recompute", "optimizer", "copy"):
+        ops = (
+            Op(
+                index=0, kind=kind, unit="a", stream="compute",
+                kernels=(Kernel("linear", 100, 0, "float32"),),
+            ),  # type: ignore[arg-type]
+            Op(
+                index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
+                nbytes=40,
+            ),
+        )
+        program = Program(
+            mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+            assignment=(0, 0),
+        )
+        costs = Shares(interference=0.25, collective_interference=0.0)
+        assert simulate_step(program, costs=costs).ranks[0].ends[0] == 110, kind
+
+
+@pytest.mark.parametrize("slower", [0, 1])
+def test_a_collective_is_as_long_as_for_the_rank_that_is_slowed_down_most(slower: int) -> None:
+    """A gather of 40 that is longer by 25 on one rank and by 10 on the other ends after 65 on both.
+    """
+    gather = Op(
+        index=0, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=40
+    )
+    kinds = tuple(RankProgram(construction=(), first=(), steady=(gather,)) for _ in range(2))
+    program = Program(mesh=Mesh(dp_shard=2), ranks=kinds, assignment=(0, 1))
+    delays = [Delays({0: 25 if rank == slower else 10}) for rank in range(2)]
+    timeline = simulate(
+        program, costs=Shares(interference=0, collective_interference=0), all_ranks=True,
+        delays=delays,
+    )
+    assert [times.ends[0] for times in timeline.ranks.values()] == [65, 65]
+
+
+def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
+    """100 beside gathers of 20 and of 30 at once, on communicators of their own: a quarter of 20
+    and half of 30."""
+    ops = (
+        Op(
+            index=0, kind="forward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),),
+        ),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=20),
+        Op(
+            index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
+            nbytes=30,
+        ),
+        Op(
+            index=3, kind="forward", unit="d", stream="compute",
+            kernels=(Kernel("linear", 10, 0, "float32"),),
+        ),
+    )
+    mesh = Mesh(dp_replicate=2, dp_shard=2)
+    program = Program(
+        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
+    )
+    costs = Shares(interference=0.25, collective_interference=0.0, twice_beside=30)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 5 + 15, 20, 30, 130]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
+def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -> None:
+    """A forward of 100 beside two collectives that outlast it, each of which takes half of its time
+    or more: it takes ten times as long at most, though they want all of it, however late in the
+    step."""
+    ops = (
+        Op(
+            index=0, kind="forward", unit="z", stream="compute",
+            kernels=(Kernel("linear", 9000, 0, "float32"),),
+        ),
+        Op(
+            index=1, kind="forward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),),
+        ),
+        Op(
+            index=2, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
+            nbytes=5000, waits=(0,),
+        ),
+        Op(
+            index=3, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
+            nbytes=5000, waits=(0,),
+        ),
+    )
+    program = Program(
+        mesh=Mesh(dp_replicate=2, dp_shard=2),
+        ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4,
+    )
+    (before, found, *others) = (
+        simulate_step(program, costs=Shares(interference=share, collective_interference=0.0))
+        .ranks[0]
+        .ends
+    )
+    assert 500 < found - before <= 1000
+    assert [before, *others] == [9000, 14000, 14000]
+
+
+def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> None:
+    """Gathers of 20 and of 30 share a link: one ends at 40, at half its speed, one at 50, at three
+    fifths of it.
+
+    A forward of 100 beside them loses a tenth of both to their channels, 4 + 5, and a fifth of 20 +
+    30 to their bytes.
+    """
+    ops = (
+        Op(
+            index=0, kind="forward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),),
+        ),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=20),
+        Op(
+            index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
+            nbytes=30,
+        ),
+    )
+    mesh = Mesh(dp_replicate=2, dp_shard=2)
+    program = Program(
+        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
+    )
+    costs = Shares(interference=0.3, collective_interference=0.0, to_waiting=0.1)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 4 + 5 + 10, 40, 50]
+
+
+def test_a_collective_that_kernels_hold_up_moves_no_more_bytes() -> None:
+    """A gather of 72 takes 80 beside a forward, which loses a tenth of the 80 and a quarter of the
+    72."""
+    ops = (
+        Op(
+            index=0, kind="forward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 1000, 0, "float32"),),
+        ),
+        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=72),
+    )
+    program = Program(
+        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0, 0),
+    )
+    costs = Shares(interference=0.35, collective_interference=0.1, to_waiting=0.1)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [1000 + 8 + 18, 80]
+
+
+@pytest.mark.parametrize(("first", "expected"), [("device", [104, 34]), ("link", [104, 34])])
+def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_device(
+    first: Location, expected: list[int]
+) -> None:
+    """A backward of 100 beside a cast of 4 and a transfer of 26, in either order: both lose 4, and
+    no more."""
+    cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
+    ops = (
+        Op(
+            index=0, kind="backward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),),
+        ),
+        Op(
+            index=1, kind="copy", unit="b", stream="reduce_scatter",
+            kernels=(cast, sent) if first == "device" else (sent, cast),
+        ),
+    )
+    program = Program(
+        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0, 0),
+    )
+    costs = Shares(interference=0.0, collective_interference=0.0)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
+@pytest.mark.parametrize(("first", "expected"), [("device", [14, 34]), ("link", [10, 30])])
+def test_a_cast_that_waits_for_its_transfer_is_beside_what_runs_then(
+    first: Location, expected: list[int]
+) -> None:
+    """A backward of 10 is over before the cast of 4 behind a transfer of 26 begins, and beside one
+    in front of it both lose 4."""
+    cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
+    ops = (
+        Op(
+            index=0, kind="backward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 10, 0, "float32"),),
+        ),
+        Op(
+            index=1, kind="copy", unit="b", stream="reduce_scatter",
+            kernels=(cast, sent) if first == "device" else (sent, cast),
+        ),
+    )
+    program = Program(
+        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0, 0),
+    )
+    costs = Shares(interference=0.0, collective_interference=0.0)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"), [("device", [130, 60]), ("link", [100, 30]), ("host", [100, 30])]
+)
+def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(
+    location: Location, expected: list[int]
+) -> None:
+    """A backward of 100 beside a copy of 30 on another stream; a transfer to the host takes nothing
+    of the device."""
+    ops = (
+        Op(
+            index=0, kind="backward", unit="a", stream="compute",
+            kernels=(Kernel("linear", 100, 0, "float32"),),
+        ),
+        Op(
+            index=1, kind="copy", unit="b", stream="reduce_scatter",
+            kernels=(Kernel("copy", 30, 0, "float32", location),),
+        ),
+    )
+    program = Program(
+        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0, 0),
+    )
+    costs = Shares(interference=0.0, collective_interference=0.0)
+    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+
+
+def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_three_run() -> None:
+    """Copies of 20 and of 30 beside a backward of 100: all is done once, after 60 and 80 and, as
+    one after another, after 150."""
+    copies = [
+        Op(
+            index=index, kind="copy", unit="b", stream=stream,
+            kernels=(Kernel("copy", flops, 0, "float32"),),
+        )
+        for index, stream, flops in ((1, "all_gather_copy_in", 20), (2, "reduce_scatter", 30))
+    ]
+    backward = Op(
+        index=0, kind="backward", unit="a", stream="compute",
+        kernels=(Kernel("linear", 100, 0, "float32"),),
+    )
+    ranks = (RankProgram(construction=(), first=(), steady=(backward, *copies)),)
+    program = Program(mesh=Mesh(dp_shard=2), ranks=ranks, assignment=(0, 0))
+    assert list(
+        simulate_step(program, costs=Shares(interference=0.0, collective_interference=0.0))
+        .ranks[0]
+        .ends
+    ) == [150, 60, 80]
+
+
+def test_what_is_lost_is_a_share_of_the_time_with_it() -> None:
+    """A forward of 100 has three quarters of its device: beside a longer gather until it ends,
+    beside one of 40 until that does."""
+    for gathered, ended in ((400, 133), (40, 110), (120, 130)):
+        ops = (
+            Op(
+                index=0, kind="forward", unit="a", stream="compute",
+                kernels=(Kernel("linear", 100, 0, "float32"),),
+            ),
+            Op(
+                index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
+                nbytes=gathered,
+            ),
+        )
+        program = Program(
+            mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
+            assignment=(0, 0),
+        )
+        costs = Shares(interference=0.25, collective_interference=0.0)
+        assert simulate_step(program, costs=costs).ranks[0].ends[0] == ended
+
+
+COPIES_BESIDE_BACKWARD = """
+model = { preset = "mpt-1b" }
+batch = { micro_batch = 1, sequence_length = 512, accumulation = 2 }
+cluster = { preset = "dgx-a100-40" }
+strategy = { name = "fsdp1", dp_replicate = 2, dp_shard = 4, sync = "last" }
+precision = { parameters = "bf16", reduce = "fp32" }
+optimizer = { name = "adamw", implementation = "fused" }
+activation_checkpointing = { mode = "full" }
+"""
+
+
+def test_links_twice_as_fast_do_not_make_a_step_slower_in_which_much_runs_at_once() -> None:
+    """FSDP1's copies beside its backward: what they lose to one another is found in rounds, as one
+    alone overshoots."""
+    case = scenario.parse(COPIES_BESIDE_BACKWARD.encode(), where="fsdp1.toml")
+    program = plan(case, device="cuda")
+    fabric = case.cluster.links.fabric
+    links = replace(case.cluster.links, fabric=replace(fabric, bandwidth=2 * fabric.bandwidth))
+    clusters = case.cluster, replace(case.cluster, links=links)
+    slow, fast = (
+        simulate_step(program, costs=Costs(cluster=one, execution=case.executed)).step_time_ns
+        for one in clusters
+    )
+    assert fast < slow
+
+
+def test_rounds_go_on_until_a_step_has_settled() -> None:
+    """A few rounds leave a per cent or two of such steps."""
+    case = scenario.parse(COPIES_BESIDE_BACKWARD.encode(), where="fsdp1.toml")
+    program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster, execution=case.executed)
+    settled = simulate_step(program, costs=costs)
+    lost = overlap_losses(program, settled, costs=costs, lengthened=True)
+    again = simulate(
+        program, costs=costs,
+        delays=[Delays(lost.get(kind, {}), {}) for kind in range(len(program.ranks))],
+    )
+    assert again.step_time_ns == pytest.approx(settled.step_time_ns, rel=0.003)

@@ -1,0 +1,1 @@
+"""Gradients of a traced step: their storages, sums and dtypes."""

@@ -1,0 +1,1 @@
+"""Units of a traced module: their parameters, hooks, and the stretches between them."""

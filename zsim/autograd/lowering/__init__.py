@@ -1,0 +1,1 @@
+"""Lowering: from a model to the kernels and memory events of each of its modules."""

@@ -1,0 +1,292 @@
+"""Laws of a traced model: unique names, parameters with an owner, buffers that live and die once.
+
+A law is a function that yields its breaches, each as (place, what is there instead); the table
+`LAWS` names it by what it expects. A law may rely on those before it in the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.autograd.lowering.lowered import (
+    Accumulated,
+    InnerCall,
+    LoweredModule,
+    ParameterGradient,
+    Recomputed,
+    TapeEvent,
+)
+from zsim.autograd.tape import SEED
+from zsim.ir.ops import Alloc, Free
+from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
+
+Breaches = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowering:
+    """A model and its lowered modules, which end with the buffer `loss`. With `views` gradients are
+    of FSDP1's views, whose names end with the number of the unit's run."""
+
+    model: ModelSpec
+    lowered: tuple[LoweredModule, ...]
+    loss: str
+    views: bool
+
+    @cached_property
+    def owner(self) -> dict[str, str]:
+        """The unit that owns each parameter."""
+        return {p.fqn: unit.fqn for unit in self.model.units for p in unit.parameters}
+
+    @cached_property
+    def backward(self) -> list[tuple[LoweredModule, TapeEvent]]:
+        """The events of backward in order, each with its module."""
+        return [(m, event) for m in reversed(self.lowered) for event in m.backward.memory]
+
+    @cached_property
+    def forward(self) -> list[tuple[LoweredModule, TapeEvent]]:
+        """The events of forward in order, each with its module."""
+        return [(module, event) for module in self.lowered for event in module.forward.memory]
+
+    @cached_property
+    def freed_after_forward(self) -> list[str]:
+        """The buffers that autocast's cache holds until the whole forward ends."""
+        return [event.buffer for m in self.lowered for event in m.freed_with_autocast_cache]
+
+    @cached_property
+    def gradients(self) -> list[tuple[LoweredModule, ParameterGradient, str]]:
+        """The gradients of both passes, each with its module and its parameter."""
+        return [
+            (module, event, self._parameter(module, event))
+            for module, event in (*self.forward, *self.backward)
+            if isinstance(event, ParameterGradient)
+        ]
+
+    def _parameter(self, module: LoweredModule, event: ParameterGradient) -> str:
+        same_run = run_of(event.fqn) == run_of(module.fqn)
+        is_view = self.views and event.fqn not in self.owner and same_run
+        return without_run(event.fqn) if is_view else event.fqn
+
+    @cached_property
+    def turns(self) -> dict[str, tuple[str, str]]:
+        """The last module and a letter for each event of a gradient in backward, by its fqn.
+
+        u: unmarked, m: marked to be accumulated later, c: the same of a copy, A: accumulated.
+        """
+        turns: dict[str, tuple[str, str]] = {}
+        for module, event in self.backward:
+            if isinstance(event, Accumulated | ParameterGradient):
+                letters = turns.get(event.fqn, ("", ""))[1] + _letter(event)
+                turns[event.fqn] = (module.fqn, letters)
+        return turns
+
+
+def _letter(event: Accumulated | ParameterGradient) -> str:
+    if isinstance(event, Accumulated):
+        return "A"
+    return "u" if not event.accumulation_is_marked else "c" if event.is_copy else "m"
+
+
+Law = Callable[[Lowering], Breaches]
+
+
+def lies_in(unit: str, other: str) -> bool:
+    """True if `unit` is the `other` one or lies in it: the parameters of `other` are gathered while
+    `unit` runs. Every unit lies in the root."""
+    return other in (unit, ROOT) or (other != "" and unit.startswith(f"{other}."))
+
+
+def problems(
+    model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str, views: bool = False
+) -> Iterator[tuple[str, str, str]]:
+    """(place, expected, found) of each breach of a law; the arguments are those of `Lowering`."""
+    lowering = Lowering(model=model, lowered=lowered, loss=loss, views=views)
+    for expected, law in LAWS.items():
+        for where, instead in law(lowering):
+            yield where, expected, instead
+
+
+def names_are_unique(of: Lowering) -> Breaches:
+    """No two units, parameters or modules share a name."""
+    for things in (of.model.units, of.model.parameters, of.model.modules):
+        for fqn, count in Counter(thing.fqn for thing in things).items():
+            if count > 1:
+                yield fqn, "more"
+
+
+def parameters_are_registered(of: Lowering) -> Breaches:
+    """A list of registered parameters holds each one once."""
+    fqns = sorted(parameter.fqn for parameter in of.model.parameters)
+    if of.model.registered and sorted(of.model.registered) != fqns:
+        yield of.model.name, "others"
+
+
+def parameters_have_dimensions(of: Lowering) -> Breaches:
+    """fully_shard refuses scalars."""
+    for parameter in of.model.parameters:
+        if not parameter.shape:
+            yield parameter.fqn, "a scalar"
+
+
+def modules_are_lowered(of: Lowering) -> Breaches:
+    """Lowered modules follow the model's, one by one."""
+    names, lowered = ([(m.fqn, m.unit) for m in ms] for ms in (of.model.modules, of.lowered))
+    if not lowered or names != lowered:
+        yield of.model.name, "other ones"
+
+
+def modules_lie_in_units(of: Lowering) -> Breaches:
+    """Each module belongs to a unit."""
+    units = {ROOT, *(unit.fqn for unit in of.model.units)}
+    for module in of.model.modules:
+        if module.unit not in units:
+            yield module.fqn, module.unit
+
+
+def modules_read_gathered_parameters(of: Lowering) -> Breaches:
+    """Parameters of other units are sharded while a module runs."""
+    for module in of.model.modules:
+        for fqn in (fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn):
+            if not lies_in(module.unit, of.owner.get(fqn, "")):
+                yield module.fqn, fqn
+
+
+def cached_casts_are_made_in_forward(of: Lowering) -> Breaches:
+    """Autocast's cache holds buffers of forward."""
+    made = {event.buffer for _, event in of.forward if isinstance(event, Alloc)}
+    for buffer in of.freed_after_forward:
+        if buffer not in made:
+            yield of.model.name, buffer
+
+
+def gradients_are_of_gathered_parameters(of: Lowering) -> Breaches:
+    """Autograd makes gradients of what the module may read."""
+    for module, event, fqn in of.gradients:
+        if not lies_in(module.unit, of.owner.get(fqn, "")):
+            yield module.fqn, event.fqn
+
+
+def accumulations_follow_gradients(of: Lowering) -> Breaches:
+    """An accumulation ends the wait of a marked gradient."""
+    for fqn, (module, letters) in of.turns.items():
+        if re.search("(^|[uA])A", letters):
+            yield module, fqn
+
+
+def gradients_come_before_their_accumulation(of: Lowering) -> Breaches:
+    """Gradients of a parameter are all marked or all unmarked; a copy is the only one."""
+    for module, event in of.forward:
+        if isinstance(event, Accumulated | ParameterGradient):
+            yield module.fqn, event.fqn
+    for fqn, (last, letters) in of.turns.items():
+        if not re.fullmatch("u*|m+A?|cA?", letters):
+            yield last, fqn
+
+
+def marked_gradients_are_accumulated(of: Lowering) -> Breaches:
+    """A gradient that is marked has its accumulation in the same backward."""
+    for fqn, (_, letters) in sorted(of.turns.items()):
+        if letters[-1] in "mc":
+            yield fqn, "one that is only made"
+
+
+def nested_units_are_called_in_recomputations(of: Lowering) -> Breaches:
+    """A recomputation enters and leaves units of the model, between its own kernels."""
+    units = {unit.fqn for unit in of.model.units}
+    for module, event in (*of.forward, *of.backward):
+        if isinstance(event, InnerCall) and (
+            event.unit not in units or event.kernels > len(module.recompute)
+        ):
+            yield module.fqn, event.unit
+
+
+def recomputations_have_one_mark(of: Lowering) -> Breaches:
+    """`Recomputed` stands once in the backward of each module that recomputes."""
+    marked = [
+        module.fqn for module, event in (*of.forward, *of.backward) if isinstance(event, Recomputed)
+    ]
+    if marked != [module.fqn for module in reversed(of.lowered) if module.recompute]:
+        yield of.model.name, "other marks"
+
+
+def _live_buffers(of: Lowering) -> tuple[list[tuple[str, str]], set[str]]:
+    """(module, buffer) of each event that allocates a live buffer or frees another, and the
+    buffers that are live at the end."""
+    live, breaches = set[str](), list[tuple[str, str]]()
+    for tape in (of.forward, of.backward):
+        for module, event in tape:
+            if isinstance(event, Alloc | Free):
+                if isinstance(event, Alloc) == (event.buffer in live):
+                    breaches.append((module.fqn, event.buffer))
+                else:
+                    live ^= {event.buffer}
+        live.difference_update(of.freed_after_forward if tape is of.forward else ())
+    return breaches, live
+
+
+def buffers_alternate(of: Lowering) -> Breaches:
+    """An allocation is of a dead buffer, a free of a live one."""
+    yield from _live_buffers(of)[0]
+
+
+def buffers_are_freed(of: Lowering) -> Breaches:
+    """Nothing outlives backward."""
+    for buffer in sorted(_live_buffers(of)[1]):
+        yield buffer, "it still lives"
+
+
+def trained_parameters_get_gradients(of: Lowering) -> Breaches:
+    """A parameter in the loss that requires a gradient gets one."""
+    for fqn in sorted(of.model.trained - {fqn for _, _, fqn in of.gradients}):
+        yield fqn, "none"
+
+
+def other_parameters_get_none(of: Lowering) -> Breaches:
+    """Frozen parameters, and those not in the loss, get no gradient."""
+    for fqn in sorted({fqn for _, _, fqn in of.gradients} - of.model.trained):
+        yield fqn, "one"
+
+
+def backward_ends_with_the_loss(of: Lowering) -> Breaches:
+    """From the free of the loss's gradient on, backward only frees; the loss goes last."""
+    tape = next(module for module in of.lowered if module.differentiates).backward.memory
+    ends = tape[tape.index(Free(SEED)) :] if Free(SEED) in tape else ()
+    if not ends or ends[-1] != Free(of.loss) or not all(isinstance(e, Free) for e in ends):
+        yield of.model.name, "another end"
+
+
+LAWS: dict[str, Law] = {
+    "one unit, parameter or module of this name": names_are_unique,
+    "every parameter registered once": parameters_are_registered,
+    "a parameter of at least one dimension, as fully_shard does": parameters_have_dimensions,
+    "one lowered module for each module, and at least one": modules_are_lowered,
+    "a unit of the model": modules_lie_in_units,
+    "parameters of its own unit, of one that it lies in, or the root's": (
+        modules_read_gathered_parameters
+    ),
+    "what goes after forward to be made in it": cached_casts_are_made_in_forward,
+    "gradients of parameters of its own unit, of one that it lies in, or the root's": (
+        gradients_are_of_gathered_parameters
+    ),
+    "gradients accumulated that wait for it": accumulations_follow_gradients,
+    "gradients in backward, each until it is accumulated": (
+        gradients_come_before_their_accumulation
+    ),
+    "calls of units that there are, between kernels that are recomputed": (
+        nested_units_are_called_in_recomputations
+    ),
+    "every buffer allocated once and freed once": buffers_alternate,
+    "one mark in the backward of each module that recomputes": recomputations_have_one_mark,
+    "a buffer that is freed by the end of backward": buffers_are_freed,
+    "a gradient that is accumulated": marked_gradients_are_accumulated,
+    "a gradient in every backward": trained_parameters_get_gradients,
+    "no gradient of a parameter that is frozen or not in the loss": other_parameters_get_none,
+    "the loss and its gradient freed last, and between them what the graph held": (
+        backward_ends_with_the_loss
+    ),
+}
+"""The laws in the order in which they are asked, by what each expects."""

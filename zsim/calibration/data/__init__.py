@@ -1,0 +1,1 @@
+"""Files of measurements: tables, records, and the models that rows are about."""

@@ -1,0 +1,1 @@
+"""Fits of constants to measurements, and the cluster file that results."""

@@ -1,0 +1,1 @@
+"""Contention: what ops that run at once take from one another, and shares of links."""

@@ -1,0 +1,134 @@
+"""Reference of scenario keys in Markdown, generated from the schema.
+
+`python -m zsim.scenario.keys.reference > scenarios/README.md` writes it; a test holds the file to
+it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from zsim.models.families import FAMILIES
+from zsim.scenario.expect import FIGURES
+from zsim.scenario.keys.schema import json_schema, sizes_table, strategy_table
+from zsim.strategies import STRATEGIES
+
+PREFACE = '''\
+# Scenarios
+
+One TOML file is one whole experiment: nothing is inherited, and every default is below. A file's
+name tells strategy, model, ranks, and what is special: `fsdp2-gpt-4-accumulate-last`.
+
+```toml
+description = "FSDP2, one group per block, four ranks: order, bytes, memory, numerics"
+model     = { preset = "gpt-tiny" }
+batch     = { micro_batch = 2, sequence_length = 64, accumulation = 1 }
+cluster   = { preset = "cpu-gloo", ranks = 4 }
+strategy  = { name = "fsdp2", dp_shard = 4, reshard_after_forward = "auto" }
+precision = { parameters = "fp32", reduce = "fp32" }
+optimizer = { name = "adamw", implementation = "foreach" }
+
+[expect]
+all_gathers = 9
+peak_memory = "<= 40 MiB"
+```
+
+Quantities carry units: "80 GiB", "400 Gbit/s", "5 us", "10 %". Unknown keys are errors. An error
+names file, key, what was expected, what was found, and what mends it. [schema.json](schema.json) is
+the JSON Schema, for editors. From Python the same tables are dicts: `zsim.Scenario(model={…}, …)`.
+
+`[expect]` is what a scenario asserts of its steady step. Each figure is compared with `<=`, `>=`,
+`==`, `<` or `>`, and `zsim run` judges it. What a backend cannot see is unsupported, and fails
+nothing.
+
+This page is generated: `python -m zsim.scenario.keys.reference > scenarios/README.md`.
+'''
+
+def reference() -> str:
+    """The page of all scenario keys."""
+    return "\n".join([PREFACE, *_sections()]) + "\n"
+
+
+def _sections() -> Iterator[str]:
+    schema = json_schema()
+    kinds, top = schema["$defs"], schema["properties"]
+    scalars = {name: entry for name, entry in top.items() if "$ref" not in entry}
+    del scalars["strategy"], scalars["expect"]
+    yield from _table("Top level", "", scalars, kinds)
+    for name, entry in top.items():
+        if "$ref" in entry:
+            kind = kinds[entry["$ref"].rpartition("/")[2]]
+            yield from _table(name, kind.get("description", ""), kind["properties"], kinds, kind)
+            if name == "model":
+                yield from _family_sections()
+        elif name == "strategy":
+            yield from _strategy_sections()
+    rows = [f"| `{name}` | {figure.meaning} |" for name, figure in FIGURES.items()]
+    yield "\n".join(["## expect\n", "| figure | meaning |", "|---|---|", *rows, ""])
+
+
+def _family_sections() -> Iterator[str]:
+    for family in FAMILIES:
+        kind = sizes_table(family).model_json_schema()
+        title = f'model.sizes of family "{family}"'
+        yield from _table(title, "", kind["properties"], {}, kind)
+
+
+def _strategy_sections() -> Iterator[str]:
+    for name in STRATEGIES:
+        kind = strategy_table(name).model_json_schema()
+        own = {key: entry for key, entry in kind["properties"].items() if key != "name"}
+        yield from _table(f'strategy, name = "{name}"', "", own, {}, kind)
+
+
+def _table(
+    title: str, meaning: str, entries: dict[str, Any], kinds: dict[str, Any],
+    kind: dict[str, Any] | None = None,
+) -> Iterator[str]:
+    required = (kind or {}).get("required", ())
+    lines = [f"## {title}\n", *([meaning + "\n"] if meaning else [])]
+    lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
+    for key, entry in entries.items():
+        default = "required" if key in required else _toml(entry.get("default"))
+        about = entry.get("description", "")
+        lines.append(f"| `{key}` | {_values(entry, kinds)} | {default} | {about} |")
+    yield "\n".join([*lines, ""])
+
+
+def _values(entry: dict[str, Any], kinds: dict[str, Any]) -> str:
+    """The values that a key may have."""
+    if "$ref" in entry:
+        kind = kinds[entry["$ref"].rpartition("/")[2]]
+        return f"table of {', '.join(kind['properties'])}"
+    if "anyOf" in entry:
+        return " or ".join(
+            dict.fromkeys(
+                _values(kind, kinds) for kind in entry["anyOf"] if kind.get("type") != "null"
+            )
+        )
+    if "enum" in entry or "const" in entry:
+        return ", ".join(_toml(value) for value in entry.get("enum") or [entry["const"]])
+    if entry.get("type") == "array":
+        return f"list of {_values(entry['items'], kinds)}"
+    text = {
+        "string": "text", "integer": "whole number", "number": "number", "boolean": "true, false",
+        "object": "table",
+    }[entry["type"]]
+    low, high = entry.get("minimum"), entry.get("maximum")
+    if low is None:
+        return text
+    return f"{text}, {low:,} to {high:,}" if high is not None else f"{text}, at least {low:,}"
+
+
+def _toml(value: object) -> str:
+    if value is None or value in ("", [], {}):
+        return "–"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

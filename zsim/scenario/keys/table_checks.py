@@ -1,0 +1,187 @@
+"""The tables of a scenario file held to its schema, key by key, and what is wrong with them in the
+scenario's words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from zsim.errors import shown
+from zsim.ir.mesh import AXES, RESERVED_AXES
+from zsim.scenario.keys.schema import ScenarioTable, Table, strategy_table
+from zsim.strategies import STRATEGIES
+
+WORDS = (
+    ("a valid integer", "a whole number"),
+    ("a valid string", "text"),
+    ("a valid boolean", "true or false"),
+    ("a valid tuple", "a list"),
+)
+"""pydantic's words for types, and those of scenario files."""
+FILES = ("model.huggingface", "model.traced", "cluster.file")
+"""The keys that name files, which have keys of their own."""
+
+
+def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: list[str]) -> Any:
+    """`table` as `schema`, or None after adding one line per bad key to `problems`."""
+    try:
+        return schema.model_validate(_frozen(table))
+    except ValidationError as error:
+        complaints: dict[str, list[str]] = {}
+        for item in error.errors(include_url=False):
+            key, complaint = _complaint(schema, item, prefix)
+            complaints.setdefault(key, []).append(complaint)
+        problems += [f"{key}: {_joined(parts)}" for key, parts in complaints.items()]
+    return None
+
+
+@cache
+def _one_key(name: str) -> type[BaseModel]:
+    """The schema of a scenario that has the key `name` only."""
+    field = ScenarioTable.model_fields[name]
+    own: dict[str, Any] = {name: (field.annotation, field)}
+    return create_model(f"scenario's {name}", __base__=Table, **own)
+
+
+def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Each top-level key of a scenario by itself, None where it is missing or wrong; `problems`
+    gets one line per bad key.
+
+    One key's mistake hides no other's.
+    """
+    known = ScenarioTable.model_fields
+    problems += [
+        f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}"
+        for key in table
+        if key not in known
+    ]
+    tables: dict[str, Any] = {}
+    for name in known:
+        entry = {name: table[name]} if name in table else {}
+        checked = validated(_one_key(name), entry, prefix="", problems=problems)
+        tables[name] = None if checked is None else getattr(checked, name)
+    return tables
+
+
+def _frozen(value: object) -> object:
+    """Lists as tuples, so that the frozen schema can take them."""
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+
+
+def _joined(complaints: list[str]) -> str:
+    """One complaint of the several that a value of no allowed type gives."""
+    heads = list(
+        dict.fromkeys(
+            complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints
+        )
+    )
+    if len(heads) == 1:
+        return complaints[0]
+    return f"expected {' or '.join(heads)}, found {complaints[0].partition(', found ')[2]}"
+
+
+def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, str]:
+    """The key and what is wrong with it. Parts of the location that name the variant of a union are
+    left out."""
+    path = _place(item["loc"], depth=1 if prefix else 2)
+    key = ".".join([*([prefix] if prefix else []), *path])
+    if item["type"] == "extra_forbidden":
+        return key, f"unknown key{did_you_mean(path[-1], _names_at(schema, path[:-1]))}"
+    if item["type"] == "missing":
+        return key, "expected a value, found nothing"
+    expected = (
+        item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
+    )
+    for pydantics, ours in WORDS:
+        expected = expected.replace(pydantics, ours)
+    expected = re.sub(
+        r"a valid dictionary or instance of \w+", "a table, { key = value }", expected
+    )
+    if item["type"] == "literal_error":
+        expected = expected.replace("'", '"')  # as TOML and the rest of the message quote
+    return key, f"{expected}, found {shown(item['input'])}"
+
+
+def _place(loc: tuple[str | int, ...], *, depth: int) -> list[str]:
+    """The first `depth` names of a location; of an entry of a list also which it is, and of a table
+    there its own key."""
+    path = [str(part)[:100] for part in loc[:depth]]
+    match loc[depth:]:
+        case (int(index), str(name), *_):
+            return [*path[:-1], f"{path[-1]}[{index}]", name[:100]]
+        case (int(index),):
+            return [*path[:-1], f"{path[-1]}[{index}]"]
+    return path
+
+
+def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys that the table at `path` may have, or each table of the list there."""
+    for part in path:
+        field = schema.model_fields.get(part.partition("[")[0])
+        annotation = (
+            get_args(field.annotation)[0]
+            if field and "[" in part
+            else field.annotation
+            if field
+            else None
+        )
+        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+            return []
+        schema = annotation
+    return list(schema.model_fields)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a complaint about `word`: the nearest of the `known` words, or all of them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    if near:
+        return f", did you mean {near[0]}?"
+    return f"; known are {', '.join(known)}" if known else ""
+
+
+def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:
+    """The first complaint about each key; of a key that names a file, all about that file's own
+    keys."""
+    first: dict[str, str] = {}
+    for problem in problems:
+        key = problem.partition(": ")[0]
+        first.setdefault(problem if key in FILES else key, problem)
+    return tuple(first.values())
+
+
+def strategy_of(table: object, problems: list[str]) -> Any:
+    """The `strategy` table as its own schema, or None after adding what is wrong to `problems`."""
+    if not isinstance(table, dict):
+        return None
+    reserved = [axis for axis in RESERVED_AXES if axis in table]
+    problems += [
+        f"strategy.{axis}: tensor and pipeline parallelism are reserved words for now"
+        for axis in reserved
+    ]
+    name = table.get("name")
+    if not isinstance(name, str) or name not in STRATEGIES:
+        actual = "nothing" if name is None else shown(name)
+        hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
+        problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found "
+                        f"{actual}{hint}")
+        return None
+    rest = {
+        key: value
+        for key, value in table.items()
+        if key not in reserved and not _idle(name, key, value)
+    }
+    return validated(strategy_table(name), rest, prefix="strategy", problems=problems)
+
+
+def _idle(name: str, key: str, value: object) -> bool:
+    """True where `key` is a mesh axis of size 1 that the strategy does not use."""
+    return (
+        key in AXES and key not in STRATEGIES[name].axes and value == 1 and isinstance(value, int)
+    )

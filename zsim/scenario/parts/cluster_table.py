@@ -1,0 +1,97 @@
+"""From a scenario's `cluster` table to the ClusterSpec: a preset or a file, so many nodes of it,
+and its links that are slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from zsim.cluster.cluster import ClusterSpec, SlowRail, clusters, load_cluster
+from zsim.errors import ScenarioError, ZsimError
+from zsim.io.units import format_rate, parse_rate
+from zsim.scenario.keys.schema import ClusterTable
+from zsim.scenario.keys.table_checks import did_you_mean
+from zsim.scenario.parts import cluster_file
+
+SLOWEST = "1 Mbit/s"
+"""Least bandwidth of a slow link. A step over less takes days: another unit is meant."""
+
+
+def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
+    """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the
+    key, where there is none."""
+    if table.file is not None and table.preset is None:
+        cluster = cluster_file.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
+        return _with_network(cluster, table)
+    if table.preset is None or table.file is not None:
+        present = "neither" if table.preset is None else "both"
+        raise ScenarioError((f"cluster: expected one of preset or file, found {present}; `zsim "
+                             f"list clusters` names presets",))
+    if table.preset not in clusters():
+        hint = did_you_mean(table.preset, list(clusters()))
+        raise ScenarioError((f'cluster.preset: unknown cluster "{table.preset[:60]}"{hint}',))
+    return _with_network(load_cluster(table.preset, nodes=table.nodes, ranks=table.ranks), table)
+
+
+def _with_network(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with all that `table` says of its network."""
+    return _with_slow_links(_with_narrow_nics(_with_fabric(cluster, table), table), table)
+
+
+def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with less bandwidth on all of its NICs' links; ScenarioError for more than they
+    have."""
+    if table.nic_bandwidth is None:
+        return cluster
+    bandwidth = _rate("cluster.nic_bandwidth", table.nic_bandwidth, cluster, whose="its NICs'")
+    return replace(
+        cluster, links=replace(cluster.links, rail=replace(cluster.links.rail, bandwidth=bandwidth))
+    )
+
+
+def _rate(key: str, text: str, cluster: ClusterSpec, *, whose: str) -> int:
+    """Bytes/s of a link that is no faster than the cluster's own, which are `whose`; ScenarioError,
+    with the key, for another."""
+    try:
+        bandwidth = parse_rate(text)
+    except ZsimError as error:
+        raise ScenarioError((f"{key}: {error}",)) from None
+    if not parse_rate(SLOWEST) <= bandwidth <= cluster.links.rail.bandwidth:
+        most = format_rate(cluster.links.rail.bandwidth)
+        raise ScenarioError((f"{key}: expected {SLOWEST} to {most}, {whose}, found {text[:60]}",))
+    return bandwidth
+
+
+def _with_fabric(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with another kind of network; ScenarioError for one whose collectives do not know
+    any."""
+    if table.fabric is None:
+        return cluster
+    if cluster.nccl is None:
+        raise ScenarioError((f"cluster.fabric: expected a cluster whose collectives are NCCL's, "
+                             f"found {cluster.name}",))
+    return replace(cluster, nccl=replace(cluster.nccl, fabric=table.fabric))
+
+
+def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with the links that are slower than its preset's; ScenarioError for links that it
+    does not have, or faster ones."""
+    slow, problems = list[SlowRail](), list[str]()
+    limits = {"node": cluster.num_nodes, "nic": cluster.nics_per_node}
+    for index, link in enumerate(table.slow_links):
+        key = f"cluster.slow_links[{index}]"
+        for name, count in limits.items():
+            if getattr(link, name) >= count:
+                problems.append(f"{key}.{name}: expected 0 to {count - 1}, found "
+                                f"{getattr(link, name)}")
+        try:
+            bandwidth = _rate(f"{key}.bandwidth", link.bandwidth, cluster, whose="the others'")
+        except ScenarioError as error:
+            problems += error.problems
+        else:
+            slow.append(SlowRail(node=link.node, nic=link.nic, bandwidth=bandwidth))
+    if len({(link.node, link.nic) for link in slow}) < len(slow):
+        problems.append("cluster.slow_links: expected each link once, found one twice")
+    if problems:
+        raise ScenarioError(tuple(problems))
+    return replace(cluster, slow_rails=tuple(slow))
