@@ -143,7 +143,7 @@ def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
         (scenario().to_toml() + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
         where="figures.toml",
     )
-    runs = [zsim.RunRecord(record=record, scenario=limited) for record in (found, unseen)]
+    runs = [zsim.Run(record=record, scenario=limited) for record in (found, unseen)]
     assert [[verdict.ok for verdict in run.expectations] for run in runs] == [[True], [None]]
     silent = {
         name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()
@@ -237,12 +237,12 @@ broadcasts = 0
 """
     wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
-    verdicts = zsim.RunRecord(record=run, scenario=wanted).expectations
+    verdicts = zsim.Run(record=run, scenario=wanted).expectations
     assert {verdict.name for verdict in verdicts} == set(FIGURES)
     assert [verdict for verdict in verdicts if verdict.ok is not True] == []
 
 
 def test_an_incomplete_run_is_never_fine_whatever_it_reached():
     reached = a_run(*SPANS, step=400)
-    assert zsim.RunRecord(record=replace(reached, complete=False), scenario=scenario()).ok is False
-    assert zsim.RunRecord(record=reached, scenario=scenario()).ok is True
+    assert zsim.Run(record=replace(reached, complete=False), scenario=scenario()).ok is False
+    assert zsim.Run(record=reached, scenario=scenario()).ok is True
