@@ -16,7 +16,7 @@ from zsim.analysis.alternatives import changes, dropped
 from zsim.io.units import format_bytes
 from zsim.memory.fits import MemoryVerdict, Verdict, assess
 from zsim.runs.simulator import StepTime, step_time
-from zsim.scenario import cross_checks
+from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 
@@ -157,7 +157,7 @@ def changed(
         key = _key(other)
         if (
             key in seen
-            or cross_checks.problems(other)
+            or refusals.problems(other)
             or (other.strategy != way.scenario.strategy and not stages)
         ):
             continue

@@ -16,7 +16,7 @@ from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.scenario import cross_checks
+from zsim.scenario import refusals
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
@@ -70,7 +70,7 @@ def fit(scenario: Scenario) -> Fit:
     tried: list[Way] = []
     refused: list[tuple[str, str]] = []
     for name, other in _cases(scenario):
-        if problems := cross_checks.problems(other):
+        if problems := refusals.problems(other):
             refused.append((name, problems[0]))
         else:
             tried.append(way_of((name,), planned(other)))
@@ -104,7 +104,7 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     Each keeps every option of the scenario that its strategy knows. What a scenario file would be
     refused for is left out.
     """
-    yield from ((name, case) for name, case in _cases(scenario) if not cross_checks.problems(case))
+    yield from ((name, case) for name, case in _cases(scenario) if not refusals.problems(case))
 
 
 def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:

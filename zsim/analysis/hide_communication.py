@@ -42,7 +42,7 @@ from zsim.engine.timeline import Timeline
 from zsim.io.units import format_bytes
 from zsim.memory.fits import Verdict, assess
 from zsim.models import wrapping
-from zsim.scenario import cross_checks
+from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.work_limits import MANY_TIMES
@@ -223,7 +223,7 @@ def _simulated(label: str, case: Planned, timeline: Timeline | None = None) -> T
 
 def _tried(label: str, scenario: Scenario) -> Tried | None:
     """The candidate simulated; None where a scenario file that asked for it would be refused."""
-    if cross_checks.problems(scenario):
+    if refusals.problems(scenario):
         return None
     return _simulated(label, planned(scenario))
 

@@ -62,7 +62,8 @@ def of_log(row: LogRow, *, cluster: str = "") -> Collective | Skipped:
     """A row of nccl-tests on the preset `cluster`, or on the node that its GPU is sold in."""
     name = cluster or _node_of(row.gpu)
     if not name:
-        return _skipped(row, f"no preset has the GPU {row.gpu[:40]!r}: `zsim list devices`")
+        remedy = "--cluster names one of `zsim list clusters`"
+        return _skipped(row, f"no preset has the GPU {row.gpu[:40]!r}; {remedy}")
     caveats = list(row.caveats)
     if not cluster:
         caveats.append(

@@ -129,7 +129,7 @@ class ClusterSpec:
     description: str
     kind: Literal["cpu", "cuda"]
     collectives: str
-    """The library of collectives: a name in `zsim.cluster.collectives.ALGORITHMS`."""
+    """The library of collectives: a name in `zsim.cluster.collectives.LIBRARIES`."""
     devices_per_node: int
     nics_per_node: int
     num_nodes: int

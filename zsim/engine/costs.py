@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import ceil, log2
 
 from zsim.cluster.cluster import ClusterSpec, Layout, Path
-from zsim.cluster.collectives import ALGORITHMS, communicator
+from zsim.cluster.collectives import LIBRARIES, communicator
 from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.engine import kernel_time
 from zsim.engine.contention.interference import DeviceShare, KernelLoss, device_share, lost_share
@@ -183,7 +183,7 @@ class Costs:
         key = (kind, nbytes, layout)
         known = self._collectives.get(key)
         if known is None:
-            algorithms = ALGORITHMS[self.cluster.collectives]
+            algorithms = LIBRARIES[self.cluster.collectives]
             wire = algorithms.placed_ns(
                 kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks)
             )
@@ -212,7 +212,7 @@ class Costs:
         self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0
     ) -> int:
         """Bytes that group-local `rank` puts on the wire in a collective of `nbytes`."""
-        algorithms = ALGORITHMS[self.cluster.collectives]
+        algorithms = LIBRARIES[self.cluster.collectives]
         return algorithms.bytes_sent(kind, nbytes, group_size=group_size, rank=rank, root=root)
 
     def issue_ns(self, op: Op) -> int:

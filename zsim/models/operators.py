@@ -1,5 +1,5 @@
-"""The vocabulary models are made of. Each operator knows its work; what autograd keeps of it is the
-tape's business."""
+"""Operators: the vocabulary that models are made of, with their work. The README beside
+`zsim.autograd` says how one is added."""
 
 from __future__ import annotations
 

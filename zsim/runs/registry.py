@@ -88,7 +88,7 @@ def find(name: str) -> Backend:
     if missing:
         raise BackendUnavailableError(
             where=f"backend {name} ({entry.value})",
-            expected="a zsim.ir.run.Backend: name, capabilities() and run()",
+            expected="a zsim.runs.backend.Backend: name, capabilities() and run()",
             found=f"no {missing[0]}",
         )
     return backend
@@ -101,7 +101,7 @@ def capabilities(backend: Backend) -> Capabilities:
         answer = backend.capabilities()
     if not isinstance(answer, Capabilities):
         raise BackendError(
-            where=f"backend {backend.name}", expected="zsim.ir.run.Capabilities",
+            where=f"backend {backend.name}", expected="zsim.runs.backend.Capabilities",
             found=type(answer).__name__,
         )
     devices = get_args(Device)

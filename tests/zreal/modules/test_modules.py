@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from zreal.modules import batches, modules
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.operators import apply
-from zsim.autograd.aten.calls import calls
+from zsim.autograd.aten.operator_calls import calls
 from zsim.autograd.lowering.lower_model import lower
 from zsim.models.families import gpt, llama, load_preset
 from zsim.models.operators import Operator

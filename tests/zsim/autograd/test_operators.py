@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.autograd.aten.calls import Call, calls
+from zsim.autograd.aten.operator_calls import Call, calls
 from zsim.autograd.aten.sdpa import without_kernel
 from zsim.autograd.lowering.lower_module import lower_each
 from zsim.ir.ops import Alloc, Free

@@ -15,7 +15,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
-from zsim.cluster.collectives import ALGORITHMS
+from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import Figure
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
@@ -53,7 +53,7 @@ def test_every_number_has_a_source_and_a_provenance(name: str) -> None:
     known = {"vendor sheet", "published", "source code", "measured", "calibrated", "assumed"}
     assert len(cluster.figures) == len({figure.key for figure in cluster.figures}) >= 27
     assert all(figure.source and figure.provenance in known for figure in cluster.figures)
-    assert cluster.collectives in ALGORITHMS
+    assert cluster.collectives in LIBRARIES
     assert 0 < cluster.device.matmul_efficiency <= 1
     assert 0 < cluster.device.memory_efficiency <= 1
 

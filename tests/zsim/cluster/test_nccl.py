@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec, Fabric, Generation, clusters, load_cluster
-from zsim.cluster.collectives import ALGORITHMS, communicator, estimated
+from zsim.cluster.collectives import LIBRARIES, communicator, estimated
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
 from zsim.cluster.collectives.nccl.curves import CROSSINGS, CURVES, LARGE_DOMAIN, NVLS, RINGS
 from zsim.cluster.collectives.nccl.estimate import Communicator, estimate, time_ns
@@ -186,7 +186,7 @@ def test_every_preset_has_a_time_for_every_collective_inside_and_between_nodes(
 ) -> None:
     cluster = load_cluster(name, nodes=2)
     inside, across = (
-        ALGORITHMS["nccl"].placed_ns(op, 64 * MIB, cluster=cluster, path=cluster.path(ranks))
+        LIBRARIES["nccl"].placed_ns(op, 64 * MIB, cluster=cluster, path=cluster.path(ranks))
         for ranks in (tuple(range(8)), tuple(range(16)))
     )
     assert 0 < inside <= across
@@ -236,7 +236,7 @@ def test_without_contention_the_ring_s_steps_and_the_curve_agree_on_large_messag
     latency no longer counts."""
     cluster = replace(load_cluster("dgx-h100"))
     path = cluster.path(tuple(range(8)))
-    steps = ALGORITHMS["ring"].placed_ns(op, 256 * GIB, cluster=cluster, path=path)
+    steps = LIBRARIES["ring"].placed_ns(op, 256 * GIB, cluster=cluster, path=path)
     asked = replace(communicator(cluster, path), nvls=False)
     assert time_ns(op, 256 * GIB, asked) * share == pytest.approx(steps, rel=0.001)
 

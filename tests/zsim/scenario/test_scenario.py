@@ -14,7 +14,7 @@ from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import cross_checks, scenario
+from zsim.scenario import refusals, scenario
 from zsim.scenario.keys import reference, schema
 from zsim.scenario.plan import plan
 
@@ -469,10 +469,10 @@ def test_defaults_are_those_of_the_objects_that_tables_become():
 def test_a_derived_scenario_is_refused_by_the_very_list_of_files():
     """The one list holds for whole Scenarios too: none of the project's is refused."""
     for file in FILES[::6]:
-        assert cross_checks.problems(scenario.load(file)) == ()
+        assert refusals.problems(scenario.load(file)) == ()
     derived = parse(WHOLE).with_parts(optimizer=Optimizer(momentum=0.9))
     with pytest.raises(ScenarioError) as caught:
         scenario.parse(derived.to_toml().encode(), where="x.toml")
     assert caught.value.problems == tuple(
-        f"x.toml: {problem}" for problem in cross_checks.problems(derived)
+        f"x.toml: {problem}" for problem in refusals.problems(derived)
     )

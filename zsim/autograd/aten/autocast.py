@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from zsim.autograd.aten import calls as eager
+from zsim.autograd.aten import operator_calls as eager
 from zsim.autograd.aten.attention import attention
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.models.operators import Operator

@@ -1,7 +1,7 @@
 """The modules of a model in the order in which they run, with the calls of their operators.
 
-The calls are `zsim.autograd.aten.calls`'s. Names of values are unique in the whole model here, so
-that one tape can follow them.
+The calls are `zsim.autograd.aten.operator_calls`'s. Names of values are unique in the whole model
+here, so that one tape can follow them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import groupby, takewhile
 
 from zsim.autograd.aten.autocast import Autocast
 from zsim.autograd.aten.call import Call
-from zsim.autograd.aten.calls import calls
+from zsim.autograd.aten.operator_calls import calls
 from zsim.autograd.recompute import Region, Step, packs_something
 from zsim.autograd.requires_grad import needed
 from zsim.ir.buffers import Buffer, start_of

@@ -1,7 +1,8 @@
 """One table of measurements: each row is a scenario, or a collective on a cluster, and its figures.
 
-Columns are the dotted keys of a scenario file, and a row passes the very checks of one. README.md
-beside this file lists the other columns. Nothing is guessed: an empty cell is a key left out.
+Columns are the dotted keys of a scenario file, and a row passes the very checks of one. The
+README of `zsim.calibration` lists the other columns. Nothing is guessed: an empty cell is a key
+left out.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithms:
+class Library:
     """One library's all_gather, reduce_scatter, all_reduce and broadcast."""
 
     bytes_sent: BytesSent
@@ -130,20 +130,20 @@ def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
     )
 
 
-ALGORITHMS: dict[str, Algorithms] = {
-    "ring": Algorithms(
+LIBRARIES: dict[str, Library] = {
+    "ring": Library(
         bytes_sent=ring.bytes_sent,
         duration_ns=ring.duration_ns,
         steps=ring.steps,
         placed_ns=_along_the_path(ring.duration_ns),
     ),
-    "gloo": Algorithms(
+    "gloo": Library(
         bytes_sent=gloo.bytes_sent,
         duration_ns=gloo.duration_ns,
         steps=gloo.steps,
         placed_ns=_by_gloo,
     ),
-    "nccl": Algorithms(
+    "nccl": Library(
         bytes_sent=estimate.bytes_sent,
         duration_ns=estimate.duration_ns,
         steps=estimate.steps,

@@ -2,7 +2,7 @@
 
 Types and defaults are those of the dataclasses that tables become. Bounds and meanings are here.
 
-`table_checks` holds tables to the schema, and `reference` prints it. `cross_checks` knows what keys
+`table_checks` holds tables to the schema, and `reference` prints it. `refusals` knows what keys
 mean together.
 """
 

@@ -1,6 +1,6 @@
 """From a scenario's tables to its parts: each by itself, then the model, the cluster and the mesh.
 
-Every problem of every table is reported: a part that cannot be made only hides what `cross_checks`
+Every problem of every table is reported: a part that cannot be made only hides what `refusals`
 says of it together with others.
 """
 
@@ -23,7 +23,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import cross_checks
+from zsim.scenario import refusals
 from zsim.scenario.expect import Expectation, expectation
 from zsim.scenario.parts import frozen
 from zsim.scenario.parts.cluster_table import made_cluster
@@ -83,7 +83,7 @@ def assemble(
     parts.options = attempt(_options, strategy)
     entries = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
     parts.expect = tuple(entry for entry in entries if entry is not None)
-    problems += cross_checks.problems(parts)
+    problems += refusals.problems(parts)
     return parts
 
 

@@ -28,7 +28,7 @@ from zsim.cluster.cluster import (
     Processor,
     cluster_of,
 )
-from zsim.cluster.collectives import ALGORITHMS
+from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import (
     AttentionRate,
     Device,
@@ -223,7 +223,7 @@ def _require_cluster(check: _Checked, table: dict[str, Any]) -> tuple[MeasuredCu
     check.table("", table, TOP, ("nccl", "curves"))
     check.text("description", table["description"])
     check.one_of("kind", table["kind"], ("cpu", "cuda"))
-    library = check.one_of("collectives", table["collectives"], tuple(ALGORITHMS))
+    library = check.one_of("collectives", table["collectives"], tuple(LIBRARIES))
     for name in ("devices_per_node", "nics_per_node"):
         check.count(name, table[name])
     links = check.table("links", table["links"], [field.name for field in fields(Links)])

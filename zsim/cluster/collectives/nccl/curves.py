@@ -4,7 +4,7 @@ and what middle sizes add.
 t = floor + B/(share · bandwidth) + Σ added · B/(B + half). The tuner omits launching, the filling
 of the pipeline and what protocols lose at middle sizes. Below 1 MB it is up to three times too
 fast. Every curve says what it was fitted on and how far off it may be;
-`zsim.calibration.nccl_tests.rows` shows the errors. Figures are µs and bytes of nccl-tests: what
+`python -m tests.published.errors` shows the errors. Figures are µs and bytes of nccl-tests: what
 torch adds is apart.
 """
 

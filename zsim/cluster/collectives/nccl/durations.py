@@ -83,13 +83,15 @@ def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -
 def _over_usual_hops(
     algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
 ) -> Estimate:
-    if algorithm == "ring":
-        return _ring(op, nbytes, communicator, curves)
-    return (
-        _pat(op, nbytes, communicator, curves)
-        if algorithm == "pat"
-        else _nvls(nbytes, communicator, curves)
-    )
+    match algorithm:
+        case "ring":
+            return _ring(op, nbytes, communicator, curves)
+        case "pat":
+            return _pat(op, nbytes, communicator, curves)
+        case "nvls" | "nvls_tree":
+            return _nvls(nbytes, communicator, curves)
+        case "tree":
+            raise AssertionError("no time of a tree is modelled: `algorithms` never chooses one")
 
 
 def _passes(op: str) -> int:

@@ -1,7 +1,9 @@
 """The one list of refusals: parts of a scenario that are right alone and do not go together.
 
-It holds for scenarios from files and from Python, and for those that analyses derive. Each check
-yields one line for each refusal, with the scenario's key in front.
+It holds for scenarios from files and from Python, and for those that analyses derive. Each
+function yields one line for each refusal, with the scenario's key in front; a new one is a line in
+`REFUSALS`. A strategy refuses in its own file. What is wrong in one table alone is refused where
+that table is read: `scenario.keys`, `scenario.parts`, `models.wrapping`.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from zsim.scenario import huggingface_checks
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
 
-Check = Callable[[Any], Iterator[str]]
+Refuses = Callable[[Any], Iterator[str]]
 """Takes a Scenario, or the parts of one that is being made."""
 
 
 def problems(parts: Any) -> tuple[str, ...]:
     """Refusals of the `parts` of a scenario, or of a whole Scenario, one line each.
 
-    A check whose parts are not all there (None) is left out.
+    One whose parts are not all there (None) is left out.
     """
     refusals = [
         line
-        for check, needed in CHECKS.items()
+        for refuses, needed in REFUSALS.items()
         if all(getattr(parts, name) is not None for name in needed)
-        for line in check(parts)
+        for line in refuses(parts)
     ]
     return tuple(refusals)
 
@@ -144,9 +146,9 @@ def _kernels(parts: Any) -> Iterator[str]:
         yield missing
 
 
-CHECKS: dict[Check, tuple[str, ...]] = {
+REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
-    _momentum: ("strategy", "options", "mesh", "optimizer"),
+    _momentum: ("optimizer",),
     _checkpointing: ("model", "checkpointing", "batch", "precision", "strategy"),
     _autocast: ("precision",),
     _execution: ("execution", "cluster", "model"),
@@ -156,4 +158,4 @@ CHECKS: dict[Check, tuple[str, ...]] = {
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
 }
-"""Each check, and the parts that it needs."""
+"""Each function that refuses, and the parts that it needs."""
