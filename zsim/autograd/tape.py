@@ -1,9 +1,9 @@
 """Memory events of each module's forward and backward, as eager autograd makes them.
 
 A liveness simulation over the calls of `zsim.autograd.aten.operator_calls`. It counts references to
-storages as torch does. Python holds a value until its last use, and a module's input until the module
-returns. Autograd holds what it saved until the node has run backward. The engine holds gradients
-(`zsim.autograd.gradients`). The tape knows no strategy and no time.
+storages as torch does. Python holds a value until its last use, and a module's input until the
+module returns. Autograd holds what it saved until the node has run backward. The engine holds
+gradients (`zsim.autograd.gradients`). The tape knows no strategy and no time.
 """
 
 from __future__ import annotations
