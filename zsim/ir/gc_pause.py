@@ -11,6 +11,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_frozen = False
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -22,7 +24,15 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # else objects frozen by the caller would be thawed
+            if not _caller_froze():  # what the caller froze would be thawed
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+def _caller_froze() -> bool:
+    """True from when the caller was first found to freeze objects. Counting a million of them takes
+    50 ms, longer than a small step takes to plan and simulate."""
+    global _frozen
+    _frozen = _frozen or gc.get_freeze_count() > 0
+    return _frozen

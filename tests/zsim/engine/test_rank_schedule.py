@@ -99,3 +99,11 @@ def test_who_stopped_the_collector_is_the_one_to_start_it_again():
     with uncollected():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_objects_that_the_caller_froze_stay_frozen():
+    frozen = gc.get_freeze_count()
+    assert frozen > 0  # by tests/conftest.py
+    with uncollected():
+        pass
+    assert gc.get_freeze_count() == frozen
