@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zsim.errors import ScenarioError, ZsimError
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
-from zsim.runs import registry, saved
+from zsim.runs import registry, saved, simulator
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.compare import compare as comparing
 from zsim.runs.run import Comparison, Run
@@ -179,8 +179,10 @@ def require_real(backend: Backend) -> None:
 def measured(
     backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
 ) -> RunRecord:
-    """The record that a real `backend` makes of `scenario`; ZsimError where it simulates."""
+    """The record that a real `backend` makes of `scenario`; ZsimError where it simulates, or where
+    the Program breaks a law, which might hang its ranks."""
     require_real(backend)
+    simulator.require_lawful(scenario, device=capabilities.device)
     record = observed(backend, capabilities, scenario, options)
     if record.interpreter == "simulator":
         defect = "one of the simulator, which would be compared with itself"
@@ -194,9 +196,9 @@ def validated(
     scenario: Scenario, measured: RunRecord, capabilities: Capabilities
 ) -> Comparison:
     """The record `measured`, compared with the scenario simulated for the same device and ranks."""
-    simulator = registry.SimBackend(device=capabilities.device)
+    predictor = registry.SimBackend(device=capabilities.device)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
-    predicted = observed(simulator, simulator.capabilities(), scenario, options)
+    predicted = observed(predictor, predictor.capabilities(), scenario, options)
     replaced = (
         ""
         if scenario.cluster.kind == capabilities.device

@@ -22,6 +22,8 @@ PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]
 SECOND = "second"
 """Name, in text, of the ops between the first step and a steady one."""
+Stretch = PhaseName | Literal["second"]
+STRETCHES: tuple[Stretch, ...] = ("construction", "first", "second", "steady")
 PartName = Literal["forward", "backward", "optimizer", "zero_grad"]
 PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
 
@@ -55,9 +57,10 @@ class RankProgram:
     first_parts: tuple[StepPart, ...] = ()
     steady_parts: tuple[StepPart, ...] = ()
 
-    def phase(self, name: PhaseName) -> tuple[Op, ...]:
-        """The ops of the phase `name`."""
-        return {"construction": self.construction, "first": self.first, "steady": self.steady}[name]
+    def phase(self, name: Stretch) -> tuple[Op, ...]:
+        """The ops of the phase `name`, or `second`."""
+        ops: tuple[Op, ...] = getattr(self, name)
+        return ops
 
     def before(self, name: PhaseName) -> tuple[Op, ...]:
         """The ops between the phase before `name` and that: `second` before the steady step."""
@@ -197,7 +200,7 @@ def _part(line: str, start: int, number: int) -> StepPart:
 def _rank_program(
     phases: dict[str, list[Op]], parts: dict[str, list[StepPart]], number: int
 ) -> RankProgram:
-    if tuple(phases) not in (PHASES, (*PHASES[:2], SECOND, *PHASES[2:])):
+    if tuple(phases) not in (PHASES, STRETCHES):
         raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or "
                                                  f"without {SECOND} before the last")
     return RankProgram(

@@ -59,10 +59,7 @@ class WorkError(ZsimError):
 
 
 class SimBackend:
-    """The simulator as a backend.
-
-    With `device` its Run predicts a real Run on that kind of device, and the Program is held to the
-    laws of `zsim.ir.laws.program_laws`.
+    """The simulator as a backend; with `device` its Run predicts a real Run on that kind of device.
     """
 
     name = "sim"
@@ -77,15 +74,8 @@ class SimBackend:
     @uncollected()
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
-        if problem := scenario.work.problem(all_ranks=options.all_ranks):
-            raise WorkError(where=scenario.name, expected="less work", found=problem)
         cluster = _cluster(scenario, self.device)
-        program = validate(plan(scenario, device=cluster.kind), memory=False)  # _phases replays it
-        # fully_shard leaves a frozen unit gathered from one step to the next where a recomputation
-        # gathered it last; the laws look at one step, and would take that for a leak.
-        gathered_on = scenario.model.frozen and scenario.checkpointing.mode != "none"
-        if self.device is not None and not gathered_on:
-            program_laws.require_lawful(program, where=scenario.name)
+        program = _program(scenario, cluster, all_ranks=options.all_ranks)
         costs = Costs(cluster=cluster, execution=scenario.executed)
         timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
         return RunRecord(
@@ -105,6 +95,24 @@ class SimBackend:
                 **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
             },
         )
+
+
+@uncollected()
+def require_lawful(scenario: Scenario, *, device: str) -> None:
+    """ProgramError where the Program of a real Run on that kind of device breaks a law."""
+    program = _program(scenario, _cluster(scenario, device), all_ranks=False)
+    # fully_shard leaves a frozen unit gathered from one step to the next where a recomputation
+    # gathered it last; the laws look at one step, and would take that for a leak.
+    if scenario.model.frozen and scenario.checkpointing.mode != "none":
+        return
+    program_laws.require_lawful(program, where=scenario.name)
+
+
+def _program(scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool) -> Program:
+    """The Program, held to the rules of the IR but for its memory, which `_phases` replays."""
+    if problem := scenario.work.problem(all_ranks=all_ranks):
+        raise WorkError(where=scenario.name, expected="less work", found=problem)
+    return validate(plan(scenario, device=cluster.kind), memory=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

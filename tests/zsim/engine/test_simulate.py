@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tests.support.folders import SCENARIOS
+from tests.support.longest_path import longest_path
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.errors import DeadlockError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
-from zsim.ir.order.graph import Node, graph, longest_path
+from zsim.ir.order.graph import Node, graph
 from zsim.ir.program import Program, RankProgram
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend

@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 
+from tests.support.longest_path import longest_path, unused_waits
 from tests.support.random_scenarios import WHOLE, scenarios
+from zsim import api
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
@@ -19,7 +22,8 @@ from zsim.ir.laws import program_laws, run_laws
 from zsim.ir.laws.validate import validate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Free, Op
-from zsim.ir.order.graph import Node, graph, longest_path, unused_waits
+from zsim.ir.order.deadlock import deadlock
+from zsim.ir.order.graph import Node, graph
 from zsim.ir.program import Program, RankProgram, parse
 from zsim.ir.run import Numerics, RankRun, RunRecord
 from zsim.runs.backend import RunOptions
@@ -470,37 +474,90 @@ def test_an_assignment_that_leaves_a_rank_or_a_program_out_is_refused():
         validate(replace(program, ranks=program.ranks * 2))
 
 
-def test_a_cycle_of_collectives_is_named_in_the_graph():
-    """Ranks 0 and 3 reduce over their shards first, ranks 1 and 2 over their replicas: everybody
-    waits for somebody."""
+def in_orders(*orders: tuple[str, ...], assignment: tuple[int, ...]) -> Program:
+    """A Program whose kinds of rank reduce over these groups, one after another."""
 
     def reduce(index: int, group: str) -> Op:
         return op(
             index=index, kind="all_reduce", unit=group, stream="all_reduce", group=group, nbytes=8
         )
 
-    orders = (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"))
     kinds = tuple(
         RankProgram(
             construction=(), first=(), steady=tuple(reduce(*pair) for pair in enumerate(order))
         )
         for order in orders
     )
-    crossed = Program(mesh=Mesh(dp_replicate=2, dp_shard=2), ranks=kinds, assignment=(0, 1, 1, 0))
+    return Program(mesh=Mesh(dp_replicate=2, dp_shard=2), ranks=kinds, assignment=assignment)
 
-    assert validate(crossed) is crossed  # over each group by itself the order is the same
-    with pytest.raises(ProgramError, match="a deadlock: all_reduce dp_"):
-        graph(crossed)
+
+CROSSED = in_orders(
+    ("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"), assignment=(0, 1, 1, 0)
+)
+"""Ranks 0 and 3 reduce over their shards first, ranks 1 and 2 over their replicas: everybody waits
+for somebody."""
+
+
+@pytest.mark.quality
+def test_a_deadlock_breaks_a_law_which_names_the_ring_of_ops_and_ranks():
+    assert validate(CROSSED) is CROSSED  # over each group by itself the order is the same
+    shards_first, replicas_first = (
+        f"op 1 (all_reduce {later}) comes after op 0 (all_reduce {earlier})"
+        for earlier, later in (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"))
+    )
+    assert program_laws.breaches(CROSSED) == (
+        "every op can run: program 0, steady: a deadlock: "
+        f"on rank 0 {shards_first}; on rank 2 {replicas_first}; "
+        f"on rank 3 {shards_first}; on rank 1 {replicas_first}",
+    )
     with pytest.raises(DeadlockError):
-        simulate(crossed, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
+        simulate(CROSSED, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
 
 
-def test_a_prediction_for_a_real_device_is_held_to_the_laws(monkeypatch):
+def test_orders_that_differ_are_no_deadlock_where_no_ring_closes():
+    """Ranks 0 and 1 share a group and reduce over it first; ranks 2 and 3 wait for both."""
+    one_after_another = in_orders(
+        ("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"), assignment=(0, 0, 1, 1)
+    )
+    assert deadlock(one_after_another, stretch="steady") == ""
+
+
+GROUPS = ("dp_shard", "dp_replicate", "world")
+
+
+@given(
+    st.lists(st.permutations(GROUPS), min_size=2, max_size=3, unique_by=tuple),
+    st.lists(st.integers(0, 2), min_size=4, max_size=4),
+)
+def test_the_engine_stops_where_the_graph_has_a_ring_and_nowhere_else(orders, kinds):
+    assignment = tuple(kind % len(orders) for kind in kinds)
+    used = sorted(set(assignment))
+    program = in_orders(
+        *(tuple(orders[kind]) for kind in used),
+        assignment=tuple(used.index(kind) for kind in assignment),
+    )
+    costs = Costs(cluster=load_cluster("dgx-h100", ranks=4))
+    try:
+        simulate(validate(program), costs=costs, all_ranks=True)
+        stops = False
+    except DeadlockError:
+        stops = True
+    assert bool(deadlock(program, stretch="steady")) is stops
+
+
+def test_a_real_run_is_not_started_where_the_program_breaks_a_law(monkeypatch):
     """Which `zsim run` does not ask: they take as long as planning."""
     found = scenario(STRATEGIES["zero3"])
     monkeypatch.setitem(
         program_laws.PROGRAM_LAWS, "no steps", lambda program, rank, phase: iter([phase])
     )
-    SimBackend().run(found, options=RunOptions())
+    SimBackend(device="cpu").run(found, options=RunOptions())
+
+    class Started(SimBackend):
+        name = "real"
+
+        def run(self, scenario, *, options):
+            raise AssertionError
+
     with pytest.raises(ProgramError, match="obeys every law, found no steps: program 0, first"):
-        SimBackend(device="cpu").run(found, options=RunOptions())
+        api.measured(Started("cpu"), SimBackend("cpu").capabilities(), found, RunOptions())

@@ -1,7 +1,7 @@
 """Laws that every correct Program obeys, whatever the strategy and the model.
 
-A law is a function that yields its breaches as text. The command `zsim validate` holds its
-prediction to all of them. The command `zsim run` does not, since they cost as much time as
+A law is a function that yields its breaches as text. The command `zsim validate` asks all of them
+before it starts anything real. The command `zsim run` does not, since they cost as much time as
 planning. Well-formed ops, buffers and meetings are required of each Program by
 `zsim.ir.laws.validate`. Runs have their laws in `zsim.ir.laws.run_laws`.
 """
@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger, label
 from zsim.ir.ops import COLLECTIVES, Alloc, Op, Stream
+from zsim.ir.order.deadlock import deadlock
 from zsim.ir.order.happens_before import happened
-from zsim.ir.program import PhaseName, Program, RankProgram
+from zsim.ir.program import PhaseName, Program, RankProgram, Stretch
 
-STEPS: tuple[PhaseName, ...] = ("first", "steady")
+STEPS: dict[PhaseName, tuple[Stretch, ...]] = {
+    "first": ("construction", "first"), "steady": ("second", "steady")
+}
+"""The steps that laws are asked of, each with what leads to it."""
 COMPUTE = frozenset({"forward", "backward", "recompute"})
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 GATHERS = frozenset({"all_gather", "broadcast"})
@@ -41,6 +45,13 @@ def require_lawful(program: Program, *, where: str) -> None:
     """ProgramError with the first breach of a law, if there is any; `where` names the scenario."""
     for breach in breaches(program):
         raise ProgramError(where=where, expected="a Program that obeys every law", found=breach)
+
+
+def every_op_can_run(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+    """No ops of several ranks wait for one another in a ring; asked of all ranks at once."""
+    for stretch in STEPS[phase] if rank is program.ranks[0] else ():
+        if ring := deadlock(program, stretch=stretch):
+            yield f"a deadlock: {ring}"
 
 
 def every_unshard_is_resharded(
@@ -291,6 +302,7 @@ def shards_are_equal(program: Program, rank: RankProgram, phase: PhaseName) -> I
 
 
 PROGRAM_LAWS: dict[str, ProgramLaw] = {
+    "every op can run": every_op_can_run,
     "every unshard is resharded": every_unshard_is_resharded,
     "compute finds its parameters gathered": compute_finds_its_parameters_gathered,
     "compute waits for its all-gather": compute_waits_for_its_all_gather,

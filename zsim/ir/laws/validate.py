@@ -15,7 +15,7 @@ from zsim.ir.ledger import label
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
-from zsim.ir.program import PHASES, SECOND, Program
+from zsim.ir.program import PHASES, STRETCHES, Program
 
 Signature = tuple[str, int, str, int]
 Sequences = dict[str, list[tuple[Op, Signature]]]
@@ -40,13 +40,11 @@ def validate(program: Program, *, memory: bool = True) -> Program:
         )
     sizes = _Sizes(mesh)
     for number, rank in enumerate(program.ranks):
-        for phase, ops in (
-            *((phase, rank.phase(phase)) for phase in PHASES), (SECOND, rank.second)
-        ):
-            for index, op in enumerate(ops):
+        for stretch in STRETCHES:
+            for index, op in enumerate(rank.phase(stretch)):
                 problem = _problem(op, index, sizes)
                 if problem is not None:
-                    where = f"program {number}, {phase} op {index} ({label(op)})"
+                    where = f"program {number}, {stretch} op {index} ({label(op)})"
                     raise ProgramError(where=where, expected=problem[0], found=problem[1])
         for phase in PHASES[1:]:
             starts = [part.start for part in rank.parts(phase)]
@@ -63,11 +61,10 @@ def validate(program: Program, *, memory: bool = True) -> Program:
                 )
         if memory:
             replay(rank, timeline=False)
-    for phase in PHASES:
+    for stretch in STRETCHES:
         _check_meetings(
-            program, phase, [collective_sequences(rank.phase(phase)) for rank in program.ranks]
+            program, stretch, [collective_sequences(rank.phase(stretch)) for rank in program.ranks]
         )
-    _check_meetings(program, SECOND, [collective_sequences(rank.second) for rank in program.ranks])
     return program
 
 
