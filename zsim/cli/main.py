@@ -130,7 +130,8 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("measured", type=_path, metavar="RUN_B.json")
     _json(compare)
     show = commands.add_parser(
-        "show", help="the mesh, the Program and the memory of a scenario", allow_abbrev=False
+        "show", help="the mesh, its routes, the Program and the memory of a scenario",
+        allow_abbrev=False,
     )
     show.add_argument("scenario", type=_path, metavar="SCENARIO")
     show.add_argument("--program", action="store_true", help="the Program, one line per op")

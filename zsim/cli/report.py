@@ -11,16 +11,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zsim.errors import ZsimError, visible
-from zsim.io.units import format_bytes, format_time
+from zsim.io.units import format_bytes, format_rate, format_time
 from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.keys import schema
 from zsim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from zsim.cluster.routes import GroupRoutes
 
 WORDS = {True: "ok", False: "FAILED", None: "-"}
 
@@ -194,6 +197,33 @@ def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
                          f"rank 0's steady step",
         **allocator,
     }
+
+
+def route_rows(ways: Sequence[GroupRoutes]) -> list[tuple[str, str]]:
+    """Rows with the hops of each group that communicates: the links, the narrowest, and its time.
+    """
+    rows: list[tuple[str, str]] = []
+    for way in ways:
+        for hop in way.hops:
+            ring = (
+                f" (ring {format_rate(way.ring_bytes_per_s)})"
+                if hop is way.hops[-1] and way.ring_bytes_per_s != hop.bytes_per_s
+                else ""
+            )
+            link = f"{hop.narrowest} {format_rate(hop.bytes_per_s)}{ring}"
+            text = f"{_parts(hop.parts)}, {link}, {format_time(hop.latency_ns)}"
+            rows.append((f"  {way.group}" if hop is way.hops[0] else "", text))
+    return rows
+
+
+def _parts(parts: Sequence[str]) -> str:
+    """The parts of a route, a node by name only where it is another than that before."""
+    told, node = [], "node0"
+    for part in parts:
+        own, _, name = part.rpartition(".")
+        told.append(name if own in ("", node) else part)
+        node = own or node
+    return " → ".join(told)
 
 
 def _options(scenario: Scenario) -> str:

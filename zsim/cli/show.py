@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zsim import api
 from zsim.analysis import advice
@@ -20,6 +21,9 @@ from zsim.runs import registry
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
+
+if TYPE_CHECKING:
+    from zsim.cluster.routes import GroupRoutes
 
 
 def show(options: argparse.Namespace) -> int:
@@ -60,9 +64,12 @@ def show(options: argparse.Namespace) -> int:
             more["nothing_fits"] = nothing_fits or None
         if options.time:
             more["time"] = time_report.as_object(case)
-        report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
+        ways = {"routes": [asdict(way) for way in _routes(case)]}
+        report.write_json({"schema_version": SCHEMA_VERSION, **head, **ways, **more})
         return 0
     rows = [(name, text) for name, text in list(head.items())[1:] if text]
+    after_mesh = 1 + [name for name, _ in rows].index("mesh")
+    rows[after_mesh:after_mesh] = report.route_rows(_routes(case))
     report.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: "
                                                    f"{memory_report.verdict_words(answer)}")])
     if options.program:
@@ -74,6 +81,16 @@ def show(options: argparse.Namespace) -> int:
     if options.time:
         time_report.show(case)
     return 0
+
+
+def _routes(case: Planned) -> tuple[GroupRoutes, ...]:
+    """The routes of the groups over which the steady step communicates, in the order of issue."""
+    groups = dict.fromkeys(op.group for op in case.program.ranks[0].steady if op.group)
+    if not groups:
+        return ()
+    from zsim.cluster import routes  # networkx takes 60 ms, which few commands need
+
+    return routes.routes(case.scenario.cluster, case.program.mesh, groups)
 
 
 def _advice(case: Planned) -> tuple[advice.Effect, ...] | None:

@@ -1,8 +1,7 @@
-"""Clusters: devices, links and nodes from preset files, each number with its source, and the graph
-they form.
+"""Clusters: devices, links and nodes from preset files, each number with its source.
 
 The bandwidths of links are what NCCL reaches on them, never data-sheet NVLink. A ClusterSpec is
-small whatever the number of nodes; `ClusterSpec.graph` builds its graph on demand. It knows no
+small whatever the number of nodes; `zsim.cluster.routes` builds its graph on demand. It knows no
 strategy and no collective.
 """
 
@@ -16,14 +15,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, Figure, Provenance, figures_of, load_device, values
 from zsim.errors import ScenarioError
-
-if TYPE_CHECKING:
-    import networkx
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]
@@ -272,11 +268,6 @@ class ClusterSpec:
                 )
         return slowest
 
-    def graph(self) -> networkx.Graph:
-        """The cluster; nodes have `kind` (gpu, switch, pcie, nic, rail, host), edges `bandwidth`
-        and `latency_ns`."""
-        return _graph(self)
-
 
 def clusters() -> tuple[str, ...]:
     """The names of all cluster presets, sorted."""
@@ -352,42 +343,3 @@ def cluster_of(
 @cache
 def _preset(name: str) -> dict[str, Any]:
     return tomllib.loads((files("zsim") / "presets" / "clusters" / f"{name}.toml").read_text())
-
-
-def _graph(cluster: ClusterSpec) -> networkx.Graph:
-    import networkx  # takes 60 ms, which only graphs need
-
-    graph = networkx.Graph()
-    for node in range(cluster.num_nodes):
-        _add_node(graph, cluster, node)
-    return graph
-
-
-def _add_node(graph: networkx.Graph, cluster: ClusterSpec, node: int) -> None:
-    """One node: each device on the fabric and behind its NIC's PCIe switch, each NIC on the switch
-    of its rail."""
-    links, num_switches = (
-        cluster.links, max(1, min(cluster.nics_per_node, cluster.devices_per_node)),
-    )
-
-    def join(kind_a: str, a: str, kind_b: str, b: str, link: Link) -> None:
-        graph.add_node(a, kind=kind_a)
-        graph.add_node(b, kind=kind_b)
-        graph.add_edge(a, b, bandwidth=link.bandwidth, latency_ns=link.latency)
-
-    for index in range(cluster.devices_per_node):
-        device = f"node{node}.gpu{index}"
-        pcie = f"node{node}.pcie{index * num_switches // cluster.devices_per_node}"
-        join("gpu", device, "switch", f"node{node}.switch", links.fabric)
-        join("gpu", device, "pcie", pcie, links.pcie)
-        join("pcie", pcie, "host", f"node{node}.host", links.host)
-    slow = {(rail.node, rail.nic): rail.bandwidth for rail in cluster.slow_rails}
-    for index in range(cluster.nics_per_node):
-        nic = f"node{node}.nic{index}"
-        bandwidth = min(links.rail.bandwidth, slow.get((node, index), links.rail.bandwidth))
-        pcie = f"node{node}.pcie{index * num_switches // cluster.nics_per_node}"
-        join("pcie", pcie, "nic", nic, links.pcie)
-        join(
-            "nic", nic, "rail", f"rail{index}",
-            Link(bandwidth=bandwidth, latency=links.rail.latency),
-        )

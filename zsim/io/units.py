@@ -164,5 +164,10 @@ def format_time(ns: int) -> str:
 
 
 def format_rate(bytes_per_second: int) -> str:
-    """The text of a rate, in GB/s."""
-    return f"{bytes_per_second / 1e9:,.1f} GB/s"
+    """The text of a rate: MB/s below 1 GB/s, and GB/s above.
+
+    >>> format_rate(450 * 10**6), format_rate(48 * 10**9)
+    ('450.0 MB/s', '48.0 GB/s')
+    """
+    unit = "GB/s" if bytes_per_second >= 10**9 else "MB/s"
+    return f"{bytes_per_second / int(RATES[unit]):,.1f} {unit}"

@@ -291,6 +291,30 @@ def test_show_prints_the_mesh_and_the_memory(capsys):
     assert output(capsys, "show", ZERO3, "--memory")["memory"]
 
 
+def test_show_prints_the_routes_of_each_group_that_communicates(capsys, tmp_path):
+    path = tmp_path / "routes.toml"
+    path.write_text("""
+model = { preset = "mlp-tiny" }
+batch = { micro_batch = 1 }
+cluster = { preset = "p4d", nodes = 3, slow_links = [{ node = 1, nic = 3, bandwidth = "5 GB/s" }] }
+strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
+""")
+    shown = output(capsys, "show", str(path))["routes"]
+    assert [(way["group"], way["num_ranks"], len(way["hops"])) for way in shown] == [
+        ("dp_shard", 12, 2), ("dp_replicate", 2, 1)
+    ]
+    assert main(["show", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    mesh = next(at for at, line in enumerate(lines) if line.startswith("  mesh"))
+    assert lines[mesh + 1 : mesh + 4] == [
+        "    dp_shard      node1.gpu4 → switch → gpu5, fabric 240.0 GB/s, 3.400 us",
+        "                  node1.gpu6 → pcie3 → nic3 → rail3 → node2.nic3 → pcie3 → gpu6, "
+        "rail 5.0 GB/s (ring 10.0 GB/s), 14.000 us",
+        "    dp_replicate  gpu2 → switch → gpu6 → pcie3 → nic3 → rail3 → node1.nic3 → pcie3 → "
+        "gpu6, rail 5.0 GB/s (ring 2.5 GB/s), 17.400 us",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
