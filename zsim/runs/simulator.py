@@ -101,10 +101,6 @@ class SimBackend:
 def require_lawful(scenario: Scenario, *, device: str) -> None:
     """ProgramError where the Program of a real Run on that kind of device breaks a law."""
     program = _program(scenario, _cluster(scenario, device), all_ranks=False)
-    # fully_shard leaves a frozen unit gathered from one step to the next where a recomputation
-    # gathered it last; the laws look at one step, and would take that for a leak.
-    if scenario.model.frozen and scenario.checkpointing.mode != "none":
-        return
     program_laws.require_lawful(program, where=scenario.name)
 
 

@@ -545,12 +545,12 @@ def test_the_engine_stops_where_the_graph_has_a_ring_and_nowhere_else(orders, ki
     assert bool(deadlock(program, stretch="steady")) is stops
 
 
-def test_a_real_run_is_not_started_where_the_program_breaks_a_law(monkeypatch):
+@pytest.mark.parametrize("found",
+    [scenario(STRATEGIES["zero3"]), parse_scenario(KEEPS_PARTS.encode(), where="parts.toml")],
+)
+def test_a_real_run_is_not_started_where_the_program_breaks_a_law(found, monkeypatch):
     """Which `zsim run` does not ask: they take as long as planning."""
-    found = scenario(STRATEGIES["zero3"])
-    monkeypatch.setitem(
-        program_laws.PROGRAM_LAWS, "no steps", lambda program, rank, phase: iter([phase])
-    )
+    monkeypatch.setitem(program_laws.PROGRAM_LAWS, "no steps", lambda step: iter([step.phase]))
     SimBackend(device="cpu").run(found, options=RunOptions())
 
     class Started(SimBackend):

@@ -8,36 +8,33 @@ planning. Well-formed ops, buffers and meetings are required of each Program by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from zsim.errors import ProgramError
-from zsim.ir.ledger import Ledger, label
-from zsim.ir.ops import COLLECTIVES, Alloc, Op, Stream
+from zsim.ir.laws.rank_step import STEPS, RankStep, rank_steps, unsharded
+from zsim.ir.ledger import label
+from zsim.ir.ops import COLLECTIVES, Alloc, Free, Stream
 from zsim.ir.order.deadlock import deadlock
-from zsim.ir.order.happens_before import happened
-from zsim.ir.program import PhaseName, Program, RankProgram, Stretch
+from zsim.ir.program import Program
 
-STEPS: dict[PhaseName, tuple[Stretch, ...]] = {
-    "first": ("construction", "first"), "steady": ("second", "steady")
-}
-"""The steps that laws are asked of, each with what leads to it."""
 COMPUTE = frozenset({"forward", "backward", "recompute"})
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
+"""Kinds of ops, and the streams on which they are issued."""
 GATHERS = frozenset({"all_gather", "broadcast"})
-REDUCTION_STREAMS = frozenset({"reduce_scatter", "all_reduce"})
 GATHER_STREAMS = frozenset({"all_gather", "all_gather_copy_in"})
 
-ProgramLaw = Callable[[Program, RankProgram, PhaseName], Iterator[str]]
+ProgramLaw = Callable[[RankStep], Iterator[str]]
 
 
 def breaches(program: Program) -> tuple[str, ...]:
     """Every breach of a law in the steps of `program`, as "law: program n, phase: breach"."""
     return tuple(
-        f"{name}: program {number}, {phase}: {breach}"
+        f"{name}: program {number}, {step.phase}: {breach}"
+        for number in range(len(program.ranks))
+        for step in rank_steps(program, number)
         for name, law in PROGRAM_LAWS.items()
-        for number, rank in enumerate(program.ranks)
-        for phase in STEPS
-        for breach in law(program, rank, phase)
+        for breach in law(step)
     )
 
 
@@ -47,107 +44,97 @@ def require_lawful(program: Program, *, where: str) -> None:
         raise ProgramError(where=where, expected="a Program that obeys every law", found=breach)
 
 
-def every_op_can_run(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+def every_op_can_run(step: RankStep) -> Iterator[str]:
     """No ops of several ranks wait for one another in a ring; asked of all ranks at once."""
-    for stretch in STEPS[phase] if rank is program.ranks[0] else ():
-        if ring := deadlock(program, stretch=stretch):
+    for stretch in (STEPS[step.phase], step.phase) if step.number == 0 else ():
+        if ring := deadlock(step.program, stretch=stretch):
             yield f"a deadlock: {ring}"
 
 
-def every_unshard_is_resharded(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
-    """Unsharded parameters that a step makes are gone at its end, but for what a unit whose
-    backward never runs keeps on fewer ranks.
-
-    fully_shard frees those parts when the unit is resharded again, in the next step's forward.
+def every_unshard_is_resharded(step: RankStep) -> Iterator[str]:
+    """Unsharded parameters are gone when a step ends whose optimizer steps their unit, since the
+    next step would read old values. Others may stay for the next step, which reads or frees them.
     """
-    live: dict[str, Op] = {}
-    ended = {op.unit for op in rank.phase(phase) if op.kind == "backward"}
-    narrowing = set[int]()
-    for op in rank.phase(phase):
-        for event in op.memory:
-            if not isinstance(event, Alloc):
-                if live.pop(event.buffer, op) is not op and op.kind == "copy":
-                    narrowing.add(op.index)
-            elif event.kind == "unsharded_parameters":
-                live[event.buffer] = op
-    for buffer, op in live.items():
-        if op.unit in ended or op.index not in narrowing:
-            yield f"{buffer}, made by op {op.index} ({label(op)}), outlives the step"
+    trained = {op.unit for op in step.ops if op.kind in REDUCTIONS or op.stream in REDUCTIONS}
+    read = {unit for op in step.following for unit in op.reads}
+    events = (event for op in step.following for event in op.memory)
+    used = {event.buffer for event in events if isinstance(event, Free)}
+    for made in unsharded(step.after):
+        if made.op.unit in trained:
+            yield f"{made}, outlives the step, and its unit is trained"
+        elif made.op.unit not in read and made.alloc.buffer not in used:
+            yield f"{made}, outlives the step, and the next one neither reads nor frees it"
 
 
-def compute_finds_its_parameters_gathered(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def compute_finds_its_parameters_gathered(step: RankStep) -> Iterator[str]:
     """Compute reads a param group only while as many of its bytes are unsharded as its all-gather
     brought, or some."""
     owners: dict[str, tuple[str, int]] = {}
-    live: dict[str, int] = {}
+    live = Counter[str]()
+    for made in unsharded(step.before):
+        owners[made.alloc.buffer] = (made.op.unit, made.alloc.nbytes)
+        live[made.op.unit] += made.alloc.nbytes
     brought: dict[str, int] = {}
-    for op in rank.phase(phase):
+    for op in step.ops:
         for unit in op.reads if op.kind in COMPUTE else ():
-            if live.get(unit, 0) < brought.get(unit, 1):
+            if live[unit] < brought.get(unit, 1):
                 yield f"op {op.index} ({label(op)}) reads {unit}, which is sharded"
         if op.kind == "all_gather":
             brought[op.unit] = op.nbytes
         for event in op.memory:
             if not isinstance(event, Alloc):
                 unit, nbytes = owners.pop(event.buffer, ("", 0))
-                live[unit] = live.get(unit, 0) - nbytes
+                live[unit] -= nbytes
             elif event.kind == "unsharded_parameters":
                 owners[event.buffer] = (op.unit, event.nbytes)
-                live[op.unit] = live.get(op.unit, 0) + event.nbytes
+                live[op.unit] += event.nbytes
 
 
-def compute_waits_for_its_all_gather(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def compute_waits_for_its_all_gather(step: RankStep) -> Iterator[str]:
     """Between the all-gather of a param group and compute that reads it lies a chain of waits and
     streams."""
-    order = happened(rank.phase(phase))
     gathered: dict[str, int] = {}
-    for op in rank.phase(phase):
+    for op in step.ops:
         if op.kind == "all_gather":
             gathered[op.unit] = op.index
         for unit in op.reads if op.kind in COMPUTE else ():
-            if unit in gathered and not order.before(gathered[unit], op.index):
+            if unit in gathered:
+                awaited = step.order.before(gathered[unit], op.index)
+            else:
+                stream = step.pending.get(unit)
+                awaited = stream is None or step.order.awaits(stream, op.index)
+            if not awaited:
+                gather = f", op {gathered[unit]}" if unit in gathered else " in the step before"
                 yield (
-                    f"op {op.index} ({label(op)}) does not wait for the all-gather of {unit}, op "
-                    f"{gathered[unit]}"
+                    f"op {op.index} ({label(op)}) does not wait for the all-gather of {unit}"
+                    f"{gather}"
                 )
 
 
-def collectives_send_what_is_packed(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def collectives_send_what_is_packed(step: RankStep) -> Iterator[str]:
     """A reduction begins after the copy of its gradients, an all-gather after its copy-in."""
-    order = happened(rank.phase(phase))
     packed: dict[tuple[str, bool], int] = {}
-    for op in rank.phase(phase):
+    for op in step.ops:
         gathers = op.stream in GATHER_STREAMS
         if op.kind == "copy":
             packed[op.unit, gathers] = op.index
         copy = packed.get((op.unit, gathers), -1) if op.kind in COLLECTIVES else -1
-        if copy >= 0 and not order.before(copy, op.index):
+        if copy >= 0 and not step.order.before(copy, op.index):
             yield f"op {op.index} ({label(op)}) does not wait for the copy in op {copy}"
 
 
-def copies_wait_for_what_they_copy(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def copies_wait_for_what_they_copy(step: RankStep) -> Iterator[str]:
     """A copy-out begins after its all-gather, or all-reduce; what a reduction's stream casts or
     adds was packed on the compute stream."""
-    order = happened(rank.phase(phase))
     brought: dict[str, int] = {}
     packed: dict[str, int] = {}
-    for op in rank.phase(phase):
+    for op in step.ops:
         if op.kind in ("all_gather", "all_reduce"):
             brought[op.unit] = op.index
         if op.kind != "copy" or op.stream in GATHER_STREAMS:
             continue
         source = brought.pop(op.unit, -1) if op.stream == "compute" else packed.get(op.unit, -1)
-        if source >= 0 and not order.before(source, op.index):
+        if source >= 0 and not step.order.before(source, op.index):
             yield f"op {op.index} ({label(op)}) does not wait for op {source}"
         if op.stream == "compute":
             packed[op.unit] = op.index
@@ -157,40 +144,35 @@ def copies_wait_for_what_they_copy(
             brought.pop(op.unit, None)
 
 
-def what_is_sent_is_freed_afterwards(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def what_is_sent_is_freed_afterwards(step: RankStep) -> Iterator[str]:
     """An op that frees a communication buffer waits for the collective (or copy in its stead) it
     was made for, unless it is that.
 
     Frees on the host promise nothing: there the allocator itself waits for the streams that still
     use the memory.
     """
-    order = happened(rank.phase(phase))
     waiting: dict[str, str] = {}
     senders: dict[str, int] = {}
-    for op in rank.phase(phase):
+    for op in step.ops:
         for event in op.memory:
             if not isinstance(event, Alloc):
                 waiting.pop(event.buffer, None)
                 sender = senders.pop(event.buffer, -1)
-                if sender >= 0 and op.stream != "host" and not order.before(sender, op.index):
+                if sender >= 0 and op.stream != "host" and not step.order.before(sender, op.index):
                     yield (
                         f"op {op.index} ({label(op)}) frees {event.buffer}, which op {sender} may "
                         f"still use"
                     )
             elif event.kind == "communication":
                 waiting[event.buffer] = op.unit
-        if op.kind in COLLECTIVES or (op.kind == "copy" and op.stream in REDUCTION_STREAMS):
+        if op.kind in COLLECTIVES or (op.kind == "copy" and op.stream in REDUCTIONS):
             made = [buffer for buffer, unit in waiting.items() if unit == op.unit]
             for buffer in made:
                 del waiting[buffer]
                 senders[buffer] = op.index
 
 
-def gathers_overwrite_nothing_that_is_read(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def gathers_overwrite_nothing_that_is_read(step: RankStep) -> Iterator[str]:
     """Memory that a gather stream has freed is allocated again by it only after every read of it
     has ended.
 
@@ -199,13 +181,15 @@ def gathers_overwrite_nothing_that_is_read(
     stream has come so far. Compute reads unsharded parameters, a copy what an all-gather has
     brought.
     """
-    order = happened(rank.phase(phase))
-    owners: dict[str, tuple[str, str, Stream]] = {}
+    owners: dict[str, tuple[str, str, Stream]] = {
+        buffer: (made.alloc.kind, made.op.unit, made.op.stream)
+        for buffer, made in step.before.items()
+    }
     readers: dict[tuple[str, str], int] = {}
     gathered: dict[str, int] = {}
     brought: dict[str, str] = {}  # by unit: a unit that runs twice in a row has two of them at once
     reused: dict[Stream, int] = {}
-    for op in rank.phase(phase):
+    for op in step.ops:
         readers |= {("unsharded_parameters", unit): op.index for unit in op.reads}
         if op.kind == "copy" and gathered.get(op.unit) in op.waits:
             readers["communication", brought.get(op.unit, "")] = op.index
@@ -223,82 +207,71 @@ def gathers_overwrite_nothing_that_is_read(
             if event.kind == "communication" and op.stream in GATHER_STREAMS:
                 brought[op.unit] = event.buffer
             reader = reused.get(op.stream, -1) if op.stream in GATHER_STREAMS else -1
-            if reader >= 0 and not order.before(reader, op.index):
+            if reader >= 0 and not step.order.before(reader, op.index):
                 yield (
                     f"op {op.index} ({label(op)}) does not wait for op {reader}, which may still "
                     f"read what it overwrites"
                 )
 
 
-def reductions_wait_for_gradients(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def reductions_wait_for_gradients(step: RankStep) -> Iterator[str]:
     """A reduction begins when the backward that was issued last before it has ended."""
-    order, backward = happened(rank.phase(phase)), -1
-    for op in rank.phase(phase):
-        if op.kind in REDUCTIONS and backward >= 0 and not order.before(backward, op.index):
+    backward = -1
+    for op in step.ops:
+        if op.kind in REDUCTIONS and backward >= 0 and not step.order.before(backward, op.index):
             yield f"op {op.index} ({label(op)}) does not wait for the gradients of op {backward}"
         if op.kind == "backward":
             backward = op.index
 
 
-def the_optimizer_waits_for_all_gradients(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def the_optimizer_waits_for_all_gradients(step: RankStep) -> Iterator[str]:
     """The optimizer steps after every backward and every reduction before it."""
-    ops = rank.phase(phase)
-    order = happened(ops)
-    for op in ops:
+    for op in step.ops:
         if op.kind == "optimizer":
             needed = (
                 other
-                for other in ops[: op.index]
+                for other in step.ops[: op.index]
                 if other.kind in REDUCTIONS or other.kind == "backward"
             )
             yield from (
                 f"op {op.index} ({label(op)}) does not wait for op {other.index} ({label(other)})"
                 for other in needed
-                if not order.before(other.index, op.index)
+                if not step.order.before(other.index, op.index)
             )
 
 
-def stepped_parameters_travel_after_the_step(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
+def stepped_parameters_travel_after_the_step(step: RankStep) -> Iterator[str]:
     """A gather or broadcast issued after the optimizer sends what it has stepped."""
-    order, stepped = happened(rank.phase(phase)), -1
-    for op in rank.phase(phase):
-        if op.kind in GATHERS and stepped >= 0 and not order.before(stepped, op.index):
+    stepped = -1
+    for op in step.ops:
+        if op.kind in GATHERS and stepped >= 0 and not step.order.before(stepped, op.index):
             yield f"op {op.index} ({label(op)}) does not wait for the optimizer, op {stepped}"
         if op.kind == "optimizer":
             stepped = op.index
 
 
-def a_steady_step_returns_what_it_takes(
-    program: Program, rank: RankProgram, phase: PhaseName
-) -> Iterator[str]:
-    """Memory of each kind has the same bytes at the end of a steady step as at its beginning."""
-    if phase != "steady":
+def a_steady_step_returns_what_it_takes(step: RankStep) -> Iterator[str]:
+    """Memory of each kind, and what is gathered of each unit, has as many bytes when a steady step
+    ends as when it began."""
+    if step.phase != "steady":
         return
-    ledger = Ledger()
-    for op in (*rank.construction, *rank.first, *rank.second):
-        ledger.apply(op)
-    before = dict(ledger.by_kind)
-    for op in rank.steady:
-        ledger.apply(op)
-    for kind, nbytes in ledger.by_kind.items():
-        if nbytes != before[kind]:
-            yield f"{kind} are {nbytes - before[kind]:+,} B after the step"
+    change = Counter[tuple[str, str]]()
+    for live, sign in ((step.after, 1), (step.before, -1)):
+        for made in live.values():
+            unit = made.op.unit if made.alloc.kind == "unsharded_parameters" else ""
+            change[made.alloc.kind, unit] += sign * made.alloc.nbytes
+    for (kind, unit), nbytes in change.items():
+        if nbytes:
+            yield f"{kind}{unit and f' of {unit}'} are {nbytes:+,} B after the step"
 
 
-def shards_are_equal(program: Program, rank: RankProgram, phase: PhaseName) -> Iterator[str]:
+def shards_are_equal(step: RankStep) -> Iterator[str]:
     """The bytes of an all-gather or reduce-scatter divide by the size of its group."""
-    for op in rank.phase(phase):
-        if op.kind in ("all_gather", "reduce_scatter") and op.nbytes % program.mesh.size(op.group):
-            yield (
-                f"op {op.index} ({label(op)}): {op.nbytes:,} B do not divide by "
-                f"{program.mesh.size(op.group)} ranks"
-            )
+    for op in step.ops:
+        if op.kind in ("all_gather", "reduce_scatter"):
+            size = step.program.mesh.size(op.group)
+            if op.nbytes % size:
+                yield f"op {op.index} ({label(op)}): {op.nbytes:,} B do not divide by {size} ranks"
 
 
 PROGRAM_LAWS: dict[str, ProgramLaw] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.ir.ops import STREAMS, Op
+from zsim.ir.ops import STREAMS, Op, Stream
 
 NOTHING = (-1,) * len(STREAMS)
 
@@ -20,6 +20,11 @@ class Happened:
     def before(self, earlier: int, later: int) -> bool:
         """True when op `earlier` has ended whenever op `later` begins."""
         return earlier < later and self.clocks[later][self.streams[earlier]] >= earlier
+
+    def awaits(self, stream: Stream, later: int) -> bool:
+        """True when what was issued on `stream` in earlier phases has ended whenever op `later`
+        begins: some op of this phase on it has."""
+        return self.clocks[later][STREAMS.index(stream)] >= 0
 
 
 def happened(ops: tuple[Op, ...]) -> Happened:
