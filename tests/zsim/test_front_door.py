@@ -115,6 +115,23 @@ def test_the_page_of_examples(monkeypatch):
     assert len(page.read_text().splitlines()) <= 120
 
 
+@pytest.mark.parametrize("block", [pytest.param(0, marks=pytest.mark.gloo), 1])
+def test_the_other_examples_of_the_page(block, monkeypatch, tmp_path):
+    """They have no output to be held to: they run, and so do the tests that they define."""
+    source = (ROOT / "zsim" / "README.md").read_text().split("```python\n")[1 + block]
+    if "validate" in source:
+        pytest.importorskip("torch")
+    (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
+    large = SMALL.with_(model={"preset": "llama-3-8b"}, cluster={"preset": "dgx-h100"})
+    (tmp_path / "train.toml").write_text(large.to_toml())
+    monkeypatch.chdir(tmp_path)
+    there = {"zsim": zsim}
+    exec(source.partition("```")[0], there)
+    for name in there:
+        if name.startswith("test_"):
+            there[name]()
+
+
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
 
 

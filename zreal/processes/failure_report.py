@@ -52,17 +52,6 @@ def not_started(error: Exception) -> LaunchError:
     )
 
 
-def unguarded_script() -> LaunchError:
-    """The user's script starts ranks at import, and each rank's process imports it again."""
-    return LaunchError(
-        where="launch",
-        expected='a script that starts ranks below `if __name__ == "__main__":`',
-        found="one that starts them at import, and each rank's process imports it again",
-        remedy="move the call below that line",
-        results={},
-    )
-
-
 def server_ended(end: str, ranks: list[RankStatus], when: str) -> LaunchError:
     """The fork server has ended; `end` and `when` are texts of how and when."""
     return LaunchError(

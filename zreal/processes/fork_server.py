@@ -1,14 +1,35 @@
-"""The fork server, from which ranks are forked: its process, and how it ended."""
+"""The fork server, from which ranks are forked: its process, how it ended, and what ranks do not
+import."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 
 CLOSING_S = 1.0
 """Seconds between the end of a large process's connections and its exit status."""
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes started inside do not import the user's script, which would start ranks again.
+
+    multiprocessing imports it in each process for functions defined there; a rank's is not.
+    """
+    script = vars(sys.modules["__main__"])
+    hidden = {name: script[name] for name in ("__spec__", "__file__") if name in script}
+    script["__spec__"] = None
+    script.pop("__file__", None)
+    try:
+        yield
+    finally:
+        script.pop("__spec__")
+        script.update(hidden)
 
 
 def server_pid() -> int | None:

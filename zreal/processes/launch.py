@@ -18,8 +18,8 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from zreal.processes.failure_report import launch_error, not_started, server_ended, unguarded_script
-from zreal.processes.fork_server import CLOSING_S, server_end, server_pid
+from zreal.processes.failure_report import launch_error, not_started, server_ended
+from zreal.processes.fork_server import CLOSING_S, server_end, server_pid, without_main
 from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
@@ -70,10 +70,6 @@ def launch(
                                                       f"started")
             server = server_pid()
         _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
-    except RuntimeError as error:
-        if "freeze_support" not in str(error):  # multiprocessing's error for an unguarded script
-            raise
-        raise unguarded_script() from error
     except (OSError, EOFError) as error:
         is_closed = isinstance(error, EOFError | ConnectionError)
         if end := server_end(patience_s=CLOSING_S if is_closed else 0.0):
@@ -97,7 +93,8 @@ def _start(
         target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress),
         name=f"rank {rank}",
     )
-    process.start()
+    with without_main():
+        process.start()
     sender.close()
     os.set_blocking(receiver.fileno(), False)
     return RankStatus(rank=rank, process=process, pipe=receiver, progress=progress)

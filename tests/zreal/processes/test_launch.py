@@ -333,17 +333,24 @@ def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) ->
         launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=FAR_S)
 
 
-def test_a_script_that_starts_ranks_wherever_it_is_read_is_told_where_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("from_standard_input", [False, True])
+def test_a_script_that_starts_ranks_as_it_is_read_is_read_once(
+    tmp_path: Path, from_standard_input: bool
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"from zreal.processes.launch import launch\nlaunch('{BODIES}:fine', "
-                      f"{{'given': 0}}, world_size=1, timeout_s=20)\n")
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=paths)
-    assert (
-        'launch: expected a script that starts ranks below `if __name__ == "__main__":`'
-        in done.stderr
+    script.write_text(
+        "from zreal.processes.launch import launch\n"
+        "print('read', __spec__, '__file__' in globals())\n"
+        f"launch('{BODIES}:fine', {{'given': 0}}, world_size=2, timeout_s={FAR_S})\n"
+        "print('done', __spec__, '__file__' in globals())\n"
     )
-    assert "move the call below that line" in done.stderr
+    command = [sys.executable, "-" if from_standard_input else str(script)]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, input=script.read_text(), capture_output=True, text=True, env=paths, check=True
+    )
+    first, last = done.stdout.splitlines()
+    assert first.removeprefix("read") == last.removeprefix("done")
 
 
 def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_for(
