@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 MOST_SHOWN = 60
 """Longest excerpt of a value in an error message, in characters."""
 MOST_ITEMS = 8
 """Longest excerpt of a list or a table, in items."""
+MOST_INT = 10**MOST_SHOWN
+"""Largest integer that an error message shows."""
+
 
 def visible(text: str) -> str:
     """`text` with a ? for each character that a terminal would not show but obey; lines and tabs
@@ -40,6 +44,8 @@ def shown(value: object) -> str:
         return f"[{_cut(', '.join(items))}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, int) and abs(value) > MOST_INT:  # Python refuses to print it
+        return f"an integer of {value.bit_length():,} bits"
     return _cut(str(value))
 
 
@@ -73,9 +79,18 @@ class ZsimError(Exception):
         self.where, self.expected, self.found, self.remedy = where, expected, found, remedy
         super().__init__(self.__str__())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled attribute by attribute, for pools of processes: an exception's own
+        way would call __init__ with its text."""
+        return _remade, (type(self), *self.args), vars(self)
+
     def __str__(self) -> str:
         text = f"{self.where}: expected {self.expected}, found {self.found}"
         return visible(f"{text}; {self.remedy}" if self.remedy else text)
+
+
+def _remade(kind: type[ZsimError], *arguments: object) -> ZsimError:
+    return kind.__new__(kind, *arguments)
 
 
 class ScenarioError(ZsimError):
