@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from typing import Any
 
 CLOSING_S = 1.0
 """Seconds between the end of a large process's connections and its exit status."""
@@ -21,15 +22,15 @@ def without_main() -> Iterator[None]:
 
     multiprocessing imports it in each process for functions defined there; a rank's is not.
     """
-    script = vars(sys.modules["__main__"])
-    hidden = {name: script[name] for name in ("__spec__", "__file__") if name in script}
+    script: dict[str, Any] = vars(sys.modules["__main__"])
+    spec, file = script.get("__spec__"), script.pop("__file__", None)
     script["__spec__"] = None
-    script.pop("__file__", None)
     try:
         yield
     finally:
-        script.pop("__spec__")
-        script.update(hidden)
+        script["__spec__"] = spec
+        if file is not None:
+            script["__file__"] = file
 
 
 def server_pid() -> int | None:
