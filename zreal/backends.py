@@ -125,7 +125,7 @@ class GlooBackend:
                 where=f"backend {self.name}",
                 expected=f"at most {MAX_PROCESSES} ranks on one machine",
                 found=f"{scenario.world_size}",
-                remedy="use --backend fake, or torchrun -m zreal.worker on a cluster",
+                remedy="use the backend fake, or torchrun -m zreal.worker on a cluster",
             )
         from zreal import rank_run
         from zreal.processes import launch
@@ -193,7 +193,7 @@ class NcclBackend(GlooBackend):
                 where="backend nccl",
                 expected="a CUDA device and a CUDA build of torch",
                 found=f"torch {torch.__version__} without a device",
-                remedy="use --backend gloo or fake here",
+                remedy="use the backend gloo or fake here",
             )
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 

@@ -25,7 +25,7 @@ from zreal.modules.parity import gradient_differences, largest, relative_differe
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_status import REFERENCE
-from zsim.errors import BackendUnavailableError, ZsimError
+from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import Numerics, RankRun
 from zsim.models.training_options import Device
 from zsim.runs import saved
@@ -41,14 +41,10 @@ buffer a moment too long in some of them."""
 Keep = Callable[[dict[str, Any]], None]
 
 
-class InterpreterError(ZsimError):
-    """An interpreter that cannot run the scenario's strategy."""
-
-
 def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     """The user's choice, or "observer" where torch has the strategy itself, else "executor".
 
-    InterpreterError where the chosen one cannot run the strategy, BackendUnavailableError where
+    ArgumentError where the chosen one cannot run the strategy, BackendUnavailableError where
     none can.
     """
     able = [
@@ -62,13 +58,13 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
             expected="an interpreter that runs it for real",
             found="none",
             remedy="add a line to RANKS in zreal/executor/executor.py or to SUBJECTS in "
-                   "zreal/observer/subjects/table.py, or use --backend sim",
+                   "zreal/observer/subjects/table.py, or use the backend sim",
         )
     if choice is None:
         return able[0]
     if choice not in able:
-        raise InterpreterError(
-            where="--interpreter", expected=f"{' or '.join(able)} for {scenario.strategy}",
+        raise ArgumentError(
+            where="interpreter", expected=f"{' or '.join(able)} for {scenario.strategy}",
             found=choice,
         )
     return choice

@@ -5,11 +5,13 @@ The command line calls these functions, and so can a notebook or a test.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING
 
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ArgumentError, ScenarioError
+from zsim.io.arguments import path_of, told
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved, simulator
@@ -26,17 +28,14 @@ if TYPE_CHECKING:
     from zsim.ir.program import Program
 
 __all__ = [
-    "ArgumentError", "Comparison", "Run", "Scenario", "compare", "fit", "load", "run", "simulate",
-    "validate", "why",
+    "Comparison", "Run", "Scenario", "compare", "fit", "load", "run", "simulate", "validate", "why",
 ]
 
-
-class ArgumentError(ZsimError):
-    """Arguments that do not go together."""
+MAKES_A_RUN = "zsim.simulate(scenario) returns one"
 
 
 def simulate(
-    scenario: Scenario, *, ranks: tuple[int, ...] | None = None, all_ranks: bool = False
+    scenario: Scenario, *, ranks: Sequence[int] | None = None, all_ranks: bool = False
 ) -> Run:
     """The scenario's steady step, simulated: memory to the byte, collectives, and time.
 
@@ -50,7 +49,7 @@ def run(
     scenario: Scenario,
     *,
     backend: str = "gloo",
-    ranks: tuple[int, ...] | None = None,
+    ranks: Sequence[int] | None = None,
     all_ranks: bool = False,
     interpreter: str | None = None,
     timeout_s: float = 120.0,
@@ -63,11 +62,11 @@ def run(
     """
     from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
 
-    chosen = registry.find(backend)
+    _require_scenario(scenario)
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
     )
-    record = observed(chosen, registry.capabilities(chosen), scenario, options)
+    record = observed(*found(backend, options), scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
     return Run(record=record, scenario=scenario, warnings=warnings)
 
@@ -76,7 +75,7 @@ def validate(
     scenario: Scenario,
     *,
     against: str = "gloo",
-    ranks: tuple[int, ...] | None = None,
+    ranks: Sequence[int] | None = None,
     all_ranks: bool = False,
     interpreter: str | None = None,
     timeout_s: float = 120.0,
@@ -85,28 +84,33 @@ def validate(
 
     Arguments and errors as those of `run`. The cluster is replaced by the backend's own devices.
     """
-    chosen = registry.find(against)
-    require_real(chosen)
+    _require_scenario(scenario)
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
     )
-    capabilities = registry.capabilities(chosen)
-    record = measured(chosen, capabilities, scenario, options)
+    backend, capabilities = found_real(against, options)
+    record = measured(backend, capabilities, scenario, options)
     return validated(scenario, record, capabilities)
 
 
-def compare(predicted: Run | str | Path, measured: Run | str | Path) -> Comparison:
+def compare(
+    predicted: Run | str | PathLike[str], measured: Run | str | PathLike[str]
+) -> Comparison:
     """Two runs of one scenario, check by check: collectives, bytes, memory, numerics, time.
 
     A path is that of a saved Run. ZsimError where it is none, or breaks a law of Runs.
     """
-    return compared(_record(predicted), _record(measured))
+    sides = {"predicted": predicted, "measured": measured}
+    return compared(*(_record(run, where=side) for side, run in sides.items()))
 
 
-def _record(run: Run | str | Path) -> RunRecord:
+def _record(run: Run | str | PathLike[str], *, where: str) -> RunRecord:
     if isinstance(run, Run):
         return run.record
-    record = saved.load(Path(run))
+    path = path_of(
+        run, where=where, expected="a Run, or the path of a saved one", remedy=MAKES_A_RUN
+    )
+    record = saved.load(path)
     remedy = "the file was changed, or the backend that wrote it has a defect"
     run_laws.require_lawful(record, where=str(run), remedy=remedy)
     return record
@@ -119,6 +123,7 @@ def fit(scenario: Scenario) -> Fit:
     """
     from zsim.analysis import fit as fitting
 
+    _require_scenario(scenario)
     if problem := scenario.work.problem(part=MANY_TIMES):
         raise ScenarioError((f"{scenario.name}: too much to simulate for each stage: {problem}",))
     return fitting.fit(scenario)
@@ -133,6 +138,8 @@ def why(run: Run) -> Why:
     from zsim.engine.step import simulate_step
     from zsim.scenario.plan import plan
 
+    if not isinstance(run, Run):
+        raise ArgumentError(where="run", expected="a Run", found=told(run), remedy=MAKES_A_RUN)
     scenario = run.scenario
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = plan(scenario, device=scenario.cluster.kind)
@@ -148,6 +155,42 @@ def reasons(scenario: Scenario, program: Program, timeline: Timeline) -> Why:
     answer = critical_path.explain(program, timeline, launch_queue=launch_queue)
     # where host and device are one thread, neither waits for the other
     return replace(answer, host_bound_ns=0) if scenario.executed.synchronous else answer
+
+
+def _require_scenario(scenario: object) -> None:
+    if isinstance(scenario, Scenario):
+        return
+    remedy = (
+        "zsim.load reads a scenario's file"
+        if isinstance(scenario, str | PathLike)
+        else "zsim.Scenario(**tables) makes one"
+        if isinstance(scenario, Mapping)
+        else "its `scenario` is one"
+        if isinstance(scenario, Run)
+        else "zsim.load or zsim.Scenario makes one"
+    )
+    raise ArgumentError(
+        where="scenario", expected="a Scenario", found=told(scenario), remedy=remedy
+    )
+
+
+def found(
+    name: str, options: RunOptions, *, where: str = "backend"
+) -> tuple[Backend, Capabilities]:
+    """The backend called `name` and its senses; ZsimError where it cannot run with `options`."""
+    if not isinstance(name, str):
+        raise ArgumentError(where=where, expected="the name of a backend", found=told(name))
+    backend = registry.find(name)
+    if backend.name == registry.SimBackend.name and options.interpreter:
+        raise ArgumentError(where="interpreter", expected="a real backend", found=backend.name)
+    return backend, registry.capabilities(backend)
+
+
+def found_real(name: str, options: RunOptions) -> tuple[Backend, Capabilities]:
+    """As `found`; ArgumentError for the simulator, which would be compared with itself."""
+    if name == registry.SimBackend.name:
+        raise ArgumentError(where="against", expected="a backend that runs for real", found=name)
+    return found(name, options, where="against")
 
 
 def observed(
@@ -168,20 +211,11 @@ def observed(
     return replace(record, provenance={**record.provenance, "sees": sees})
 
 
-def require_real(backend: Backend) -> None:
-    """ArgumentError for the simulator, which would be compared with itself."""
-    if backend.name == registry.SimBackend.name:
-        raise ArgumentError(
-            where="against", expected="a backend that runs for real", found=backend.name
-        )
-
-
 def measured(
     backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
 ) -> RunRecord:
-    """The record that a real `backend` makes of `scenario`; ZsimError where it simulates, or where
-    the Program breaks a law, which might hang its ranks."""
-    require_real(backend)
+    """The record that a real `backend` makes of `scenario`; ZsimError where it simulates all the
+    same, or where the Program breaks a law, which might hang its ranks."""
     simulator.require_lawful(scenario, device=capabilities.device)
     record = observed(backend, capabilities, scenario, options)
     if record.interpreter == "simulator":

@@ -105,6 +105,11 @@ class ScenarioError(ZsimError):
         return "\n".join(self.problems)
 
 
+class ArgumentError(ZsimError):
+    """An argument of another type or value than its function takes, or two that contradict each
+    other."""
+
+
 class ProgramError(ZsimError):
     """A Program that breaks a rule of the IR: an unknown wait, a buffer freed twice, a text line
     that does not parse."""

@@ -122,13 +122,13 @@ def _not_in_time(ranks: list[RankStatus], timeout_s: float) -> LaunchError:
             where="ranks " + str([rank.rank for rank in waiting]),
             expected=expected,
             found=f"a run that is slow and does not hang: {progress}; {roll_call(ranks)}",
-            remedy="raise --timeout, or take fewer steps",
+            remedy="raise timeout_s, or take fewer steps",
             results=_results(ranks),
         )
     where, cause = _hung(ranks, stopped)
     return LaunchError(
         where=where, expected=expected, found=f"a hang: {cause}",
-        remedy="raise --timeout if the run is only slow", results=_results(ranks),
+        remedy="raise timeout_s if the run is only slow", results=_results(ranks),
     )
 
 

@@ -53,5 +53,5 @@ def require_host_memory(
             where=f"backend {backend}",
             expected=f"about {format_bytes(needed)} of memory for {scenario.name}",
             found=f"{format_bytes(available)} on this machine",
-            remedy="take fewer layers (model.num_layers), a smaller batch, or --backend sim",
+            remedy="take fewer layers (model.num_layers), a smaller batch, or the backend sim",
         )

@@ -17,7 +17,7 @@ from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import IncompleteRunError, RunRecord
-from zsim.runs import chrome_trace, registry, saved
+from zsim.runs import chrome_trace, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.scenario import Scenario
@@ -43,16 +43,13 @@ def run(options: argparse.Namespace) -> int:
     scenarios = load_all(options.scenarios)
     if options.save or options.trace:
         _require_distinct(scenarios)
-    backend = registry.find(options.backend)
     how, several = _how(options), len(scenarios) > 1 or len(options.scenarios) > 1
-    capabilities = registry.capabilities(backend)
+    backend, capabilities = api.found(options.backend, how)
     if options.trace and not capabilities.time:
         expected = "a backend that sees time, as sim does"
         raise UsageError(
             where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty"
         )
-    if backend.name == registry.SimBackend.name and options.interpreter:
-        raise UsageError(where="--interpreter", expected="a real backend", found=backend.name)
     runs: list[Run] = []
     failures: list[Failure] = []
     for scenario in scenarios:
@@ -113,9 +110,7 @@ def validate(options: argparse.Namespace) -> int:
     scenarios, how = load_all(options.scenarios), _how(options)
     if options.save:
         _require_distinct(scenarios)
-    backend = registry.find(options.against)
-    api.require_real(backend)
-    capabilities = registry.capabilities(backend)
+    backend, capabilities = api.found_real(options.against, how)
     several = len(scenarios) > 1 or len(options.scenarios) > 1
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
@@ -185,12 +180,6 @@ def _kept(run: RunRecord, target: Path | None) -> str:
 
 
 def _how(options: argparse.Namespace) -> RunOptions:
-    if options.ranks is not None and options.all_ranks:
-        conflict = f"--ranks {','.join(map(str, options.ranks))} with --all-ranks"
-        raise UsageError(
-            where="--ranks", expected="some ranks or all of them", found=conflict,
-            remedy="leave one of the two out",
-        )
     return RunOptions(
         ranks=options.ranks,
         all_ranks=options.all_ranks,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
 from typing import NoReturn
 
+from zsim.cli.option_names import said
 from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
@@ -251,18 +252,16 @@ def _ranks(text: str) -> tuple[int, ...]:
         part.strip().isascii() and part.strip().isdigit() for part in parts
     ):
         raise argparse.ArgumentTypeError(f"expected ranks as 0,7, found {text[:40]!r}")
-    return tuple(dict.fromkeys(int(part[:12]) for part in parts))
+    return tuple(int(part[:12]) for part in parts)
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str) -> float | str:
+    """The number that `text` is, or `text`, which is refused where a number that does not fit is.
+    """
     try:
-        seconds = float(text)
+        return float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"expected seconds between 0 and 86400, found "
-                                         f"{text[:40]!r}")
-    return seconds
+        return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -310,7 +309,7 @@ def _full(error: OSError) -> int:
 
 
 def _say(error: ZsimError, *, as_json: bool) -> int:
-    problems = list(error.problems) if isinstance(error, ScenarioError) else [str(error)]
+    problems = list(error.problems) if isinstance(error, ScenarioError) else [said(error)]
     for problem in problems:
         sys.stderr.write(f"zsim: {problem}\n")
     if as_json:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from zsim.cli.option_names import said
 from zsim.errors import ZsimError, visible
 from zsim.io.units import format_bytes, format_rate, format_time
 from zsim.ir.program import Program
@@ -160,14 +161,14 @@ def print_checks(comparison: Comparison) -> None:
 
 def _errors(failures: Sequence[tuple[str, ZsimError]]) -> list[dict[str, Any]]:
     return [
-        {"scenario": name, "error": str(error), "exit_code": error.exit_code}
+        {"scenario": name, "error": said(error), "exit_code": error.exit_code}
         for name, error in failures
     ]
 
 
 def print_failure(scenario: str, error: ZsimError) -> None:
     """A scenario that could not be run, on standard error."""
-    sys.stderr.write(f"zsim: {_line(scenario)}: {error}\n")
+    sys.stderr.write(f"zsim: {_line(scenario)}: {said(error)}\n")
 
 
 def write_checks(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from zsim.errors import ArgumentError
+from zsim.io.arguments import told
+from zsim.ir.run import RunRecord
+
 if TYPE_CHECKING:
     from zsim.scenario.scenario import Scenario
-from zsim.ir.run import RunRecord
+
+
+INTERPRETERS = ("executor", "observer")
+MOST_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +32,49 @@ class Capabilities:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Options of a run: ranks that a fake run observes, all ranks unfolded, the real interpreter,
-    and seconds until a rank counts as hung."""
+    and seconds until a rank counts as hung.
 
-    ranks: tuple[int, ...] | None = None
+    ArgumentError for values that they cannot have, and for some ranks together with all.
+    """
+
+    ranks: Sequence[int] | None = None
     all_ranks: bool = False
     interpreter: str | None = None
     timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.all_ranks, bool):
+            raise _unfit("all_ranks", "True or False", self.all_ranks)
+        if self.ranks is not None:
+            object.__setattr__(self, "ranks", _distinct(self.ranks))
+            if self.all_ranks:
+                raise ArgumentError(
+                    where="ranks", expected="some ranks or all of them",
+                    found="ranks together with all_ranks", remedy="leave one of the two out",
+                )
+        if self.interpreter not in (None, *INTERPRETERS):
+            raise _unfit("interpreter", " or ".join(INTERPRETERS), self.interpreter)
+        seconds = self.timeout_s
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not is_number or not 0 < seconds <= MOST_SECONDS:
+            raise _unfit("timeout_s", f"seconds between 0 and {MOST_SECONDS}", seconds)
+
+
+def _distinct(ranks: Sequence[int]) -> tuple[int, ...]:
+    """Each of the `ranks` once, in their order."""
+    if not isinstance(ranks, Sequence) or isinstance(ranks, str | bytes):
+        raise _unfit("ranks", "a list of ranks, as [0, 7]", ranks)
+    if not ranks:
+        remedy = "None leaves the choice to the backend"
+        raise ArgumentError(where="ranks", expected="some", found="none", remedy=remedy)
+    for rank in ranks:
+        if not isinstance(rank, int) or isinstance(rank, bool):
+            raise _unfit("ranks", "whole numbers", rank)
+    return tuple(dict.fromkeys(ranks))
+
+
+def _unfit(where: str, expected: str, value: object) -> ArgumentError:
+    return ArgumentError(where=where, expected=expected, found=told(value))
 
 
 class Backend(Protocol):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
+from zsim.io.arguments import path_of
 from zsim.io.quantities import Bytes, Duration
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, sees
@@ -143,9 +144,9 @@ class Run:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the record to a file that `zsim compare` reads."""
-        saved.save(self.record, Path(path))
+        saved.save(self.record, path_of(path, where="path"))
 
     def __repr__(self) -> str:
         step = "" if self.step_time is None else f", step {self.step_time}"

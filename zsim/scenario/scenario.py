@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
 from zsim.io import limits
+from zsim.io.arguments import path_of
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
@@ -248,12 +250,13 @@ class Scenario:
         )
 
 
-def load(path: str | Path) -> Scenario:
+def load(path: str | PathLike[str]) -> Scenario:
     """The scenario in a TOML file.
 
     ScenarioError lists every problem, each with file and key, and how to mend it.
     """
-    file = Path(path)
+    file = path_of(path, where="path", expected="the path of a scenario's file",
+                   remedy="zsim.Scenario(**tables) takes the tables themselves")
     try:
         if not file.is_file():
             raise ScenarioError((f"{file}: no such file, or not a plain one; `zsim list "

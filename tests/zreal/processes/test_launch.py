@@ -125,7 +125,7 @@ def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang(
         "a run that is slow and does not hang: each entered another collective within the last 3 "
         "s; ranks ["
     )
-    assert error.value.remedy == "raise --timeout, or take fewer steps"
+    assert error.value.remedy == "raise timeout_s, or take fewer steps"
 
 
 def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_another() -> None:

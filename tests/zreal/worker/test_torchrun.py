@@ -86,7 +86,7 @@ def test_a_start_without_a_launcher_is_words_and_no_traceback():
         (["nowhere.toml", "--save", "x.json"], "nowhere.toml: "),
         (
             [SCENARIO, "--save", "x.json", "--interpreter", "executor"],
-            "--interpreter: expected observer for fsdp2, found executor",
+            "interpreter: expected observer for fsdp2, found executor",
         ),
     ],
 )

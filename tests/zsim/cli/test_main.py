@@ -326,8 +326,8 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
                                     "found unrecognized arguments: --qq\n"),
         (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; "
                                                       "it is an option of run\n"),
-        (["run", FSDP2, "--timeout", "nan"], 2, "\nzsim: run: expected arguments as in --help, "
-                                                "found argument --timeout: expected seconds"),
+        (["run", FSDP2, "--timeout", "nan"], 2, "zsim: --timeout: expected seconds between 0 "
+                                                "and 86400, found nan"),
         (["run"], 2, "SCENARIO"),
         (["run", "none.toml"], 2, "none.toml: no such file"),
         (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),

@@ -567,7 +567,7 @@ def test_a_measured_rank_that_nobody_predicted_is_not_skipped():
     checks = compare(replace(predicted, ranks=predicted.ranks[:1]), a_run())
     assert (
         named(checks, "ranks").detail
-        == "1 measured ranks were not predicted, rank 1 first; predict them with --all-ranks"
+        == "1 measured ranks were not predicted, rank 1 first; predict all ranks"
     )
     assert not agrees(checks)
 

@@ -61,7 +61,10 @@ def without_phases() -> RunRecord:
             Theirs(sees=ValueError("no idea")),
             "backend theirs: expected what it can see, found ValueError: no idea",
         ),
-        (Theirs(sees="everything"), "backend theirs: expected zsim.ir.run.Capabilities, found str"),
+        (
+            Theirs(sees="everything"),
+            "backend theirs: expected zsim.runs.backend.Capabilities, found str",
+        ),
         (
             Theirs(device="tpu"),
             "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, "

@@ -130,8 +130,8 @@ def _coverage(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
     alone = sorted(seen - set(_partners(predicted)))
     if alone:
         detail = (
-            f"{len(alone)} measured ranks were not predicted, rank {alone[0]} first; predict them "
-            f"with --all-ranks"
+            f"{len(alone)} measured ranks were not predicted, rank {alone[0]} first; predict all "
+            f"ranks"
         )
         yield Check(name="ranks", status="failed", detail=detail)
 

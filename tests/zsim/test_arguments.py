@@ -1,0 +1,117 @@
+"""Wrong arguments of `import zsim` are told as such: by name, with what was expected and found."""
+
+import pickle
+
+import pytest
+
+import zsim
+from zsim.cli.main import main
+from zsim.cli.option_names import OPTIONS, said
+from zsim.errors import ArgumentError, RankError
+from zsim.runs.backend import RunOptions
+
+TABLES = {
+    "model": {"preset": "gpt-tiny"}, "batch": {"micro_batch": 2, "sequence_length": 64},
+    "cluster": {"preset": "cpu-gloo", "ranks": 4}, "strategy": {"name": "fsdp2"},
+}
+SMALL = zsim.Scenario(**TABLES)
+RUN = zsim.simulate(SMALL)
+OF_A_SCENARIO = (zsim.simulate, zsim.run, zsim.validate, zsim.fit)
+
+
+def refusal(function, *arguments, **options):
+    with pytest.raises(ArgumentError) as caught:
+        function(*arguments, **options)
+    assert pickle.loads(pickle.dumps(caught.value)).where == caught.value.where
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("function", OF_A_SCENARIO, ids=lambda function: function.__name__)
+def test_what_is_no_scenario_is_refused_with_the_way_to_one(function):
+    expected = "scenario: expected a Scenario, found"
+    for wrong, found in (
+        ("x.toml", "\"x.toml\"; zsim.load reads a scenario's file"),
+        (None, "None; zsim.load or zsim.Scenario makes one"),
+        (TABLES, "a dict; zsim.Scenario(**tables) makes one"),
+        (RUN, "a Run; its `scenario` is one"),
+    ):
+        assert refusal(function, wrong) == f"{expected} {found}"
+
+
+@pytest.mark.parametrize("wrong", [SMALL, RUN.record, None, 3, RUN.to_dict()])
+def test_what_is_no_run_is_refused(wrong):
+    assert refusal(zsim.why, wrong).startswith("run: expected a Run, found ")
+    for arguments, where in (((wrong, RUN), "predicted"), ((RUN, wrong), "measured")):
+        assert refusal(zsim.compare, *arguments).startswith(f"{where}: expected a Run, or the ")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, SMALL, TABLES, b"x.toml", "a\0b"])
+def test_what_is_no_path_is_refused(wrong):
+    assert refusal(zsim.load, wrong).startswith("path: expected the path of a scenario's file,")
+    assert refusal(RUN.save, wrong).startswith("path: expected a path, found ")
+
+
+WRONG_OPTIONS = [
+    ({"ranks": 3}, "ranks: expected a list of ranks, as [0, 7], found 3"),
+    ({"ranks": "01"}, 'ranks: expected a list of ranks, as [0, 7], found "01"'),
+    ({"ranks": (i for i in (0, 1))},
+     "ranks: expected a list of ranks, as [0, 7], found a generator"),
+    ({"ranks": ()}, "ranks: expected some, found none; None leaves the choice to the backend"),
+    ({"ranks": (0, 1.0)}, "ranks: expected whole numbers, found 1.0"),
+    ({"ranks": [True]}, "ranks: expected whole numbers, found True"),
+    ({"ranks": [0], "all_ranks": True},
+     "ranks: expected some ranks or all of them, found ranks together with all_ranks; leave one "
+     "of the two out"),
+    ({"all_ranks": "no"}, 'all_ranks: expected True or False, found "no"'),
+    ({"interpreter": "foo"}, 'interpreter: expected executor or observer, found "foo"'),
+    *(({"timeout_s": wrong}, f"timeout_s: expected seconds between 0 and 86400, found {found}")
+      for wrong, found in ((0, "0"), (-1, "-1"), (float("nan"), "nan"), ("1", '"1"'),
+                           (True, "True"), (10**6, "1000000"), (None, "None"))),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG_OPTIONS)
+def test_options_that_a_run_cannot_have_are_refused_wherever_it_is_started(options, text):
+    assert refusal(RunOptions, **options) == text
+    assert refusal(zsim.run, SMALL, backend="gloo", **options) == text
+    assert refusal(zsim.validate, SMALL, **options) == text
+
+
+def test_any_sequence_of_ranks_will_do():
+    shown = [zsim.simulate(SMALL, ranks=ranks) for ranks in ([0, 1, 1], (1, 0), range(2))]
+    assert {tuple(rank.rank for rank in run.ranks) for run in shown} == {(0, 1)}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, []])
+def test_what_is_no_name_of_a_backend_is_refused(wrong):
+    assert refusal(zsim.run, SMALL, backend=wrong).startswith(
+        "backend: expected the name of a backend, found "
+    )
+    assert refusal(zsim.validate, SMALL, against=wrong).startswith("against: expected ")
+
+
+def test_the_simulator_has_no_interpreter_and_is_not_validated_against():
+    assert refusal(zsim.run, SMALL, backend="sim", interpreter="executor") == (
+        "interpreter: expected a real backend, found sim"
+    )
+    assert refusal(zsim.validate, SMALL, against="sim") == (
+        "against: expected a backend that runs for real, found sim"
+    )
+
+
+def test_the_command_line_says_its_own_names(tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(SMALL.to_toml())
+    for options, text in (
+        ("--timeout 0", "--timeout: expected seconds between 0 and 86400, found 0.0"),
+        ("--timeout x", '--timeout: expected seconds between 0 and 86400, found "x"'),
+        ("--ranks 1 --all-ranks", "--ranks: expected some ranks or all of them, found ranks "
+                                  "together with --all-ranks; leave one of the two out"),
+        ("--ranks 9", "--ranks: expected ranks 0 to 3 of small, found 9"),
+        ("--interpreter observer", "--interpreter: expected a real backend, found sim"),
+    ):
+        assert main(["run", str(tmp_path / "small.toml"), *options.split()]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == f"zsim: {text}"
+    slow = RankError(where="ranks [0, 1]", expected="a", found="of all_ranks.toml",
+                     remedy="raise timeout_s, or take fewer steps")
+    assert said(slow) == str(slow).replace("timeout_s", "--timeout")
+    assert {*OPTIONS} <= {*RunOptions.__dataclass_fields__}
