@@ -7,21 +7,22 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from errno import EINVAL
-from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-from zsim.errors import ZsimError, visible
+from pydantic import ValidationError
+
+from zsim.errors import ZsimError, shown
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
+from zsim.io.json_tables import complaint, reader
 from zsim.ir.program import PARTS, PHASES
 from zsim.ir.run import SCHEMA_VERSION, RankRun, RunRecord
 
 Part = TypeVar("Part")
 
 MAX_SAVED_BYTES = 4 * 1024**3
-MAX_INT = 2**63 - 1
+REMEDY = "write one with `zsim run --save`"
 SHARED = ("phases", "spans")
 
 
@@ -50,53 +51,78 @@ def _ranks(ranks: tuple[RankRun, ...]) -> Iterator[dict[str, Any]]:
         yield {key: value for key, value in own.items() if key not in SHARED} | {"like": first}
 
 
-def _typed_ranks(tables: list[dict[str, Any]]) -> Iterator[RankRun]:
-    """The ranks of a saved Run; what they share is read once."""
-    whole: dict[int, RankRun] = {}
-    for table in tables:
-        if "like" not in table:
-            rank = whole[table["rank"]] = from_table(RankRun, table)
-            yield rank
-            continue
-        own = {key: value for key, value in table.items() if key != "like"} | {"phases": {}}
-        like = whole[table["like"]]
-        yield replace(from_table(RankRun, own), phases=like.phases, spans=like.spans)
-
-
 def save(run: RunRecord, path: Path) -> None:
     """Write `dump(run)` to `path`, making its folder."""
     files.write(path, dump(run))
 
 
 def load(path: Path) -> RunRecord:
-    """The Run in a saved file; SavedRunError when it is none, or of another schema version."""
+    """The Run in a saved file; SavedRunError, with the key, for anything else."""
+    try:
+        return _run(_json(path)["run"])
+    except SavedRunError as error:
+        raise SavedRunError(
+            where=f"{path}: {error.where}" if error.where else str(path), expected=error.expected,
+            found=error.found, remedy=error.remedy or REMEDY,
+        ) from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The table in the file."""
     try:
         if path.is_fifo() or path.is_char_device():  # which may never end
             raise OSError(EINVAL, "a pipe or a device")
         with path.open("rb") as file:
             table = loads(file.read(MAX_SAVED_BYTES))
     except OSError as error:
-        raise SavedRunError(
-            where=str(path), expected="a saved Run", found=str(error.strerror)
-        ) from None
+        raise _no_run(str(error.strerror)) from None
     except TwiceError as error:
-        raise _not_a_run(path, str(error)) from None
+        raise _no_run(str(error)) from None
     except (ValueError, RecursionError):
-        raise _not_a_run(path, "no JSON") from None
+        raise _no_run("no JSON") from None
     if not isinstance(table, dict) or "run" not in table:
-        raise _not_a_run(path, "other JSON")
+        raise _no_run("other JSON")
     if table.get("schema_version") != SCHEMA_VERSION:
-        raise _not_a_run(path, f"schema_version {str(table.get('schema_version'))[:20]}, this is "
-                               f"{SCHEMA_VERSION}")
-    try:
-        if "stand_ins" in table["run"]:  # the key in older files
-            table["run"]["representatives"] = table["run"].pop("stand_ins")
-        ranks = tuple(_typed_ranks(table["run"]["ranks"]))
-        run = replace(from_table(RunRecord, table["run"] | {"ranks": []}), ranks=ranks)
-        _require_sense(run)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _not_a_run(path, f"a damaged one ({str(error)[:120]})") from None
+        raise SavedRunError(
+            where="schema_version", expected=f"{SCHEMA_VERSION}, that of this version",
+            found=shown(table.get("schema_version")),
+        )
+    return table
+
+
+def _no_run(problem: str) -> SavedRunError:
+    return SavedRunError(where="", expected="a saved Run", found=problem)
+
+
+def _run(table: Any) -> RunRecord:
+    """The Run of a table, in which some ranks say which one they are `like`."""
+    ranks = table.get("ranks") if isinstance(table, dict) else None
+    if not isinstance(ranks, list):
+        return from_table(RunRecord, table)  # which says so
+    if "stand_ins" in table:  # the key in older files
+        table["representatives"] = table.pop("stand_ins")
+    run = replace(from_table(RunRecord, table | {"ranks": []}), ranks=tuple(_shared(ranks)))
+    _require_sense(run)
     return run
+
+
+def _shared(tables: list[Any]) -> Iterator[RankRun]:
+    """The ranks of a saved Run; what they share is read once."""
+    whole: dict[int, RankRun] = {}
+    for index, table in enumerate(tables):
+        where = f"run.ranks[{index}]"
+        if not isinstance(table, dict) or "like" not in table:
+            rank: RankRun = _typed(RankRun, table, where)
+            yield whole.setdefault(rank.rank, rank)
+            continue
+        like = whole.get(table["like"]) if isinstance(table["like"], int) else None
+        if like is None:
+            raise SavedRunError(
+                where=f"{where}.like", expected="a rank before this one",
+                found=shown(table["like"]),
+            )
+        own = {key: value for key, value in table.items() if key != "like"} | {"phases": {}}
+        yield replace(_typed(RankRun, own, where), phases=like.phases, spans=like.spans)
 
 
 def _mesh_fits(run: RunRecord) -> bool:
@@ -158,10 +184,12 @@ LAWS: tuple[tuple[Callable[[RunRecord], bool], str], ...] = (
 
 
 def _require_sense(run: RunRecord) -> None:
-    """ValueError with the first of LAWS that does not hold."""
+    """SavedRunError with the first of LAWS that does not hold."""
     for holds, broken in LAWS:
         if not holds(run):
-            raise ValueError(broken.format(run=run))
+            raise SavedRunError(
+                where="run", expected="parts that fit one another", found=broken.format(run=run)
+            )
 
 
 def problem(run: RunRecord) -> str:
@@ -169,8 +197,8 @@ def problem(run: RunRecord) -> str:
     part; or ""."""
     try:
         _require_sense(from_table(RunRecord, as_table(run)))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        return f"a damaged one ({str(error)[:120]})"
+    except (SavedRunError, TypeError, AttributeError) as error:
+        return f"a damaged one ({error})"
     return ""
 
 
@@ -180,15 +208,20 @@ def as_table(value: Any) -> Any:
 
 
 def from_table(kind: type[Part], table: Any) -> Part:
-    """The `kind` (Run, RankRun …) that `as_table` made; TypeError, ValueError or KeyError for
-    anything else."""
-    value: Part = _typed(kind, table)
-    return value
+    """The `kind` (Run, RankRun …) that `as_table` made; SavedRunError, with the key, for anything
+    else."""
+    typed: Part = _typed(kind, table, "run" if kind is RunRecord else "rank")
+    return typed
 
 
-def _not_a_run(path: Path, defect: str) -> SavedRunError:
-    remedy = "write one with `zsim run --save`"
-    return SavedRunError(where=str(path), expected="a saved Run", found=defect, remedy=remedy)
+def _typed(kind: Any, table: Any, where: str) -> Any:
+    try:
+        return reader(kind).validate_python(table)
+    except ValidationError as error:
+        key, expected, defect = complaint(error)
+        raise SavedRunError(
+            where=f"{where}.{key}" if key else where, expected=expected, found=defect
+        ) from None
 
 
 def _plain(value: Any) -> Any:
@@ -198,41 +231,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(inner) for inner in value]
-    return value
-
-
-@cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """`value`, as JSON has it, as the annotated type `kind`."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return (
-            None
-            if value is None
-            else _typed(next(part for part in arguments if part is not type(None)), value)
-        )
-    if is_dataclass(kind):
-        hints = _hints(kind)  # type: ignore[arg-type]
-        unknown = set(value) - set(hints)
-        if unknown:
-            raise ValueError(f"unknown key {min(unknown)}")
-        return kind(**{key: _typed(hints[key], inner) for key, inner in value.items()})  # type: ignore[operator]
-    if origin is tuple:
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_typed(part, inner) for part, inner in zip(kinds, value, strict=True))
-    if origin is not None and issubclass(origin, Mapping):
-        return {key: _typed(arguments[1], inner) for key, inner in value.items()}
-    if kind is float and isinstance(value, int):
-        return float(value)
-    if kind is str and isinstance(value, str):
-        value.encode()  # a lone surrogate could not be printed
-        return visible(value)
-    if kind is int and isinstance(value, int) and abs(value) > MAX_INT:
-        raise ValueError("an integer of more than 64 bits")
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value

@@ -391,17 +391,29 @@ def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "", "{", "[]", "{}", '{"schema_version": 1, "run": {}}', '{"schema_version": 9, "run": {}}',
-        '{"run": 1, "run": {}}', "[" * 9999,
+        ("", "expected a saved Run, found no JSON"),
+        ("{", "expected a saved Run, found no JSON"),
+        ("[" * 9999, "expected a saved Run, found no JSON"),
+        ("[]", "expected a saved Run, found other JSON"),
+        ("{}", "expected a saved Run, found other JSON"),
+        ('{"run": 1, "run": {}}', "expected a saved Run, found the key 'run' twice in a table"),
+        ('{"run": {}}', "schema_version: expected 1, that of this version, found null"),
+        (
+            '{"schema_version": 9, "run": {}}',
+            "schema_version: expected 1, that of this version, found 9",
+        ),
+        ('{"schema_version": 1, "run": {}}', "run.scenario: expected a value, found nothing"),
+        ('{"schema_version": 1, "run": 3}', "run: expected a table, found 3"),
     ],
 )
-def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text):
+def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text, words):
     file = tmp_path / "run.json"
     file.write_text(text)
-    with pytest.raises(saved.SavedRunError, match=r"run\.json: expected a saved Run"):
+    with pytest.raises(saved.SavedRunError) as refused:
         saved.load(file)
+    assert str(refused.value) == f"{file}: {words}; write one with `zsim run --save`"
 
 
 def test_no_distance_is_below_zero(tmp_path):
@@ -603,9 +615,21 @@ NUMERICS = {
         (lambda run: run["mesh"].update(dp_shard=4), "for 2 ranks"),
         (
             lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400),
-            "more than 64 bits",
+            rf"steady\.memory\.peak_bytes: expected less than or equal to {2**63 - 1}, found 10000",
         ),
-        (lambda run: run.update(scenario="\ud800"), "surrogates not allowed"),
+        (
+            lambda run: run["ranks"][0]["phases"]["first"]["memory"].update(peak_bytes="12"),
+            r'ranks\[0\]\.phases\.first\.memory\.peak_bytes: expected a valid integer, found "12";',
+        ),
+        (lambda run: run.update(world_size=True), "run.world_size: expected a valid integer"),
+        (lambda run: run.update(world_size=2.0), "run.world_size: expected a valid integer"),
+        (lambda run: run.update(ranks=None), "run.ranks: expected a list, found null"),
+        (lambda run: run.update(ranks=[7]), r"run.ranks\[0\]: expected a table, found 7"),
+        (lambda run: run["mesh"].update(tp=2), "run.mesh.tp: expected no such key, found 2"),
+        (
+            lambda run: run["ranks"].append({"rank": 1, "like": [0]}),
+            r"run.ranks\[2\].like: expected a rank before this one, found \[0\]",
+        ),
         (
             lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]),
             "a phase that is none of",
@@ -639,8 +663,12 @@ def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, found, tmp_p
 
 def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "run.json"
-    saved.save(replace(a_run(), complete=False, failure="\x1b[2Jgone\n"), path)
+    told = {"a\x1b": "\ud800"}
+    saved.save(
+        replace(a_run(), complete=False, failure="\x1b[2Jgone\n", provenance=told), path
+    )
     assert saved.load(path).failure == "?[2Jgone\n"
+    assert saved.load(path).provenance == {"a?": "?"}
 
 
 def test_a_loss_that_is_not_the_references_does_not_agree():

@@ -72,7 +72,11 @@ def without_phases() -> RunRecord:
         ),
         (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
         (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),
-        (Theirs(ranks=(1, 2)), "backend theirs: expected a whole Run, found a damaged one"),
+        (
+            Theirs(ranks=(1, 2)),
+            "backend theirs: expected a whole Run, found a damaged one (run.ranks[0]: expected a "
+            "table, found 1)",
+        ),
         (Theirs(ranks=without_phases().ranks), "whose rank 0 has no construction phase"),
         (Theirs(mesh=None), "backend theirs: expected a whole Run, found a damaged one"),
         (Theirs(ranks=SystemExit(0)), "backend theirs: expected a Run, found SystemExit: 0"),

@@ -10,21 +10,13 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Strict,
-    Tag,
-    TypeAdapter,
-    create_model,
-)
+from pydantic import AfterValidator, Discriminator, Field, Strict, Tag, TypeAdapter
 
 from zsim.autograd.lowering import lowered
 from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.autograd.traced import model as traced
 from zsim.io.json_reader import MAX_NAME, MAX_SENTENCE, is_name
+from zsim.io.json_tables import table_of
 from zsim.io.limits import MAX_INT
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -62,15 +54,6 @@ def _row(make: Callable[..., Any], *types: Any) -> Any:
     """A list with an item of each of `types`; `make` makes an object of them."""
     row: Any = tuple.__class_getitem__(types)
     return Annotated[row, AfterValidator(lambda items: make(*items))]
-
-
-def _table(make: Callable[..., Any], **types: Any) -> Any:
-    """A table with these keys, optional where a type comes with a default; `make` as for a row."""
-    keys: dict[str, Any] = {
-        key: given if isinstance(given, tuple) else (given, ...) for key, given in types.items()
-    }
-    schema: Any = create_model("Table", __config__=ConfigDict(extra="forbid"), **keys)
-    return Annotated[schema, AfterValidator(lambda table: make(**dict(table)))]
 
 
 def _many(type_: Any, at_most: int | None = None) -> Any:
@@ -116,8 +99,8 @@ def _sign(row: Any) -> str | None:
 
 
 EVENT: Any = Annotated[reduce(or_, map(_event, EVENTS)), Discriminator(_sign)]
-COMPUTATION = _table(lowered.Computation, kernels=_many(KERNEL), memory=_many(EVENT))
-LOWERED = _table(
+COMPUTATION = table_of(lowered.Computation, kernels=_many(KERNEL), memory=_many(EVENT))
+LOWERED = table_of(
     LoweredModule,
     fqn=Name, unit=Name, forward=COMPUTATION, backward=COMPUTATION,
     input_needs_gradient=Truth, recompute=(_many(KERNEL), ()),
@@ -125,34 +108,34 @@ LOWERED = _table(
     freed_with_autocast_cache=(_many(_event("-")), ()),
 )
 MODULES = _many(LOWERED, MAX_MODULES)
-CHECKPOINTING = _table(
+CHECKPOINTING = table_of(
     Checkpointing,
     mode=Literal["full", "selective"], every=(Count, 1), save_every=(Count, 1),
     save=(tuple[Literal["linear", "attention"], ...], ()), early_stop=(Truth, True),
 )
 """Activation checkpointing of whole units: a trace does not know the kinds of its operators."""
 RECOMPUTING = _row(lambda *row: row, CHECKPOINTING, MODULES)
-HOOK_VARIANT = _table(
+HOOK_VARIANT = table_of(
     traced.HookVariant,
     unit_hooks=Literal["none", "fsdp1_views", "raw_inputs"], lowered=MODULES,
     checkpointing=(CHECKPOINTING, NO_CHECKPOINTING),
     fails=(Annotated[str, Field(max_length=MAX_SENTENCE), AfterValidator(_printable)], ""),
 )
-PARAMETER = _table(
+PARAMETER = table_of(
     _parameter, fqn=Name, shape=Shape, requires_grad=(Truth, True), in_loss=(Truth, True)
 )
 FILE = TypeAdapter[dict[str, Any]](
-    _table(
+    table_of(
         dict,
         name=Name, dtype=Dtype, casts_input=Truth,
-        batch=_table(Batch, micro_batch=Size, sequence_length=(Size, 1)),
+        batch=table_of(Batch, micro_batch=Size, sequence_length=(Size, 1)),
         autocast=(Dtype | Literal["none"], "none"), buffer_nbytes=(Size, 0),
         input_nbytes=(Size, 0),
         devices=(Annotated[tuple[Device, ...], Field(min_length=1, max_length=2)], traced.DEVICES),
         registered=(_many(Name), ()), buffers=(tuple[tuple[Name, Size], ...], ()),
-        units=_many(_table(ParamGroup, fqn=Name, parameters=_many(PARAMETER)), MAX_MODULES),
+        units=_many(table_of(ParamGroup, fqn=Name, parameters=_many(PARAMETER)), MAX_MODULES),
         modules=_many(
-            _table(dict, reads=tuple[tuple[Name, Name | Literal[""]], ...], lowered=LOWERED),
+            table_of(dict, reads=tuple[tuple[Name, Name | Literal[""]], ...], lowered=LOWERED),
             MAX_MODULES,
         ),
         recomputing=(_many(RECOMPUTING, MAX_VARIANTS), ()),

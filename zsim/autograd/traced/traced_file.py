@@ -21,6 +21,7 @@ from zsim.autograd.traced.schema import EVENTS, FILE, SIGNS
 from zsim.errors import shown
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
+from zsim.io.json_tables import complaint
 from zsim.models.spec import ROOT, ParamGroup
 from zsim.models.training_options import Device
 
@@ -72,34 +73,11 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
     try:
         return traced.check_whole(_model(**FILE.validate_python(table)))
     except ValidationError as error:
-        raise _refusal(error, where) from None
-
-
-def _refusal(error: ValidationError, where: str) -> TracedModelError:
-    """pydantic's first complaint in the four parts of an error."""
-    first = error.errors(include_url=False)[0]
-    kind, problem = first["type"], shown(first["input"])
-    steps = [
-        f"[{step}]" if isinstance(step, int) else f".{step[:60]}"
-        for step in first["loc"]
-        if step not in EVENTS  # the sign of a row, which chooses its schema
-    ]
-    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    if kind == "missing":
-        expected, problem = "a value", "nothing"
-    elif kind == "extra_forbidden":
-        expected = "no such key"
-    elif kind in ("model_type", "tuple_type"):
-        expected = "a table" if kind == "model_type" else "a list"
-    elif kind == "too_long":
-        expected = f"at most {first['ctx']['max_length']:,} items"
-    elif kind.startswith("union_tag"):
-        expected = f"a row that begins with one of {', '.join(EVENTS)}"
-    path = "".join(steps).removeprefix(".")
-    return TracedModelError(
-        where=f"{where}: {path}" if path else where, expected=expected, found=problem,
-        remedy=TRACE_AGAIN,
-    )
+        key, expected, problem = complaint(error, signs=EVENTS)
+        raise TracedModelError(
+            where=f"{where}: {key}" if key else where, expected=expected, found=problem,
+            remedy=TRACE_AGAIN,
+        ) from None
 
 
 def _model(
