@@ -25,19 +25,15 @@ COVERED_ELSEWHERE = (
     "test_clipping.py",
     "test_device_kernels.py",
     "test_event_order.py",
-    "test_frozen_against_torch.py",
     "test_hide_communication.py",
-    "test_hostile_cells.py",
     "test_run_laws.py",
     "test_matrix.py",
     "test_readme_errors.py",
     "test_real_layouts.py",
-    "test_row_widths.py",
     "test_shared_inputs.py",
     "test_sharded_gradient_calls.py",
     "test_together.py",
     "test_traced_accumulation.py",
-    "test_traced_answers.py",
 )
 """Files that run the same lines for the hundredth time, on other cases: following them there would
 take a third of CI's time, and what CI says is covered is covered without them."""

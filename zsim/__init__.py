@@ -7,7 +7,7 @@ heavy, and no torch: each name is loaded when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from zsim.version import __version__
 
 if TYPE_CHECKING:
     from zsim.analysis.critical_path import Why as Why

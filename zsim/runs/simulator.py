@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim import __version__
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
@@ -38,6 +37,7 @@ from zsim.runs.backend import Capabilities, RunOptions
 from zsim.runs.metrics import band_ns
 from zsim.scenario.plan import Planned, plan
 from zsim.scenario.scenario import Scenario
+from zsim.version import __version__
 
 DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """Clusters that stand for a real backend's own devices where the scenario's cluster is of another

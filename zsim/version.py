@@ -1,0 +1,3 @@
+"""Version of zsim; the package's metadata and the provenance of Runs take it from here."""
+
+__version__ = "0.1.0"
