@@ -8,7 +8,6 @@ docstring names it.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -133,18 +132,3 @@ def test_c10_four_ranks_with_a_gigabyte_each_gather_in_three_steps() -> None:
         into[send.destination] += send.nbytes
     assert len(steps) == 3
     assert out == into == dict.fromkeys(range(4), 3 * GB)
-
-
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="needs hybrid thresholds (small units "
-                                                         "stay whole)")
-def test_c11_a_hybrid_of_zero3_and_zero2_sends_3_parts_of_large_and_2_of_small_units() -> None:
-    """Published 6Ψ_L + 2Ψ_S (f = 2) forgets the small units' parameter all-gather after the step:
-    it is 6Ψ_L + 4Ψ_S."""
-    training = small_training()
-    options: Any = zero3.Options
-    program = zero3.plan(
-        training, mesh=Mesh(dp_shard=4), options=options(persistence_threshold=10_000)
-    )
-    small = 2 * sum(unit.numel for unit in training.model.units if unit.numel <= 10_000)
-    large = parameter_bytes(training) - small
-    assert sent(program) == (3 * large + 2 * small) * 3 // 4

@@ -7,14 +7,12 @@ Where a published figure is wrong, the docstring names it and says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.support.closed_forms import (
     MIXED_ADAM,
-    bytes_sent_per_step,
     pipeline_ns,
     smallest_batch,
     training_flops,
@@ -40,7 +38,6 @@ from zsim.models.families import mlp
 from zsim.strategies import fsdp2, zero1, zero3
 
 GB = 10**9
-Record = Callable[[str, object], None]
 
 
 def compute_ns(num_parameters: int, sequence_length: int) -> int:
@@ -171,37 +168,6 @@ def test_t8_checkpointing_every_block_computes_a_third_more() -> None:
         for kernel in module.forward.kernels[-2:]
     )
     assert flops[1] == flops[0] * 4 // 3 - last
-
-
-def test_t9_throughput_per_stage_is_reported(record_property: Record) -> None:
-    """Reported, not asserted: 112 GB of DDP state do not fit an 80 GB device, so that base does not
-    exist."""
-    node = load_cluster("dgx-h100")
-    path = node.path(tuple(range(8)))
-    compute = (
-        training_flops(7 * GB, num_tokens=4096)
-        * 10**9
-        // int(989e12 * node.device.matmul_efficiency)
-    )
-    for scheme in ("ddp", "zero1", "zero2", "zero3"):
-        wire = bytes_sent_per_step(14 * GB, scheme=scheme, num_ranks=8) * 10**9 // path.bytes_per_s
-        record_property(f"{scheme}_unoverlapped_percent", round(100 * wire / compute, 1))
-
-
-def test_t10_the_cost_of_offload_is_reported(record_property: Record) -> None:
-    """Reported, not asserted: gradients down and parameters up the host link, against compute of
-    one micro-batch."""
-    node = load_cluster("dgx-h100")
-    transfers = 2 * 2 * 7 * GB // 8 * 10**9 // node.links.host.bandwidth
-    for tokens in (2048, 16_384):
-        compute = (
-            training_flops(7 * GB, num_tokens=tokens)
-            * 10**9
-            // int(989e12 * node.device.matmul_efficiency)
-        )
-        record_property(
-            f"offload_percent_of_compute_at_{tokens}_tokens", round(100 * transfers / compute, 1)
-        )
 
 
 @pytest.mark.parametrize("strategy", [zero3, fsdp2])
