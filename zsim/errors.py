@@ -85,8 +85,13 @@ class ZsimError(Exception):
         return _remade, (type(self), *self.args), vars(self)
 
     def __str__(self) -> str:
-        text = f"{self.where}: expected {self.expected}, found {self.found}"
-        return visible(f"{text}; {self.remedy}" if self.remedy else text)
+        return visible(f"{self.where}: {self.complaint}")
+
+    @property
+    def complaint(self) -> str:
+        """The error without its place, for one who knows a nearer: a file's key, a column."""
+        text = f"expected {self.expected}, found {self.found}"
+        return f"{text}; {self.remedy}" if self.remedy else text
 
 
 def _remade(kind: type[ZsimError], *arguments: object) -> ZsimError:

@@ -38,8 +38,9 @@ _QUANTITY = re.compile(rf"\s*((?:{WHOLE})(?:\.[0-9]{{1,12}})?)\s*([A-Za-zµ/%]{{
 OPERATORS: tuple[str, ...] = ("<=", ">=", "==", "<", ">")
 
 
-class UnitError(ZsimError):
-    """A quantity that cannot be read: an unknown or missing unit."""
+class UnitError(ZsimError, ValueError):
+    """A quantity that cannot be read: an unknown or missing unit. A ValueError, as the schema of
+    scenarios wants one."""
 
 
 def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
@@ -115,16 +116,16 @@ def parse_fraction(text: str) -> float:
 
 
 def split_comparison(text: str) -> tuple[str, str]:
-    """The operator and the quantity of a comparison; a bare quantity compares with "==".
+    """The operator and the quantity of a comparison; a bare quantity has "" for the operator.
 
     >>> split_comparison("<= 70 GiB"), split_comparison("9")
-    (('<=', '70 GiB'), ('==', '9'))
+    (('<=', '70 GiB'), ('', '9'))
     """
     stripped = text.strip()
     for operator in OPERATORS:
         if stripped.startswith(operator):
             return operator, stripped[len(operator) :].strip()
-    return "==", stripped
+    return "", stripped
 
 
 def holds(operator: str, left: float, right: float) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io.units import (
     OPERATORS,
     WHOLE,
@@ -65,11 +65,13 @@ class Figure:
     parse: Callable[[str], Number]
     show: Callable[[Number], str]
     integer: bool = False
+    count: bool = False
+    """A count alone is an equality: "9". Of other figures "70 GiB" could be a limit as well."""
     meaning: str = ""
 
 
 _BYTES = Figure(parse=_parse_exact_bytes, show=_format_exact_bytes, integer=True)
-_COUNT = Figure(parse=_parse_count, show=_format_count, integer=True)
+_COUNT = Figure(parse=_parse_count, show=_format_count, integer=True, count=True)
 _TIME = Figure(parse=parse_time, show=_format_time)
 _SHARE = Figure(parse=parse_fraction, show=_format_share)
 
@@ -147,10 +149,22 @@ def expectation(name: str, written: int | str) -> Expectation:
     try:
         value = figure.parse(quantity)
     except UnitError as error:
-        raise ScenarioError(
-            (f"{key}: {error}, compared with one of {' '.join(OPERATORS)}",)
-        ) from None
-    return Expectation(name=name, operator=operator, value=value, text=written.strip())
+        raise ScenarioError((f"{key}: {_comparison(error, written)}",)) from None
+    if not operator and not figure.count:
+        raise ScenarioError((f"{key}: expected a comparison, as \"<= {quantity[:40]}\", found "
+                             f"{shown(written)}",))
+    return Expectation(
+        name=name, operator=operator or "==", value=value, text=written.strip()
+    )
+
+
+def _comparison(error: UnitError, written: str) -> str:
+    """The complaint about a comparison, of which the `error` knows only the quantity."""
+    whole = ZsimError(
+        where="", expected=f"a comparison ({', '.join(OPERATORS)}) with {error.expected}",
+        found=shown(written), remedy=error.remedy,
+    )
+    return whole.complaint
 
 
 def check(

@@ -13,14 +13,15 @@ from zsim.scenario.expect import FIGURES, Expectation, Verdict, check, expectati
     [
         ("peak_memory", "<= 70 GiB", "<=", 70 * 2**30),
         ("peak_memory", 212_744, "==", 212_744),
-        ("peak_memory", "212,744 B", "==", 212_744),
+        ("peak_memory", "== 212,744 B", "==", 212_744),
         ("peak_first_step", "< 1 MiB", "<", 2**20),
         ("exposed_communication", "<= 10 %", "<=", 0.1),
         ("mfu", ">= 0.4", ">=", 0.4),
         ("step_time", "< 5 ms", "<", 5_000_000),
         ("all_gathers", 9, "==", 9),
         ("reduce_scatters", ">= 1,000", ">=", 1000),
-        ("bytes_sent_per_rank", "304,656 B", "==", 304_656),
+        ("bytes_sent_per_rank", "== 304,656 B", "==", 304_656),
+        ("all_gathers", "9", "==", 9),
     ],
 )
 def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
@@ -35,8 +36,17 @@ def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
         ("peak_memory", "80G", "expect.peak_memory: "),
         ("peak_memory", "<= 5 ms", "expect.peak_memory: "),
         ("exposed_communication", 10, "expect.exposed_communication: expected text with a unit"),
-        ("exposed_communication", "<= 10", "expect.exposed_communication: quantity: expected a "
-                                           "share with its unit"),
+        ("exposed_communication", "<= 10", "expect.exposed_communication: expected a comparison "
+                                           "(<=, >=, ==, <, >) with a share with its unit"),
+        ("peak_memory", "70 GiB", 'expect.peak_memory: expected a comparison, as "<= 70 GiB", '
+                                  'found "70 GiB"'),
+        ("peak_memory", "212744", 'expect.peak_memory: expected a comparison, as "<= 212744"'),
+        ("mfu", "40 %", 'expect.mfu: expected a comparison, as "<= 40 %", found "40 %"'),
+        ("step_time", "5 ms", 'expect.step_time: expected a comparison, as "<= 5 ms"'),
+        ("peak_memory", "<= 80G", "expect.peak_memory: expected a comparison (<=, >=, ==, <, >) "
+                                  "with a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, "
+                                  'TiB (as "80 GiB"), found "<= 80G"; say which is meant: 80 GB '
+                                  "or 80 GiB"),
         ("peak_memory", "<= 1,5 GiB", "expect.peak_memory: "),
         ("all_gathers", "1,2", "expect.all_gathers: "),
         ("step_time", "=< 5 ms", "expect.step_time: "),

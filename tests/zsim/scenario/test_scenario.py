@@ -119,7 +119,7 @@ def test_the_published_schema_is_in_step():
         ('"gpt-tiny"', '"gpt-tiny", num_layers = 5', "x.toml: model.num_layers: expected 1 to 4"),
         ("steps = 4", "steps = 4.5", "x.toml: steps: expected a whole number, found 4.5"),
         ("steps = 4", "steps = true", "x.toml: steps: expected a whole number, found true"),
-        ("steps = 4", "steps = 0", "x.toml: steps: expected greater than or equal to 1, found 0"),
+        ("steps = 4", "steps = 0", "x.toml: steps: expected at least 1, found 0"),
         ("steps = 4", 'steps = "0"', 'x.toml: steps: expected a whole number, found "0"'),
         ("steps = 4", "steps = [1, [2]]", "x.toml: steps: expected a whole number, found [1, …]"),
         ("steps = 4", "steps = { a = true }", "x.toml: steps: expected a whole number, found { a "
@@ -136,8 +136,8 @@ def test_the_published_schema_is_in_step():
         ("steps = 4", "steps = " + "9" * 5000, "x.toml: not TOML: "),
         ("steps = 4", "steps = 1\nsteps = 2", "x.toml: not TOML: "),
         ("steps = 4", "steps = 2020-13-45", "x.toml: not TOML: "),
-        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected greater "
-                                                 "than or equal to 1, "),
+        ("accumulation = 2", "accumulation = 0", "x.toml: batch.accumulation: expected at least "
+                                                 "1, found 0"),
         ('preset = "gpt-tiny"', 'family = "gpt"', "x.toml: model.sizes.num_layers: expected a "
                                                   "value, found nothing"),
         ('preset = "gpt-tiny"', 'family = "gtp"', 'x.toml: model.family: unknown family "gtp", '

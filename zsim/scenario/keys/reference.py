@@ -40,8 +40,8 @@ names file, key, what was expected, what was found, and what mends it. [schema.j
 the JSON Schema, for editors. From Python the same tables are dicts: `zsim.Scenario(model={…}, …)`.
 
 `[expect]` is what a scenario asserts of its steady step. Each figure is compared with `<=`, `>=`,
-`==`, `<` or `>`, and `zsim run` judges it. What a backend cannot see is unsupported, and fails
-nothing.
+`==`, `<` or `>`, and `zsim run` judges it. A whole number alone, of a count or of bytes, is an
+equality. What a backend cannot see is unsupported, and fails nothing.
 
 This page is generated: `python -m zsim.scenario.keys.reference > scenarios/README.md`.
 '''

@@ -32,9 +32,14 @@ MAX_SIZE = 10_000_000
 """The largest width, vocabulary or count that a size or an option may have."""
 MAX_USES = 64
 """The most often that a block runs in a forward, or a model before a backward."""
+MAX_NAMES, MAX_NAME = 1024, 200
+"""The most entries of a list of names or patterns, and the most characters of each."""
 MAX_PAUSE_NS = 3600 * 10**9
 """The longest pause of the trainer, in ns: an hour."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
+Names = Annotated[
+    tuple[Annotated[str, Field(max_length=MAX_NAME)], ...], Field(max_length=MAX_NAMES)
+]
 
 
 class Table(BaseModel):
@@ -81,12 +86,6 @@ def _pause(value: str) -> str:
     return value
 
 
-def _times(value: Any) -> Any:
-    if isinstance(value, int) and not 1 <= value <= MAX_USES:
-        raise ValueError(f"expected 1 to {MAX_USES} uses of each block")
-    return value
-
-
 Pause = Annotated[str, AfterValidator(_pause)]
 
 
@@ -124,12 +123,12 @@ class ModelTable(Table):
     traced: str | None = Field(
         default=None, description="The file of a traced nn.Module, beside the scenario."
     )
-    uses: Annotated[int | UsesTable, AfterValidator(_times)] = Field(
+    uses: Annotated[int, Field(ge=1, le=MAX_USES)] | UsesTable = Field(
         default=1,
         description="Runs of each block in a forward, on the same weights; a table says in which "
                     "`order`.",
     )
-    unused: tuple[str, ...] = Field(
+    unused: Names = Field(
         default=(), description="Blocks that own parameters and that forward passes by."
     )
 
@@ -239,7 +238,7 @@ TABLES: Mapping[str, Any] = {
                 "since 2.1."
             ),
         },
-        {},
+        {"save": Names, "recompute": Names},
     ),
     "wrapping": _derived(
         "WrappingTable", Wrapping, "The modules of each param group (unit).",
@@ -252,7 +251,7 @@ TABLES: Mapping[str, Any] = {
             ),
             "nested": _key("Modules of each block that are units inside the block's unit."),
         },
-        {"every": Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"]},
+        {"every": Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"], "nested": Names},
     ),
     "execution": _derived(
         "ExecutionTable", Execution,
@@ -318,7 +317,7 @@ KEYS: dict[str, Any] = {
         )
     },
     "frozen": (
-        tuple[str, ...],
+        Names,
         Field(default=(), description="Shell-style patterns over the names of parameters that "
                                       "need no gradient."),
     ),

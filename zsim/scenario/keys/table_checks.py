@@ -4,25 +4,36 @@ scenario's words."""
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from zsim.errors import shown
+from zsim.errors import ZsimError, shown
 from zsim.ir.mesh import AXES, RESERVED_AXES
 from zsim.scenario.keys.schema import ScenarioTable, Table, strategy_table
 from zsim.strategies import STRATEGIES
 
-WORDS = (
-    ("a valid integer", "a whole number"),
-    ("a valid string", "text"),
-    ("a valid boolean", "true or false"),
-    ("a valid tuple", "a list"),
-)
-"""pydantic's words for types, and those of scenario files."""
+TABLE = "a table, {{ key = value }}"
+EXPECTED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": TABLE,
+    "model_type": TABLE,
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than_equal": "at most {le:,}",
+    "less_than": "less than {lt:,}",
+    "too_long": "at most {max_length:,} entries",
+    "string_too_long": "at most {max_length:,} characters",
+}
+"""Each of pydantic's kinds of error in the words of scenario files; in braces its bounds."""
 FILES = ("model.huggingface", "model.traced", "cluster.file")
 """The keys that name files, which have keys of their own."""
 
@@ -34,9 +45,13 @@ def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: 
     except ValidationError as error:
         complaints: dict[str, list[str]] = {}
         for item in error.errors(include_url=False):
-            key, complaint = _complaint(schema, item, prefix)
-            complaints.setdefault(key, []).append(complaint)
-        problems += [f"{key}: {_joined(parts)}" for key, parts in complaints.items()]
+            path = _path(table, item)
+            key = _written([*([prefix] if prefix else []), *path])
+            complaints.setdefault(key, []).append(_complaint(schema, item, path))
+        problems += [
+            f"{key}: {_joined(parts)}" for key, parts in complaints.items()
+            if not any(other.startswith((f"{key}.", f"{key}[")) for other in complaints)
+        ]
     return None
 
 
@@ -87,55 +102,68 @@ def _joined(complaints: list[str]) -> str:
     return f"expected {' or '.join(heads)}, found {complaints[0].partition(', found ')[2]}"
 
 
-def _complaint(schema: type[BaseModel], item: Any, prefix: str) -> tuple[str, str]:
-    """The key and what is wrong with it. Parts of the location that name the variant of a union are
-    left out."""
-    path = _place(item["loc"], depth=1 if prefix else 2)
-    key = ".".join([*([prefix] if prefix else []), *path])
-    if item["type"] == "extra_forbidden":
-        return key, f"unknown key{did_you_mean(path[-1], _names_at(schema, path[:-1]))}"
-    if item["type"] == "missing":
-        return key, "expected a value, found nothing"
+def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) -> str:
+    """What is wrong with the value at `path`."""
+    kind, found = item["type"], item["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key{did_you_mean(str(path[-1]), _names_at(schema, path[:-1]))}"
+    if kind == "missing":
+        return "expected a value, found nothing"
+    bounds = {name: _whole(bound) for name, bound in item.get("ctx", {}).items()}
+    if isinstance(bounds.get("error"), ZsimError):
+        return str(bounds["error"].complaint)
     expected = (
-        item["msg"][:200].replace("Input should be ", "expected ").removeprefix("Value error, ")
+        EXPECTED[kind].format(**bounds) if kind in EXPECTED
+        else item["msg"][:200].removeprefix("Value error, ").removeprefix("expected ")
     )
-    for pydantics, ours in WORDS:
-        expected = expected.replace(pydantics, ours)
-    expected = re.sub(
-        r"a valid dictionary or instance of \w+", "a table, { key = value }", expected
-    )
-    if item["type"] == "literal_error":
+    if kind == "literal_error":
         expected = expected.replace("'", '"')  # as TOML and the rest of the message quote
-    return key, f"{expected}, found {shown(item['input'])}"
+    return f"expected {expected}, found {f'{len(found):,}' if 'long' in kind else shown(found)}"
 
 
-def _place(loc: tuple[str | int, ...], *, depth: int) -> list[str]:
-    """The first `depth` names of a location; of an entry of a list also which it is, and of a table
-    there its own key."""
-    path = [str(part)[:100] for part in loc[:depth]]
-    match loc[depth:]:
-        case (int(index), str(name), *_):
-            return [*path[:-1], f"{path[-1]}[{index}]", name[:100]]
-        case (int(index),):
-            return [*path[:-1], f"{path[-1]}[{index}]"]
+def _whole(bound: Any) -> Any:
+    """0 for 0.0: the schema's own spelling is no matter of the user's."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+
+
+def _path(table: object, item: Any) -> list[str | int]:
+    """The keys and indices that lead to the value. Parts of the location that name the variant of
+    a union are in no table, and left out."""
+    path: list[str | int] = []
+    value, missing = table, item["type"] == "missing"
+    for at, part in enumerate(item["loc"], start=1):
+        is_key = isinstance(value, dict) and part in value
+        if is_key or (isinstance(value, list | tuple) and isinstance(part, int)):
+            value = value[part]  # type: ignore[index]
+            path.append(part)
+        elif missing and at == len(item["loc"]):
+            path.append(part)
     return path
 
 
-def _names_at(schema: type[BaseModel], path: list[str]) -> list[str]:
-    """The keys that the table at `path` may have, or each table of the list there."""
-    for part in path:
-        field = schema.model_fields.get(part.partition("[")[0])
-        annotation = (
-            get_args(field.annotation)[0]
-            if field and "[" in part
-            else field.annotation
-            if field
-            else None
-        )
-        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+def _written(path: Sequence[str | int]) -> str:
+    """A path as people write it: cluster.slow_links[0].node."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in path)
+    return text.removeprefix(".")
+
+
+def _names_at(schema: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """The keys that the table at `path` may have."""
+    for name in (part for part in path if isinstance(part, str)):
+        field = schema.model_fields.get(name)
+        inner = None if field is None else _table_in(field.annotation)
+        if inner is None:
             return []
-        schema = annotation
+        schema = inner
     return list(schema.model_fields)
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """The schema of the table that a key may be, or each entry of its list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_table_in(inner) for inner in get_args(annotation))
+    return next((inner for inner in found if inner is not None), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

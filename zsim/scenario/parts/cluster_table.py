@@ -55,7 +55,7 @@ def _rate(key: str, text: str, cluster: ClusterSpec, *, whose: str) -> int:
     try:
         bandwidth = parse_rate(text)
     except ZsimError as error:
-        raise ScenarioError((f"{key}: {error}",)) from None
+        raise ScenarioError((f"{key}: {error.complaint}",)) from None
     if not parse_rate(SLOWEST) <= bandwidth <= cluster.links.rail.bandwidth:
         most = format_rate(cluster.links.rail.bandwidth)
         raise ScenarioError((f"{key}: expected {SLOWEST} to {most}, {whose}, found {text[:60]}",))

@@ -55,9 +55,11 @@ def _problems(model: ModelSpec, frozen: tuple[str, ...], unused: tuple[str, ...]
         yield f"{key}: a traced model's gradients are recorded with it; {mend} and trace it again"
         return
     names = [parameter.fqn for parameter in model.parameters]
-    for pattern in frozen:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"frozen: {shown(pattern)} matches no parameter{_nearest(pattern, names)}"
+    unmatched = [each for each in frozen if not any(fnmatchcase(name, each) for name in names)]
+    if unmatched:
+        first = f"{shown(unmatched[0])} matches no parameter{_nearest(unmatched[0], names)}"
+        others = f" ({len(unmatched) - 1:,} others match none either)" if unmatched[1:] else ""
+        yield f"frozen: {first}{others}"
     blocks = [block.fqn for block in model.blocks]
     for block in unused:
         if block not in blocks:

@@ -1,0 +1,266 @@
+"""Whatever stands at a key of a scenario, its error has file and key; whatever comes from Python
+becomes what a file can hold, or is refused by key."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import tomllib
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.io import limits
+from zsim.models.families import FAMILIES
+from zsim.scenario import scenario, tables
+from zsim.scenario.expect import FIGURES
+from zsim.scenario.keys.schema import (
+    MAX_NAME,
+    MAX_NAMES,
+    ScenarioTable,
+    sizes_table,
+    strategy_table,
+)
+from zsim.scenario.keys.schema import TABLES as FIXED
+from zsim.strategies import STRATEGIES
+
+BASE: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny"},
+    "batch": {"micro_batch": 2, "sequence_length": 64},
+    "cluster": {"preset": "dgx-h100"},
+    "strategy": {"name": "fsdp2"},
+}
+HOSTILE = ("x", "", "1e999 s", "9" * 30 + " GiB", "\u202egpj", "[", "*" * 250)
+FREE = {"description"}
+"""Keys that may have any text."""
+
+
+def changes() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each key of the schema, with the tables in which it is the only change; "?" stands for its
+    value."""
+    for name in ScenarioTable.model_fields:
+        if name not in FIXED:
+            yield name, {name: "?"}
+    for table, kind in FIXED.items():
+        yield from ((f"{table}.{key}", {table: {key: "?"}}) for key in kind.model_fields)
+    for name in STRATEGIES:
+        for key in strategy_table(name).model_fields:
+            yield f"strategy.{key}", {"strategy": {"name": name} | {key: "?"}}
+    for family in FAMILIES:
+        for key in sizes_table(family).model_fields:
+            sizes = {"family": family, "sizes": {key: "?"}}
+            yield f"model.sizes.{key}", {"model": sizes}
+    yield from ((f"expect.{name}", {"expect": {name: "?"}}) for name in FIGURES)
+    link = {"node": 0, "nic": 0, "bandwidth": "1 Gbit/s"}
+    for key in link:
+        yield f"cluster.slow_links[0].{key}", {"cluster": {"slow_links": [link | {key: "?"}]}}
+
+
+def filled(table: Any, value: object) -> Any:
+    """`table` with `value` for "?"."""
+    if isinstance(table, dict):
+        return {key: filled(inner, value) for key, inner in table.items()}
+    if isinstance(table, list):
+        return [filled(inner, value) for inner in table]
+    return value if table == "?" else table
+
+
+def said(changed: dict[str, Any]) -> tuple[str, ...]:
+    """The problems of a file with these changes of `BASE`."""
+    whole = tables.merged(BASE, changed)
+    text = "".join(f"{key} = {tables.in_line(value)}\n" for key, value in whole.items())
+    try:
+        scenario.parse(text.encode(), where="x.toml")
+    except zsim.ScenarioError as error:
+        return error.problems
+    return ()
+
+
+@pytest.mark.parametrize(("key", "change"), list(changes()), ids=lambda part: str(part)[:60])
+def test_any_text_at_any_key_is_accepted_or_refused_with_file_and_key(
+    key: str, change: dict[str, Any]
+) -> None:
+    for value in (*HOSTILE, ["x"], [["x"]], {"x": "x"}, 1e300, -1, True):
+        found = said(filled(change, value))
+        assert all(problem.startswith("x.toml: ") for problem in found)
+        assert not any("Input should be" in problem or "quantity" in problem for problem in found)
+        wanted = (f"x.toml: {key}", f"x.toml: {key.partition('.')[0]}: ")
+        if value == "x" and key not in FREE:
+            assert any(problem.startswith(wanted) for problem in found), found
+
+
+def test_a_duration_hides_no_other_problem() -> None:
+    found = said({"execution": {"step_overhead": "x", "issue_kernel": "2 h"}, "steps": 0})
+    assert found == (
+        'x.toml: execution.step_overhead: expected a number and one of ns, us, µs, ms, s (as "5 '
+        'us"), found "x"',
+        'x.toml: execution.issue_kernel: expected a number and one of ns, us, µs, ms, s (as "5 '
+        'us"), found "2 h"',
+        "x.toml: steps: expected at least 1, found 0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"strategy": 5}, "strategy: expected a table, { key = value }, found 5"),
+        ({"expect": [1]}, "expect: expected a table, { key = value }, found [1]"),
+        ({"frozen": [1]}, "frozen[0]: expected text, found 1"),
+        ({"optimizer": {"clip_norm": True}}, "optimizer.clip_norm: expected a number, found true"),
+        ({"optimizer": {"clip_norm": -1}}, "optimizer.clip_norm: expected at least 0, found -1"),
+        ({"model": {"uses": {"times": "x"}}}, 'model.uses.times: expected a whole number, found '
+                                              '"x"'),
+        ({"model": {"uses": {"time": 2}}}, "model.uses.times: expected a value, found nothing"),
+        ({"model": {"uses": 99}}, "model.uses: expected at most 64 or a table, { key = value }, "
+                                  "found 99"),
+        ({"model": {"family": "mlp", "sizes": {"dims": [1, "a"], "hidden": 1, "num_classes": 1}}},
+         'model.sizes.dims[1]: expected a whole number, found "a"'),
+        ({"cluster": {"slow_links": [{"bandwith": "1 GB/s"}]}},
+         "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
+        ({"cluster": {"nic_bandwidth": "x"}}, "cluster.nic_bandwidth: expected a number and one "
+                                              "of B/s"),
+    ],
+)
+def test_a_problem_is_told_in_the_words_of_scenario_files(
+    change: dict[str, Any], wanted: str
+) -> None:
+    assert any(problem.startswith(f"x.toml: {wanted}") for problem in said(change)), said(change)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("frozen", {"frozen": "?"}), ("model.unused", {"model": {"unused": "?"}}),
+        ("wrapping.nested", {"wrapping": {"nested": "?"}}),
+        ("activation_checkpointing.save", {"activation_checkpointing": {"save": "?"}}),
+        ("activation_checkpointing.recompute", {"activation_checkpointing": {"recompute": "?"}}),
+    ],
+)
+def test_lists_of_names_have_an_end(key: str, change: dict[str, Any]) -> None:
+    entries = f"x.toml: {key}: expected at most {MAX_NAMES:,} entries, found {MAX_NAMES + 1:,}"
+    assert said(filled(change, ["x"] * (MAX_NAMES + 1))) == (entries,)
+    length = f"x.toml: {key}[0]: expected at most {MAX_NAME} characters, found {MAX_NAME + 1}"
+    assert said(filled(change, ["x" * (MAX_NAME + 1)])) == (length,)
+
+
+def test_patterns_without_a_match_are_one_problem() -> None:
+    assert said({"frozen": ["wtf*", "x", "y"]}) == (
+        'x.toml: frozen: "wtf*" matches no parameter (2 others match none either)',
+    )
+
+
+class Name(enum.StrEnum):
+    PRESET = "gpt-tiny"
+
+
+class Two(enum.IntEnum):
+    TWO = 2
+
+
+class Text(str):
+    """A text that shows itself as something else."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise AssertionError
+
+    __repr__ = __str__
+
+
+class Number(int):
+    """A number that shows itself as something else."""
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+    __str__ = __repr__
+
+
+class Share(float):
+    """A number as numpy's."""
+
+    def __repr__(self) -> str:
+        return f"Share({float(self)})"
+
+
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        ({"model": {"preset": Name.PRESET}}, {"model": {"preset": "gpt-tiny"}}),
+        ({"model": {Text("preset"): Text("gpt-tiny")}}, {"model": {"preset": "gpt-tiny"}}),
+        ({"batch": {"micro_batch": Two.TWO}}, {"batch": BASE["batch"]}),
+        ({"batch": {"micro_batch": Number(2)}}, {"batch": BASE["batch"]}),
+        ({"optimizer": {"learning_rate": Share(0.1)}}, {"optimizer": {"learning_rate": 0.1}}),
+        ({"execution": {"step_overhead": zsim.ms(3)}}, {"execution": {"step_overhead": "3000000 "
+                                                                                       "ns"}}),
+        ({"strategy": {"name": "zero2", "granularity": zsim.MiB(25)}},
+         {"strategy": {"name": "zero2", "granularity": "26214400 B"}}),
+        ({"expect": {"peak_memory": zsim.GiB(3), "step_time": zsim.ms(3)}},
+         {"expect": {"peak_memory": "== 3221225472 B", "step_time": "== 3000000 ns"}}),
+        ({"frozen": ("wte*",)}, {"frozen": ["wte*"]}),
+    ],
+)
+def test_python_s_own_kinds_of_text_and_numbers_are_written_as_what_they_are(
+    change: dict[str, Any], written: dict[str, Any]
+) -> None:
+    made = zsim.Scenario(**tables.merged(BASE, change))
+    assert tomllib.loads(made.to_toml()) == BASE | written == made.tables
+    assert scenario.parse(made.to_toml().encode(), where="scenario.toml") == made
+    assert zsim.Scenario(**BASE).with_(**change) == made
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Decimal(2), Fraction(2), 2j, b"2", {2}, range(2), datetime.date(2020, 1, 1), print, object,
+        Name, enum.Enum("E", "A").A,  # type: ignore[attr-defined]
+        PurePosixPath("x"), Text("x"), {2: 2}, {None: 2}, {b"2": 2}, {"\ud800": 2}, "\ud800",
+        Number(2**80), 10**5000, float("nan"), float("inf"), {"preset": {}}, [[[2]]], (None,),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_other_value_of_python_is_refused_by_key(value: object) -> None:
+    for key, change in (("batch.micro_batch", {"batch": {"micro_batch": value}}),
+                        ("steps", {"steps": value}),
+                        ("model.preset", {"model": {"preset": value}}),
+                        ("frozen", {"frozen": value})):
+        with pytest.raises(zsim.ScenarioError) as caught:
+            zsim.Scenario(**{**BASE, **{k: BASE.get(k, {}) | v if isinstance(v, dict) else v
+                                        for k, v in change.items()}})
+        assert any(problem.startswith(f"Scenario: {key}") for problem in caught.value.problems)
+
+
+def nest(value: Any, times: int) -> Any:
+    """`value` in so many lists of ten, each ten times the same."""
+    return nest([value] * 10, times - 1) if times else value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"description": "x" * limits.MAX_BYTES}, {"description": "\x7f" * 60_000},
+        {"description": "€" * 100_000},
+        {"frozen": [f"x{index}" for index in range(100_000)]}, {"frozen": [""] * 100_000},
+        {"frozen": [[]] * 200_000}, {"batch": {str(index): 1 for index in range(100_000)}},
+        {"frozen": nest(1, 12)},
+    ],
+    ids=range(8),
+)
+def test_a_scenario_from_python_has_the_limit_of_a_file(change: dict[str, Any]) -> None:
+    with pytest.raises(zsim.ScenarioError) as caught:
+        zsim.Scenario(**BASE | change)
+    assert caught.value.problems == (
+        "Scenario: expected at most 262,144 bytes of TOML, as in a file, found more",
+    )
+
+
+def test_what_has_room_in_python_has_room_in_a_file() -> None:
+    made = zsim.Scenario(**BASE, description="é\"\\\n" * 30_000)
+    assert limits.MAX_BYTES - 100 > len(made.to_toml().encode()) > limits.MAX_BYTES * 0.8
+    assert scenario.parse(made.to_toml().encode(), where="scenario.toml") == made
