@@ -1,7 +1,7 @@
 """A scenario's tables: plain data as TOML has it, from a file or from Python; merged, and as TOML.
 
-It knows no key's meaning but which keys exclude one another, and that a size or a time of Python
-that is expected is an equality.
+It knows which keys exclude one another, and that a quantity of Python in `expect` is an equality.
+It knows no other key's meaning.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Walk:
             if inner is None:
                 continue
             if not isinstance(name, str) or not _is_encodable(name):
-                found = "a lone surrogate" if isinstance(name, str) else _type(name)
-                self._refuse(key, "keys of text that UTF-8 can hold", found)
+                actual = "a lone surrogate" if isinstance(name, str) else _type(name)
+                self._refuse(key, "keys of text that UTF-8 can hold", actual)
                 continue
             own = str.__str__(name)
             self.room -= len(" = , ") + len(_key(own).encode())

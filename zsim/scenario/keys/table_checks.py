@@ -103,8 +103,8 @@ def _joined(complaints: list[str]) -> str:
 
 
 def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) -> str:
-    """What is wrong with the value at `path`."""
-    kind, found = item["type"], item["input"]
+    """The complaint about the value at `path`."""
+    kind, value = item["type"], item["input"]
     if kind == "extra_forbidden":
         return f"unknown key{did_you_mean(str(path[-1]), _names_at(schema, path[:-1]))}"
     if kind == "missing":
@@ -118,7 +118,7 @@ def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) ->
     )
     if kind == "literal_error":
         expected = expected.replace("'", '"')  # as TOML and the rest of the message quote
-    return f"expected {expected}, found {f'{len(found):,}' if 'long' in kind else shown(found)}"
+    return f"expected {expected}, found {f'{len(value):,}' if 'long' in kind else shown(value)}"
 
 
 def _whole(bound: Any) -> Any:
@@ -162,8 +162,8 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
     """The schema of the table that a key may be, or each entry of its list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    found = (_table_in(inner) for inner in get_args(annotation))
-    return next((inner for inner in found if inner is not None), None)
+    tables = (_table_in(inner) for inner in get_args(annotation))
+    return next((table for table in tables if table is not None), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
