@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.analysis.advice import REMEDY, Way, together, way_of
-from zsim.analysis.alternatives import can_checkpoint, dropped, moved
+from zsim.analysis.alternatives import assignment, can_checkpoint, dropped, moved
 from zsim.autograd.traced.model import TracedModel
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
@@ -19,7 +19,7 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario import refusals
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STRATEGIES
+from zsim.strategies import LADDER, STRATEGIES, OptionValue, Strategy
 
 MUCH_FASTER = 1.02
 """Ratio of step times up to which the candidate that shards or recomputes less is preferred to a
@@ -135,57 +135,53 @@ def _words(asked: Checkpointing) -> str:
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    model = scenario.model
-    zero_stage = STRATEGIES[scenario.strategy].formula.stage
-    over_all_ranks = moved(scenario, "fsdp2")
-    reshard = over_all_ranks.options.reshard_after_forward
-    freed = reshard is True or reshard == "auto"
-    if model.left_out and not isinstance(model, TracedModel):
-        yield (
-            "ddp, find_unused_parameters = true",
-            moved(scenario, "ddp", find_unused_parameters=True),
-        )
-    else:
-        yield "ddp", moved(scenario, "ddp")
-    for stage in ("zero1", "zero2"):
-        if zero_stage == stage != scenario.strategy:
-            yield scenario.strategy, scenario
-        yield stage, moved(scenario, stage)
+    """The strategies of the ladder, each on the meshes that it can have, and the scenario's own
+    before the first of its stage there."""
+    own = STRATEGIES[scenario.strategy]
+    seen = set[tuple[str, Mesh | None]]()
+    for strategy in LADDER:
+        kind = STRATEGIES[strategy]
+        beside = kind.formula.stage == own.formula.stage and scenario.strategy not in LADDER
+        for mesh, groups in _meshes(scenario, kind):
+            for name in (scenario.strategy, strategy) if beside else (strategy,):
+                if (name, mesh) not in seen:
+                    seen.add((name, mesh))
+                    yield from _forms(scenario, name, mesh, groups)
+
+
+def _forms(
+    scenario: Scenario, strategy: str, mesh: Mesh | None, groups: str
+) -> Iterator[tuple[str, Scenario]]:
+    """The scenario under `strategy` on `mesh`, as it asks, and with units that stay gathered from
+    forward to backward or are freed."""
+    kind, model = STRATEGIES[strategy], scenario.model
+    needs = kind.for_left_out if model.left_out and not isinstance(model, TracedModel) else ()
+
+    def form(*values: OptionValue) -> tuple[str, Scenario]:
+        options = {each.option: each.value for each in values}
+        name = ", ".join([strategy + groups, *map(assignment, values)])
+        return name, moved(scenario, strategy, mesh=mesh, **options)
+
+    name, asked = form(*needs)
+    for kept in kind.keeps_gathered:
+        if not kept.is_set(asked.options):
+            yield form(*needs, kept)
+    yield name, asked
+    frees = kind.frees_after_forward
+    if frees and not any(freed.is_set(asked.options) for freed in frees):
+        yield form(*needs, frees[0])
+
+
+def _meshes(scenario: Scenario, kind: Strategy) -> Iterator[tuple[Mesh | None, str]]:
+    """None for all ranks in one group; for a strategy that keeps replicas, meshes with their name.
+    """
+    if not kind.over_all_ranks:
+        yield None, ""
+        return
     for mesh in _replicated(scenario):
         whole_node = mesh.dp_shard == scenario.cluster.devices_per_node
         groups = "a node a shard group" if whole_node else f"shard groups of {mesh.dp_shard}"
-        yield from _shardings(scenario, mesh, f", {groups}")
-        yield f"hsdp, {groups}", moved(scenario, "hsdp", mesh=mesh)
-        if not freed:
-            yield (
-                f"hsdp, {groups}, reshard_after_forward = true",
-                moved(scenario, "hsdp", mesh=mesh, reshard_after_forward=True),
-            )
-    yield from _shardings(scenario, Mesh(dp_shard=scenario.world_size), "")
-    if reshard is not False:
-        yield (
-            "fsdp2, reshard_after_forward = false",
-            moved(scenario, "fsdp2", reshard_after_forward=False),
-        )
-    yield "fsdp2", over_all_ranks
-    if not freed:
-        yield (
-            "fsdp2, reshard_after_forward = true",
-            moved(scenario, "fsdp2", reshard_after_forward=True),
-        )
-    yield "zero3", moved(scenario, "zero3")
-
-
-def _shardings(scenario: Scenario, mesh: Mesh, groups: str) -> Iterator[tuple[str, Scenario]]:
-    """The scenario's own strategy on `mesh`, where it can keep replicas or not (fsdp1): with and
-    without its blocks freed after forward."""
-    strategy = scenario.strategy
-    if STRATEGIES[strategy].over_all_ranks == strategy:
-        for sharding in ("grad_op", "full"):
-            yield (
-                f'{strategy}{groups}, sharding = "{sharding}"',
-                moved(scenario, strategy, mesh=mesh, sharding=sharding),
-            )
+        yield mesh, f", {groups}"
 
 
 def _replicated(scenario: Scenario) -> list[Mesh]:

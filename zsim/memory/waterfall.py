@@ -122,7 +122,7 @@ def _states_reason(scenario: Scenario) -> str:
     strategy = STRATEGIES[scenario.strategy]
     if (
         scenario.model.left_out
-        and strategy.formula == STRATEGIES["ddp"].formula
+        and strategy.formula.stage == "ddp"
         and scenario.precision.parameters != "float32"
     ):
         reason += "; master copies of parameters that are not used"

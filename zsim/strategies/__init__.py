@@ -18,7 +18,7 @@ from zsim.models.wrapping import Wrapping
 from zsim.strategies import ddp, fsdp1, fsdp2, hsdp, zero1, zero2, zero3, zero_redundancy
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
-__all__ = ["STRATEGIES", "Formula", "OptionValue", "Strategy", "problems", "wrapped"]
+__all__ = ["LADDER", "STRATEGIES", "Formula", "OptionValue", "Strategy", "problems", "wrapped"]
 
 STRATEGIES: dict[str, Strategy] = {
     "ddp": ddp.STRATEGY,
@@ -30,6 +30,8 @@ STRATEGIES: dict[str, Strategy] = {
     "fsdp1": fsdp1.STRATEGY,
     "zero_redundancy": zero_redundancy.STRATEGY,
 }
+LADDER = ("ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3")
+"""The strategies that `zsim fit` compares with a scenario's own, from what shards least."""
 
 
 def problems(

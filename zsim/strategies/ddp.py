@@ -191,4 +191,5 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate",), formula=Formula("ddp"),
     model_problems=model_problems, shards_more="zero1", bucket_cap="bucket_cap_mb",
     saves_memory=(OptionValue("gradient_as_bucket_view", True),),
+    for_left_out=(OptionValue("find_unused_parameters", True),),
 )

@@ -286,13 +286,14 @@ def _passes(
         micro_batch.backward()
 
 
+FREED = OptionValue("sharding", "full", "blocks freed after forward")
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
     num_distinct_ranks=num_distinct_ranks, nests="units", differentiates=viewed,
     unit_hooks="fsdp1_views", problems=problems, model_problems=model_problems,
-    over_all_ranks="fsdp1",
-    saves_memory=(OptionValue("sharding", "full", "blocks freed after forward"),),
+    over_all_ranks="fsdp1", saves_memory=(FREED,), frees_after_forward=(FREED,),
+    keeps_gathered=(OptionValue("sharding", "grad_op"),),
     gathers_earlier=(
         OptionValue("forward_prefetch", True), OptionValue("backward_prefetch", "pre"),
         OptionValue("limit_all_gathers", False),

@@ -270,14 +270,16 @@ def offloads(options: Options) -> bool:
     return options.offload
 
 
+FREED = OptionValue("reshard_after_forward", True)
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
     num_distinct_ranks=num_distinct_ranks, nests="units", unit_hooks="fully_shard",
     problems=problems, model_problems=model_problems, offloads=offloads,
     saves_memory=(
-        OptionValue("reshard_after_forward", True),
-        OptionValue("offload", True, "states and the optimizer's step go to the host"),
+        FREED, OptionValue("offload", True, "states and the optimizer's step go to the host")
     ),
+    keeps_gathered=(OptionValue("reshard_after_forward", False),),
+    frees_after_forward=(FREED, OptionValue("reshard_after_forward", "auto")),
     prefetch_depths=("forward_prefetch", "backward_prefetch"),
 )

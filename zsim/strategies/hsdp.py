@@ -30,5 +30,5 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 STRATEGY = replace(
     fsdp2.STRATEGY, plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
-    over_all_ranks="fsdp2",
+    over_all_ranks="fsdp2", keeps_gathered=(),  # over replicas, to shard less comes first
 )

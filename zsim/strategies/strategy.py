@@ -109,6 +109,12 @@ class Strategy:
     """The strategy that shards over all ranks, where this one can keep replicas."""
     saves_memory: tuple[OptionValue, ...] = ()
     """Options that trade time for memory."""
+    keeps_gathered: tuple[OptionValue, ...] = ()
+    """Options to try with which units stay gathered from forward to backward."""
+    frees_after_forward: tuple[OptionValue, ...] = ()
+    """Options with which all blocks are freed in between, that which frees most first."""
+    for_left_out: tuple[OptionValue, ...] = ()
+    """Options that it needs for a model of which forward leaves parts out."""
     gathers_earlier: tuple[OptionValue, ...] = ()
     """Options that issue all-gathers earlier."""
     prefetch_depths: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from typing import get_args
 
 import pytest
 
@@ -14,10 +15,11 @@ from zsim.autograd.aten.operator_calls import _CALLS
 from zsim.cluster import cluster
 from zsim.cluster.collectives import LIBRARIES
 from zsim.ir.laws import program_laws, run_laws
+from zsim.memory.formulas import Stage
 from zsim.models import families, operators
 from zsim.models.families import FAMILIES
 from zsim.scenario.keys.schema import strategy_table
-from zsim.strategies import STRATEGIES
+from zsim.strategies import LADDER, STRATEGIES
 
 
 def modules_with(folder: str, function: str) -> set[str]:
@@ -106,6 +108,25 @@ def test_each_law_is_in_its_table(name, table):
         if isinstance(node, ast.FunctionDef) and ast.unparse(node.returns) == "Iterator[str]"
     }
     assert {law.__name__ for law in table.values()} == laws
+
+
+def test_analyses_and_reports_ask_for_no_strategy_by_name():
+    """What can vary, each strategy declares itself."""
+    named = [
+        f"{file.name}:{node.lineno} {node.value}"
+        for folder in ("analysis", "cli", "memory")
+        for file in (ROOT / "zsim" / folder).glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and node.value in set(STRATEGIES) - set(get_args(Stage))
+    ]
+    assert named == []
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_what_fit_varies_are_options_of_the_strategy(name):
+    strategy = STRATEGIES[name]
+    declared = (*strategy.keeps_gathered, *strategy.frees_after_forward, *strategy.for_left_out)
+    assert all(value.is_set(value.set_in(strategy.options())) for value in declared)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
