@@ -46,6 +46,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After each file do so with what it has imported and cached."""
+    if nextitem is None or nextitem.path != item.path:
+        pytest_collection_finish()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.endswith(COVERED_ELSEWHERE):
