@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
 
@@ -43,6 +43,13 @@ class Region:
     again: list[Step]
     names: dict[str, Call]
     stops_early: bool = True
+    saving: tuple[Call, ...] = field(init=False)
+    """The recomputed calls that save something, in order."""
+
+    def __post_init__(self) -> None:
+        self.saving = tuple(
+            call for step in self.again for call in step.calls if packs_something(call)
+        )
 
     @classmethod
     def of(
@@ -83,11 +90,6 @@ class Region:
     def renamed(self, call: Call) -> Call:
         """`call` as it is recomputed."""
         return self.names[call.output]
-
-    @property
-    def saving(self) -> list[Call]:
-        """The recomputed calls that save something, in order."""
-        return [call for step in self.again for call in step.calls if packs_something(call)]
 
     @property
     def last(self) -> Call:
