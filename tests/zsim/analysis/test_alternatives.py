@@ -31,7 +31,7 @@ def text(
     strategy: str,
     *,
     more: str = "",
-    model: str = 'preset = "gpt-2-124m"',
+    model: str = 'preset = "gpt-2-124m", num_layers = 3',
     batch: str = "micro_batch = 2, sequence_length = 128",
     cluster: str = 'preset = "dgx-h100"',
 ) -> str:
