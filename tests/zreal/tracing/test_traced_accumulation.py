@@ -4,6 +4,7 @@ linear's node ends. To the byte."""
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ strategy = {{ {strategy if strategy == RESHARDING else TEXTS.get(strategy, f'nam
 # -- what a trace says of it
 
 
+@cache
 def traced(name: str) -> TracedModel:
     """The module with a unit for each of its blocks."""
     return trace(SPLIT[name], rows(), units=UNITS, sums_in_place=False)

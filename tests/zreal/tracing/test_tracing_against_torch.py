@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from zsim.strategies.building.training import Training
 Phases = dict[str, tuple[int, int, int]]
 
 
+@cache
 def traced(case: Case, *, dtype: Dtype, casts_input: bool = True) -> TracedModel:
     """The case traced as it runs while the meter watches the dispatcher."""
     return trace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import pytest
@@ -49,6 +49,7 @@ def units(name: str) -> tuple[str, ...]:
     )
 
 
+@cache
 def traced(name: str, *, dtype: Dtype, inner: bool = True, casts_input: bool = True) -> TracedModel:
     case = CASES[name]
     wanted = units(name) if inner else case.all_units

@@ -4,6 +4,7 @@ strategies."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import pytest
@@ -81,6 +82,7 @@ def test_a_model_that_is_called_twice_before_one_backward_is_traced_and_sharded_
         assert simulated == measured_phases(TWICE, sharded(TWICE, dtype, 2))
 
 
+@cache
 def case(order: Order) -> Case:
     return replace(CASES["encoder"], make=lambda: Shared(order))
 
