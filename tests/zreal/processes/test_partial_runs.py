@@ -86,6 +86,7 @@ def test_a_failed_run_is_saved_with_the_phases_that_had_ended_and_never_agrees(
     assert checks["complete"]["detail"].startswith("the measured Run did not reach its end: rank ")
 
 
+@pytest.mark.parametrize("cause", ["raised"], indirect=True)
 def test_validate_keeps_the_failed_run_and_says_so(cause, tmp_path, capsys):
     command = ["validate", SCENARIO, "--timeout", TIMEOUT, "--save", str(tmp_path), "--json"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -23,12 +24,8 @@ SCENARIO = str(ROOT / "scenarios/parity/fsdp2-mlp-2.toml")
 
 
 def worker(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    """The worker under torchrun on `ranks` ranks, or without it for 0."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        if ranks
-        else []
-    )
+    """The worker under torchrun on `ranks` ranks."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
         "OMP_NUM_THREADS": "1"
     }
@@ -69,15 +66,19 @@ def test_another_number_of_ranks_than_the_scenarios_is_refused_by_each():
     assert "fsdp2-mlp-2: expected 2 ranks, as the scenario's mesh has, found 1" in done.stderr
 
 
-def test_a_start_without_a_launcher_is_words_and_no_traceback():
-    done = worker(SCENARIO, "--save", "x.json", ranks=0)
-    assert done.returncode == 2
+def test_a_start_without_a_launcher_is_a_usage_error_that_names_one(monkeypatch, capsys):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["worker", SCENARIO, "--save", "x.json"])
+    monkeypatch.setattr(os, "_exit", sys.exit)  # which would end pytest
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "zreal/worker.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
     assert (
-        "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none"
-        in done.stderr
+        "expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher, found none" in said
     )
-    assert "torchrun --nproc-per-node 2" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "torchrun --nproc-per-node 2" in said
 
 
 @pytest.mark.parametrize(

@@ -12,37 +12,37 @@ PROBE = "import sys; print(*[name for name in ('torch', 'numpy', 'zreal') if nam
 
 
 def loaded(code: str) -> list[str]:
-    """Which of torch, numpy and zreal a fresh interpreter has loaded after `code`."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{PROBE}"], capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()[-1].split()
+    """Those of torch, numpy and zreal that a fresh interpreter has loaded after `code`."""
+    return ended(f"{code}\n{PROBE}").split()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import zsim",
-        "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, "
-        "zsim.cli.report",
-        "from zsim.cli.main import main; main(['--help'])",
-        "from zsim.cli.main import main; main(['list', 'backends'])",
-        "from zsim.cli.main import main; main(['list', 'models'])",
-    ],
+def ended(code: str) -> str:
+    """The last line that a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+STEPS = (
+    "import zsim",
+    "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, "
+    "zsim.cli.report",
+    "from zsim.cli.main import main; main(['--help'])",
+    "main(['list', 'backends'])",
+    "main(['list', 'models'])",
 )
-def test_torch_is_not_loaded_by(code):
-    assert loaded(code) == []
+
+
+def test_torch_is_not_loaded_by_importing_zsim_nor_by_help_nor_by_lists():
+    probes = [f"{step}\nfound.append([n for n in NAMES if n in sys.modules])" for step in STEPS]
+    code = ["import sys; NAMES = 'torch', 'numpy', 'zreal'; found = []", *probes, "print(found)"]
+    assert ended("\n".join(code)) == str([[] for _ in STEPS])
 
 
 @pytest.mark.quality
 def test_the_probe_sees_what_is_loaded():
-    """The meta-test: the same probe names a module called torch when there is one."""
-    assert loaded("import sys, types; sys.modules['torch'] = types.ModuleType('torch')") == [
-        "torch"
-    ]
-    assert loaded("import sys, types; sys.modules['numpy'] = types.ModuleType('numpy')") == [
-        "numpy"
-    ]
+    """The meta-test: the same probe names modules called torch and numpy when there are some."""
+    fakes = "; ".join(f"sys.modules['{n}'] = types.ModuleType('{n}')" for n in ("torch", "numpy"))
+    assert loaded(f"import sys, types; {fakes}") == ["torch", "numpy"]
 
 
 def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
@@ -51,27 +51,26 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
         "sys.modules])"
     )
     code = f"from zsim.cli.main import main; main(['--help']); import sys; {probe}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == ""
+    assert ended(code) == ""
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("command", "raised", "told"),
     [
         (
-            "ModuleNotFoundError(\"No module named 'sympy'\")",
+            ["run", "--backend", "fake"], "ModuleNotFoundError(\"No module named 'sympy'\")",
             "ModuleNotFoundError: No module named 'sympy'",
         ),
-        ("ImportError('no c10\\nand more')", "ImportError: no c10"),
         (
+            ["run", "--backend", "nccl"], "ImportError('no c10\\nand more')",
+            "ImportError: no c10",
+        ),
+        (
+            ["validate", "--against", "gloo"],
             "OSError('libcudart.so.12: cannot open shared object file')",
             "OSError: libcudart.so.12: cannot open shared object file",
         ),
     ],
-)
-@pytest.mark.parametrize(
-    "command",
-    [["run", "--backend", "fake"], ["run", "--backend", "nccl"], ["validate", "--against", "gloo"]],
 )
 def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(
     tmp_path, command, raised, told
