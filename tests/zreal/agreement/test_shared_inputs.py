@@ -28,8 +28,14 @@ PROJECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
-@pytest.mark.parametrize(("preset", "nested"), PROJECTIONS)
+@pytest.mark.parametrize(
+    ("preset", "nested", "parameters"),
+    [
+        pytest.param(*case, dtype, marks=() if place % 2 == other else pytest.mark.slow)
+        for place, case in enumerate(PROJECTIONS)
+        for other, dtype in enumerate(["fp32", "bf16"])
+    ],
+)
 def test_sums_of_gradients_come_after_the_hooks_of_a_unit_that_shares_its_input(
     preset: str, nested: str, parameters: str
 ) -> None:
