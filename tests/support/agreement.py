@@ -7,6 +7,10 @@ from zreal.observer.observer import observe
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES
+from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
+from zsim.runs.registry import find
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
@@ -37,3 +41,19 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
         if dict(memory[phase].held) != dict(seen.memory.held):
             problems.append(f"{phase}: held {memory[phase].held}, measured {seen.memory.held}")
     return problems
+
+
+def inexact(
+    case: Scenario, *, ranks: tuple[int, ...] = (), interpreter: str | None = None
+) -> list[str]:
+    """Details of the checks of a fake run that are not exact: on `ranks`, else on the first and the
+    last, or on the last alone where one Program is for both."""
+    program, last = plan(case, device="cpu"), case.world_size - 1
+    outer = (last,) if program.of_rank(0) is program.of_rank(last) else (0, last)
+    options = RunOptions(ranks=ranks or outer, interpreter=interpreter)
+    measured = find("fake").run(case, options=options)
+    return [
+        check.detail
+        for check in compare(SimBackend("cpu").run(case, options=options), measured)
+        if check.status != "unsupported" and not check.detail.startswith("exact")
+    ]

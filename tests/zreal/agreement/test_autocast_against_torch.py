@@ -6,15 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.agreement import inexact
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.executor.executor import execute
 from zreal.modules import batches, reference
 from zreal.observer.observer import observe
-from zsim.runs.backend import RunOptions
-from zsim.runs.compare.compare import compare
-from zsim.runs.registry import find
-from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -64,16 +61,7 @@ def test_autocast_is_exact_in_order_bytes_and_memory(
     strategy: str, options: dict[str, str]
 ) -> None:
     case = scenario(strategy, **options)
-    measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(
-        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
-    )
-    checks = compare(predicted, measured)
-    assert [
-        one.detail
-        for one in checks
-        if one.status != "unsupported" and not one.detail.startswith("exact")
-    ] == []
+    assert inexact(case) == []
 
 
 @pytest.mark.parametrize("strategy", ['name = "fsdp2"', 'name = "zero3"'])

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.agreement import inexact
 from tests.zreal.agreement.test_event_order import of_program, of_torch
-from zsim.runs.backend import RunOptions
-from zsim.runs.compare.compare import compare
-from zsim.runs.registry import find
-from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
 
 SIZES = "hidden_size = 12, num_heads = 2, vocabulary = 13"
@@ -46,20 +43,6 @@ strategy = {{ {options} }}
 precision = {{ parameters = "{"bf16" if bf16 else "fp32"}", reduce = "fp32" }}
 """  # noqa: E501
     return parse(text.encode(), where="repeats.toml")
-
-
-def differences(case: Scenario) -> list[str]:
-    """What the simulator and a run on the fake process group do not agree on to the last byte."""
-    measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(
-        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
-    )
-    checks = compare(predicted, measured)
-    return [
-        one.detail
-        for one in checks
-        if one.status != "unsupported" and not one.detail.startswith("exact")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +87,7 @@ def differences(case: Scenario) -> list[str]:
 def test_order_bytes_and_memory_are_exact(
     model: str, options: str, more: dict[str, object]
 ) -> None:
-    assert differences(scenario(model, options, **more)) == []  # type: ignore[arg-type]
+    assert inexact(scenario(model, options, **more)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.agreement import inexact
 from tests.support.sampling import one_in
 from zsim.runs.backend import RunOptions
-from zsim.runs.compare.compare import compare
 from zsim.runs.registry import find
-from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -40,20 +39,6 @@ precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
 activation_checkpointing = {{ {form} }}
 """
     return parse(text.encode(), where="again.toml")
-
-
-def inexact(case: Scenario) -> list[str]:
-    """What differs between the prediction and the same steps on the fake process group."""
-    measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(
-        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
-    )
-    checks = compare(predicted, measured)
-    return [
-        check.detail
-        for check in checks
-        if check.status != "unsupported" and not check.detail.startswith("exact")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.agreement import inexact
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
@@ -14,9 +15,7 @@ from zreal.modules.reference import reference
 from zreal.observer.observer import observe
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions
-from zsim.runs.compare.compare import compare
 from zsim.runs.registry import find
-from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -137,21 +136,6 @@ def test_recomputation_reaches_what_autograd_packs_of_frozen_layers(
     assert of_program(case) == of_torch(case, steps=2)
 
 
-def differences(case: Scenario, options: RunOptions) -> list[str]:
-    """What `compare` does not find exact."""
-    measured = find("fake").run(case, options=options)
-    ranks = tuple(rank.rank for rank in measured.ranks)
-    predicted = SimBackend("cpu").run(
-        case, options=RunOptions(ranks=ranks, interpreter=options.interpreter)
-    )
-    checks = compare(predicted, measured)
-    return [
-        one.detail
-        for one in checks
-        if one.status != "unsupported" and not one.detail.startswith("exact")
-    ]
-
-
 @pytest.mark.parametrize(
     ("strategy", "unused"),
     [(HSDP, '["blocks.1"]'), ('name = "ddp"', "[]"), ('name = "zero_redundancy"', "[]")],
@@ -161,12 +145,12 @@ def test_collectives_and_memory_of_every_phase_are_torchs(strategy: str, unused:
         "mlp", strategy, '["blocks.0.*", "blocks.*.fc1.weight"]', unused=unused, ranks=4,
         parameters="bf16",
     )
-    assert differences(case, RunOptions(ranks=(0, 3))) == []
+    assert inexact(case) == []
 
 
 def test_gradients_of_a_node_that_frees_nothing_are_in_their_bucket_before_the_next_node() -> None:
     case = scenario("gpt sdpa", 'name = "ddp", gradient_as_bucket_view = true', '["*weight"]')
-    assert differences(case, RunOptions(ranks=(0,))) == []
+    assert inexact(case) == []
 
 
 @pytest.mark.parametrize(
@@ -207,7 +191,7 @@ def test_our_own_strategies_reduce_and_step_trained_buffers_only(strategy: str) 
     case = scenario(
         "mlp", strategy, '["blocks.0.*", "*.bias"]', unused='["blocks.1"]', parameters="bf16"
     )
-    assert differences(case, RunOptions(ranks=(0,), interpreter="executor")) == []
+    assert inexact(case, interpreter="executor") == []
 
 
 def test_the_reference_leaves_frozen_and_unused_parameters_as_they_are() -> None:

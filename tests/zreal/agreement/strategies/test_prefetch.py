@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.agreement import inexact
 from tests.support.sampling import one_in
 from zsim.ir.ops import COLLECTIVES
-from zsim.runs.backend import RunOptions
-from zsim.runs.compare.compare import compare
-from zsim.runs.registry import find
-from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -63,16 +60,7 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 )
 def test_prefetch_is_exact_in_order_bytes_and_memory(options: str, more: dict[str, object]) -> None:
     case = scenario(options, **more)  # type: ignore[arg-type]
-    measured = find("fake").run(case, options=RunOptions())
-    predicted = SimBackend("cpu").run(
-        case, options=RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
-    )
-    checks = compare(predicted, measured)
-    assert [
-        one.detail
-        for one in checks
-        if one.status != "unsupported" and not one.detail.startswith("exact")
-    ] == []
+    assert inexact(case) == []
 
 
 def test_prefetching_moves_all_gathers_forward_and_adds_none() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zreal.agreement.strategies.test_frozen_against_torch import differences, scenario
+from tests.support.agreement import inexact
+from tests.zreal.agreement.strategies.test_frozen_against_torch import scenario
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.observer.observer import observe
@@ -34,7 +35,7 @@ def test_collectives_and_memory_of_every_phase_are_torchs(
     model: str, strategy: str, frozen: str, unused: str, parameters: str
 ) -> None:
     case = scenario(model, strategy, frozen, unused=unused, ranks=3, parameters=parameters)
-    assert differences(case, RunOptions(ranks=(0, 2))) == []
+    assert inexact(case) == []
 
 
 @pytest.mark.parametrize(("model", "strategy"), [("mlp", SMALL_BUCKETS), ("llama sdpa", OWNED)])
@@ -92,7 +93,7 @@ def test_torch_steps_no_parameter_that_is_unused() -> None:
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 def test_our_own_executor_holds_what_the_program_says(parameters: str) -> None:
     case = scenario("mlp", SMALL_BUCKETS, "[]", unused='["blocks.1"]', parameters=parameters)
-    found = differences(case, RunOptions(ranks=(0,), interpreter="executor"))
+    found = inexact(case, interpreter="executor")
     # DDP hands out a copy of the loss, which the executor has not: backward itself, below the
     # step's peak, differs by that scalar or two
     assert all(

@@ -9,14 +9,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.support.agreement import inexact
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
 from zsim.models.wrapping import SHARED
 from zsim.runs.backend import RunOptions
-from zsim.runs.compare.compare import compare
 from zsim.runs.registry import find
-from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
 
 MODELS = {
@@ -43,20 +42,6 @@ strategy = {{ {strategy} }}
 wrapping = {{ {wrapping} }}
 """
     return parse("\n".join((text, *more)).encode(), where="wrap.toml")
-
-
-def inexact(case: Scenario) -> list[str]:
-    """What differs between the prediction of the last rank and the same steps on the fake process
-    group."""
-    ranks = (case.world_size - 1,)
-    measured = find("fake").run(case, options=RunOptions(ranks=ranks))
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=ranks))
-    checks = compare(predicted, measured)
-    return [
-        check.detail
-        for check in checks
-        if check.status != "unsupported" and not check.detail.startswith("exact")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +82,7 @@ def inexact(case: Scenario) -> list[str]:
     ],
 )
 def test_order_bytes_and_every_phases_memory_are_exact(case: Scenario) -> None:
-    assert inexact(case) == []
+    assert inexact(case, ranks=(case.world_size - 1,)) == []
 
 
 @pytest.mark.parametrize(
