@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.agreement import inexact
 from tests.support.sampling import one_in
-from tests.zreal.agreement.strategies.test_frozen_against_torch import differences
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zsim.errors import ScenarioError
 from zsim.models.checkpointing import Checkpointing
-from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario, parse
 
 SIZES = "num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13"
@@ -254,7 +253,7 @@ def test_units_in_units_allocate_and_free_in_torchs_order(
 def test_units_in_units_are_exact_where_they_are_buffers_or_nothing(
     model: str, options: dict[str, str]
 ) -> None:
-    assert differences(scenario(model, **options), RunOptions()) == []
+    assert inexact(scenario(model, **options)) == []
 
 
 AGAIN = 'activation_checkpointing = { mode = "full" }'
@@ -339,7 +338,7 @@ def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(
 ) -> None:
     case = scenario(model, **options)  # type: ignore[arg-type]
     assert of_program(case) == of_torch(case)
-    assert differences(case, RunOptions()) == []
+    assert inexact(case) == []
 
 
 @pytest.mark.parametrize(
@@ -370,7 +369,7 @@ def test_a_frozen_unit_that_a_recomputation_leaves_gathered_is_held_as_its_shard
     case = scenario("mlp", own=", uses = 3", strategy=SHARD, more=f'wrapping = {{ nested = '
                                                                   f'["fc1"] }}\nfrozen = '
                                                                   f'["*.fc1.*"]\n{AGAIN}')
-    assert differences(case, RunOptions()) == []
+    assert inexact(case) == []
 
 
 @pytest.mark.parametrize(
@@ -394,4 +393,4 @@ def test_a_frozen_unit_that_a_recomputation_leaves_gathered_is_held_as_its_shard
     ),
 )
 def test_every_phase_and_each_collective_is_torchs(options: dict[str, str]) -> None:
-    assert differences(scenario("mlp", **options), RunOptions()) == []  # type: ignore[arg-type]
+    assert inexact(scenario("mlp", **options)) == []  # type: ignore[arg-type]
