@@ -45,7 +45,7 @@ def test_what_is_no_run_is_refused(wrong):
         assert refusal(zsim.compare, *arguments).startswith(f"{where}: expected a Run, or the ")
 
 
-@pytest.mark.parametrize("wrong", [None, 5, SMALL, TABLES, b"x.toml", "a\0b"])
+@pytest.mark.parametrize("wrong", [None, 5, SMALL, TABLES, b"x.toml"])
 def test_what_is_no_path_is_refused(wrong):
     assert refusal(zsim.load, wrong).startswith("path: expected the path of a scenario's file,")
     assert refusal(RUN.save, wrong).startswith("path: expected a path, found ")

@@ -30,7 +30,7 @@ SIGNATURES = {
     "GiB": "number",
     "MiB": "number",
     "Run": "record, scenario, warnings",
-    "Scenario": f"{TABLES}, name, folder",
+    "Scenario": f"{TABLES}, name, folder, unknown",
     "ScenarioError": "problems",
     "Why": None,
     "ZsimError": "where, expected, found, remedy",
@@ -80,7 +80,7 @@ def test_every_public_name_is_documented(name):
 
 def test_with_takes_the_tables_that_a_scenario_is_made_of():
     signature = inspect.signature(zsim.Scenario.with_)
-    assert ", ".join(signature.parameters) == f"self, {TABLES}, name"
+    assert ", ".join(signature.parameters) == f"self, {TABLES}, name, unknown"
 
 
 def test_importing_it_loads_nothing_but_the_standard_library():
@@ -185,6 +185,51 @@ def test_what_no_file_can_hold_is_refused_by_key():
     assert problems(seed=2**80) == (
         "Scenario: seed: expected an integer of at most 64 bits, found a longer one"
     )
+
+
+def test_tables_that_are_missing_or_unknown_are_told_as_of_a_file():
+    written = zsim.Scenario(**SMALL.tables).to_toml()
+    for tables, text in (({}, ""), ({**SMALL.tables, "moedl": {}}, f"{written}moedl = {{}}")):
+        with pytest.raises(zsim.ScenarioError) as from_file:
+            scenario_module.parse(text.encode(), where="Scenario")
+        with pytest.raises(zsim.ScenarioError) as from_python:
+            zsim.Scenario(**tables)
+        assert str(from_python.value) == str(from_file.value)
+    assert problems(moedl={}) == "Scenario: moedl: unknown key, did you mean model?"
+    assert problems(batch=None) == "Scenario: batch: expected a value, found nothing"
+
+
+@pytest.mark.parametrize(("name", "found"), [
+    (5, "5"), (None, "None"), ("", '""'), ("a\n\x1b[31m", r'"a\n\u001b[31m"'),
+    (ROOT.parent / "x", f'the path "{ROOT.parent / "x"}"'),
+])
+def test_names_and_folders_are_checked_with_the_tables(name, found):
+    said = f"Scenario: name: expected text in one line, found {found}"
+    assert problems(name=name) == said
+    with pytest.raises(zsim.ScenarioError) as caught:
+        zsim.Scenario(**SMALL.tables | {"steps": 0}, name=name, folder=5)
+    assert str(caught.value).splitlines() == [
+        said, "Scenario: folder: expected a path, found 5",
+        "Scenario: steps: expected greater than or equal to 1, found 0",
+    ]
+
+
+def test_a_scenario_keeps_the_name_of_its_file_whatever_that_is(tmp_path):
+    (tmp_path / "a\n.toml").write_text(SMALL.to_toml())
+    scenario = zsim.load(tmp_path / "a\n.toml")
+    assert scenario.with_(seed=7).name == scenario.name == "a\n"
+    assert scenario.with_(name="b").name == "b"
+
+
+def test_with_removes_what_is_none():
+    changed = SMALL.with_(
+        activation_checkpointing={"mode": "full"}, expect={"all_gathers": 3}, seed=7, steps=2,
+        frozen=["wte.weight"], description="a",
+    )
+    none = dict.fromkeys(changed.tables.keys() - SMALL.tables.keys())
+    assert len(none) == 6
+    assert changed.with_() == changed
+    assert changed.with_(**none).tables == SMALL.tables
 
 
 def test_with_merges_key_by_key_and_takes_another_way_whole():

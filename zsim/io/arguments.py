@@ -12,14 +12,16 @@ def told(value: object) -> str:
     """An argument as an error message has it: numbers and texts themselves, else the type."""
     if value is None or isinstance(value, bool | float):
         return str(value)
-    if isinstance(value, int | str | PathLike):
-        return shown(str(value) if isinstance(value, PathLike) else value)
+    if isinstance(value, int | str):
+        return shown(value)
+    if isinstance(value, PathLike):
+        return f"the path {shown(str(value))}"
     name = type(value).__name__
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def path_of(path: object, *, where: str, expected: str = "a path", remedy: str = "") -> Path:
     """The `path` of a file; ArgumentError for what is none."""
-    if isinstance(path, str | PathLike) and "\0" not in str(path):
+    if isinstance(path, str | PathLike):
         return Path(path)
     raise ArgumentError(where=where, expected=expected, found=told(path), remedy=remedy)

@@ -14,13 +14,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
-from zsim.errors import ScenarioError
+from zsim.errors import ArgumentError, ScenarioError
 from zsim.io import limits
-from zsim.io.arguments import path_of
+from zsim.io.arguments import path_of, told
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
@@ -38,6 +38,8 @@ from zsim.strategies import STRATEGIES
 OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect")
 IN_PYTHON = "Scenario"
 """Stands in messages where a file's name stands for a scenario from a file."""
+KEPT: Any = ...
+"""Default of the tables that `with_` leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False)
@@ -87,49 +89,6 @@ class Scenario:
     def __init__(
         self,
         *,
-        model: Table,
-        batch: Table,
-        cluster: Table,
-        strategy: Table,
-        precision: Table | None = None,
-        optimizer: Table | None = None,
-        activation_checkpointing: Table | None = None,
-        wrapping: Table | None = None,
-        execution: Table | None = None,
-        allocator: Table | None = None,
-        frozen: Sequence[str] | None = None,
-        steps: int | None = None,
-        seed: int | None = None,
-        expect: Table | None = None,
-        description: str | None = None,
-        name: str = "scenario",
-        folder: str | Path = ".",
-    ) -> None:
-        tables = {
-            "description": description, "model": model, "batch": batch, "cluster": cluster,
-            "strategy": strategy, "precision": precision, "optimizer": optimizer,
-            "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
-            "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
-            "seed": seed, "expect": expect,
-        }
-        problems: list[str] = []
-        made = scenario_tables.plain(tables, problems)
-        if problems:
-            raise ScenarioError(tuple(f"{IN_PYTHON}: {problem}" for problem in problems))
-        self._fill(made, where=IN_PYTHON, name=name, folder=Path(folder))
-
-    def _fill(
-        self, tables: dict[str, Any], *, where: str, name: str, folder: Path | None
-    ) -> None:
-        """All fields from `tables`, or ScenarioError with `where` in front of each problem."""
-        values = _values(tables, where=where, folder=folder)
-        values |= {"name": name, "folder": str(folder or "."), "_tables": tables}
-        for slot in fields(self):
-            object.__setattr__(self, slot.name, values[slot.name])
-
-    def with_(
-        self,
-        *,
         model: Table | None = None,
         batch: Table | None = None,
         cluster: Table | None = None,
@@ -145,12 +104,68 @@ class Scenario:
         seed: int | None = None,
         expect: Table | None = None,
         description: str | None = None,
-        name: str | None = None,
+        name: str = "scenario",
+        folder: str | PathLike[str] = ".",
+        **unknown: Never,
+    ) -> None:
+        tables = {
+            "description": description, "model": model, "batch": batch, "cluster": cluster,
+            "strategy": strategy, "precision": precision, "optimizer": optimizer,
+            "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
+            "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
+            "seed": seed, "expect": expect, **unknown,
+        }
+        problems: list[str] = []
+        if not isinstance(name, str) or not name or not name.isprintable():
+            problems.append(f"name: expected text in one line, found {told(name)}")
+        place = Path(".")
+        try:
+            place = path_of(folder, where="folder")
+        except ArgumentError as error:
+            problems.append(str(error))
+        unwritable: list[str] = []
+        made = scenario_tables.plain(tables, unwritable)
+        if unwritable:  # the rest is not whole
+            told_of = [*problems, *unwritable]
+            raise ScenarioError(tuple(f"{IN_PYTHON}: {problem}" for problem in told_of))
+        self._fill(made, where=IN_PYTHON, name=name, folder=place, problems=problems)
+
+    def _fill(
+        self, tables: dict[str, Any], *, where: str, name: str, folder: Path | None,
+        problems: Sequence[str] = (),
+    ) -> None:
+        """All fields from `tables`, or ScenarioError with `where` in front of each problem."""
+        values = _values(tables, where=where, folder=folder, problems=problems)
+        values |= {"name": name, "folder": str(folder or "."), "_tables": tables}
+        for slot in fields(self):
+            object.__setattr__(self, slot.name, values[slot.name])
+
+    def with_(
+        self,
+        *,
+        model: Table | None = KEPT,
+        batch: Table | None = KEPT,
+        cluster: Table | None = KEPT,
+        strategy: Table | None = KEPT,
+        precision: Table | None = KEPT,
+        optimizer: Table | None = KEPT,
+        activation_checkpointing: Table | None = KEPT,
+        wrapping: Table | None = KEPT,
+        execution: Table | None = KEPT,
+        allocator: Table | None = KEPT,
+        frozen: Sequence[str] | None = KEPT,
+        steps: int | None = KEPT,
+        seed: int | None = KEPT,
+        expect: Table | None = KEPT,
+        description: str | None = KEPT,
+        name: str = KEPT,
+        **unknown: Never,
     ) -> Scenario:
         """The scenario with these tables merged into its own, key by key, and checked anew.
 
-        A key with None is removed, as if it had never been written. The table of another strategy
-        replaces the whole one; another way to name model or cluster drops the way before it.
+        A table or a key with None is removed, as if it had never been written. The table of
+        another strategy replaces the whole one. Another way to name model or cluster drops the way
+        before it.
 
         >>> small = Scenario(
         ...     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},
@@ -164,11 +179,14 @@ class Scenario:
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
-            "seed": seed, "expect": expect,
+            "seed": seed, "expect": expect, **unknown,
         }
-        there = {key: change for key, change in changes.items() if change is not None}
+        there = {key: change for key, change in changes.items() if change is not KEPT}
         tables: Any = scenario_tables.merged(self._tables, there)
-        return Scenario(**tables, name=name or self.name, folder=self.folder)
+        made = Scenario(**tables, name="scenario" if name is KEPT else name, folder=self.folder)
+        if name is KEPT:
+            object.__setattr__(made, "name", self.name)
+        return made
 
     def with_parts(self, **parts: Any) -> Scenario:
         """The scenario with some of its fields replaced by objects that nothing checks, for
@@ -280,10 +298,12 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
     return made
 
 
-def _values(tables: dict[str, Any], *, where: str, folder: Path | None) -> dict[str, Any]:
+def _values(
+    tables: dict[str, Any], *, where: str, folder: Path | None, problems: Sequence[str]
+) -> dict[str, Any]:
     """A Scenario's fields by name, as `tables` say; ScenarioError with `where` in front of each
-    problem."""
-    problems = list(limits.number_problems(tables))
+    problem, those that are known first."""
+    problems = [*problems, *limits.number_problems(tables)]
     checked = parts(tables, problems)
     strategy = strategy_of(tables.get("strategy"), problems)
     made = assemble(checked, strategy, folder=folder, problems=problems)
