@@ -56,13 +56,15 @@ _MODULES = {
 __all__ = ["__version__", *_MODULES]
 
 
-def __getattr__(name: str) -> object:
-    """A public name, loaded when it is first used (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker every misspelling would be an object
+
+    def __getattr__(name: str) -> object:
+        """A public name, loaded when it is first used (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -93,10 +93,12 @@ def test_importing_it_loads_nothing_but_the_standard_library():
     assert loaded == {"zsim", "zsim.version"}
 
 
-def test_type_checkers_see_every_name(tmp_path):
+def test_type_checkers_see_every_name_and_no_other(tmp_path):
     source = (ROOT / "zsim" / "__init__.py").read_text()
     for name in SIGNATURES:
         assert f" import {name} as {name}\n" in source
+    assert "\nif not TYPE_CHECKING:" in source.partition("def __getattr__")[0]
+    assert "\ndef __getattr__" not in source
 
 
 def test_an_unknown_name_is_an_attribute_error():
