@@ -118,9 +118,9 @@ class Scenario:
         problems: list[str] = []
         if not isinstance(name, str) or not name or not name.isprintable():
             problems.append(f"name: expected text in one line, found {told(name)}")
-        place = Path(".")
+        beside = Path(".")
         try:
-            place = path_of(folder, where="folder")
+            beside = path_of(folder, where="folder")
         except ArgumentError as error:
             problems.append(str(error))
         unwritable: list[str] = []
@@ -128,7 +128,7 @@ class Scenario:
         if unwritable:  # the rest is not whole
             told_of = [*problems, *unwritable]
             raise ScenarioError(tuple(f"{IN_PYTHON}: {problem}" for problem in told_of))
-        self._fill(made, where=IN_PYTHON, name=name, folder=place, problems=problems)
+        self._fill(made, where=IN_PYTHON, name=name, folder=beside, problems=problems)
 
     def _fill(
         self, tables: dict[str, Any], *, where: str, name: str, folder: Path | None,
