@@ -14,8 +14,8 @@ MOST_SHOWN = 60
 """Longest excerpt of a value in an error message, in characters."""
 MOST_ITEMS = 8
 """Longest excerpt of a list or a table, in items."""
-MOST_BITS = 2000
-"""Longest integer that an error message shows; Python refuses to print much longer ones."""
+MOST_INT = 10**MOST_SHOWN
+"""Largest integer that an error message shows."""
 
 
 def visible(text: str) -> str:
@@ -44,7 +44,7 @@ def shown(value: object) -> str:
         return f"[{_cut(', '.join(items))}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+    if isinstance(value, int) and abs(value) > MOST_INT:  # Python refuses to print it
         return f"an integer of {value.bit_length():,} bits"
     return _cut(str(value))
 

@@ -212,7 +212,7 @@ def test_names_and_folders_are_checked_with_the_tables(name, found):
         zsim.Scenario(**SMALL.tables | {"steps": 0}, name=name, folder=5)
     assert str(caught.value).splitlines() == [
         said, "Scenario: folder: expected a path, found 5",
-        "Scenario: steps: expected greater than or equal to 1, found 0",
+        "Scenario: steps: expected at least 1, found 0",
     ]
 
 
