@@ -135,7 +135,7 @@ def why(run: Run) -> Why:
     It is of the simulated step of the run's scenario, on the rank that ends last.
     """
     from zsim.engine.costs import Costs
-    from zsim.engine.step import simulate_step
+    from zsim.engine.simulate_step import simulate_step
     from zsim.scenario.plan import plan
 
     if not isinstance(run, Run):

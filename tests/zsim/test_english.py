@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -67,3 +68,11 @@ def test_no_docstring_says_what_the_glossary_says_otherwise():
         for file, text in prose().items()
     }
     assert {file: terms for file, terms in used.items() if terms} == {}
+
+
+def test_a_search_for_a_class_finds_one_class():
+    """Every strategy has its `Options`; any other name is that of one public class."""
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in FILES)
+    classes = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    public = Counter(name for name in classes if not name.startswith("_"))
+    assert {name for name, count in public.items() if count > 1} == {"Options"}

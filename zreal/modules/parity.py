@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from zreal.modules.reference import Gradients, Reference
+from zreal.modules.reference import Reference, ReferenceGradients
 
 
 def largest(differences: Mapping[str, float]) -> tuple[float, str]:
@@ -52,7 +52,7 @@ def relative_differences(
 
 
 def gradient_differences(
-    gradients: Mapping[str, Tensor], expected: Gradients
+    gradients: Mapping[str, Tensor], expected: ReferenceGradients
 ) -> dict[str, float]:
     """‖gradient − expected‖, less possible rounding, relative to ‖expected‖, by parameter.
 

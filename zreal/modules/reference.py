@@ -74,7 +74,7 @@ def reference(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
+class ReferenceGradients:
     """Gradients of one step on a single process, by fqn, and the norm of their possible rounding.
 
     A gradient sums the rounded contributions of ranks and micro-batches. Where these nearly cancel,
@@ -86,7 +86,9 @@ class Gradients:
     rounding: Mapping[str, float]
 
 
-def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int) -> Gradients:
+def gradients_at(
+    scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int
+) -> ReferenceGradients:
     """The gradients of one process in `step` from the given parameters; those without one are
     omitted."""
     model = modules.build(scenario.model, seed=scenario.seed).to(
@@ -98,7 +100,7 @@ def gradients_at(scenario: Scenario, parameters: Mapping[str, Tensor], *, step: 
     norms: dict[str, float] = {}
     _backward(scenario, model, step=step, norms=norms)
     share = torch.finfo(DTYPES[scenario.precision.narrowest]).eps / 2
-    return Gradients(
+    return ReferenceGradients(
         whole={
             name: parameter.grad
             for name, parameter in model.named_parameters()

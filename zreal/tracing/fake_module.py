@@ -18,7 +18,7 @@ from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fakes.known_values import tell
 from zreal.tracing.module_values import cast_floats, tensors_in
-from zreal.tracing.units.param_groups import Units, find_units, param_groups
+from zreal.tracing.units.param_groups import UnitChoice, find_units, param_groups
 from zsim.models.spec import ParamGroup
 from zsim.models.training_options import Batch, Dtype
 
@@ -64,7 +64,7 @@ class Faked:
 
 
 def fake(
-    model: nn.Module, inputs: Inputs, *, units: Units, dtype: Dtype | None, casts_input: bool
+    model: nn.Module, inputs: Inputs, *, units: UnitChoice, dtype: Dtype | None, casts_input: bool
 ) -> Faked:
     """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what
     cannot be traced."""

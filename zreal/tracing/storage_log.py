@@ -65,7 +65,7 @@ class Summed:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RecomputedKernel:
     """A kernel of forward that backward has run once more: it records gradients, which backward
     itself does not."""
 
@@ -80,7 +80,7 @@ class CalledAgain:
     returns: bool
 
 
-Entry = Born | Died | Summed | Kernel | Again | CalledAgain | Accumulated
+Entry = Born | Died | Summed | Kernel | RecomputedKernel | CalledAgain | Accumulated
 
 
 class StorageLog(TorchDispatchMode):
@@ -200,7 +200,7 @@ class StorageLog(TorchDispatchMode):
         work = kernel(func, args, options, result)
         if work is not None:
             again = self.place.backward and torch.is_grad_enabled()
-            self.entries.append((self.place, Again(work) if again else work))
+            self.entries.append((self.place, RecomputedKernel(work) if again else work))
 
     def _note_scratch(self, operator: str, args: tuple[Any, ...]) -> None:
         numbers = []

@@ -16,7 +16,7 @@ from zreal.tracing.errors import UntraceableError
 from zreal.tracing.gradients.engine_sums import Lives
 from zreal.tracing.gradients.gradient_storages import accumulated_once, gradient_storages
 from zreal.tracing.gradients.parameter_gradients import ParameterGradients
-from zreal.tracing.storage_log import Again, Born, CalledAgain, Died, Entry, Place
+from zreal.tracing.storage_log import Born, CalledAgain, Died, Entry, Place, RecomputedKernel
 from zreal.tracing.units.gathered import require_gathered
 from zreal.tracing.units.stretches import Stretch, stretches_of
 from zreal.tracing.units.unit_hooks import Visit
@@ -38,7 +38,7 @@ from zsim.models.training_options import Batch, Device, Dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TracedStep:
     """A traced step: the param groups, the stretches in the order of forward, and the bytes that no
     strategy counts."""
 
@@ -61,7 +61,7 @@ class Step:
 
 
 def traced_model(
-    step: Step,
+    step: TracedStep,
     *,
     lives: Lives,
     reads: Mapping[Place, Mapping[str, None]],
@@ -88,7 +88,7 @@ def traced_model(
 
 
 def traced_otherwise(
-    step: Step,
+    step: TracedStep,
     *,
     lives: Lives,
     reads: Mapping[Place, Mapping[str, None]],
@@ -121,7 +121,7 @@ def traced_otherwise(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _ModelParts:
     """The parts of one step that a model takes."""
 
     stretches: list[Stretch]
@@ -129,7 +129,7 @@ class _Seen:
     lowered: tuple[LoweredModule, ...]
 
 
-def _trained(step: Step) -> dict[str, int]:
+def _trained(step: TracedStep) -> dict[str, int]:
     """The elements of each parameter of the units that run that is not frozen."""
     idle = _idle(step)
     return {
@@ -141,7 +141,7 @@ def _trained(step: Step) -> dict[str, int]:
     }
 
 
-def _in_loss(step: Step, gradients: ParameterGradients) -> tuple[ParamGroup, ...]:
+def _in_loss(step: TracedStep, gradients: ParameterGradients) -> tuple[ParamGroup, ...]:
     """The groups, in which parameters of units that run are marked where they need a gradient and
     got none."""
     idle, kept = _idle(step), gradients.kept
@@ -155,21 +155,21 @@ def _in_loss(step: Step, gradients: ParameterGradients) -> tuple[ParamGroup, ...
     )
 
 
-def _idle(step: Step) -> tuple[str, ...]:
+def _idle(step: TracedStep) -> tuple[str, ...]:
     """The units that do not run."""
     visited = {visit.unit for visit in step.visits}
     return tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
 
 
 def _seen(
-    step: Step,
+    step: TracedStep,
     *,
     lives: Lives,
     reads: Mapping[Place, Mapping[str, None]],
     gradients: ParameterGradients,
     loss: tuple[int, int],
     names: frozenset[str] = frozenset(),
-) -> _Seen:
+) -> _ModelParts:
     require_gathered(reads, step.visits, step.groups)
     marks = gradient_storages(_trained(step), lives, gradients, dtype=step.dtype)
     stretches = stretches_of(step.visits, accumulated_once(lives, marks), reads, names=names)
@@ -187,14 +187,16 @@ def _seen(
     after = [entry for at, entry in lives.entries if at == Place(False, len(step.visits))]
     freed = tuple(e for e in _computation("", after, buffers).memory if isinstance(e, Free))
     backward = _backward(stretches, buffers, loss=lives.final(loss[0]))
-    return _Seen(
+    return _ModelParts(
         stretches=stretches,
         marks=marks,
         lowered=whole(
             LoweredModule(
                 fqn=s.fqn, unit=s.unit, forward=f, backward=b,
                 input_needs_gradient=s.needs_gradient,
-                recompute=tuple(entry.kernel for entry in s.backward if isinstance(entry, Again)),
+                recompute=tuple(
+                    entry.kernel for entry in s.backward if isinstance(entry, RecomputedKernel)
+                ),
                 caller_frees=tuple(buffers.freed[n] for n in s.caller_frees if n in buffers.freed),
                 returns_inner_output=s.returns_inner_output,
                 freed_with_autocast_cache=(
@@ -249,7 +251,7 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
     for entry in entries:
         if isinstance(entry, Kernel):
             kernels.append(entry)
-        elif isinstance(entry, Again):
+        elif isinstance(entry, RecomputedKernel):
             again, recomputed = len(memory), recomputed + 1
         elif isinstance(entry, CalledAgain):
             memory.append(InnerCall(entry.unit, returns=entry.returns, kernels=recomputed))

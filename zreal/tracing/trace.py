@@ -32,8 +32,8 @@ from zreal.tracing.fakes.changed_views import ChangedViews
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.module_values import tensors_in
 from zreal.tracing.storage_log import StorageLog
-from zreal.tracing.to_model import Step, traced_model, traced_otherwise
-from zreal.tracing.units.param_groups import Units, total
+from zreal.tracing.to_model import TracedStep, traced_model, traced_otherwise
+from zreal.tracing.units.param_groups import UnitChoice, total
 from zreal.tracing.watched_step import WatchedStep, steady
 from zsim.autograd.lowering.lowered import LoweredModule, UnitHooks
 from zsim.autograd.traced.model import (
@@ -54,7 +54,7 @@ def trace(
     module: nn.Module | Callable[[], nn.Module],
     inputs: Inputs,
     *,
-    units: Units = None,
+    units: UnitChoice = None,
     dtype: Dtype | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     casts_input: bool = True,
@@ -145,10 +145,10 @@ ASKS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _StepTrace:
     """A step, and what is known of it besides its model."""
 
-    step: Step
+    step: TracedStep
     run: WatchedStep
 
     def model(self) -> TracedModel:
@@ -166,7 +166,7 @@ class _Seen:
 
 
 def _both(
-    seen: Callable[..., _Seen], asked: Checkpointing = NO_CHECKPOINTING
+    seen: Callable[..., _StepTrace], asked: Checkpointing = NO_CHECKPOINTING
 ) -> tuple[TracedModel, list[HookVariant]]:
     """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views
     and on inputs that nobody casts."""
@@ -255,7 +255,7 @@ def _seen(
     asked: Checkpointing = NO_CHECKPOINTING,
     recomputed: Iterable[str] = (),
     *,
-    units: Units,
+    units: UnitChoice,
     dtype: Dtype | None,
     autocast: Dtype | Literal["none"],
     loss: Callable[[Any], Tensor] | None,
@@ -266,7 +266,7 @@ def _seen(
     name: str,
     unit_hooks: UnitHooks = "fully_shard",
     runs: Mapping[str, int] | None = None,
-) -> _Seen:
+) -> _StepTrace:
     """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often
     each unit runs."""
     with torch_private.fake_mode(), torch_private.failures_unlogged():
@@ -287,7 +287,7 @@ def _seen(
                 unit_hooks=unit_hooks,
                 runs=views,
             )
-    traced = Step(
+    traced = TracedStep(
         name=name or type(model).__name__, groups=step.groups, dtype=step.dtype,
         batch=batch or default_batch(step), casts_input=step.cast is not None, autocast=autocast,
         buffer_nbytes=total(step.buffers.values()) + held,
@@ -299,4 +299,4 @@ def _seen(
             (str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()
         ),
     )
-    return _Seen(step=traced, run=run)
+    return _StepTrace(step=traced, run=run)

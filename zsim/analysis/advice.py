@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from zsim.analysis.alternatives import changes, dropped
 from zsim.io.units import format_bytes
-from zsim.memory.fits import MemoryVerdict, Verdict, assess
+from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.runs.simulator import StepTime, step_time
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
@@ -48,7 +48,7 @@ class Effect:
     step_time_ns: int
     step_time_band_ns: tuple[int, int]
     needed_bytes: int
-    verdict: Verdict
+    verdict: FitsVerdict
     peak_at: str
     saved_by_part: Mapping[str, int] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
     return tight or ()
 
 
-def _having(verdict: Verdict, ways: Sequence[Way]) -> tuple[Way, ...]:
+def _having(verdict: FitsVerdict, ways: Sequence[Way]) -> tuple[Way, ...]:
     return tuple(way for way in ways if way.answer.verdict == verdict)
 
 

@@ -94,7 +94,7 @@ class Exposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class CriticalOp:
     """An op on the critical path, how long it takes there, and why the one after it could not start
     earlier.
 
@@ -118,7 +118,7 @@ class Why:
     rank: int
     step_ns: int
     exposed: tuple[Exposed, ...]
-    critical_path: tuple[Link, ...]
+    critical_path: tuple[CriticalOp, ...]
     host_bound_ns: int
 
     def __repr__(self) -> str:
@@ -365,7 +365,7 @@ def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | 
 def _path(
     ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]],
     blockers: Sequence[int | None],
-) -> list[Link]:
+) -> list[CriticalOp]:
     """From the first op to the last that ends; through the host where that was held up by the
     device."""
     if not ops:
@@ -375,7 +375,7 @@ def _path(
     while at is not None:
         op = ops[at]
         _, kind, before = _held(op, ops, times, befores)[0]
-        link = Link(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then)
+        link = CriticalOp(op=op, start_ns=times.starts[at], end_ns=times.ends[at], then=then)
         then = f"{name(op)} waits for " + {
             "issued": "the host, which awaited it", "peer": "another rank"
         }.get(kind, "it")

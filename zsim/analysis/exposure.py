@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from zsim.engine.timeline import Times
 from zsim.ir.ops import COLLECTIVES, Op
+from zsim.runs.metrics import TimeInterval
 
 COMPUTE_STREAM = "compute"
-Span = tuple[int, int]
 Moment = tuple[int, int]
 """A time and the op whose it is."""
 
@@ -26,7 +26,7 @@ def compute_ops(ops: Sequence[Op], times: Times) -> list[Op]:
     return [op for op in own if times.ends[op.index] > times.starts[op.index]]
 
 
-def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[Span]:
+def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
     """Stretches from 0 to the end of the step in which the compute stream does nothing."""
     at = 0
     for op in compute_ops(ops, times):
@@ -38,7 +38,9 @@ def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[Span]:
         yield at, last
 
 
-def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator[tuple[Op, int]]:
+def shares_of(
+    ops: Sequence[Op], times: Times, idle: Sequence[TimeInterval]
+) -> Iterator[tuple[Op, int]]:
     """Each collective with the idle time that it covers; where several run at once the one that
     ends last has it."""
     shares = Counter[int]()
@@ -49,8 +51,8 @@ def shares_of(ops: Sequence[Op], times: Times, idle: Sequence[Span]) -> Iterator
 
 
 def _pieces(
-    ops: Sequence[Op], times: Times, idle: Sequence[Span]
-) -> Iterator[tuple[Span, int, int]]:
+    ops: Sequence[Op], times: Times, idle: Sequence[TimeInterval]
+) -> Iterator[tuple[TimeInterval, int, int]]:
     """Idle stretches, and which collective has how much of them."""
     coming = deque(
         sorted(
@@ -74,7 +76,8 @@ def _pieces(
 
 
 def at_ends(
-    ops: Sequence[Op], times: Times, idle: Sequence[Span], *, later_than: Sequence[Iterable[int]]
+    ops: Sequence[Op], times: Times, idle: Sequence[TimeInterval], *,
+    later_than: Sequence[Iterable[int]]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Exposed nanoseconds of each collective before the first op of forward, and after the last op
     of a backward that it depends on.
@@ -101,7 +104,7 @@ def at_ends(
         ),
     )
     first = min((start for start, _ in starts.values()), default=0)
-    behind: dict[Span, set[int]] = {}
+    behind: dict[TimeInterval, set[int]] = {}
     over = max(times.ends, default=0), len(ops)
     for micro_batch, (end, last) in lasts.items():
         until, following = starts.get(micro_batch + 1, over)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-Span = tuple[int, int]
+from zsim.runs.metrics import TimeInterval
 
 
 class FreeCompute:
@@ -21,12 +21,12 @@ class FreeCompute:
     Callers take in the order of collectives' starts.
     """
 
-    def __init__(self, compute: Sequence[Span], *, taken: Sequence[Span]) -> None:
+    def __init__(self, compute: Sequence[TimeInterval], *, taken: Sequence[TimeInterval]) -> None:
         self.compute = compute
         self.starts = [start for start, _ in compute]
         self.before = [0, *accumulate(end - start for start, end in compute)]
         self.coming = deque(_without(compute, taken))
-        self.free: list[Span] = []
+        self.free: list[TimeInterval] = []
 
     def work(self, since: int, until: int) -> int:
         """Nanoseconds of compute from `since` to `until`, free or not."""
@@ -59,7 +59,9 @@ class FreeCompute:
         return most - left
 
 
-def _without(spans: Sequence[Span], others: Sequence[Span]) -> Iterator[Span]:
+def _without(
+    spans: Sequence[TimeInterval], others: Sequence[TimeInterval]
+) -> Iterator[TimeInterval]:
     """Subtract `others` from `spans`; both are in order and without overlaps."""
     index = 0
     for begin, end in spans:

@@ -37,10 +37,10 @@ from zsim.analysis.hiding_candidates import (
     with_batch,
 )
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_bytes
-from zsim.memory.fits import Verdict, assess
+from zsim.memory.fits import FitsVerdict, assess
 from zsim.models import wrapping
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
@@ -71,7 +71,7 @@ class Change:
     ns_per_token: float
     exposed: float
     at_ends: float = 0.0
-    memory: Verdict | None = None
+    memory: FitsVerdict | None = None
     needed_bytes: int = 0
     capacity_bytes: int = 0
     released: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
-from zsim.autograd.gradients import Part
+from zsim.autograd.gradients import GradientPart
 from zsim.autograd.lowering.lowered import NodeOver, ParameterGradient
 from zsim.autograd.values import Values
 from zsim.ir.ops import Free
@@ -46,7 +46,7 @@ class _Node:
     values: Values
     call: Call
     gradient: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[GradientPart] = field(default_factory=list)
 
     def make_gradients(self) -> None:
         """The formula runs: its scratch, its gradients, and what is to be summed."""

@@ -13,7 +13,7 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.lowering.lowered import SUM_OF_GRADIENTS, ParameterGradient
 from zsim.autograd.storages import Storages
 
-Part = tuple[str, str]
+GradientPart = tuple[str, str]
 """A value and a gradient of it."""
 
 
@@ -63,7 +63,7 @@ class Gradients:
         if call.operator == "linear":
             self.of_linears.add(self.tied[name][-1])
 
-    def of_input(self, name: str, call: Call) -> Part:
+    def of_input(self, name: str, call: Call) -> GradientPart:
         """`call` makes a gradient of what it read."""
         gradient = self.new(name)
         if call.operator == "linear" and (self.in_sequences or name in call.weights):
@@ -85,7 +85,7 @@ class Gradients:
             self.waiting[call.output] = self.new(call.output)
             self.storages.release(gradient)
 
-    def add_up(self, call: Call, parts: list[Part]) -> None:
+    def add_up(self, call: Call, parts: list[GradientPart]) -> None:
         """The engine adds what `call` made to what is there, in the order in which autograd's nodes
         end.
 
@@ -118,7 +118,7 @@ class Gradients:
         if waiting:
             self._accumulate([(value, waiting)])
 
-    def _accumulate(self, parts: list[Part]) -> None:
+    def _accumulate(self, parts: list[GradientPart]) -> None:
         for name, part in parts:
             self._accumulate_one(name, part)
         self._end_node()

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
+from zsim.autograd.checkpoint_regions import OperatorCalls, Region, packs_its_output
 from zsim.autograd.lowering.lowered import InnerCall
-from zsim.autograd.recompute import Region, Step, packs_its_output
 from zsim.autograd.values import Values, dead_after, last_uses
 
 
@@ -32,13 +32,13 @@ class _Recomputation:
 
     values: Values
     region: Region
-    last_use: dict[str, Step]
+    last_use: dict[str, OperatorCalls]
     kept: set[str]
     held: dict[str, None] = field(default_factory=dict)
     kernels: int = 0
 
     def run(self) -> None:
-        before = Step([])
+        before = OperatorCalls([])
         for step in self.region.again:
             self._cross_units(before, step)
             if self._stops_in(step):
@@ -50,7 +50,7 @@ class _Recomputation:
         for value in self.held:
             self.values.storages.release(value)
 
-    def _cross_units(self, before: Step, step: Step) -> None:
+    def _cross_units(self, before: OperatorCalls, step: OperatorCalls) -> None:
         """Leave the nested unit of the step `before`, and enter that of `step`."""
         if before.inside == step.inside:
             return
@@ -65,7 +65,7 @@ class _Recomputation:
             mark = InnerCall(unit, returns=returns, kernels=self.kernels)
             self.values.storages.events.append(mark)
 
-    def _stops_in(self, step: Step) -> bool:
+    def _stops_in(self, step: OperatorCalls) -> bool:
         """Run the calls of `step`; whether recomputation stops at one of them."""
         for call in step.calls:
             is_last = self.region.stops_early and call is self.region.last
@@ -91,7 +91,7 @@ class _Recomputation:
             del self.held[value]
         self.values.drop(call)
 
-    def _drop_dead(self, step: Step) -> None:
+    def _drop_dead(self, step: OperatorCalls) -> None:
         self._drop(v for v in dead_after(step, self.last_use) if v != step.entry)
 
     def _drop(self, values: Iterable[str]) -> None:

@@ -14,10 +14,10 @@ from dataclasses import InitVar, dataclass, field
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.backward_node import differentiate
+from zsim.autograd.checkpoint_regions import OperatorCalls, Region
 from zsim.autograd.gradients import Gradients
 from zsim.autograd.lowering.lowered import Recomputed, storage_events
 from zsim.autograd.recomputation import recompute
-from zsim.autograd.recompute import Region, Step
 from zsim.autograd.storages import Storages
 from zsim.autograd.values import Values, dead_after, last_uses
 from zsim.ir.ops import Free, MemoryEvent
@@ -76,8 +76,8 @@ class Tape:
                 )
 
     def run_forward(
-        self, steps: list[Step], *, entry: str, later: frozenset[str] = frozenset(),
-        over: Iterable[Step] = (),
+        self, steps: list[OperatorCalls], *, entry: str, later: frozenset[str] = frozenset(),
+        over: Iterable[OperatorCalls] = (),
     ) -> None:
         """Run the `steps` of a module, whose input is `entry`.
 
@@ -99,7 +99,7 @@ class Tape:
         if entry in self.values.nbytes and entry not in stays:
             self.values.storages.release(entry)
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: OperatorCalls) -> None:
         """Run the calls of one operator."""
         if step.region is not None and step.region.first is step:
             self.values.hold(step.region.inputs)
@@ -110,14 +110,14 @@ class Tape:
         if step.cached:
             self.values.hold((step.kept.output,))
 
-    def _release_kept(self, step: Step) -> None:
+    def _release_kept(self, step: OperatorCalls) -> None:
         """Release what a checkpoint kept of a step that no backward recomputes."""
         if step.cached and step.region is None:
             self.values.storages.release(step.kept.output)
             for name, _ in step.kept.keeps:
                 self.values.storages.release(name)
 
-    def let_go(self, steps: list[Step]) -> tuple[Free, ...]:
+    def let_go(self, steps: list[OperatorCalls]) -> tuple[Free, ...]:
         """Autocast ends and empties its cache: the copies made in `steps` that nothing else holds.
         """
         for call in (call for step in steps for call in step.calls):
@@ -157,7 +157,7 @@ class Tape:
             self.values.storages.hold(SEED)
             self.values.gradients.waiting[loss] = SEED
 
-    def run_backward(self, steps: list[Step], *, bound: str = "") -> list[Region]:
+    def run_backward(self, steps: list[OperatorCalls], *, bound: str = "") -> list[Region]:
         """Run every call in reverse; returns the regions that were recomputed, in that order.
 
         A region is recomputed when the first of its calls asks for something saved. The gradient of

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
+from zsim.autograd.checkpoint_regions import OperatorCalls
 from zsim.autograd.gradients import Gradients
-from zsim.autograd.recompute import Step
 from zsim.autograd.storages import Storages
 
 
@@ -82,12 +82,12 @@ class Values:
             self.storages.release(call.output)
 
 
-def last_uses(steps: Iterable[Step]) -> dict[str, Step]:
+def last_uses(steps: Iterable[OperatorCalls]) -> dict[str, OperatorCalls]:
     """The last step that reads each value."""
     return {value: step for step in steps for call in step.calls for value in call.inputs}
 
 
-def dead_after(step: Step, last_use: Mapping[str, Step]) -> list[str]:
+def dead_after(step: OperatorCalls, last_use: Mapping[str, OperatorCalls]) -> list[str]:
     """The values that Python drops when the operator of `step` returns: those inside it and its
     inputs, unless a later step reads them."""
     inner = [

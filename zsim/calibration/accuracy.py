@@ -23,7 +23,7 @@ from zsim.calibration.data.records import Collective, MeasurementError, Skipped,
 from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import step_shares
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.memory import fits

@@ -18,7 +18,7 @@ from zsim.cli.report import bar, say, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory.fits import Band, Holding, MemoryVerdict, holdings, ridges
+from zsim.memory.fits import BytesBand, Holding, MemoryVerdict, holdings, ridges
 from zsim.memory.waterfall import Stage
 from zsim.runs import metrics
 from zsim.scenario.scenario import Scenario
@@ -162,7 +162,7 @@ def _margin(answer: MemoryVerdict) -> str:
     return f"{full}; with the least outside torch's bytes it runs{stalls}"
 
 
-def _band(band: Band) -> str:
+def _band(band: BytesBand) -> str:
     return f"{format_bytes(band.low)} to {format_bytes(band.high)}"
 
 

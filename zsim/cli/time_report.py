@@ -10,13 +10,13 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from zsim import api
-from zsim.analysis.critical_path import LONGER, Exposed, Link, Why, name
+from zsim.analysis.critical_path import LONGER, CriticalOp, Exposed, Why, name
 from zsim.analysis.exposure import COMPUTE_STREAM
 from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.cli import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedStep:
     """A planned scenario with the timeline of its step and what that cost."""
 
     planned: Planned
@@ -36,10 +36,10 @@ class Timed:
     timeline: Timeline
 
 
-def timed(case: Planned) -> Timed:
+def timed(case: Planned) -> TimedStep:
     """The scenario's step, simulated once for all parts of the report."""
     costs = Costs(cluster=case.scenario.cluster, execution=case.scenario.executed)
-    return Timed(case, costs, simulate_step(case.program, costs=costs))
+    return TimedStep(case, costs, simulate_step(case.program, costs=costs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Whole:
     sharing_ns: int
 
 
-def whole(case: Timed) -> Whole:
+def whole(case: TimedStep) -> Whole:
     """The scenario's step, simulated again without interference and without shared links."""
     scenario, program = case.planned.scenario, case.planned.program
     costs, timeline = case.costs, case.timeline
@@ -290,7 +290,7 @@ def _of_exposed(collective: Exposed) -> object:
     return name(collective.op), collective.reason, collective.waited_for
 
 
-def _waited(path: Sequence[Link]) -> list[tuple[str, int]]:
+def _waited(path: Sequence[CriticalOp]) -> list[tuple[str, int]]:
     """Causes of the critical path's gaps, each with its nanoseconds, the longest first.
 
     For the host it names the ops still to be issued. Compute that depends on a collective waits for
@@ -312,7 +312,7 @@ def _waited(path: Sequence[Link]) -> list[tuple[str, int]]:
     return waits.most_common()
 
 
-def _link_ns(link: Link) -> int:
+def _link_ns(link: CriticalOp) -> int:
     return link.end_ns - link.start_ns
 
 

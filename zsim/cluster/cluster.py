@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
-from zsim.cluster.devices import Device, Figure, Provenance, figures_of, load_device, values
+from zsim.cluster.devices import Device, PresetFigure, Provenance, figures_of, load_device, values
 from zsim.errors import ScenarioError
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
@@ -135,7 +135,7 @@ class ClusterSpec:
     host_memory_bandwidth: int
     """Bytes/s that a node's processors reach to their memory, together."""
     overheads: Overheads
-    figures: tuple[Figure, ...] = field(repr=False)
+    figures: tuple[PresetFigure, ...] = field(repr=False)
     nccl: Nccl | None = None
     curves: tuple[MeasuredCurve, ...] = ()
     """Collectives that were measured here; none in a preset."""

@@ -23,7 +23,7 @@ Provenance = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class PresetFigure:
     """One number of a preset as it was written, and where it comes from."""
 
     key: str
@@ -67,9 +67,9 @@ class Runtime:
     least_capacity: int
     most_capacity: int
     context: int
-    figures: tuple[Figure, ...] = field(repr=False)
+    figures: tuple[PresetFigure, ...] = field(repr=False)
 
-    def figure(self, key: str) -> Figure:
+    def figure(self, key: str) -> PresetFigure:
         """The figure of `key`, with where it comes from; KeyError for another."""
         return {figure.key: figure for figure in self.figures}[key]
 
@@ -115,7 +115,7 @@ class Device:
     collective_interference: float
     straggler: float
     attention: Mapping[str, AttentionRate] = field(hash=False)
-    figures: tuple[Figure, ...] = field(repr=False)
+    figures: tuple[PresetFigure, ...] = field(repr=False)
     runtime: Runtime | None = None
     """None for a CPU, and where the file has no such table."""
 
@@ -238,9 +238,9 @@ def values(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
+def figures_of(prefix: str, table: Mapping[str, Any]) -> list[PresetFigure]:
     """Every number of a preset's table and of the tables in it."""
-    figures: list[Figure] = []
+    figures: list[PresetFigure] = []
     for key, entry in table.items():
         if not isinstance(entry, dict):
             continue
@@ -248,7 +248,7 @@ def figures_of(prefix: str, table: Mapping[str, Any]) -> list[Figure]:
             text, provenance, source = entry["value"], entry["provenance"], entry["source"]
             width = parse_fraction(entry["width"]) if "width" in entry else None
             figures.append(
-                Figure(
+                PresetFigure(
                     key=f"{prefix}{key}", text=text, provenance=provenance, source=source,
                     width=width,
                 )

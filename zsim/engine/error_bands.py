@@ -17,7 +17,7 @@ from math import hypot
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives import estimated
-from zsim.cluster.devices import Figure
+from zsim.cluster.devices import PresetFigure
 from zsim.engine import kernel_time as compute
 from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
 from zsim.engine.costs import Costs
@@ -207,7 +207,9 @@ FLOAT8 = "device.float8_efficiency"
 DECIDING = ("device.matmul_efficiency", "device.elementwise_efficiency", "device.memory_efficiency")
 
 
-def deciding(figures: tuple[Figure, ...], execution: Execution = EAGER) -> tuple[Figure, ...]:
+def deciding(
+    figures: tuple[PresetFigure, ...], execution: Execution = EAGER
+) -> tuple[PresetFigure, ...]:
     """The constants among `figures` that decide most of a step's time."""
     keys = (*DECIDING, FLOAT8) if execution.float8 else DECIDING
     return tuple(figure for figure in figures if figure.key in keys)
@@ -233,7 +235,7 @@ def _times_by_constant(ops: tuple[Op, ...], costs: Costs) -> dict[str, int]:
 
 
 def _compute_width(
-    times: Mapping[str, int], figures: Mapping[str, Figure], cluster: ClusterSpec
+    times: Mapping[str, int], figures: Mapping[str, PresetFigure], cluster: ClusterSpec
 ) -> float:
     """The half-widths of the constants, weighted by the times of the kernels that each decides."""
     total = sum(times.values())
@@ -242,7 +244,7 @@ def _compute_width(
     return sum(ns * _width(figures.get(key), cluster) for key, ns in times.items()) / total
 
 
-def _width(figure: Figure | None, cluster: ClusterSpec) -> float:
+def _width(figure: PresetFigure | None, cluster: ClusterSpec) -> float:
     """The half-width of a constant: from a calibration on this machine, else by its provenance."""
     if figure is not None and figure.width is not None:
         return figure.width

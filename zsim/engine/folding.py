@@ -13,9 +13,9 @@ from fractions import Fraction
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 
-Group = tuple[int, ...]
-CollectiveTime = Callable[[str, int, Group], int]
-LinkUsage = Callable[[Group], Mapping[int, Mapping[str, Fraction]]]
+GroupRanks = tuple[int, ...]
+CollectiveTime = Callable[[str, int, GroupRanks], int]
+LinkUsage = Callable[[GroupRanks], Mapping[int, Mapping[str, Fraction]]]
 
 
 def representatives(
@@ -56,7 +56,7 @@ def representatives(
     return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
 
 
-def _used(members: tuple[Group, ...], usage: LinkUsage) -> list[int]:
+def _used(members: tuple[GroupRanks, ...], usage: LinkUsage) -> list[int]:
     """A number for the link shares that each rank's group takes, by rank."""
     parts_by_rank: dict[int, Mapping[str, Fraction]] = {}
     nothing: dict[str, Fraction] = {}
@@ -67,7 +67,9 @@ def _used(members: tuple[Group, ...], usage: LinkUsage) -> list[int]:
     return _numbered(marks[id(parts_by_rank[rank])] for rank in range(len(parts_by_rank)))
 
 
-def _met(members: tuple[Group, ...], classes: list[int], costs: list[tuple[int, ...]]) -> list[int]:
+def _met(
+    members: tuple[GroupRanks, ...], classes: list[int], costs: list[tuple[int, ...]]
+) -> list[int]:
     """A number for the cost of each rank's group and the classes that meet there, by rank."""
     met = [0] * len(classes)
     numbers = _numbered(
@@ -93,7 +95,7 @@ class Meetings:
         """`representatives`, by rank, as of the function of that name."""
         self.program, self.representatives = program, representatives
 
-    def present(self, axis: str, rank: int) -> Group:
+    def present(self, axis: str, rank: int) -> GroupRanks:
         """The simulated ranks that a simulated rank meets, itself among them, in order."""
         return tuple(
             sorted(

@@ -12,8 +12,8 @@ running collective then has its max–min fair share (`zsim.engine.contention.li
 computed again at each start and end; its latency is stretched as well.
 
 simpy supplies the event queue, a heap ordered by time and then by insertion, and nothing else: its
-processes would cost more than the arithmetic. No other file knows simpy. `zsim.engine.step` adds
-what slows ops down; this file simulates one round.
+processes would cost more than the arithmetic. No other file knows simpy.
+`zsim.engine.simulate_step` adds what slows ops down; this file simulates one round.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]
 SECOND = "second"
 """Name, in text, of the ops between the first step and a steady one."""
-Stretch = PhaseName | Literal["second"]
-STRETCHES: tuple[Stretch, ...] = ("construction", "first", "second", "steady")
+ProgramSection = PhaseName | Literal["second"]
+SECTIONS: tuple[ProgramSection, ...] = ("construction", "first", "second", "steady")
 PartName = Literal["forward", "backward", "optimizer", "zero_grad"]
 PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
 
@@ -57,7 +57,7 @@ class RankProgram:
     first_parts: tuple[StepPart, ...] = ()
     steady_parts: tuple[StepPart, ...] = ()
 
-    def phase(self, name: Stretch) -> tuple[Op, ...]:
+    def phase(self, name: ProgramSection) -> tuple[Op, ...]:
         """The ops of the phase `name`, or `second`."""
         ops: tuple[Op, ...] = getattr(self, name)
         return ops
@@ -200,7 +200,7 @@ def _part(line: str, start: int, number: int) -> StepPart:
 def _rank_program(
     phases: dict[str, list[Op]], parts: dict[str, list[StepPart]], number: int
 ) -> RankProgram:
-    if tuple(phases) not in (PHASES, STRETCHES):
+    if tuple(phases) not in (PHASES, SECTIONS):
         raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or "
                                                  f"without {SECOND} before the last")
     return RankProgram(

@@ -24,7 +24,7 @@ from zsim.memory.out_of_memory import Pressure, pressure
 from zsim.memory.rank_classes import rank_classes
 from zsim.scenario.plan import Planned
 
-Verdict = Literal["FITS", "TIGHT", "OOM"]
+FitsVerdict = Literal["FITS", "TIGHT", "OOM"]
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 MOST_REPLAYED = 4
 """Most rank programs whose allocator is replayed: those with the highest allocated bytes and
@@ -32,7 +32,7 @@ non-torch memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class BytesBand:
     """Bytes as expected, and the least and the most that they may be."""
 
     nbytes: int
@@ -74,15 +74,15 @@ class MemoryVerdict:
     outside: tuple[NonTorchMemory, ...]
     construction_bytes: int
     """Allocated bytes while model and optimizer are built, were it on the device."""
-    needed: Band
-    capacity: Band
+    needed: BytesBand
+    capacity: BytesBand
     expandable_segments: bool
     pressure: Pressure | None = None
     """The allocator's releases where it would reserve more than the device is expected to have;
     None where all of it has room, and where live bytes alone are too many."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> FitsVerdict:
         """FITS, OOM, or TIGHT between the two.
 
         FITS: the device has even the most that may be needed. OOM: live bytes alone exceed the
@@ -155,7 +155,7 @@ def assess_program(
     )
     items = (*besides, *standing.outside)
     beyond = total(items)
-    needed = Band(
+    needed = BytesBand(
         nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high
     )
     return MemoryVerdict(
@@ -189,7 +189,7 @@ class _Standing:
     def allocated(self) -> int:
         return self.highest.peak_bytes
 
-    def built_here(self, capacity: Band) -> RankProgram:
+    def built_here(self, capacity: BytesBand) -> RankProgram:
         """The program with its model built on the device where that has room for it."""
         return (
             self.program
@@ -226,7 +226,7 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
 
 
 def _pressure(
-    standing: _Standing, cluster: ClusterSpec, needed: Band, capacity: Band,
+    standing: _Standing, cluster: ClusterSpec, needed: BytesBand, capacity: BytesBand,
     beyond: NonTorchMemory, *, expandable_segments: bool,
 ) -> Pressure | None:
     if cluster.kind != "cuda" or needed.nbytes <= capacity.nbytes or needed.low > capacity.high:
@@ -278,7 +278,7 @@ def holdings(program: RankProgram, phase: PhaseName) -> tuple[Holding, ...]:
 
 
 def _reserved(
-    standing: _Standing, cluster: ClusterSpec, capacity: Band, *, expandable_segments: bool
+    standing: _Standing, cluster: ClusterSpec, capacity: BytesBand, *, expandable_segments: bool
 ) -> tuple[int, int, int]:
     """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is
     reserved ahead."""
@@ -297,12 +297,12 @@ def _reserved(
     return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
 
 
-def _capacity(cluster: ClusterSpec) -> Band:
+def _capacity(cluster: ClusterSpec) -> BytesBand:
     if cluster.kind != "cuda":
         memory = cluster.device.memory
-        return Band(nbytes=memory, low=memory, high=memory)
+        return BytesBand(nbytes=memory, low=memory, high=memory)
     reported = capacity(cluster.device)
-    return Band(nbytes=reported.nbytes, low=reported.low, high=reported.high)
+    return BytesBand(nbytes=reported.nbytes, low=reported.low, high=reported.high)
 
 
 def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...]:

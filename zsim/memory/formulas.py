@@ -8,7 +8,7 @@ from typing import Literal
 
 from zsim.ir.sharding import shard_size
 
-Stage = Literal["ddp", "zero1", "zero2", "zero3"]
+ZeroStage = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class StateBytes:
 
 
 def model_state_bytes(
-    num_parameters: int, *, stage: Stage, num_ranks: int, state: StateBytes,
+    num_parameters: int, *, stage: ZeroStage, num_ranks: int, state: StateBytes,
     num_trained: int | None = None,
 ) -> int:
     """Bytes of parameters, gradients and optimizer states on one rank; what is sharded is padded to

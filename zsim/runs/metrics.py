@@ -17,7 +17,7 @@ from zsim.ir.run import RankRun, RunRecord, Span, band_of
 from zsim.models.operators import Operator
 from zsim.scenario.scenario import Scenario
 
-Interval = tuple[int, int]
+TimeInterval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,9 @@ def _flops_per_token(operator: Operator, length: int) -> int:
     )
 
 
-def _union(spans: Iterable[Span]) -> list[Interval]:
+def _union(spans: Iterable[Span]) -> list[TimeInterval]:
     """Disjoint intervals that cover the spans, in order."""
-    merged: list[Interval] = []
+    merged: list[TimeInterval] = []
     for start, end in sorted((span.start_ns, span.end_ns) for span in spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
@@ -168,7 +168,7 @@ def _union(spans: Iterable[Span]) -> list[Interval]:
     return merged
 
 
-def _length(intervals: Iterable[Interval]) -> int:
+def _length(intervals: Iterable[TimeInterval]) -> int:
     return sum(end - start for start, end in intervals)
 
 

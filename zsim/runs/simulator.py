@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
 from zsim.ir.gc_pause import uncollected

@@ -23,13 +23,13 @@ from zsim.ir.program import Program
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building import step as building
-from zsim.strategies.building.step import Step
+from zsim.strategies.building import step_builder
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.replicated import buckets as replicated_model
 from zsim.strategies.replicated import construction
 from zsim.strategies.replicated.buckets import Bucket, ReplicatedModel
-from zsim.strategies.replicated.step import ReplicatedStep
+from zsim.strategies.replicated.replicated_step import ReplicatedStep
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     model = under_ddp(training, mesh=mesh, options=options)
     owned = tuple(parameter.numel for parameter in model.trained)
     first, steady = (forward_backward(model, first=first) for first in (True, False))
-    return building.spmd(
+    return step_builder.spmd(
         mesh,
         construction=construction.construction(model, has_master=model.has_master),
         second=rebuilding(first),
@@ -140,7 +140,7 @@ def under_ddp(training: Training, *, mesh: Mesh, options: Options) -> Replicated
     )
 
 
-def _ended(step: ReplicatedStep, owned: tuple[int, ...], *, first: bool) -> Step:
+def _ended(step: ReplicatedStep, owned: tuple[int, ...], *, first: bool) -> StepBuilder:
     step.optimizer(owned, first=first, has_master=step.model.has_master)
     step.zero_grad()
     return step.step

@@ -29,14 +29,14 @@ from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building import optimizers
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read
-from zsim.strategies.building.step import rank_program
+from zsim.strategies.building.step_builder import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.construction import construction, lazy_init
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter, flat_parameters
-from zsim.strategies.flat_parameter.hooks import MicroBatch, Order, Units
+from zsim.strategies.flat_parameter.flat_parameter_step import EARLIER_STEP, FlatParameterStep
+from zsim.strategies.flat_parameter.hooks import MicroBatchHooks, Order, Units
 from zsim.strategies.flat_parameter.optimizer import optimizer
 from zsim.strategies.flat_parameter.rank_share import RankShare
-from zsim.strategies.flat_parameter.step import EARLIER_STEP, FlatShardedStep
 from zsim.strategies.flat_parameter.views import viewed
 from zsim.strategies.fsdp.passes import ORIGINAL
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
@@ -157,7 +157,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     programs: dict[RankShare, int] = {}
     ranks: list[RankProgram] = []
     by_shard: list[int] = []
-    both: dict[frozenset[str], tuple[FlatShardedStep, FlatShardedStep]] = {}
+    both: dict[frozenset[str], tuple[FlatParameterStep, FlatParameterStep]] = {}
     for rank in range(mesh.dp_shard):
         held = RankShare.of(
             rank, training=training, flats=flats, original=options.use_orig_params
@@ -186,7 +186,7 @@ def _flats(training: Training, *, mesh: Mesh, options: Options) -> dict[str, Fla
 
 def _rank(
     training: Training,
-    both: tuple[FlatShardedStep, FlatShardedStep],
+    both: tuple[FlatParameterStep, FlatParameterStep],
     *,
     flats: dict[str, FlatParameter],
     held: RankShare,
@@ -211,7 +211,7 @@ def _rank(
 
 def _both_steps(
     training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str] = frozenset()
-) -> tuple[FlatShardedStep, FlatShardedStep]:
+) -> tuple[FlatParameterStep, FlatParameterStep]:
     """The passes of the first step, which learns the order of forward, and of later ones.
 
     Each step leaves gradients that only flat parameters hold, frees that the limiter has not waited
@@ -231,7 +231,7 @@ def _both_steps(
             return first, steady
 
 
-def _left(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options) -> set[str]:
+def _left(step: FlatParameterStep, flats: dict[str, FlatParameter], options: Options) -> set[str]:
     """Buffers that live on to the next step."""
     gradients = [f"{fqn}.gradient" for fqn in flats] if options.use_orig_params else []
     return step.live.intersection([*gradients, *(f"{fqn}.unsharded" for fqn in flats)])
@@ -239,9 +239,9 @@ def _left(step: FlatShardedStep, flats: dict[str, FlatParameter], options: Optio
 
 def _new_step(
     training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str]
-) -> FlatShardedStep:
+) -> FlatParameterStep:
     element = DTYPE_NBYTES[training.precision.parameters]
-    return FlatShardedStep(
+    return FlatParameterStep(
         training=training,
         mesh=mesh,
         gradients=UnshardedGradients(
@@ -258,7 +258,7 @@ def _new_step(
 
 
 def _passes(
-    step: FlatShardedStep, flats: dict[str, FlatParameter], options: Options, *, order: Order,
+    step: FlatParameterStep, flats: dict[str, FlatParameter], options: Options, *, order: Order,
     units: Units, first: bool,
 ) -> None:
     """The forwards and the backward of each micro-batch; the `first` step makes what is made once.
@@ -266,7 +266,7 @@ def _passes(
     training = step.training
     for number in range(training.batch.accumulation):
         step.micro_batch = number
-        micro_batch = MicroBatch(
+        micro_batch = MicroBatchHooks(
             step=step,
             flats=flats,
             units=units,

@@ -7,7 +7,7 @@ gradient, and the root, reduce at the very end, the root first. Frozen parameter
 all-gather, not the reduce-scatter; a unit that forward skips is never gathered.
 
 `forward` and `backward` are the algorithm: hooks, in the order of fsdp/hook_events.py;
-fully_shard/step.py has each of them. Source: torch/distributed/fsdp/_fully_shard.
+fully_shard/fully_shard_step.py has each of them. Source: torch/distributed/fsdp/_fully_shard.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import Optimizer
-from zsim.strategies.building.step import rank_program
+from zsim.strategies.building.step_builder import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.hook_events import (
     HookEvents,
+    ModuleRun,
     PostBackward,
     PostForward,
     PreBackward,
     PreForward,
-    Run,
     hook_events,
 )
 from zsim.strategies.fully_shard.construction import DerivedMesh, construction
+from zsim.strategies.fully_shard.fully_shard_step import FullyShardStep
 from zsim.strategies.fully_shard.optimizer import memory_of, step_shards
 from zsim.strategies.fully_shard.param_group import (
-    Group,
+    FSDPParamGroup,
     ReshardPlan,
     first_of_each_kind,
     local_numels,
     sharded_groups,
 )
-from zsim.strategies.fully_shard.step import ShardedStep
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 
@@ -155,7 +155,7 @@ def plan(
 
 
 def forward(
-    step: ShardedStep, modules: tuple[LoweredModule, ...], groups: dict[str, Group],
+    step: FullyShardStep, modules: tuple[LoweredModule, ...], groups: dict[str, FSDPParamGroup],
     events: HookEvents, resharding: ReshardPlan,
 ) -> None:
     """Each unit is gathered before its first module and resharded after its last, the root around
@@ -165,7 +165,7 @@ def forward(
         match event:
             case PreForward(unit):
                 step.pre_forward(groups[unit])
-            case Run(module, returns):
+            case ModuleRun(module, returns):
                 inputs = step.forward(module, holds=returns and bool(resharding.to))
             case PostForward(unit, at_root=False):
                 step.post_forward(groups[unit], resharding, inputs=inputs)
@@ -176,7 +176,7 @@ def forward(
 
 
 def backward(
-    step: ShardedStep, groups: dict[str, Group], events: HookEvents, *, sync: bool
+    step: FullyShardStep, groups: dict[str, FSDPParamGroup], events: HookEvents, *, sync: bool
 ) -> None:
     """Each unit is gathered, prefetches the one before it, runs, is freed, and with `sync` reduces.
 
@@ -189,7 +189,7 @@ def backward(
         match event:
             case PreBackward(unit):
                 step.pre_backward(groups[unit])
-            case Run(module):
+            case ModuleRun(module):
                 step.backward(module, hook=lambda call: step.recompute_hook(
                     groups[call.unit], returns=call.returns
                 ))
@@ -205,8 +205,8 @@ class RankIndependentPasses:
     steps a rank's own elements."""
 
     construction: tuple[Op, ...]
-    first: ShardedStep
-    steady: ShardedStep
+    first: FullyShardStep
+    steady: FullyShardStep
 
     @classmethod
     def of(
@@ -224,8 +224,8 @@ class RankIndependentPasses:
             offloaded=options.offload and training.device != "cpu",
         )
 
-        def passes() -> ShardedStep:
-            step = ShardedStep.new(training, groups, mesh=mesh, offload=options.offload)
+        def passes() -> FullyShardStep:
+            step = FullyShardStep.new(training, groups, mesh=mesh, offload=options.offload)
             _run_micro_batches(step, groups, resharding, all_reduce=all_reduce)
             return step
 
@@ -234,7 +234,7 @@ class RankIndependentPasses:
         return cls(tuple(built.ops), first, passes() if leaves_parameters else first)
 
 
-def _set_prefetch(model: ModelSpec, groups: dict[str, Group], options: Options) -> None:
+def _set_prefetch(model: ModelSpec, groups: dict[str, FSDPParamGroup], options: Options) -> None:
     """Give each unit but the root those that it gathers ahead, in forward and in backward."""
     units = dict.fromkeys(model.wrapped_by.values())
     order = [groups[unit] for unit in units if unit in groups and unit != ROOT]
@@ -244,7 +244,7 @@ def _set_prefetch(model: ModelSpec, groups: dict[str, Group], options: Options) 
 
 
 def _run_micro_batches(
-    step: ShardedStep, groups: dict[str, Group], resharding: ReshardPlan, *,
+    step: FullyShardStep, groups: dict[str, FSDPParamGroup], resharding: ReshardPlan, *,
     all_reduce: AllReduceAfter,
 ) -> None:
     """The forwards and the backward of each micro-batch."""

@@ -17,13 +17,13 @@ from typing import Literal
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
-from zsim.strategies.building import step as building
-from zsim.strategies.building.step import Step
+from zsim.strategies.building import step_builder
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
+from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
 from zsim.strategies.flat_buffer.layout import FlatModel
-from zsim.strategies.flat_buffer.step import FlatStep
 from zsim.strategies.strategy import Formula, Strategy
 
 
@@ -40,11 +40,11 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     reduce = (
-        FlatStep.all_reduce_gradients
+        FlatBufferStep.all_reduce_gradients
         if options.form == "all_reduce"
-        else FlatStep.reduce_scatter_in_place
+        else FlatBufferStep.reduce_scatter_in_place
     )
-    return building.spmd(
+    return step_builder.spmd(
         mesh,
         construction=layout.construction(model, sharded=False),
         first=_step(model, reduce, first=True),
@@ -52,14 +52,18 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     )
 
 
-def _step(model: FlatModel, reduce: Callable[[FlatStep, FlatGroup], None], *, first: bool) -> Step:
-    step = FlatStep(model, gradient_kind="gradients")
+def _step(
+    model: FlatModel, reduce: Callable[[FlatBufferStep, FlatGroup], None], *, first: bool
+) -> StepBuilder:
+    step = FlatBufferStep(model, gradient_kind="gradients")
     forward_backward(step, reduce)
     finish(step, first=first)
     return step.step
 
 
-def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], None]) -> None:
+def forward_backward(
+    step: FlatBufferStep, reduce: Callable[[FlatBufferStep, FlatGroup], None]
+) -> None:
     """Every micro-batch; a group's gradients are reduced as soon as the last module that reads it
     has run backward."""
     training = step.model.training
@@ -78,14 +82,14 @@ def forward_backward(step: FlatStep, reduce: Callable[[FlatStep, FlatGroup], Non
                         reduce(step, group)
 
 
-def synchronises(step: FlatStep) -> bool:
+def synchronises(step: FlatBufferStep) -> bool:
     """True where gradients are reduced in this micro-batch; never on one rank."""
     training = step.model.training
     last = step.micro_batch == training.batch.accumulation - 1
     return step.model.num_shards > 1 and (last or training.sync == "every")
 
 
-def finish(step: FlatStep, *, first: bool) -> None:
+def finish(step: FlatBufferStep, *, first: bool) -> None:
     """Step the shards and all-gather the parameters."""
     stepped = step.optimizer(first=first)
     if step.model.num_shards > 1:

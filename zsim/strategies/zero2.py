@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.strategies import zero1
-from zsim.strategies.building import step as building
-from zsim.strategies.building.step import Step
+from zsim.strategies.building import step_builder
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
+from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import Granularity
 from zsim.strategies.flat_buffer.layout import FlatModel
-from zsim.strategies.flat_buffer.step import FlatStep
 from zsim.strategies.strategy import Formula, Strategy
 
 
@@ -32,7 +32,7 @@ class Options:
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
-    return building.spmd(
+    return step_builder.spmd(
         mesh,
         construction=layout.construction(model, sharded=False),
         first=_step(model, first=True),
@@ -40,11 +40,11 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     )
 
 
-def _step(model: FlatModel, *, first: bool) -> Step:
-    step = FlatStep(
+def _step(model: FlatModel, *, first: bool) -> StepBuilder:
+    step = FlatBufferStep(
         model, gradient_kind="unsharded_gradients" if model.num_shards > 1 else "gradients"
     )
-    zero1.forward_backward(step, FlatStep.reduce_scatter_gradients)
+    zero1.forward_backward(step, FlatBufferStep.reduce_scatter_gradients)
     zero1.finish(step, first=first)
     return step.step
 

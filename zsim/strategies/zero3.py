@@ -19,13 +19,13 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.training_options import Optimizer
 from zsim.strategies import zero1
-from zsim.strategies.building import step as building
-from zsim.strategies.building.step import Step
+from zsim.strategies.building import step_builder
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
+from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
 from zsim.strategies.flat_buffer.layout import FlatModel
-from zsim.strategies.flat_buffer.step import FlatStep
 from zsim.strategies.strategy import Formula, Strategy
 
 MAX_LOOKAHEAD = 256
@@ -58,7 +58,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
             training, mesh=mesh, options=zero1.Options(granularity=options.granularity)
         )
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
-    return building.spmd(
+    return step_builder.spmd(
         mesh,
         construction=layout.construction(model, sharded=True),
         first=_step(model, lookahead=options.lookahead, first=True),
@@ -66,8 +66,8 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     )
 
 
-def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
-    step = FlatStep(model, sharded=True)
+def _step(model: FlatModel, *, lookahead: int, first: bool) -> StepBuilder:
+    step = FlatBufferStep(model, sharded=True)
     modules = model.training.modules
     for step.micro_batch in range(model.training.batch.accumulation):
         step.step.begin("forward", micro_batch=step.micro_batch)
@@ -79,7 +79,7 @@ def _step(model: FlatModel, *, lookahead: int, first: bool) -> Step:
     return step.step
 
 
-def forward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
+def forward(step: FlatBufferStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
     """Gather, compute and free, module by module."""
     done = _last_users(step.model, modules)
     for i, module in enumerate(modules):
@@ -88,7 +88,7 @@ def forward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: in
         step.reshard(*done[module.fqn])
 
 
-def backward(step: FlatStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
+def backward(step: FlatBufferStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:
     """Gather, compute, free and reduce-scatter what is whole; `modules` come in the order of
     backward."""
     done, ready = _last_users(step.model, modules), step.model.last_users(modules)

@@ -17,13 +17,13 @@ from zsim.ir.sharding import greedy_owners
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies import ddp
-from zsim.strategies.building.step import Step, rank_program
+from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.ddp import Options
 from zsim.strategies.replicated import buckets
 from zsim.strategies.replicated import construction as replicated_construction
 from zsim.strategies.replicated.buckets import ReplicatedModel
-from zsim.strategies.replicated.step import ReplicatedStep
+from zsim.strategies.replicated.replicated_step import ReplicatedStep
 from zsim.strategies.strategy import Formula
 
 __all__ = ["STRATEGY", "Options", "num_distinct_ranks", "owned_parameters", "plan"]
@@ -71,14 +71,14 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 
 
-def _construction(model: ReplicatedModel) -> Step:
+def _construction(model: ReplicatedModel) -> StepBuilder:
     return replicated_construction.construction(model, has_master=False)
 
 
 def _step(
     step: ReplicatedStep, owned: tuple[tuple[Parameter, ...], ...], *, stepped: tuple[int, ...],
     first: bool,
-) -> Step:
+) -> StepBuilder:
     """The end of a step whose beginning is the same on every rank."""
     model = step.model
     done = step.optimizer(stepped, first=first, has_master=False)
@@ -89,7 +89,8 @@ def _step(
 
 
 def _broadcast(
-    step: Step, model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *, after: int
+    step: StepBuilder, model: ReplicatedModel, owned: tuple[tuple[Parameter, ...], ...], *,
+    after: int
 ) -> None:
     """Parameter by parameter, all of rank 0's first."""
     for root, parameters in enumerate(owned):

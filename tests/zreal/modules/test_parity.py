@@ -16,7 +16,7 @@ from zreal.executor.executor import RANKS
 from zreal.modules import modules
 from zreal.modules import reference as numerics
 from zreal.modules.parity import gradient_differences, largest, relative_differences
-from zreal.modules.reference import Gradients, Reference, gradients_at, reference
+from zreal.modules.reference import Reference, ReferenceGradients, gradients_at, reference
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.launch import launch
 from zsim.cli.main import main
@@ -168,7 +168,8 @@ def furthest(found: dict[str, torch.Tensor], reference: Reference) -> float:
 def furthest_gradient(
     found: dict[str, torch.Tensor], want: dict[str, torch.Tensor], **rounding: float
 ) -> float:
-    return largest(gradient_differences(found, Gradients(whole=want, rounding=rounding)))[0]
+    expected = ReferenceGradients(whole=want, rounding=rounding)
+    return largest(gradient_differences(found, expected))[0]
 
 
 @pytest.mark.quality
@@ -214,7 +215,7 @@ def test_a_gradient_that_is_half_or_missing_or_not_finite_is_as_far_away():
 def test_what_differs_most_is_named():
     want = {"weight": torch.ones(4), "bias": torch.ones(4)}
     found = gradient_differences(
-        want | {"bias": torch.zeros(4)}, Gradients(whole=want, rounding={})
+        want | {"bias": torch.zeros(4)}, ReferenceGradients(whole=want, rounding={})
     )
     assert largest(found) == (pytest.approx(1.0), "bias")
     whole = {"weight": torch.ones(3), "bias": torch.zeros(3)}

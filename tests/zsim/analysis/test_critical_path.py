@@ -20,7 +20,7 @@ from zsim.engine.contention.interference import KernelLoss
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import simulate
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Delays
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind

@@ -16,7 +16,7 @@ from zsim.analysis.hiding_candidates import FACTORS
 from zsim.cli import time_report
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.memory.fits import assess_program
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan, planned

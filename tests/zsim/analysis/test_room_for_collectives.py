@@ -8,11 +8,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.analysis.free_compute import FreeCompute, Span
+from zsim.analysis.free_compute import FreeCompute
+from zsim.runs.metrics import TimeInterval
 
 
 @st.composite
-def spans(draw: st.DrawFn) -> list[Span]:
+def spans(draw: st.DrawFn) -> list[TimeInterval]:
     """In order, apart or end to end, some of no length."""
     edges = sorted(draw(st.lists(st.integers(0, 60), max_size=12)))
     return list(pairwise(edges))[::2]
@@ -35,7 +36,7 @@ def test_what_is_free_is_taken_once_and_the_last_first() -> None:
     asked=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 30))),
 )
 def test_it_hands_out_what_a_set_of_nanoseconds_does(
-    compute: list[Span], taken: list[Span], asked: list[tuple[int, int, int]]
+    compute: list[TimeInterval], taken: list[TimeInterval], asked: list[tuple[int, int, int]]
 ) -> None:
     room = FreeCompute(compute, taken=taken)
     work = {ns for begin, end in compute for ns in range(begin, end)}

@@ -29,7 +29,7 @@ from zsim.cluster.collectives.nccl.measured_curves import curves_of, with_curve
 from zsim.cluster.devices import load_device
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend

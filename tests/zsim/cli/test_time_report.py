@@ -17,7 +17,7 @@ from zsim.analysis.critical_path import Why, name
 from zsim.cli import time_report
 from zsim.cli.main import main
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.scenario import scenario

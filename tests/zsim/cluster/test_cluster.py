@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
 from zsim.cluster.collectives import LIBRARIES
-from zsim.cluster.devices import Figure
+from zsim.cluster.devices import PresetFigure
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.runs.backend import RunOptions
@@ -57,7 +57,7 @@ def test_every_number_has_a_source_and_a_provenance(name: str) -> None:
 
 def test_a_figure_shows_what_the_file_says() -> None:
     figures = {figure.key: figure for figure in load_cluster("dgx-h100").figures}
-    assert figures["device.bfloat16"] == Figure(
+    assert figures["device.bfloat16"] == PresetFigure(
         key="device.bfloat16",
         text="989 TFLOP/s",
         provenance="vendor sheet",

@@ -12,13 +12,13 @@ import pytest
 from tests.published import errors
 from tests.support.sampling import one_in
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.cluster.devices import Figure, Provenance
+from zsim.cluster.devices import PresetFigure, Provenance
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import StepShare, StepShares
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import simulate
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
@@ -264,7 +264,7 @@ def known(cluster: ClusterSpec, **provenance: Provenance) -> ClusterSpec:
     )
 
 
-def _from(one: Figure, provenance: dict[str, Provenance]) -> Figure:
+def _from(one: PresetFigure, provenance: dict[str, Provenance]) -> PresetFigure:
     name = one.key.removeprefix("device.")
     return replace(one, provenance=provenance[name], width=None) if name in provenance else one
 

@@ -8,7 +8,7 @@ import pytest
 from zsim.cluster.devices import load_device
 from zsim.engine import error_bands, kernel_time
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import parse
 

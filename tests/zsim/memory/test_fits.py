@@ -28,7 +28,14 @@ from zsim.ir.program import Program, RankProgram
 from zsim.memory import fits as answers
 from zsim.memory import formulas
 from zsim.memory import reserved as allocator
-from zsim.memory.fits import Band, MemoryVerdict, assess_program, holdings, live_at_peak, ridges
+from zsim.memory.fits import (
+    BytesBand,
+    MemoryVerdict,
+    assess_program,
+    holdings,
+    live_at_peak,
+    ridges,
+)
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import total
 from zsim.memory.waterfall import formula_bytes, formula_text, waterfall
@@ -146,8 +153,8 @@ def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(
 ) -> None:
     nbytes, low, high = needed
     one = replace(
-        of(scenario()), needed=Band(nbytes=nbytes, low=low, high=high),
-        capacity=Band(nbytes=100, low=95, high=105),
+        of(scenario()), needed=BytesBand(nbytes=nbytes, low=low, high=high),
+        capacity=BytesBand(nbytes=100, low=95, high=105),
     )
     assert (one.verdict, one.margin_bytes) == (verdict, 100 - nbytes)
 
@@ -159,7 +166,7 @@ def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_m
     one = of(scenario())
     beyond = total(one.outside)
     assert one.cached_bytes > 0
-    assert one.needed == Band(
+    assert one.needed == BytesBand(
         nbytes=one.reserved_bytes + beyond.nbytes,
         low=one.reserved_bytes - one.cached_bytes + beyond.low,
         high=one.reserved_bytes + beyond.high,
@@ -435,8 +442,8 @@ def candidate(name: str, verdict: str, time: int) -> Candidate:
     case = scenario()
     nbytes = {"FITS": 10, "TIGHT": 100, "OOM": 200}[verdict]
     one = replace(
-        of(case), needed=Band(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1),
-        capacity=Band(nbytes=100, low=100, high=100),
+        of(case), needed=BytesBand(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1),
+        capacity=BytesBand(nbytes=100, low=100, high=100),
     )
     return Candidate(
         name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time)

@@ -21,7 +21,7 @@ from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
 from zsim.memory.caching_allocator import DeviceFullError
-from zsim.memory.fits import Band, MemoryVerdict, assess, assess_program
+from zsim.memory.fits import BytesBand, MemoryVerdict, assess, assess_program
 from zsim.memory.non_torch import capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, Releases, pressure
 from zsim.memory.reserved import AllocatorRecord
@@ -202,10 +202,10 @@ def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
 
 
 def tight(name: str, pressed: Pressure | None, time: int) -> Candidate:
-    needed = Band(nbytes=90 if pressed is None else 110, low=80, high=120)
+    needed = BytesBand(nbytes=90 if pressed is None else 110, low=80, high=120)
     case = scenario(LLAMA_1B)
     one = replace(
-        assess(planned(case)), needed=needed, capacity=Band(nbytes=100, low=100, high=100),
+        assess(planned(case)), needed=needed, capacity=BytesBand(nbytes=100, low=100, high=100),
         pressure=pressed,
     )
     assert one.verdict == "TIGHT"

@@ -21,7 +21,7 @@ from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import calibration
 from zsim.engine.execution import Execution
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ScenarioError, ZsimError
 from zsim.memory import non_torch
 from zsim.scenario import scenario

@@ -13,11 +13,11 @@ from tests.support.closed_forms import BF16_ADAM, FP32_ADAM, MIXED_ADAM
 from tests.support.small_programs import model_state_bytes_before_the_optimizer, small_training
 from zsim.ir.mesh import Mesh
 from zsim.ir.sharding import FlatLayout, padded_size, shard, shards
-from zsim.memory.formulas import Stage, StateBytes, model_state_bytes
+from zsim.memory.formulas import StateBytes, ZeroStage, model_state_bytes
 from zsim.strategies import ddp, zero1, zero2, zero3
 
 GB = 10**9
-STAGES: tuple[Stage, ...] = ("ddp", "zero1", "zero2", "zero3")
+STAGES: tuple[ZeroStage, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
 def gigabytes(

@@ -82,7 +82,7 @@ class ChangedViews(TorchFunctionMode):
         Function.apply = self._apply  # type: ignore[method-assign]
 
 
-class _Seen(TorchDispatchMode):
+class _OperatorProbe(TorchDispatchMode):
     """Notes in `any` that an operator ran."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class _Seen(TorchDispatchMode):
 def _has_stale_history(tensor: Tensor) -> bool:
     """True if its grad_fn is still the one from before the change: then asking for it takes the
     views once more."""
-    seen = _Seen()
+    seen = _OperatorProbe()
     with torch_private.unwatched_functions(), seen:
         _ = _is_changed(tensor) and tensor.grad_fn
     return seen.any

@@ -13,10 +13,10 @@ from zsim.io.json_reader import is_name
 from zsim.io.units import format_bytes
 from zsim.models.spec import ROOT, Parameter, ParamGroup
 
-Units = Sequence[str] | Callable[[str, nn.Module], bool] | None
+UnitChoice = Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
-def find_units(model: nn.Module, units: Units) -> dict[str, nn.Module]:
+def find_units(model: nn.Module, units: UnitChoice) -> dict[str, nn.Module]:
     """Units of `model` by fqn: those named, those a function accepts, or the default ones."""
     modules = dict(model.named_modules())
     if units is None:

@@ -11,10 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.autograd.aten.call import Call
+from zsim.autograd.checkpoint_regions import OperatorCalls
 from zsim.autograd.lowering.lowered import Computation, LoweredModule, Recomputed, TapeEvent
-from zsim.autograd.lowering.module_calls import Part, blocks, cut_regions, maker_of_calls, parts_of
+from zsim.autograd.lowering.module_calls import (
+    ModulePart,
+    blocks,
+    cut_regions,
+    maker_of_calls,
+    parts_of,
+)
 from zsim.autograd.lowering.module_kernels import backward_kernels, forward_kernels
-from zsim.autograd.recompute import Step
 from zsim.autograd.tape import SEED, Tape, summed
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -75,7 +81,7 @@ class _Ran:
     """A part after forward: its memory events, and those of the sum of losses. Its input
     `needs_gradient`; it `differentiates` if an output does."""
 
-    part: Part
+    part: ModulePart
     memory: tuple[TapeEvent, ...]
     needs_gradient: bool
     differentiates: bool
@@ -86,7 +92,8 @@ class _Forward:
     """All forwards of a model, part by part. `losses` are the values that they end with."""
 
     def __init__(
-        self, tape: Tape, model: ModelSpec, parts: Sequence[Part], *, batch: Batch, dtype: str,
+        self, tape: Tape, model: ModelSpec, parts: Sequence[ModulePart], *, batch: Batch,
+        dtype: str,
         casts_input: bool,
     ) -> None:
         self.tape, self.model, self.parts, self.losses = tape, model, parts, list[str]()
@@ -102,7 +109,7 @@ class _Forward:
                 if ":" in drop
             ]
         )
-        self._over, self._drops = dict[str, list[Step]](), dict[str, frozenset[str]]()
+        self._over, self._drops = dict[str, list[OperatorCalls]](), dict[str, frozenset[str]]()
         for block in blocks(parts):
             self._drops[block[0].module.whole] = frozenset(
                 [drop for part in block for drop in part.drops]
@@ -122,7 +129,7 @@ class _Forward:
         if self._casts:
             self.tape.cast_input(self.model, source, batch=self._batch, dtype=self._dtype)
 
-    def _run(self, part: Part, *, is_end: bool) -> _Ran:
+    def _run(self, part: ModulePart, *, is_end: bool) -> _Ran:
         tape = self.tape
         tape.framed = self._framed.union(self._drops[part.module.whole])
         needs_gradient = part.taken in tape.values.needs_gradient

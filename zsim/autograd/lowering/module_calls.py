@@ -13,7 +13,7 @@ from itertools import groupby, takewhile
 from zsim.autograd.aten.autocast import Autocast
 from zsim.autograd.aten.call import Call
 from zsim.autograd.aten.operator_calls import calls
-from zsim.autograd.recompute import Region, Step, packs_something
+from zsim.autograd.checkpoint_regions import OperatorCalls, Region, packs_something
 from zsim.autograd.requires_grad import needed
 from zsim.ir.buffers import Buffer, start_of
 from zsim.models.checkpointing import Checkpointing
@@ -26,7 +26,7 @@ Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModulePart:
     """A module, or a part of one, with the calls of its operators and the names of values.
 
     - `entry`: the output of the part before it.
@@ -37,7 +37,7 @@ class Part:
     """
 
     module: Module
-    steps: list[Step]
+    steps: list[OperatorCalls]
     entry: str
     called: str
     taken: str
@@ -73,7 +73,7 @@ def maker_of_calls(
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
 
 
-def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
+def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[ModulePart]:
     """The modules of all forwards, each with the calls that it makes."""
     frozen, needs = model.frozen, set[str]()
     forward_size = len(model.modules) // model.forwards
@@ -87,13 +87,13 @@ def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
         if module.within in ("", module.path):
             called = entry
         steps = [
-            Step(list(make(_qualified(operator, module, called), dtypes)))
+            OperatorCalls(list(make(_qualified(operator, module, called), dtypes)))
             for operator in module.operators
         ]
         for step in steps if frozen else ():
             step.calls[:] = needed(step.calls, needs=needs, frozen=frozen)
         later = _read_later(model.modules[index + 1 :], module, called)
-        part = Part(
+        part = ModulePart(
             module=module, steps=steps, entry=entry, called=called, taken=_taken(module, called),
             later=later,
         )
@@ -101,7 +101,7 @@ def parts_of(model: ModelSpec, make: Maker, *, dtype: str) -> Iterator[Part]:
         entry = part.makes
 
 
-def blocks(parts: Iterable[Part]) -> Iterator[tuple[Part, ...]]:
+def blocks(parts: Iterable[ModulePart]) -> Iterator[tuple[ModulePart, ...]]:
     """The parts of each run of each module."""
     for _, block in groupby(parts, key=lambda part: part.module.whole):
         yield tuple(block)
@@ -127,7 +127,7 @@ def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> fro
     return frozenset([start + value for value in read] + [called] * bool(parts))
 
 
-def cut_regions(block: tuple[Part, ...], checkpointing: Checkpointing) -> None:
+def cut_regions(block: tuple[ModulePart, ...], checkpointing: Checkpointing) -> None:
     """Mark the stretches of a block's steps that are recomputed; where nothing is saved for
     backward, nothing is."""
     by_operator = {
@@ -150,7 +150,7 @@ def cut_regions(block: tuple[Part, ...], checkpointing: Checkpointing) -> None:
             Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop)
 
 
-def _tell_units(block: tuple[Part, ...], stretch: list[Step]) -> None:
+def _tell_units(block: tuple[ModulePart, ...], stretch: list[OperatorCalls]) -> None:
     """Tell each step of a `stretch` that goes beyond a unit in the `block` in which unit it is."""
     for part in block:
         if part.module.inside and len(stretch) > len(part.steps):

@@ -32,7 +32,7 @@ from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.data.records import Collective, Skipped
 from zsim.calibration.fitting.fit_steps import solver
 from zsim.cluster.cluster import MeasuredCurve, Nccl
-from zsim.cluster.collectives.nccl.curves import CURVES, LARGE, MIDDLE, Band, Curves
+from zsim.cluster.collectives.nccl.curves import CURVES, LARGE, MIDDLE, CurveBand, Curves
 from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
 
@@ -47,7 +47,7 @@ of three sources of A100 are up to 40 % apart, half sizes 16 to 32 MiB on one ma
 """
 STEP = 0.01
 """Share by which a constant is moved for the slope of a prediction."""
-NARROWEST = Band(large=0.05, middle=0.05, small=0.1)
+NARROWEST = CurveBand(large=0.05, middle=0.05, small=0.1)
 """Least half-widths of a curve's bands: a system differs so from day to day, small messages from
 run to run."""
 WIDEST = 0.9
@@ -177,7 +177,7 @@ def fit(rows: Sequence[Collective], node: Nccl, *, source: str) -> FittedCurves:
 
 def _band(
     rows: Sequence[Collective], missed: Sequence[float], key: Key, node: Nccl, *, alone: bool
-) -> Band:
+) -> CurveBand:
     """Half-widths of a curve for large, middle and small messages: the published one's where no row
     is of the size.
 
@@ -201,13 +201,13 @@ def _band(
             least.append(min(most, _most([missed[index] for index in indices])))
         return min(WIDEST, max(least))
 
-    return Band(large=width("large"), middle=width("middle"), small=width("small"))
+    return CurveBand(large=width("large"), middle=width("middle"), small=width("small"))
 
 
-def _published_band(key: Key, node: Nccl) -> Band:
+def _published_band(key: Key, node: Nccl) -> CurveBand:
     curve = as_it_is(CURVES, *key, node)
     assert curve is not None  # some row was predicted on it
-    return Band(large=curve.band, middle=curve.band_middle, small=curve.band_small)
+    return CurveBand(large=curve.band, middle=curve.band_middle, small=curve.band_small)
 
 
 def _sizes_left_out(

@@ -17,7 +17,7 @@ from zsim.calibration.data.model_identity import model_of
 from zsim.calibration.data.records import Skipped, Step
 from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs import Costs
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.scenario.plan import plan

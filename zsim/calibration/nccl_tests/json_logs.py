@@ -50,7 +50,7 @@ def read_json(text: str, *, source: str, collective: str = "") -> Rows:
         or not all(isinstance(device, dict) for device in devices)
     ):
         return _skipped("no devices listed", results, origin)
-    run = _Run(
+    run = _JsonRun(
         whole=whole, head=text[:HEAD], devices=devices, header=log_headers.of_json(whole["config"])
     )
     if reason := next(filter(None, run.problems()), ""):
@@ -70,7 +70,7 @@ def _skipped(reason: str, results: Any, origin: LogOrigin) -> Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _JsonRun:
     """The object of one whole run, the beginning of its text, its devices by rank, its header."""
 
     whole: dict[str, Any]

@@ -31,7 +31,7 @@ UNCOUNTED = "N/A"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LogTable:
     """The names of a run's columns."""
 
     names: tuple[str, ...]
@@ -106,13 +106,13 @@ class Table:
         return [index for index, name in enumerate(self.names) if name == column]
 
 
-def table_of(lines: Sequence[str]) -> Table:
+def table_of(lines: Sequence[str]) -> LogTable:
     """The table of a run's lines, by the first line that names columns; the usual one where that
     line is missing."""
     for line in lines:
         if line.startswith("#") and "algbw" in line and "busbw" in line:
-            return Table(tuple(line[1:].split()))
-    return Table(USUAL)
+            return LogTable(tuple(line[1:].split()))
+    return LogTable(USUAL)
 
 
 def _why_wrong(cell: str) -> str:

@@ -128,14 +128,14 @@ def _about(text: str, origin: LogOrigin) -> _About:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _TextRun:
     """The `lines` of one run, and the number of lines before them: its rows by line, their columns,
     and its header."""
 
     lines: Sequence[str]
     first: int
     rows: Sequence[tuple[int, list[str]]]
-    columns: log_tables.Table
+    columns: log_tables.LogTable
     about: _About
 
     @property
@@ -195,7 +195,7 @@ class _Run:
 
 def _read_run(lines: list[str], first: int, origin: LogOrigin) -> Rows:
     rows = [(number, line.split()) for number, line in _table(lines, first)]
-    run = _Run(
+    run = _TextRun(
         lines=lines, first=first, rows=rows, columns=log_tables.table_of(lines),
         about=_about("\n".join(lines), origin),
     )

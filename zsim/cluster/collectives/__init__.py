@@ -17,7 +17,7 @@ from zsim.cluster.collectives import gloo, ring
 from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.cluster.collectives.nccl.channel_search import in_node
 from zsim.cluster.collectives.nccl.tuner import hop_us
-from zsim.cluster.collectives.ring import Step
+from zsim.cluster.collectives.ring import RingStep
 from zsim.errors import ScenarioError
 
 
@@ -50,7 +50,7 @@ class Steps(Protocol):
 
     def __call__(
         self, op: str, nbytes: int, *, group_size: int, root: int = 0
-    ) -> Iterator[Step]: ...
+    ) -> Iterator[RingStep]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

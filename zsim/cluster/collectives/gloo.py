@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zsim.cluster.collectives import ring
-from zsim.cluster.collectives.ring import Send, Step, step_ns
+from zsim.cluster.collectives.ring import RingStep, Send, step_ns
 
 LONGER_PERCENT = {"all_gather": 130, "reduce_scatter": 115}
 """Percent of the time that an op's bytes take at the rate of an all-reduce. An all-gather has only
@@ -53,7 +53,7 @@ def in_practice_ns(op: str, closed_form_ns: int) -> int:
     return -(-closed_form_ns * LONGER_PERCENT.get(op, 100) // 100)
 
 
-def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]:
+def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[RingStep]:
     """The sends of each step; in step k of a broadcast those 2^k ranks that have the message send
     it on."""
     if op != "broadcast":

@@ -28,7 +28,7 @@ class Send:
     nbytes: int
 
 
-Step = tuple[Send, ...]
+RingStep = tuple[Send, ...]
 
 
 def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:
@@ -83,7 +83,7 @@ def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_p
     return (num - 1) * one_step + last_step
 
 
-def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[Step]:
+def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[RingStep]:
     """The sends of each step; a step begins when all sends of the one before have arrived."""
     if group_size == 1:
         return
@@ -96,7 +96,7 @@ def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[S
         yield from _chunk_steps(nbytes, group_size=group_size, first=0)
 
 
-def _chunk_steps(nbytes: int, *, group_size: int, first: int) -> Iterator[Step]:
+def _chunk_steps(nbytes: int, *, group_size: int, first: int) -> Iterator[RingStep]:
     """In step s rank r sends chunk r − s − first; a reduce-scatter (first 1) ends with chunk r on
     rank r."""
     chunks = [shard(nbytes, num_shards=group_size, rank=rank).numel for rank in range(group_size)]
@@ -111,7 +111,7 @@ def _num_slices(nbytes: int) -> int:
     return max(1, shard_size(nbytes, BROADCAST_SLICE_NBYTES))
 
 
-def _broadcast_steps(nbytes: int, *, group_size: int, root: int) -> Iterator[Step]:
+def _broadcast_steps(nbytes: int, *, group_size: int, root: int) -> Iterator[RingStep]:
     """Slice k leaves the chain's position p in step k + p; all slices but the last ones are of full
     size."""
     num_slices = _num_slices(nbytes)

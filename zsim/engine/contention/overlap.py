@@ -7,8 +7,8 @@
 - collectives lose a share of the time in which kernels run beside them;
 - kernels of several streams share one device: side by side they take as long as in sequence.
 
-Losses change the times that they are measured on; `zsim.engine.step` repeats both until they
-settle. In a first round times are those of ops alone, in later rounds they contain the losses.
+Losses change the times that they are measured on; `zsim.engine.simulate_step` repeats both until
+they settle. In a first round times are those of ops alone, in later rounds they contain the losses.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, Op, Stream
 from zsim.ir.order.happens_before import Happened, happened
-from zsim.ir.program import PhaseName, Program, Stretch
+from zsim.ir.program import PhaseName, Program, ProgramSection
 
-STEPS: dict[PhaseName, Stretch] = {"first": "construction", "steady": "second"}
+STEPS: dict[PhaseName, ProgramSection] = {"first": "construction", "steady": "second"}
 """The steps that laws are asked of, each with what is run between it and the step before."""
 
 
@@ -24,7 +24,7 @@ class Made:
 
     alloc: Alloc
     op: Op
-    stretch: Stretch
+    stretch: ProgramSection
 
     def __str__(self) -> str:
         op = f"{self.stretch} op {self.op.index} ({label(self.op)})"
@@ -74,7 +74,7 @@ def unsharded(live: Mapping[str, Made]) -> list[Made]:
     return [made for made in live.values() if made.alloc.kind == "unsharded_parameters"]
 
 
-def _follow(live: dict[str, Made], ops: tuple[Op, ...], stretch: Stretch) -> None:
+def _follow(live: dict[str, Made], ops: tuple[Op, ...], stretch: ProgramSection) -> None:
     """Add to `live` what `ops` allocate, and take from it what they free."""
     for op in ops:
         for event in op.memory:

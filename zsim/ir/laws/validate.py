@@ -15,7 +15,7 @@ from zsim.ir.ledger import label
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
-from zsim.ir.program import PHASES, STRETCHES, Program
+from zsim.ir.program import PHASES, SECTIONS, Program
 
 Signature = tuple[str, int, str, int]
 Sequences = dict[str, list[tuple[Op, Signature]]]
@@ -40,7 +40,7 @@ def validate(program: Program, *, memory: bool = True) -> Program:
         )
     sizes = _Sizes(mesh)
     for number, rank in enumerate(program.ranks):
-        for stretch in STRETCHES:
+        for stretch in SECTIONS:
             for index, op in enumerate(rank.phase(stretch)):
                 problem = _problem(op, index, sizes)
                 if problem is not None:
@@ -61,7 +61,7 @@ def validate(program: Program, *, memory: bool = True) -> Program:
                 )
         if memory:
             replay(rank, timeline=False)
-    for stretch in STRETCHES:
+    for stretch in SECTIONS:
         _check_meetings(
             program, stretch, [collective_sequences(rank.phase(stretch)) for rank in program.ranks]
         )

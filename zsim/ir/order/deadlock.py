@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from zsim.ir.ledger import label
-from zsim.ir.program import Program, Stretch
+from zsim.ir.program import Program, ProgramSection
 
 if TYPE_CHECKING:
     import networkx
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 MOST_TOLD = 8
 """The most ranks of a ring that a message tells of."""
 
-Ring = list[tuple[int, tuple[int, int]]]
+WaitRing = list[tuple[int, tuple[int, int]]]
 """Ranks, each with an op and a later one that waits for it."""
 
 
-def deadlock(program: Program, *, stretch: Stretch) -> str:
+def deadlock(program: Program, *, stretch: ProgramSection) -> str:
     """A ring of ops in `stretch` that wait for one another, rank by rank; "" where every op can
     run.
 
@@ -45,7 +45,7 @@ def deadlock(program: Program, *, stretch: Stretch) -> str:
     return "; ".join([*told, *(["…"] if len(ring) > MOST_TOLD else [])])
 
 
-def _ring(digraph: networkx.DiGraph) -> Ring:
+def _ring(digraph: networkx.DiGraph) -> WaitRing:
     """A short ring of the graph, rank by rank; empty where it has none."""
     import networkx
 

@@ -15,13 +15,13 @@ import networkx
 
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.order.launch_queue import NONE, awaited
-from zsim.ir.program import Program, Stretch
+from zsim.ir.program import Program, ProgramSection
 
 Node = tuple[Any, ...]
 
 
 def graph(
-    program: Program, *, stretch: Stretch = "steady", ranks: Iterable[int] | None = None,
+    program: Program, *, stretch: ProgramSection = "steady", ranks: Iterable[int] | None = None,
     launch_queue: int = 0, one_group: bool = False,
 ) -> networkx.DiGraph:
     """The graph of `stretch` over all ranks, or over `ranks`; each node has its `op`.
@@ -36,7 +36,8 @@ def graph(
 
 
 def _add_rank(
-    digraph: networkx.DiGraph, program: Program, rank: int, stretch: Stretch, launch_queue: int,
+    digraph: networkx.DiGraph, program: Program, rank: int, stretch: ProgramSection,
+    launch_queue: int,
     one_group: bool,
 ) -> None:
     host: Node | None = None

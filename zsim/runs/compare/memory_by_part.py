@@ -35,7 +35,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Figure:
+class _StartOrPeak:
     """A start or a peak, predicted and measured, in bytes, and the measured peak of the step."""
 
     where: str
@@ -88,19 +88,19 @@ def _name(part: PartRecord) -> str:
     return f"{part.name} {part.micro_batch}" if part.name in ("forward", "backward") else part.name
 
 
-def _figures(steps: Sequence[StepMemory]) -> Iterator[_Figure]:
+def _figures(steps: Sequence[StepMemory]) -> Iterator[_StartOrPeak]:
     for step in steps:
         for left, right in zip(step.predicted.parts, step.measured.parts, strict=True):
             peak = step.measured.peak_bytes
-            yield _Figure(
+            yield _StartOrPeak(
                 f"start of {_name(left)}, {step.where}", left.start_bytes, right.start_bytes, peak
             )
-            yield _Figure(
+            yield _StartOrPeak(
                 f"peak of {_name(left)}, {step.where}", left.peak_bytes, right.peak_bytes, peak
             )
 
 
-def _detail(figures: list[_Figure], worst: _Figure, *, exact: bool, bound: float) -> str:
+def _detail(figures: list[_StartOrPeak], worst: _StartOrPeak, *, exact: bool, bound: float) -> str:
     alike = sum(figure.error == 0 for figure in figures)
     if alike == len(figures):
         return (

@@ -25,7 +25,7 @@ PRODUCTS = ("linear", "conv1d")
 
 
 @dataclass(slots=True)
-class Again:
+class RecomputedStretch:
     """A stretch of a recomputation: up to a `call` into a nested unit, to its return, or to the
     end.
 
@@ -52,10 +52,10 @@ def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], 
 
 def recomputed_in_turn(
     tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]
-) -> tuple[list[Again], list[MemoryEvent]]:
+) -> tuple[list[RecomputedStretch], list[MemoryEvent]]:
     """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of
     units in the block."""
-    events, again, after = list(tape), list[Again](), list[MemoryEvent]()
+    events, again, after = list(tape), list[RecomputedStretch](), list[MemoryEvent]()
     kinds = set(map(type, events))
     if InnerCall not in kinds:
         before, after = (
@@ -63,14 +63,14 @@ def recomputed_in_turn(
             if Recomputed in kinds
             else ([], cast(list[MemoryEvent], events))
         )
-        return [Again("", kernels, before)] if before or kernels else [], after
+        return [RecomputedStretch("", kernels, before)] if before or kernels else [], after
     inside, start = "", 0
     for event in events:
         if type(event) is Recomputed:
-            again.append(Again(inside, kernels[start:], after))
+            again.append(RecomputedStretch(inside, kernels[start:], after))
             after = []
         elif type(event) is InnerCall:
-            again.append(Again(inside, kernels[start : event.kernels], after, event))
+            again.append(RecomputedStretch(inside, kernels[start : event.kernels], after, event))
             after = []
             inside, start = "" if event.returns else event.unit, event.kernels
         else:

@@ -16,7 +16,7 @@ from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
 from zsim.strategies.building.parameters import used_parameters
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, flat_groups
 
@@ -146,10 +146,10 @@ class FlatModel:
         return {fqn: tuple(groups) for fqn, groups in users.items()}
 
 
-def construction(model: FlatModel, *, sharded: bool) -> Step:
+def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
     """Build the whole model, make each param group a flat buffer and, if `sharded`, keep only this
     rank's shard."""
-    step, element = Step(), DTYPE_NBYTES[MASTER_DTYPE]
+    step, element = StepBuilder(), DTYPE_NBYTES[MASTER_DTYPE]
     for unit in model.training.model.units:
         whole = (
             Alloc(parameter.fqn, "parameters", parameter.numel * element)

@@ -8,19 +8,21 @@ from collections.abc import Iterator
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
-from zsim.strategies.flat_parameter.step import FlatShardedStep
+from zsim.strategies.flat_parameter.flat_parameter_step import FlatParameterStep
 from zsim.strategies.fsdp.passes import ORIGINAL
 
 
-def construction(flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]) -> Step:
+def construction(
+    flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]
+) -> StepBuilder:
     """The whole model is there; then every unit's parameters are concatenated, and a shard is
     copied out: units in units first.
 
     `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
     """
-    step, element = Step(), DTYPE_NBYTES[ORIGINAL]
+    step, element = StepBuilder(), DTYPE_NBYTES[ORIGINAL]
     sizes = {parameter.fqn: parameter.numel * element for parameter in model.parameters}
     for unit in model.units:
         whole = [Alloc(f"{p.fqn}.whole", "parameters", sizes[p.fqn]) for p in unit.parameters]
@@ -56,7 +58,7 @@ def _flattened(flat: FlatParameter, kept: int) -> Iterator[MemoryEvent]:
         yield Free(f"{fqn}.whole")
 
 
-def lazy_init(step: FlatShardedStep, flats: list[FlatParameter]) -> None:
+def lazy_init(step: FlatParameterStep, flats: list[FlatParameter]) -> None:
     """The first forward makes each storage that will be resized, the cast shard's first, and frees
     it at once."""
     narrow = DTYPE_NBYTES[step.training.precision.parameters]

@@ -16,14 +16,14 @@ from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.models.spec import ROOT, run_of
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
-from zsim.strategies.flat_parameter.step import FlatShardedStep
+from zsim.strategies.flat_parameter.flat_parameter_step import FlatParameterStep
 from zsim.strategies.fsdp.hook_events import (
     HookEvents,
+    ModuleRun,
     PostBackward,
     PostForward,
     PreBackward,
     PreForward,
-    Run,
     hook_events,
 )
 
@@ -111,10 +111,10 @@ class Split:
 
 
 @dataclass(slots=True, kw_only=True)
-class MicroBatch:
+class MicroBatchHooks:
     """The forwards and the backward of one micro-batch."""
 
-    step: FlatShardedStep
+    step: FlatParameterStep
     flats: dict[str, FlatParameter]
     units: Units
     order: Order
@@ -144,7 +144,7 @@ class MicroBatch:
             match event:
                 case PreForward(unit, module):
                     self._pre_forward(self.flats[unit], module)
-                case Run(module):
+                case ModuleRun(module):
                     self.step.forward(module)
                 case PostForward(unit, module, at_root):
                     # hooks are put on what is detached too
@@ -164,7 +164,7 @@ class MicroBatch:
                 case PreBackward(unit, module):
                     self._split_backward(after=self.units.places[module.fqn])
                     self._pre_backward(self.flats[unit])
-                case Run(module):
+                case ModuleRun(module):
                     self._split_backward(after=self.units.places[module.fqn])
                     self._leave(module)
                     self.step.backward(module)

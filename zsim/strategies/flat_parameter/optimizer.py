@@ -9,14 +9,14 @@ from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
-from zsim.strategies.flat_parameter.step import FlatShardedStep
+from zsim.strategies.flat_parameter.flat_parameter_step import FlatParameterStep
 from zsim.strategies.fsdp.passes import ORIGINAL
 
 
 def optimizer(
-    step: FlatShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...], *, first: bool,
+    step: FlatParameterStep, numels: list[int], memory: tuple[MemoryEvent, ...], *, first: bool,
     keeps_gradients: bool,
-) -> FlatShardedStep:
+) -> FlatParameterStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients
     are dropped.
 
@@ -35,7 +35,7 @@ def optimizer(
     return step
 
 
-def clip(step: FlatShardedStep, numels: list[int], *, first: bool) -> list[int]:
+def clip(step: FlatParameterStep, numels: list[int], *, first: bool) -> list[int]:
     """Clip by the norm over all ranks: this rank's, squared, is all-reduced. Returns what to wait
     for."""
     norms = step.issue(

@@ -25,7 +25,7 @@ class PreForward:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ModuleRun:
     """`module` runs forward or backward; `returns`: a hook after forward fires next."""
 
     module: LoweredModule
@@ -57,8 +57,8 @@ class PostBackward:
     module: LoweredModule
 
 
-ForwardEvent = PreForward | Run | PostForward
-BackwardEvent = PreBackward | Run | PostBackward
+ForwardHookEvent = PreForward | ModuleRun | PostForward
+BackwardHookEvent = PreBackward | ModuleRun | PostBackward
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class HookEvents:
     incomplete: tuple[str, ...]
     """The units that wait for a skipped module, in reverse order, as torch lists them."""
 
-    def forward(self, modules: tuple[LoweredModule, ...]) -> Iterator[ForwardEvent]:
+    def forward(self, modules: tuple[LoweredModule, ...]) -> Iterator[ForwardHookEvent]:
         """The events of one forward: those of the root first and, after all modules, last."""
         for root in self.root:
             yield PreForward(root, modules[0])
@@ -85,13 +85,13 @@ class HookEvents:
             if unit := self.begins.get(module.fqn):
                 yield PreForward(unit, module)
             unit = self.ends.get(module.fqn)
-            yield Run(module, returns=unit is not None or module is modules[-1])
+            yield ModuleRun(module, returns=unit is not None or module is modules[-1])
             if unit is not None:
                 yield PostForward(unit, module)
         for unit in (*self.root, *self.incomplete):
             yield PostForward(unit, modules[-1], at_root=True)
 
-    def backward(self) -> Iterator[BackwardEvent]:
+    def backward(self) -> Iterator[BackwardHookEvent]:
         """The events of the backward of all forwards of a micro-batch.
 
         A block that returns the output of a nested unit has no node of its own after it: its hook
@@ -109,7 +109,7 @@ class HookEvents:
                 returned = []
             if module.fqn in last:
                 yield from (PreBackward(unit, module) for unit in self.incomplete)
-            yield Run(module)
+            yield ModuleRun(module)
             if module.fqn in self.begins and module.input_needs_gradient:
                 yield PostBackward(self.begins[module.fqn], module)
 

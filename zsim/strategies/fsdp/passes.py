@@ -26,7 +26,7 @@ from zsim.models.spec import ROOT, is_model_input
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import recomputed_in_turn
 from zsim.strategies.building.kernels import accumulate_kernel
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 
@@ -40,7 +40,7 @@ def makes_model_input(event: TapeEvent) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Passes(Step):
+class Passes(StepBuilder):
     """The passes of one training step of one rank, and what of it is alive."""
 
     training: Training

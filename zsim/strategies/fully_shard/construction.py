@@ -10,10 +10,10 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.passes import ORIGINAL
-from zsim.strategies.fully_shard.param_group import Group
+from zsim.strategies.fully_shard.param_group import FSDPParamGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class DerivedMesh:
 
 
 def construction(
-    groups: dict[str, Group], order: list[str], *, derived: DerivedMesh, offloaded: bool
-) -> Step:
+    groups: dict[str, FSDPParamGroup], order: list[str], *, derived: DerivedMesh, offloaded: bool
+) -> StepBuilder:
     """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards
     are made before its whole ones go.
 
     Offloaded shards leave the device as soon as each is cut.
     """
-    step, element = Step(), DTYPE_NBYTES[ORIGINAL]
+    step, element = StepBuilder(), DTYPE_NBYTES[ORIGINAL]
     for group in groups.values():
         whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
         step.issue("alloc", group.fqn, stream="host", memory=whole)

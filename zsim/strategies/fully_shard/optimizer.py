@@ -9,10 +9,10 @@ from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.passes import ORIGINAL
-from zsim.strategies.fully_shard.step import ShardedStep
+from zsim.strategies.fully_shard.fully_shard_step import FullyShardStep
 
 
-def _clip(step: ShardedStep, numels: list[int]) -> list[int]:
+def _clip(step: FullyShardStep, numels: list[int]) -> list[int]:
     """Clip this rank's shards by the norm of all: each gradient's norm is all-reduced over the
     shards. Returns what to wait for.
 
@@ -62,8 +62,8 @@ def memory_of(
 
 
 def step_shards(
-    step: ShardedStep, numels: list[int], memory: tuple[MemoryEvent, ...]
-) -> ShardedStep:
+    step: FullyShardStep, numels: list[int], memory: tuple[MemoryEvent, ...]
+) -> FullyShardStep:
     """The optimizer steps this rank's shards; its states are made in the first step. Then gradients
     are dropped."""
     settings = step.training.optimizer

@@ -28,7 +28,7 @@ class Sharded:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Group:
+class FSDPParamGroup:
     """A param group on one rank, and what of it is alive now."""
 
     fqn: str
@@ -46,9 +46,9 @@ class Group:
     """Suffix of the buffers of that part. Without a backward they outlive it until the next part is
     there."""
 
-    forward_prefetch: tuple[Group, ...] = ()
+    forward_prefetch: tuple[FSDPParamGroup, ...] = ()
     """Gathered when its forward begins (set_modules_to_forward_prefetch)."""
-    backward_prefetch: tuple[Group, ...] = ()
+    backward_prefetch: tuple[FSDPParamGroup, ...] = ()
     """Gathered when its backward begins (set_modules_to_backward_prefetch)."""
     post_forward_indices: list[int] = field(default_factory=list)
     """Its places in the order in which forwards ended; backward uses up the last one."""
@@ -76,7 +76,7 @@ def _totals(parameters: tuple[Sharded, ...]) -> dict[str, int]:
     }
 
 
-def sharded_groups(model: ModelSpec, *, num_shards: int) -> dict[str, Group]:
+def sharded_groups(model: ModelSpec, *, num_shards: int) -> dict[str, FSDPParamGroup]:
     """The units of `model` by fqn, cut along dim 0: padded to equal shards, so that every rank
     holds the same."""
     trained, layouts = model.trained, _layouts(model.parameters, num_shards)
@@ -87,7 +87,7 @@ def sharded_groups(model: ModelSpec, *, num_shards: int) -> dict[str, Group]:
     groups = {}
     for unit in model.units:
         parameters = [Sharded(p.fqn, *sizes[p.shape], p.fqn in trained) for p in unit.parameters]
-        groups[unit.fqn] = Group(fqn=unit.fqn, parameters=tuple(parameters))
+        groups[unit.fqn] = FSDPParamGroup(fqn=unit.fqn, parameters=tuple(parameters))
     return groups
 
 
@@ -132,7 +132,7 @@ class ReshardPlan:
             return cls(blocks=value != 1, root=value != 1)
         return cls(blocks=True, root=True, to=value)
 
-    def frees(self, group: Group) -> bool:
+    def frees(self, group: FSDPParamGroup) -> bool:
         """True where forward reshards `group`."""
         return self.root if group.fqn == ROOT else self.blocks
 

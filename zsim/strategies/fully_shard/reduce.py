@@ -10,7 +10,7 @@ from zsim.ir.ops import Kernel, MemoryEvent
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.fsdp.gradient_division import divide_kernels, division
 from zsim.strategies.fsdp.passes import ORIGINAL
-from zsim.strategies.fully_shard.param_group import Group
+from zsim.strategies.fully_shard.param_group import FSDPParamGroup
 from zsim.strategies.fully_shard.unshard import UnshardingStep
 
 ACCUMULATED = ".accumulated_gradient"
@@ -43,7 +43,7 @@ class ReducingStep(UnshardingStep):
     post_reduces: dict[str, int] = field(default_factory=dict)
     """The reduction of each group in this backward; a second one of the same group waits for it."""
 
-    def accumulate_without_sync(self, group: Group) -> None:
+    def accumulate_without_sync(self, group: FSDPParamGroup) -> None:
         """Keep the unsharded gradients for a later micro-batch, in the reduce dtype if that is
         another one.
 
@@ -72,7 +72,7 @@ class ReducingStep(UnshardingStep):
                 memory=memory,
             )
 
-    def add_accumulated(self, group: Group) -> None:
+    def add_accumulated(self, group: FSDPParamGroup) -> None:
         """Add this micro-batch's gradients to those accumulated in the reduce dtype."""
         live, precision = self.live, self.training.precision
         both = [
@@ -89,19 +89,19 @@ class ReducingStep(UnshardingStep):
                 "copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory
             )
 
-    def _gradient_buffers(self, group: Group) -> list[str]:
+    def _gradient_buffers(self, group: FSDPParamGroup) -> list[str]:
         live, fqns = self.live, [parameter.fqn for parameter in group.trained]
         return [
             a if (a := f"{fqn}{ACCUMULATED}") in live else f"{fqn}.unsharded_gradient"
             for fqn in fqns
         ]
 
-    def has_gradients(self, group: Group) -> bool:
+    def has_gradients(self, group: FSDPParamGroup) -> bool:
         """True where an unsharded gradient of `group` lives, of this micro-batch or earlier ones.
         """
         return not self.live.isdisjoint(self._gradient_buffers(group))
 
-    def drop_reduce_input(self, group: Group) -> None:
+    def drop_reduce_input(self, group: FSDPParamGroup) -> None:
         """Wait for the last reduce-scatter and let its input go, as before a reduction, where
         `group` has nothing to reduce."""
         if self.reduce_input is not None:
@@ -112,7 +112,7 @@ class ReducingStep(UnshardingStep):
                 memory=memory,
             )
 
-    def reduce(self, group: Group) -> None:
+    def reduce(self, group: FSDPParamGroup) -> None:
         """foreach_reduce: copy in, reduce-scatter, over replicas all-reduce, cast to the original
         dtype, accumulate."""
         dtype = self.training.precision.reduce
@@ -167,7 +167,9 @@ class ReducingStep(UnshardingStep):
         self.reduces += self.unfinished
         self.on_host |= {group.fqn} if self.elsewhere and self.over_replicas else set()
 
-    def _reduce_over_shards(self, group: Group, *, after: int, memory: list[MemoryEvent]) -> int:
+    def _reduce_over_shards(
+        self, group: FSDPParamGroup, *, after: int, memory: list[MemoryEvent]
+    ) -> int:
         """The reduce-scatter; torch copies the one shard where there is only one."""
         dtype = self.training.precision.reduce
         if self.mesh.dp_shard == 1:
@@ -185,7 +187,7 @@ class ReducingStep(UnshardingStep):
             memory=memory,
         )
 
-    def _reduce_over_replicas(self, group: Group, *, after: int) -> int:
+    def _reduce_over_replicas(self, group: FSDPParamGroup, *, after: int) -> int:
         dtype = self.training.precision.reduce
         return self.issue(
             "all_reduce",
@@ -198,7 +200,7 @@ class ReducingStep(UnshardingStep):
             micro_batch=self.micro_batch,
         )
 
-    def _reduced_into(self, group: Group, *, fresh: bool) -> str:
+    def _reduced_into(self, group: FSDPParamGroup, *, fresh: bool) -> str:
         """The buffer that the shards' reduction makes: one that stays, or one that is cast or added
         to what is there."""
         if not self.over_replicas:
@@ -221,20 +223,20 @@ class ReducingStep(UnshardingStep):
             else (1.0, 1.0)
         )
 
-    def _add_to_partial(self, group: Group) -> tuple[Kernel, ...]:
+    def _add_to_partial(self, group: FSDPParamGroup) -> tuple[Kernel, ...]:
         """The group's reduced shard added to its partial gradient, or the other way round, all at
         once."""
         dtype = self.training.precision.reduce
         return additions((group.reduces["shard"],), of=dtype, to=dtype)
 
-    def _add_to_shards(self, group: Group) -> tuple[Kernel, ...]:
+    def _add_to_shards(self, group: FSDPParamGroup) -> tuple[Kernel, ...]:
         """The reduced gradient of each parameter added to that of earlier micro-batches."""
         return additions(
             tuple([parameter.shard for parameter in group.trained]), of=ORIGINAL, to=ORIGINAL
         )
 
     def _on_reductions_stream(
-        self, group: Group, kernels: tuple[Kernel, ...], *, after: int,
+        self, group: FSDPParamGroup, kernels: tuple[Kernel, ...], *, after: int,
         memory: list[MemoryEvent] | None = None,
     ) -> int:
         """Ops between the copy-in and the all-reduce, on the stream of reduce-scatters."""
@@ -248,7 +250,7 @@ class ReducingStep(UnshardingStep):
             memory=memory or (),
         )
 
-    def _keep_partial(self, group: Group, output: str, done: int, last: list[str]) -> int:
+    def _keep_partial(self, group: FSDPParamGroup, output: str, done: int, last: list[str]) -> int:
         """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the
         reduction's stream."""
         again = output == f"{group.fqn}.reduced"
@@ -257,7 +259,7 @@ class ReducingStep(UnshardingStep):
             group, self._add_to_partial(group) if again else (), after=done, memory=memory
         )
 
-    def _add_partial(self, group: Group, *, after: int) -> int:
+    def _add_partial(self, group: FSDPParamGroup, *, after: int) -> int:
         """Add the partial gradient of earlier micro-batches, if there is one, before the
         all-reduce. Returns what to wait for."""
         if f"{group.fqn}.partial_gradient" not in self.live:
@@ -265,7 +267,7 @@ class ReducingStep(UnshardingStep):
         return self._on_reductions_stream(group, self._add_to_partial(group), after=after)
 
     def _post_reduce(
-        self, group: Group, output: str, done: int, last: list[str], *, fresh: bool
+        self, group: FSDPParamGroup, output: str, done: int, last: list[str], *, fresh: bool
     ) -> int:
         """Divide, cast, and add to the sharded gradient of earlier micro-batches; the last
         unsharded gradient goes only now.
@@ -305,7 +307,7 @@ class ReducingStep(UnshardingStep):
             memory=memory,
         )
 
-    def _add_on_host(self, group: Group, done: int) -> int:
+    def _add_on_host(self, group: FSDPParamGroup, done: int) -> int:
         """Add what has come from the device to the gradient of earlier micro-batches: torch's copy
         blocks for it."""
         kernels = tuple([replace(kernel, location="host") for kernel in self._add_to_shards(group)])

@@ -14,7 +14,7 @@ from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.fsdp.passes import ORIGINAL, Passes
-from zsim.strategies.fully_shard.param_group import Group, Sharded
+from zsim.strategies.fully_shard.param_group import FSDPParamGroup, Sharded
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class UnshardingStep(Passes):
     """Waits of the next all-gather: a copy-out, in forward the one before the last, in backward the
     last."""
     last_copy_out: list[int] = field(default_factory=list)
-    forward_gather: Group | None = None
+    forward_gather: FSDPParamGroup | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
     forward_output: str = ""
     """That output."""
@@ -40,7 +40,7 @@ class UnshardingStep(Passes):
     """The copy that kept a part of each group after forward; the group's next all-gather waits for
     it."""
 
-    def unshard(self, group: Group) -> None:
+    def unshard(self, group: FSDPParamGroup) -> None:
         """Issue the all-gather of a group that is neither gathered nor unsharded."""
         if group.unsharded or group.gathered:
             return
@@ -80,7 +80,7 @@ class UnshardingStep(Passes):
         )
 
     def _all_gather_inputs(
-        self, group: Group, part: int
+        self, group: FSDPParamGroup, part: int
     ) -> tuple[list[MemoryEvent], tuple[Kernel, ...]]:
         """Inputs of an all-gather: the shards, cast together; offloaded ones are moved to the
         device and cast one by one."""
@@ -139,12 +139,12 @@ class UnshardingStep(Passes):
         nbytes = self.nbytes(numel, ORIGINAL)
         return (Kernel(name, 0, nbytes, ORIGINAL, location="link"),) if self.elsewhere else ()
 
-    def unshard_each(self, groups: Iterable[Group]) -> None:
+    def unshard_each(self, groups: Iterable[FSDPParamGroup]) -> None:
         """Issue the all-gathers of groups that will be needed later."""
         for group in groups:
             self.unshard(group)
 
-    def wait_for_unshard(self, group: Group, *, forward: bool) -> None:
+    def wait_for_unshard(self, group: FSDPParamGroup, *, forward: bool) -> None:
         """Copy the all-gather's output out into the unsharded parameters; the next all-gathers wait
         for that copy."""
         if group.unsharded:
@@ -178,7 +178,7 @@ class UnshardingStep(Passes):
         self.last_copy_out = [copied]
         group.unsharded, group.gathered = True, False
 
-    def _unsharded(self, group: Group) -> list[MemoryEvent]:
+    def _unsharded(self, group: FSDPParamGroup) -> list[MemoryEvent]:
         """The allocations of a group's unsharded parameters."""
         element = DTYPE_NBYTES[self.training.precision.parameters]
         sizes = [
@@ -197,7 +197,9 @@ class UnshardingStep(Passes):
             memory += self.alloc_each([size], "unsharded_parameters")
         return memory + before
 
-    def reshard(self, group: Group, *, to: int = 0, held: Sequence[MemoryEvent] = ()) -> None:
+    def reshard(
+        self, group: FSDPParamGroup, *, to: int = 0, held: Sequence[MemoryEvent] = ()
+    ) -> None:
         """Free the unsharded parameters; with `to`, keep 1/to of them for a cheaper all-gather in
         backward, and then let `held` go.
 

@@ -14,7 +14,7 @@ from zsim.ir.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.replicated.buckets import AXIS, MASTER_NBYTES, USED, ReplicatedModel
 
 BROADCAST_CAP = 250 * (1 << 20)
@@ -26,13 +26,13 @@ IN_FLIGHT = 2
 """The most of such broadcasts at a time."""
 
 
-def construction(model: ReplicatedModel, *, has_master: bool) -> Step:
+def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
     """Build the model, check and broadcast its parameters, make the first bucket.
 
     A model that computes in two bytes is built in float32 and cast parameter by parameter. The
     float32 parameters become master copies; those of frozen parameters are freed.
     """
-    step, element = Step(), DTYPE_NBYTES[model.dtype]
+    step, element = StepBuilder(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
     mastered = {parameter.fqn for parameter in model.reduced} if has_master else set[str]()
     if model.dtype != MASTER_DTYPE:
@@ -85,7 +85,7 @@ def _children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[
     ]
 
 
-def _check_shapes(step: Step, model: ReplicatedModel) -> None:
+def _check_shapes(step: StepBuilder, model: ReplicatedModel) -> None:
     """Every rank's number of parameters is gathered; rank 0's sizes and strides are broadcast and
     checked against a copy.
 
@@ -113,7 +113,7 @@ def _check_shapes(step: Step, model: ReplicatedModel) -> None:
 
 State = tuple[str, str, int]
 """A broadcast state: "parameters" or "buffers", its dtype and its bytes."""
-Piece = tuple[str, str, int, int]
+BroadcastBatch = tuple[str, str, int, int]
 """States of one dtype that are broadcast together, and how many they are."""
 
 
@@ -121,13 +121,13 @@ def _buffers(model: ReplicatedModel) -> list[State]:
     return [("buffers", dtype, nbytes) for dtype, nbytes in model.training.model.buffers]
 
 
-def broadcast_buffers(step: Step, model: ReplicatedModel, *, micro_batch: int) -> None:
+def broadcast_buffers(step: StepBuilder, model: ReplicatedModel, *, micro_batch: int) -> None:
     """Rank 0's buffers for everyone, before a forward."""
     _broadcast(step, model, _buffers(model), micro_batch=micro_batch)
 
 
 def _broadcast(
-    step: Step, model: ReplicatedModel, states: list[State], *, micro_batch: int = 0
+    step: StepBuilder, model: ReplicatedModel, states: list[State], *, micro_batch: int = 0
 ) -> None:
     """Rank 0's `states` in flat pieces of one dtype each, in the order of what they begin with; two
     are under way at a time.
@@ -154,10 +154,10 @@ def _broadcast(
         )
 
 
-def _coalesced(states: list[State]) -> list[Piece]:
+def _coalesced(states: list[State]) -> list[BroadcastBatch]:
     """`states` joined up to the cap, each dtype by itself."""
-    broadcasts: list[tuple[int, Piece]] = []
-    filling: dict[str, tuple[int, Piece]] = {}
+    broadcasts: list[tuple[int, BroadcastBatch]] = []
+    filling: dict[str, tuple[int, BroadcastBatch]] = {}
     for number, (unit, dtype, nbytes) in enumerate(states):
         first, (name, _, size, count) = filling.pop(dtype, (number, (unit, dtype, 0, 0)))
         joined = (first, (name, dtype, size + nbytes, count + 1))
@@ -169,7 +169,7 @@ def _coalesced(states: list[State]) -> list[Piece]:
 
 
 def collective_over_replicas(
-    step: Step, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str,
+    step: StepBuilder, model: ReplicatedModel, kind: OpKind, unit: str, nbytes: int, *, dtype: str,
     memory: tuple[MemoryEvent, ...], micro_batch: int = 0,
 ) -> None:
     """A collective over the replicas; on one rank its memory alone."""

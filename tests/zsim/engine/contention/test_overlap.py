@@ -15,7 +15,7 @@ from zsim.engine.contention.overlap import overlap_losses
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import Delays, simulate
-from zsim.engine.step import simulate_step
+from zsim.engine.simulate_step import simulate_step
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Kernel, Location, Op
 from zsim.ir.program import Program, RankProgram

@@ -36,7 +36,7 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class CurveBand:
     """Half-width of the interval around a prediction in which measurements lie, as a share of it,
     for large, middle and small messages."""
 
@@ -57,14 +57,14 @@ class Curve:
     floor_us: float
     share: float
     added: tuple[Added, ...]
-    band: Band
+    band: CurveBand
     provenance: CurveProvenance
     source: str
 
 
-MEASURED = Band(large=0.08, middle=0.25, small=0.3)
+MEASURED = CurveBand(large=0.08, middle=0.25, small=0.3)
 """95th percentile of the residuals of the fits below, rounded up."""
-CARRIED_OVER = Band(large=0.2, middle=0.4, small=0.5)
+CARRIED_OVER = CurveBand(large=0.2, middle=0.4, small=0.5)
 """Constants of another collective or generation: twice what a measured curve may be off."""
 
 _XLA = (
@@ -88,7 +88,7 @@ NVLS: dict[Generation, Curve] = {
         floor_us=38,
         share=0.945,
         added=(Added(microseconds=115, half=32 * MIB),),
-        band=Band(large=0.1, middle=0.35, small=0.3),
+        band=CurveBand(large=0.1, middle=0.35, small=0.3),
         provenance="calibrated",
         source="8 B200, 32 KiB to 16 GiB, NCCL 2.27.7 (stas00/ml-engineering): 423 GB/s up to 4 "
                "GiB, 480 above, one share for both",
@@ -100,7 +100,7 @@ LARGE_DOMAIN = Curve(
     floor_us=45,
     share=0.93,
     added=(Added(microseconds=560, half=32 * MIB),),
-    band=Band(large=0.15, middle=0.5, small=0.5),
+    band=CurveBand(large=0.15, middle=0.5, small=0.5),
     provenance="published",
     source="72 GB200: 586, 681 and 835 GB/s of bus bandwidth at 0.5, 1 and 8 GB (CoreWeave); "
            "nothing below",
@@ -110,7 +110,7 @@ LARGE_DOMAIN = Curve(
 
 RINGS: dict[tuple[Generation, str], Curve] = {
     ("volta", "all_reduce"): Curve(
-        floor_us=41, share=1.12, added=(), band=Band(large=0.08, middle=0.4, small=0.5),
+        floor_us=41, share=1.12, added=(), band=CurveBand(large=0.08, middle=0.4, small=0.5),
         provenance="calibrated", source=_V100,
     ),
     ("volta", "all_gather"): Curve(
@@ -123,7 +123,7 @@ RINGS: dict[tuple[Generation, str], Curve] = {
     ),
     ("ampere", "all_reduce"): Curve(
         floor_us=42, share=0.98, added=(Added(microseconds=235, half=28 * MIB),),
-        band=Band(large=0.15, middle=0.3, small=0.45), provenance="calibrated",
+        band=CurveBand(large=0.15, middle=0.3, small=0.45), provenance="calibrated",
         source="8 A100, three sources 10 to 20 % apart between 8 and 256 MiB: "
         "stas00/ml-engineering, VIA-Research/vTrain, Azure's NDv4",
     ),
@@ -138,7 +138,7 @@ RINGS: dict[tuple[Generation, str], Curve] = {
     ("hopper", "all_reduce"): Curve(
         floor_us=30,  # as NVLS's: the sweep's own floor scatters from 28 to 47
         share=1.02, added=(Added(microseconds=60, half=8 * MIB),),
-        band=Band(large=0.08, middle=0.25, small=0.45), provenance="calibrated", source=_XLA,
+        band=CurveBand(large=0.08, middle=0.25, small=0.45), provenance="calibrated", source=_XLA,
     ),
     ("hopper", "all_gather"): Curve(
         floor_us=18, share=1.005, added=(Added(microseconds=50, half=8 * MIB),), band=MEASURED,
@@ -146,7 +146,7 @@ RINGS: dict[tuple[Generation, str], Curve] = {
     ),
     ("hopper", "reduce_scatter"): Curve(
         floor_us=26, share=1.005, added=(Added(microseconds=103, half=96 * MIB),),
-        band=Band(large=0.1, middle=0.35, small=0.3), provenance="calibrated", source=_XLA,
+        band=CurveBand(large=0.1, middle=0.35, small=0.3), provenance="calibrated", source=_XLA,
     ),
     ("blackwell", "all_reduce"): Curve(
         floor_us=38, share=0.945, added=(Added(microseconds=100, half=16 * MIB),),
@@ -189,15 +189,15 @@ class Crossing:
     floor: float
     added: tuple[tuple[float, int], ...]
     share: float
-    band: Band
+    band: CurveBand
     provenance: CurveProvenance
     source: str
     generations: tuple[Generation, ...] = ("hopper",)
     """Generations that were measured; for others the band is the widest."""
 
 
-_WIDE = Band(large=0.3, middle=0.4, small=0.4)
-WIDEST = Band(large=0.4, middle=0.6, small=0.6)
+_WIDE = CurveBand(large=0.3, middle=0.4, small=0.4)
+WIDEST = CurveBand(large=0.4, middle=0.6, small=0.6)
 _IB_FLOOR = (
     "46 µs at 2 nodes (NVIDIA/nccl issue 1244), 68 µs at 4 nodes of A100 (stas00/ml-engineering)"
 )
@@ -270,7 +270,7 @@ class Curves:
 
     def crossing(
         self, fabric: Fabric, op: str, generation: Generation
-    ) -> tuple[Crossing, Band, CurveProvenance]:
+    ) -> tuple[Crossing, CurveBand, CurveProvenance]:
         """The network's constants for `op`, how far off they may be, and where they come from."""
         reduces = op == "all_reduce"
         crossing = self.crossings.get((fabric, reduces), self.crossings["ib", reduces])

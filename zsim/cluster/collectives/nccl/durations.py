@@ -15,8 +15,8 @@ from zsim.cluster.collectives.nccl.communicator import Communicator, Estimate
 from zsim.cluster.collectives.nccl.curves import (
     CARRIED_OVER,
     WIDEST,
-    Band,
     Curve,
+    CurveBand,
     CurveProvenance,
     Curves,
 )
@@ -236,7 +236,7 @@ def _over_pcie(op: str, nbytes: int, communicator: Communicator, wire_us: float)
     like = "all_gather" if op == "broadcast" else op
     quick, slow = (latency_us(like, "ring", protocol, system) for protocol in ("LL", "Simple"))
     total = EFFECT_OF_PCIE * quick + wire_us + slow * nbytes / (nbytes + 32 * 2**20)
-    return _estimate(total, nbytes, Band(large=0.3, middle=0.5, small=0.5), "ring", "assumed")
+    return _estimate(total, nbytes, CurveBand(large=0.3, middle=0.5, small=0.5), "ring", "assumed")
 
 
 def _system(communicator: Communicator) -> System:
@@ -262,7 +262,8 @@ def _on(
 
 
 def _estimate(
-    microseconds: float, nbytes: int, band: Band, algorithm: Algorithm, provenance: CurveProvenance
+    microseconds: float, nbytes: int, band: CurveBand, algorithm: Algorithm,
+    provenance: CurveProvenance
 ) -> Estimate:
     share = band.at(nbytes)
     return Estimate(

@@ -10,9 +10,9 @@ from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, Nccl
 from zsim.cluster.collectives.nccl.curves import (
     CURVES,
     Added,
-    Band,
     Crossing,
     Curve,
+    CurveBand,
     CurveProvenance,
     Curves,
 )
@@ -38,7 +38,7 @@ def _curves(measured: tuple[MeasuredCurve, ...], node: Nccl) -> Curves:
 def with_curve(curves: Curves, measured: MeasuredCurve, node: Nccl) -> Curves:
     """The `curves` with `measured` for the generation and the network of `node`. With a measured
     curve of the switch, NCCL's own choice goes by that alone."""
-    band = Band(large=measured.band, middle=measured.band_middle, small=measured.band_small)
+    band = CurveBand(large=measured.band, middle=measured.band_middle, small=measured.band_small)
     provenance = PROVENANCES.get(measured.provenance, "assumed")
     if measured.scope == "network":
         reduces = measured.collective == "all_reduce"

@@ -126,7 +126,7 @@ class System:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AlgorithmChoice:
     """One algorithm and protocol for one message: µs of latency, GB/s of the message, and the sum
     in µs."""
 
@@ -154,12 +154,12 @@ def bus_factor(op: str, num_ranks: int) -> float:
     return num_steps(op, num_ranks) / num_ranks
 
 
-def choose(op: str, nbytes: int, system: System) -> Choice:
+def choose(op: str, nbytes: int, system: System) -> AlgorithmChoice:
     """NCCL's choice for a message of `nbytes` (the full one), by the smallest modelled time."""
     return min(choices(op, nbytes, system), key=lambda choice: choice.time_us)
 
 
-def choices(op: str, nbytes: int, system: System) -> Iterator[Choice]:
+def choices(op: str, nbytes: int, system: System) -> Iterator[AlgorithmChoice]:
     """Every algorithm and protocol that is enabled for `op` on `system`, with its modelled time for
     `nbytes`."""
     for algorithm, protocols in BASE.items():
@@ -176,7 +176,7 @@ def choices(op: str, nbytes: int, system: System) -> Iterator[Choice]:
             )
             latency *= plateau(op, nbytes, algorithm, protocol, system)
             rate *= _tree_dip(nbytes) if algorithm == "tree" else 1.0
-            yield Choice(
+            yield AlgorithmChoice(
                 algorithm=algorithm,
                 protocol=protocol,
                 latency_us=latency,

@@ -1,4 +1,4 @@
-"""Step: collects ops in issue order, with streams, waits and memory; it decides no order.
+"""StepBuilder: collects ops in issue order, with streams, waits and memory; it decides no order.
 
 Gradients of a step are sums over micro-batches of means over ranks. They have the dtype of the
 parameters; only the reduction itself runs in the reduce dtype.
@@ -15,7 +15,7 @@ from zsim.ir.program import PartName, Program, RankProgram, StepPart
 
 
 @dataclass(slots=True)
-class Step:
+class StepBuilder:
     """The ops of one phase, in issue order. `issue` appends one and returns its index, for others
     to wait on."""
 
@@ -57,7 +57,8 @@ class Step:
 
 
 def spmd(
-    mesh: Mesh, *, construction: Step, first: Step, steady: Step, second: Iterable[Op] = ()
+    mesh: Mesh, *, construction: StepBuilder, first: StepBuilder, steady: StepBuilder,
+    second: Iterable[Op] = ()
 ) -> Program:
     """A Program in which every rank runs the same ops."""
     rank = rank_program(construction.ops, first=first, steady=steady, second=second)
@@ -65,7 +66,8 @@ def spmd(
 
 
 def rank_program(
-    construction: Iterable[Op], *, first: Step, steady: Step, second: Iterable[Op] = ()
+    construction: Iterable[Op], *, first: StepBuilder, steady: StepBuilder,
+    second: Iterable[Op] = ()
 ) -> RankProgram:
     """The program of one rank: both steps with their parts, and the ops of `second` between them.
     """

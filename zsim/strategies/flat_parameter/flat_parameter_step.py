@@ -1,4 +1,4 @@
-"""FlatShardedStep: a training step in FSDP1's terms: unshard, reshard, reduce one flat parameter.
+"""FlatParameterStep: a training step in FSDP1's terms: unshard, reshard, reduce one flat parameter.
 
 Lifetimes follow the host's order, streams and waits torch/distributed/fsdp/_runtime_utils.py. Its
 pre-unshard stream is called all_gather_copy_in, its unshard stream all_gather, its post-backward
@@ -27,7 +27,7 @@ EARLIER_STEP = -1
 
 
 @dataclass(slots=True, kw_only=True)
-class FlatShardedStep(Passes):
+class FlatParameterStep(Passes):
     """One training step of one rank."""
 
     limits: bool = True
@@ -50,7 +50,7 @@ class FlatShardedStep(Passes):
     reduced: dict[Stream, int] = field(default_factory=dict)
     """The last op of each of the streams that reduce."""
 
-    def copy(self) -> FlatShardedStep:
+    def copy(self) -> FlatParameterStep:
         """This step so far, to be ended in another way."""
         return replace(
             self, ops=list(self.ops), parts=list(self.parts), live=set(self.live),

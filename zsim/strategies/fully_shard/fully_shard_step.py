@@ -1,4 +1,4 @@
-"""ShardedStep: a training step in the words of fully_shard's hooks (FSDPState, FSDPParamGroup).
+"""FullyShardStep: a training step in the words of fully_shard's hooks (FSDPState, FSDPParamGroup).
 
 Each hook issues its ops here; fsdp2.py says when it fires.
 """
@@ -17,23 +17,23 @@ from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read, units_read_by_blocks
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
-from zsim.strategies.fully_shard.param_group import Group, ReshardPlan
+from zsim.strategies.fully_shard.param_group import FSDPParamGroup, ReshardPlan
 from zsim.strategies.fully_shard.reduce import ReducingStep
 
 
 @dataclass(slots=True, kw_only=True)
-class ShardedStep(ReducingStep):
+class FullyShardStep(ReducingStep):
     """One training step of one rank."""
 
-    post_forward_order: list[Group] = field(default_factory=list)
+    post_forward_order: list[FSDPParamGroup] = field(default_factory=list)
     """The groups in the order in which their forwards ended, one for each run."""
-    recomputed_root: Group | None = None
+    recomputed_root: FSDPParamGroup | None = None
     """The unit that takes itself for the root, as it is called while its block is recomputed."""
 
     @classmethod
     def new(
-        cls, training: Training, groups: dict[str, Group], *, mesh: Mesh, offload: bool
-    ) -> ShardedStep:
+        cls, training: Training, groups: dict[str, FSDPParamGroup], *, mesh: Mesh, offload: bool
+    ) -> FullyShardStep:
         """A step without ops, in which the parameters live that `groups` still have unsharded."""
         model, element = training.model, DTYPE_NBYTES[training.precision.parameters]
         step = cls(
@@ -54,7 +54,7 @@ class ShardedStep(ReducingStep):
                 step.live.update(f"{p.fqn}.unsharded" for p in group.parameters if p.padded)
         return step
 
-    def copy(self) -> ShardedStep:
+    def copy(self) -> FullyShardStep:
         """This step so far, to be ended in another way."""
         return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
@@ -68,14 +68,14 @@ class ShardedStep(ReducingStep):
         self.gather_waits = [] if last is None else [last]
         self.last_copy_out = []
 
-    def pre_forward(self, group: Group) -> None:
+    def pre_forward(self, group: FSDPParamGroup) -> None:
         """Gather the group if need be, wait for it, and prefetch what is to follow it."""
         self.unshard(group)
         self.wait_for_unshard(group, forward=True)
         self.unshard_each(group.forward_prefetch)
 
     def post_forward(
-        self, group: Group, resharding: ReshardPlan, *, inputs: Sequence[MemoryEvent] = ()
+        self, group: FSDPParamGroup, resharding: ReshardPlan, *, inputs: Sequence[MemoryEvent] = ()
     ) -> None:
         """Reshard the group if `resharding` says so, then free the `inputs` of its call; note it
         for prefetching in backward."""
@@ -102,7 +102,7 @@ class ShardedStep(ReducingStep):
                 memory=self.training.freed_with_autocast_cache,
             )
 
-    def pre_backward(self, group: Group) -> None:
+    def pre_backward(self, group: FSDPParamGroup) -> None:
         """Gather the group if need be, and prefetch: the units asked for, else the one whose
         forward ended before it (FSDPParamGroup._backward_prefetch)."""
         group.in_backward = True
@@ -115,7 +115,7 @@ class ShardedStep(ReducingStep):
                 self.unshard_each(self.post_forward_order[:index][-1:])
         self.unshard_each(group.backward_prefetch)
 
-    def recompute_hook(self, group: Group, *, returns: bool) -> None:
+    def recompute_hook(self, group: FSDPParamGroup, *, returns: bool) -> None:
         """A hook of a nested unit whose block is recomputed: before its forward, or after it.
 
         In its own backward the unit only needs its parameters. Before that, its call begins a
@@ -135,7 +135,7 @@ class ShardedStep(ReducingStep):
                 self.last_copy_out = self.gather_waits
             self.pre_forward(group)
 
-    def post_backward(self, group: Group, *, sync: bool) -> None:
+    def post_backward(self, group: FSDPParamGroup, *, sync: bool) -> None:
         """Accumulate gradients, free the unsharded parameters, and with `sync` reduce."""
         group.state = "post_backward"
         self.add_accumulated(group)
@@ -147,7 +147,7 @@ class ShardedStep(ReducingStep):
         else:
             self.drop_reduce_input(group)
 
-    def end_backward(self, groups: Iterable[Group], *, sync: bool) -> None:
+    def end_backward(self, groups: Iterable[FSDPParamGroup], *, sync: bool) -> None:
         """The root's final callback: groups without a backward of their own end here."""
         for group in groups:
             if group.state != "post_backward":
@@ -159,7 +159,7 @@ class ShardedStep(ReducingStep):
         self._end_reductions()
         self.release_loss()
 
-    def _finalize_backward(self, group: Group) -> None:
+    def _finalize_backward(self, group: FSDPParamGroup) -> None:
         """The compute stream waits for the reductions so far, and what they held of `group` goes.
 
         So does an all-gather that was prefetched and that nobody came to use.

@@ -8,7 +8,7 @@ from zsim.autograd.aten.call import Call
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class OperatorCalls:
     """The calls of one operator, and the region that is recomputed with it; `cached` if its output
     is kept in there.
 
@@ -38,9 +38,9 @@ class Region:
     """Operators that are recomputed as one: what they read from outside, and their calls with
     recomputed values renamed."""
 
-    first: Step
+    first: OperatorCalls
     inputs: tuple[str, ...]
-    again: list[Step]
+    again: list[OperatorCalls]
     names: dict[str, Call]
     stops_early: bool = True
     saving: tuple[Call, ...] = field(init=False)
@@ -53,7 +53,7 @@ class Region:
 
     @classmethod
     def of(
-        cls, steps: list[Step], *, reads: tuple[str, ...] = (), stops_early: bool = True
+        cls, steps: list[OperatorCalls], *, reads: tuple[str, ...] = (), stops_early: bool = True
     ) -> Region:
         """The region of `steps`, which learn of it; `reads` are values that it is handed besides
         those that its calls name."""
@@ -68,7 +68,7 @@ class Region:
             name for step in steps if step.cached for call in step.calls for name, _ in call.keeps
         }
         again = [
-            Step(
+            OperatorCalls(
                 [_renamed(call, made - kept) for call in step.calls],
                 cached=step.cached,
                 inside=step.inside,

@@ -26,7 +26,7 @@ from zsim.strategies.building.backward_events import (
     until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.replicated import construction
 from zsim.strategies.replicated.buckets import AXIS, USED, Bucket, ReplicatedModel
 from zsim.strategies.replicated.construction import collective_over_replicas
@@ -38,7 +38,7 @@ class ReplicatedStep:
 
     model: ReplicatedModel
     buckets: tuple[Bucket, ...]
-    step: Step = field(default_factory=Step)
+    step: StepBuilder = field(default_factory=StepBuilder)
     micro_batch: int = 0
     _live: dict[str, None] = field(default_factory=dict)
     _viewed: bool = False
@@ -61,7 +61,7 @@ class ReplicatedStep:
         made = {fqn: list(buffers) for fqn, buffers in self._made.items()}
         return replace(
             self,
-            step=Step(list(self.step.ops), list(self.step.parts)),
+            step=StepBuilder(list(self.step.ops), list(self.step.parts)),
             _live=dict(self._live),
             _made=made,
             _waiting={fqn: list(events) for fqn, events in self._waiting.items()},

@@ -1,4 +1,4 @@
-"""FlatStep: a training step of ZeRO on flat buffers: unshard, forward, backward, reduce, step.
+"""FlatBufferStep: a training step of ZeRO on flat buffers, from unshard to the optimizer.
 
 Strategies decide the order. Buffers are called "<param group>:<contents>"; the executor makes and
 frees real ones by these names.
@@ -24,7 +24,7 @@ from zsim.strategies.building.backward_events import (
     until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
-from zsim.strategies.building.step import Step
+from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.flat_buffer.groups import FlatGroup
 from zsim.strategies.flat_buffer.layout import AXIS, FlatModel
 
@@ -33,7 +33,7 @@ Reduction = Literal["all_reduce", "reduce_scatter"]
 
 
 @dataclass(slots=True)
-class FlatStep:
+class FlatBufferStep:
     """One training step in the words of ZeRO. It remembers what is gathered and which gradients
     live.
 
@@ -43,7 +43,7 @@ class FlatStep:
     model: FlatModel
     sharded: bool = False
     gradient_kind: MemoryKind = "unsharded_gradients"
-    step: Step = field(default_factory=Step)
+    step: StepBuilder = field(default_factory=StepBuilder)
     micro_batch: int = 0
     _gathered: dict[str, int] = field(default_factory=dict)
     _gradients: set[str] = field(default_factory=set)
