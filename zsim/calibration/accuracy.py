@@ -104,12 +104,13 @@ class Accuracy:
 
 
 def accuracy(
-    folder: Path, *, collective: str = "", cluster: str = "",
+    folder: Path, *, collective: str = "", cluster: str = "", scenarios: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Accuracy:
     """Every row of every file in `folder` predicted; `say` gets a line of progress now and then.
 
-    `collective` and `cluster` are those of logs of nccl-tests that do not name them. A log that
+    `collective` and `cluster` are those of logs of nccl-tests that do not name them; scenarios of
+    saved Runs are below `scenarios`. A log that
     cannot be read is skipped by name among others; a file that holds the same as another is
     counted once. TableError for a table with problems.
     """
@@ -119,7 +120,9 @@ def accuracy(
     used: dict[bytes, str] = {}
     for path, name in listed.files:
         try:
-            read = measurements.rows(path, name=name, collective=collective, cluster=cluster)
+            read = measurements.rows(
+                path, name=name, collective=collective, cluster=cluster, scenarios=scenarios
+            )
         except MeasurementError as error:
             if folder.is_file():
                 raise
@@ -146,6 +149,8 @@ def predictions(row: Step | Collective) -> list[Predicted | Skipped]:
     Rows are skipped where the simulator refuses the scenario or an arithmetic error occurs, so that
     one row never ends a folder.
     """
+    if isinstance(row, Step) and row.simulated:
+        return [Skipped(source=row.source, line=row.line, reason="simulated: nobody measured it")]
     try:
         return [of_collective(row)] if isinstance(row, Collective) else [*of_step(row)]
     except (ZsimError, ArithmeticError, ValueError) as error:

@@ -12,7 +12,7 @@ from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_gra
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.collectives.nccl.tuner import Graph, System, bus_factor, choices
 from zsim.errors import ZsimError
-from zsim.io.units import format_bytes, format_time
+from zsim.io.units import counted, format_bytes, format_time
 from zsim.scenario.plan import plan
 
 
@@ -72,11 +72,11 @@ def _pressure(row: Step) -> tuple[str, ...]:
 def _collective(row: Collective) -> dict[str, str]:
     answer, group = predict(row), group_of(row)
     protocol, channels = _tuned(row, group, answer.algorithm)
-    nodes = "1 node" if group.num_nodes == 1 else f"{group.num_nodes} nodes"
+    ranks = f"{counted(group.num_ranks, 'rank')} on {counted(group.num_nodes, 'node')}"
     steps = 1.0 if row.op == "broadcast" else bus_factor(row.op, group.num_ranks)
     reached = steps * row.nbytes / (1000 * answer.microseconds)
     return {
-        "collective": f"{row.op} of {row.nbytes:,} B over {group.num_ranks} ranks on {nodes}",
+        "collective": f"{row.op} of {row.nbytes:,} B over {ranks}",
         "cluster": row.cluster.name,
         "machine": f"{group.generation}, {group.links}, network {group.fabric}",
         "algorithm": answer.algorithm,

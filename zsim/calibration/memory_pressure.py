@@ -25,9 +25,9 @@ take the rest."""
 LONGER = 0.2
 """Share by which such a step may take longer: the rarest outliers among identical runs of
 llm-foundry are 5 to 20 % off."""
-NOT_AS_MAPPED = 0.3
-"""Half-width of a step that cannot have run as mapped: that of constants that are all assumed
-(`error_bands.COMPUTE`)."""
+DOES_NOT_FIT = 0.3
+"""Half-width of a step that cannot have run as its scenario says: that of constants that are all
+assumed (`error_bands.COMPUTE`)."""
 
 
 def caveats(program: Program, cluster: ClusterSpec) -> tuple[Caveat, ...]:
@@ -40,10 +40,10 @@ def of_device(program: Program, memory: int) -> Iterator[Caveat]:
     most, held = max(map(needed, program.ranks)), max(map(most_held, program.ranks))
     if most > memory:
         text = (
-            f"as mapped it cannot fit: {format_bytes(most)} are allocated at once on "
+            f"the scenario does not fit: {format_bytes(most)} are allocated at once on "
             f"{format_bytes(memory)}"
         )
-        yield Caveat(text, widens=NOT_AS_MAPPED)
+        yield Caveat(text, widens=DOES_NOT_FIT)
         return
     if most >= PEAK * memory:
         text = (

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from zsim.cli.report import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io import files
+from zsim.io.units import format_bytes
 
+MOST_REASONS = 8
+"""Reasons that an error names of those for which nothing is predicted."""
 GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias")
 
 
@@ -28,7 +31,10 @@ class NoSuchRowError(ZsimError):
 def show(options: argparse.Namespace) -> int:
     """`zsim accuracy FOLDER`: predict every row and print the errors."""
     folder = Path(options.folder)
-    defaults = {"collective": options.collective or "", "cluster": options.cluster or ""}
+    defaults: dict[str, Any] = {
+        "collective": options.collective or "", "cluster": options.cluster or "",
+        "scenarios": Path(options.scenarios) if options.scenarios else None,
+    }
     if options.cluster:
         load_cluster(options.cluster)  # refuses an unknown one before files are read
     if options.explain:
@@ -38,6 +44,8 @@ def show(options: argparse.Namespace) -> int:
         files.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
         result = accuracy.accuracy(folder, say=tell, **defaults)
+    if not result.rows:
+        raise _nothing(folder, result.skipped)
     if options.plot:
         plot.write(result.rows, Path(options.plot))
     if options.json:
@@ -45,6 +53,15 @@ def show(options: argparse.Namespace) -> int:
     for line in () if options.json else _table(result):
         say(line)
     return 0
+
+
+def _nothing(folder: Path, skipped: Sequence[Skipped]) -> MeasurementError:
+    """The error of a folder without a measurement that can be predicted, with the reasons."""
+    reasons = "; ".join(map(str.strip, _reasons(skipped, most=MOST_REASONS)))
+    return MeasurementError(
+        where=str(folder), expected="a measured step, peak or collective that can be predicted",
+        found=reasons or "none",
+    )
 
 
 def as_json(result: Accuracy) -> dict[str, Any]:
@@ -96,8 +113,8 @@ def _table(result: Accuracy) -> Iterator[str]:
         )
         for row in sorted(result.rows, key=lambda row: -abs(row.error))[:5]:
             yield (
-                f"  {_position(row)}: predicted {row.predicted:.6g} {row.unit}, measured "
-                f"{row.measured:.6g} {row.unit}, "
+                f"  {_position(row)}: predicted {_figure(row, row.predicted)}, measured "
+                f"{_figure(row, row.measured)}, "
                 f"{100 * row.error:+.1f} %; {_fields(row)}"
             )
     if result.pairs:
@@ -110,11 +127,18 @@ def _table(result: Accuracy) -> Iterator[str]:
         )
     if result.skipped:
         yield f"\nskipped, {len(result.skipped)} rows:"
-    for reason, rows in by_reason(result.skipped).items():
-        yield (
-            f"  {len(rows):>5} × {reason}  ({rows[0].source} line "
-            f"{rows[0].line}{', …' if len(rows) > 1 else ''})"
-        )
+    yield from (f"  {reason}" for reason in _reasons(result.skipped))
+
+
+def _reasons(skipped: Sequence[Skipped], *, most: int | None = None) -> Iterator[str]:
+    """Each reason, or the first `most`, with how many rows have it and where the first is."""
+    for reason, rows in islice(by_reason(skipped).items(), most):
+        more = ", …" if len(rows) > 1 else ""
+        yield f"{len(rows):>5} × {reason}  ({rows[0].source} line {rows[0].line}{more})"
+
+
+def _figure(row: Predicted, value: float) -> str:
+    return format_bytes(round(value)) if row.unit == "B" else f"{value:.6g} s"
 
 
 def _kind(kind: str) -> str:
@@ -137,7 +161,7 @@ def _fields(row: Predicted) -> str:
     return ", ".join(f"{name} {value}" for name, value in row.fields.items() if value)[:160]
 
 
-def _explain(folder: Path, position: str, defaults: dict[str, str], *, as_json: bool) -> int:
+def _explain(folder: Path, position: str, defaults: dict[str, Any], *, as_json: bool) -> int:
     """`--explain FILE:LINE`: the scenario of one row, or its collective, and what was assumed."""
     name, _, line = position.rpartition(":")
     listed = measurements.files(folder).files
@@ -153,7 +177,7 @@ def _explain(folder: Path, position: str, defaults: dict[str, str], *, as_json: 
             row for row in rows if isinstance(row, Skipped) and row.first <= int(line) <= row.last
         ]
         if of_line:
-            sys.stdout.write(explain_row.text(of_line[0], as_json=as_json))
+            say(explain_row.text(of_line[0], as_json=as_json).rstrip("\n"))
             return 0
     raise NoSuchRowError(
         where=f"--explain {position[:60]}",

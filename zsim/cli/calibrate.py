@@ -75,9 +75,7 @@ def _steps(material: Material, device: str, *, alone: bool) -> Fitted | None:
     """
     cases, skipped = fit_steps.prepared(material.steps, say=tell)
     material.skipped += skipped
-    others = [
-        case for case in (*cases, *material.cases) if case.scenario.cluster.device.name != device
-    ]
+    others = [case for case in cases if case.scenario.cluster.device.name != device]
     material.skipped += [
         Skipped(
             source=case.step.source, line=case.step.line,
@@ -85,7 +83,7 @@ def _steps(material: Material, device: str, *, alone: bool) -> Fitted | None:
         )
         for case in others
     ]
-    cases = [case for case in (*cases, *material.cases) if case not in others]
+    cases = [case for case in cases if case not in others]
     if alone and not cases:
         reasons = "; ".join(by_reason(material.skipped))[:400] or "no rows"
         expected = "measurements of the machine that --cluster names"

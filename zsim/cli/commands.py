@@ -92,6 +92,8 @@ def _run(
         if path:
             files.require(path, option=option, apart_from=taken, kind=kind)
             taken += (path,)
+    if trace:
+        chrome_trace.require(trace)
     warnings = warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
         record = api.observed(backend, capabilities, scenario, how)

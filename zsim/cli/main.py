@@ -21,6 +21,7 @@ from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
+from zsim.version import __version__
 
 EPILOG = (
     "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
@@ -102,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"zsim {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run", help="run scenarios on a backend and check what they expect", allow_abbrev=False
@@ -156,14 +158,14 @@ def parser() -> argparse.ArgumentParser:
                                                     "the errors", allow_abbrev=False)
     accuracy.add_argument(
         "folder", type=_path, metavar="FOLDER",
-        help="a folder of measurements: tables (zsim/calibration/README.md), nccl-tests' logs; or "
-             "one file",
+        help="a folder of measurements: tables (zsim/calibration/README.md), nccl-tests' logs, "
+             "saved Runs; or one file",
     )
     accuracy.add_argument(
         "--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured"
     )
     accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, "
-                                                                 "and what its mapping assumed")
+                                                                 "and what it assumes")
     accuracy.add_argument(
         "--collective", choices=COLLECTIVES,
         help="the collective of nccl-tests' logs that do not say it",
@@ -171,6 +173,7 @@ def parser() -> argparse.ArgumentParser:
     accuracy.add_argument(
         "--cluster", metavar="PRESET", help="on which cluster logs of nccl-tests ran"
     )
+    _runs_scenarios(accuracy)
     _json(accuracy)
     calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write "
                                                       "a cluster file", allow_abbrev=False)
@@ -184,14 +187,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="tables, nccl-tests' text or JSON, saved Runs",
     )
-    calibrate.add_argument(
-        "--scenarios", metavar="FOLDER", type=_path,
-        help="folder with the scenarios of saved Runs",
-    )
+    _runs_scenarios(calibrate)
     calibrate.add_argument(
         "--cluster", default="", metavar="PRESET", help="the preset that --out begins with "
-                                                        "(default: that of the saved Runs, "
-                                                        "else dgx-h100)"
+                                                        "(default: that of all steps, else "
+                                                        "dgx-h100)"
     )
     calibrate.add_argument(
         "--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants"
@@ -213,6 +213,13 @@ def _scenarios(command: argparse.ArgumentParser) -> None:
         help="scenario files, or folders of them",
     )
     _json(command)
+
+
+def _runs_scenarios(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--scenarios", metavar="FOLDER", type=_path,
+        help="folder with the scenarios of saved Runs",
+    )
 
 
 def _allocator(command: argparse.ArgumentParser) -> None:

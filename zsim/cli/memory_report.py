@@ -15,7 +15,7 @@ from typing import Any
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit import Candidate, Fit
 from zsim.cli.report import bar, say, write_json
-from zsim.io.units import format_bytes, format_time
+from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.program import RankProgram
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory.fits import BytesBand, Holding, MemoryVerdict, holdings, ridges
@@ -242,7 +242,7 @@ def fit_lines(scenario: Scenario, fit: Fit) -> Iterator[str]:
         f"   batch    micro_batch = {batch.micro_batch}, sequence_length = "
         f"{batch.sequence_length}, accumulation = {batch.accumulation}"
     )
-    yield f"   cluster  {scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks"
+    yield f"   cluster  {scenario.cluster.name}, {counted(scenario.cluster.num_ranks, 'rank')}"
     width = max((len(candidate.name) for candidate in fit.candidates), default=0)
     if fit.candidates:
         yield f"   {'':{width}} {'':5} {'needs':>10} {'step':>10} {'band':>9} {'token/s':>7}"

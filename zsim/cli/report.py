@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.cli.option_names import said
 from zsim.errors import ZsimError, visible
-from zsim.io.units import format_bytes, format_rate, format_time
+from zsim.io.units import counted, format_bytes, format_rate, format_time
 from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
@@ -47,7 +47,7 @@ def tell(text: str) -> None:
     """Print the progress of long work on standard error, on a terminal only; the next line
     overwrites it."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\033[K{text}\r")
+        sys.stderr.write(f"\033[K{_line(text)}\r")
         sys.stderr.flush()
 
 
@@ -92,8 +92,8 @@ def print_runs(
         )
         return
     for run in runs:
-        interpreter = run.record.interpreter
-        head = f"{run.record.scenario} on {run.backend} ({interpreter}), {run.world_size:,} ranks"
+        interpreter, ranks = run.record.interpreter, counted(run.world_size, "rank")
+        head = f"{run.record.scenario} on {run.backend} ({interpreter}), {ranks}"
         table(head, list(_figure_rows(run)))
         for verdict in run.expectations:
             say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found "
@@ -191,7 +191,7 @@ def show_head(scenario: Scenario, program: Program) -> dict[str, str]:
         "scenario": scenario.name,
         "description": scenario.description,
         "model": f"{model.name}, {model.num_parameters:,} parameters, {len(model.units)} units",
-        "cluster": f"{scenario.cluster.name}, {scenario.cluster.num_ranks:,} ranks",
+        "cluster": f"{scenario.cluster.name}, {counted(scenario.cluster.num_ranks, 'rank')}",
         "mesh": str(program.mesh).removeprefix("mesh "),
         "strategy": f"{scenario.strategy}{_options(scenario)}",
         "rank programs": f"{len(program.ranks)} distinct, {len(program.ranks[0].steady):,} ops in "

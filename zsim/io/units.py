@@ -164,6 +164,15 @@ def format_time(ns: int) -> str:
     return f"{ns} ns"
 
 
+def counted(number: int, noun: str) -> str:
+    """The text of a count, with its noun in the plural where it is not one.
+
+    >>> counted(1, "rank"), counted(1024, "rank")
+    ('1 rank', '1,024 ranks')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_rate(bytes_per_second: int) -> str:
     """The text of a rate: MB/s below 1 GB/s, and GB/s above.
 

@@ -73,7 +73,9 @@ class Mesh:
 
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in zip(AXES, self.shape, strict=True) if size > 1]
-        return f"mesh {' × '.join(sizes) or 'of one rank'} ({prod(self.shape)} ranks)"
+        if not sizes:
+            return "mesh of one rank"
+        return f"mesh {' × '.join(sizes)} ({prod(self.shape)} ranks)"
 
 
 @lru_cache(maxsize=8192)

@@ -33,6 +33,15 @@ def trace(run: RunRecord) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
+def require(path: Path) -> None:
+    """PlaceError for a name that Perfetto and Chrome do not take for a trace."""
+    if not path.name.endswith((".json", ".json.gz")):
+        raise files.PlaceError(
+            where=str(path), expected="a file that ends in .json or .json.gz",
+            found=path.suffix or "no ending", remedy=f"name it {path.stem}.json.gz",
+        )
+
+
 def write(run: RunRecord, path: Path) -> None:
     """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 from zsim.io.arguments import path_of
 from zsim.io.quantities import Bytes, Duration
+from zsim.io.units import counted
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, sees
 from zsim.runs import metrics, saved
@@ -212,7 +213,7 @@ class Comparison:
         """The report of `zsim validate`: a line for each check, and the verdict."""
         real = f"{self.measured.backend} ({self.measured.interpreter})"
         lines = [f"{self.measured.scenario}: {self.predicted.backend} against {real}, "
-                 f"{self.measured.world_size:,} ranks"]
+                 f"{counted(self.measured.world_size, 'rank')}"]
         lines += [f"  {self.replaced}"] if self.replaced else []
         for check in self.checks:
             first, *rest = check.detail.splitlines() or [""]

@@ -18,9 +18,10 @@ from typing import Any, Literal, Never
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
-from zsim.errors import ArgumentError, ScenarioError
+from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
 from zsim.io.arguments import path_of, told
+from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
@@ -199,11 +200,11 @@ class Scenario:
         return made
 
     def __repr__(self) -> str:
-        name = "" if self.name == "scenario" else f" {self.name}"
+        name = "" if self.name == "scenario" else f" {visible(self.name)}"
         batch = f"{self.batch.micro_batch:,} × {self.batch.sequence_length:,} tokens a micro-batch"
         return (
-            f"<Scenario{name}: {self.model.name}, {self.strategy} on {self.world_size:,} ranks of "
-            f"{self.cluster.name}, {batch}>"
+            f"<Scenario{name}: {self.model.name}, {self.strategy} on "
+            f"{counted(self.world_size, 'rank')} of {self.cluster.name}, {batch}>"
         )
 
     @property
@@ -293,6 +294,12 @@ def parse(data: bytes, *, where: str, folder: Path | None = None) -> Scenario:
         tables = tomllib.loads(text)
     except (ValueError, OverflowError, RecursionError) as error:
         raise ScenarioError((f"{where}: not TOML: {str(error)[:200]}",)) from None
+    return from_tables(tables, where=where, folder=folder)
+
+
+def from_tables(tables: dict[str, Any], *, where: str, folder: Path | None = None) -> Scenario:
+    """The scenario of the `tables` of a file, as TOML has them; `where` and `folder` as of `parse`.
+    """
     made = object.__new__(Scenario)
     made._fill(tables, where=where, name=Path(where).stem, folder=folder)
     return made

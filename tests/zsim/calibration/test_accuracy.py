@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from errno import EACCES
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.folders import SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
 from zsim.calibration import accuracy
 from zsim.calibration.accuracy import Predicted, groups, pairs, percentile, spearman
 from zsim.calibration.data import measurements
 from zsim.cli import accuracy as accuracy_commands
 from zsim.cli import main
+from zsim.runs import saved
+from zsim.runs.backend import RunOptions
+from zsim.runs.registry import SimBackend
+from zsim.scenario.scenario import load
 
 
 def row(predicted: float, measured: float, *, per: float = 1.0, **fields: str) -> Predicted:
@@ -147,6 +153,63 @@ def test_an_explained_scenario_runs_to_the_nanosecond_as_predicted(
     (tmp_path / "asked.toml").write_text(printed, encoding="utf-8")
     assert main.main(["run", str(tmp_path / "asked.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_time_ns"] == round(row.predicted * 1e9)
+
+
+def test_nothing_predicted_is_an_error_with_its_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    assert main.main(["accuracy", str(tmp_path), "--json"]) == 2
+    printed = capsys.readouterr()
+    (error,) = json.loads(printed.out)["error"]
+    assert error == (
+        f"{tmp_path}: expected a measured step, peak or collective that can be predicted, found 1 "
+        "× an empty file  (empty.csv line 1)"
+    )
+    assert error in printed.err
+
+
+def test_saved_runs_are_predicted_where_their_scenarios_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that took 8 % longer than predicted; and Runs that are no measurement, by name."""
+    file = SCENARIOS / "published" / "llama-3-8b-8-h100.toml"
+    run = SimBackend().run(load(file), options=RunOptions())
+    assert run.step_time_ns
+    longer = replace(
+        run, backend="nccl", step_time_ns=round(1.08 * run.step_time_ns),
+        provenance={**run.provenance, "device": "NVIDIA H100 80GB HBM3"},
+    )
+    saved.save(longer, tmp_path / "measured.json")
+    asked = ["accuracy", str(tmp_path), "--scenarios", str(file.parent), "--json"]
+    assert main.main(asked) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["source"], row["line"], row["kind"]) == ("measured.json", 1, "step")
+    assert row["error"] == pytest.approx(1 / 1.08 - 1, abs=1e-6)
+    assert main.main([*asked[:-1], "--explain", "measured.json:1"]) == 0
+    assert 'model = { preset = "llama-3-8b" }' in capsys.readouterr().out
+    saved.save(run, tmp_path / "simulated.json")
+    (tmp_path / "broken.json").write_text('{"schema_version": 1, "run": 3}')
+    assert main.main(asked) == 0
+    reasons = {
+        one["source"]: one["reason"] for one in json.loads(capsys.readouterr().out)["skipped"]
+    }
+    assert reasons["simulated.json"] == "simulated: nobody measured it"
+    assert reasons["broken.json"].startswith("expected ")
+    assert main.main(asked[:2]) == 2
+    assert "a saved Run: --scenarios FOLDER is where its scenario is looked for" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_a_terminal_would_obey_is_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = "a\u202eb\u2066c\u200fd\ue000e\x9bf"
+    table(tmp_path / "a.csv", STEP | {"assumed": odd, "group": odd, "source": odd})
+    for command in ([], ["--explain", "a.csv:2"]):
+        assert main.main(["accuracy", str(tmp_path), *command]) == 0
+        assert [c for c in capsys.readouterr().out if not (c.isprintable() or c == "\n")] == []
 
 
 def test_a_plot_needs_a_name_that_says_what_it_is(
@@ -377,9 +440,9 @@ def test_a_model_that_cannot_fit_is_predicted_with_a_caveat(
 ) -> None:
     table(tmp_path / "a.csv", STEP | {"batch.micro_batch": "256"})
     (row,) = accuracy.accuracy(tmp_path).rows
-    assert row.assumed[-1].startswith("as mapped it cannot fit: ")
+    assert row.assumed[-1].startswith("the scenario does not fit: ")
     assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
-    assert "as mapped it cannot fit: " in capsys.readouterr().out
+    assert "the scenario does not fit: " in capsys.readouterr().out
 
 
 def test_a_model_of_other_sizes_is_one_change_and_so_is_a_world_of_another_size(
@@ -407,11 +470,11 @@ def test_a_log_is_of_the_cluster_that_is_named_or_of_its_gpus_own_node(
         assert bool(row["assumed"]) == (not more)
     assert len(set(predicted[:3])) == 1  # in a node they are alike
     assert predicted[3] > predicted[0]  # of 18 NVLinks 8 are there
-    assert main.main([*asked, "--cluster", "dgx-a100"]) == 0
-    (skipped,) = json.loads(capsys.readouterr().out)["skipped"]
-    assert skipped["reason"] == "ran on NVIDIA H100 80GB HBM3, and dgx-a100 has A100 SXM 80 GB"
+    assert main.main([*asked, "--cluster", "dgx-a100"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["error"]
+    assert "ran on NVIDIA H100 80GB HBM3, and dgx-a100 has A100 SXM 80 GB" in error
     (tmp_path / "all_reduce.log").write_text(NCCL_LOG.replace("H100 80GB HBM3", "X100"))
-    assert main.main(asked) == 0
-    (skipped,) = json.loads(capsys.readouterr().out)["skipped"]
-    assert skipped["reason"].startswith("no preset has the GPU 'NVIDIA X100'")
+    assert main.main(asked) == 2
+    (error,) = json.loads(capsys.readouterr().out)["error"]
+    assert "no preset has the GPU 'NVIDIA X100'" in error
     assert main.main([*asked, "--cluster", "dgx-h10"]) == 2

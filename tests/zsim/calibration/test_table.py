@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.folders import SCENARIOS
+from tests.published.convert import TABLES
+from tests.support.folders import ROOT, SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
 from zsim.calibration.data import records
 from zsim.calibration.data.records import Collective, MeasurementError, Step, TableError
@@ -39,6 +42,24 @@ def test_a_row_is_the_scenario_of_its_cells(tmp_path: Path) -> None:
     assert row.scenario.checkpointing.save == ("linear", "attention")
     assert row.tokens == 2 * 8192
     assert row.scenario.model == load(SCENARIOS / "published" / "llama-3-8b-8-h100.toml").model
+
+
+def test_the_table_of_the_page_is_predicted_and_is_a_published_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "zsim" / "calibration" / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```csv\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    path = tmp_path / "page.csv"
+    path.write_text(block, encoding="utf-8")
+    assert main.main(["accuracy", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["rows"]
+    (shown,) = parse(block.encode(), where="page.csv", folder=TABLES)
+    assert (found["skipped"], row["assumed"]) == ([], [])
+    assert row["band"][0] < row["measured"] < row["band"][1]
+    published = [each for each in read(TABLES / "torchtitan.csv") if isinstance(each, Step)]
+    assert isinstance(shown, Step)
+    assert (shown.scenario, shown.seconds) in [(each.scenario, each.seconds) for each in published]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +102,51 @@ def test_a_problem_is_named_with_file_line_column_expected_and_found(
 def test_an_unknown_column_is_named_once(tmp_path: Path, column: str, problem: str) -> None:
     (said,) = problems(table(tmp_path / "a.csv", STEP | {column: "1"}, STEP | {column: "1"}))
     assert said.startswith(f"a.csv line 1: {column or 'a column without a name'}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        ({"frozen": "[2020-01-01]"}, "frozen[0]: expected text, found 2020-01-01"),
+        ({"frozen": "{ a = 2020-01-01 }"}, "frozen: expected a list, found { a = 2020-01-01 }"),
+        ({"steps": "[07:32:00]"}, "steps: expected a whole number, found [07:32:00]"),
+        ({"frozen": "[nan]"}, "frozen[0]: expected a finite number, found nan"),
+        ({"frozen": '{ "a b" = 1 }'}, "frozen: expected a list, found { a b = 1 }"),
+        ({"frozen": "[" * 30 + "]" * 30}, 'frozen: expected a list, found "[[[['),
+        ({"steps": "9" * 400}, "steps: expected an integer of at most 64 bits, found a longer"),
+        ({"execution.step_overhead": "18 x"}, "execution.step_overhead: expected a number and "),
+    ],
+)
+def test_a_cell_of_any_kind_is_refused_by_its_key(
+    tmp_path: Path, cells: dict[str, str], problem: str
+) -> None:
+    (said,) = problems(table(tmp_path / "a.csv", STEP | cells))
+    assert said.startswith(f"a.csv line 2: {problem}")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_column_below_one_that_has_a_value_is_refused(tmp_path: Path, order: int) -> None:
+    typo = dict([*STEP.items(), ("batch.micro_batch.typo", "9")][::order])
+    (said,) = problems(table(tmp_path / "a.csv", typo))
+    assert said == ("a.csv line 2: batch.micro_batch.typo: expected one of batch.micro_batch and "
+                    "batch.micro_batch.typo, found both")
+    nodes = {"cluster.nodes.x": "1"}
+    (said,) = problems(table(tmp_path / "b.csv", GATHER | nodes))
+    assert said == ("b.csv line 2: cluster.nodes.x: expected one of cluster.nodes and "
+                    "cluster.nodes.x, found both")
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_table_with_other_separators_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], separator: str, name: str
+) -> None:
+    rows = [separator.join(cells) for cells in (STEP, STEP.values())]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    for command in (["accuracy", str(tmp_path)], ["calibrate", "--from", f"{tmp_path}/a.csv"]):
+        assert main.main(command) == 2
+        assert f"a.csv line 1: expected commas between columns, found {name}" in (
+            capsys.readouterr().err
+        )
 
 
 def test_the_same_problem_of_many_rows_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import zsim
 from tests.support.folders import ROOT
 from zsim.cli.main import main
 from zsim.io.units import format_time
@@ -540,3 +541,28 @@ def test_two_results_are_not_written_to_one_file(tmp_path, capsys):
 def test_some_ranks_and_all_ranks_together_are_refused(capsys, command):
     assert main([command, ZERO3, "--ranks", "0", "--all-ranks"]) == 2
     assert "--ranks: expected some ranks or all of them" in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"zsim {zsim.__version__}\n"
+
+
+def test_a_trace_is_named_as_what_opens_it_wants(capsys, tmp_path):
+    scenario = str(ROOT / "scenarios/parity/fsdp2-mlp-2.toml")
+    assert main(["run", scenario, "--trace", str(tmp_path / "x.txt")]) == 2
+    assert ("expected a file that ends in .json or .json.gz, found .txt; name it x.json.gz"
+            in capsys.readouterr().err)
+    assert main(["run", scenario, "--trace", str(tmp_path / "x.json")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_one_rank_is_no_ranks(capsys, tmp_path):
+    text = (ROOT / "scenarios/parity/ddp-mlp-2.toml").read_text()
+    alone = text.partition("[expect]")[0].replace("ranks = 2", "ranks = 1")
+    (tmp_path / "one.toml").write_text(alone.replace("dp_replicate = 2", "dp_replicate = 1"))
+    for command in ("run", "show"):
+        assert main([command, str(tmp_path / "one.toml")]) == 0
+        printed = capsys.readouterr().out
+        assert " 1 rank" in printed or "of one rank" in printed
+        assert " 1 ranks" not in printed

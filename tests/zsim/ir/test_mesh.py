@@ -57,7 +57,7 @@ def test_a_name_that_is_no_group_is_a_key_error(name):
 @pytest.mark.parametrize(
     ("mesh", "text"),
     [
-        (Mesh(), "mesh of one rank (1 ranks)"),
+        (Mesh(), "mesh of one rank"),
         (Mesh(dp_shard=4), "mesh dp_shard=4 (4 ranks)"),
         (Mesh(dp_replicate=2, dp_shard=4), "mesh dp_replicate=2 × dp_shard=4 (8 ranks)"),
     ],

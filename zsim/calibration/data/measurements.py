@@ -1,4 +1,4 @@
-"""Files of measurements: tables of this project, nccl-tests' output; saved Runs are read beside.
+"""Files of measurements: tables of this project, nccl-tests' output, saved Runs.
 
 README.md describes the table's columns. A file is told by its content and not by its name.
 """
@@ -6,14 +6,13 @@ README.md describes the table's columns. A file is told by its content and not b
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 from zsim.calibration import collectives
-from zsim.calibration.data import table
+from zsim.calibration.data import saved_runs, table
 from zsim.calibration.data.records import (
     MISSING,
     Collective,
@@ -94,18 +93,19 @@ def _no_plain_file(path: Path) -> str:
 
 
 def rows(
-    path: Path, *, name: str = "", collective: str = "", cluster: str = ""
+    path: Path, *, name: str = "", collective: str = "", cluster: str = "",
+    scenarios: Path | None = None,
 ) -> list[Step | Collective | Skipped]:
     """Every row of a file, or the reason why it is skipped.
 
-    `collective` and `cluster` are those of a log of nccl-tests that does not name them.
-    MeasurementError for a file that cannot be read, TableError for a table with problems.
+    `collective` and `cluster` are those of a log of nccl-tests that does not name them, and the
+    scenario of a saved Run is below `scenarios`. MeasurementError for a file that cannot be read,
+    TableError for a table with problems.
     """
     name, data = name or path.name, content(path)
+    if saved_runs.is_run(data):
+        return [saved_runs.step(path, name=name, scenarios=scenarios)]
     text = log_prefixes.plain(decoded(data, errors="replace"))
-    if re.match(r'\s*\{\s*"(run|schema_version)"', text):
-        return [Skipped(source=name, line=1, reason="a saved Run, which `zsim calibrate` and "
-                                                    "`zsim compare` read")]
     if table.is_table(data):
         return [*table.parse(data, where=name, folder=path.parent)]
     if is_log(text):

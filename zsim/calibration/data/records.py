@@ -69,6 +69,8 @@ class Step(Row):
 
     scenario: Scenario
     seconds: float | None
+    simulated: bool = False
+    """True for a Run that a simulator made: nobody has measured it."""
     peaks: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
 

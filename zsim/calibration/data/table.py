@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import tomllib
 from collections import Counter
@@ -32,6 +31,7 @@ from zsim.calibration.data.records import (
 )
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat, ScenarioError, ZsimError, shown
+from zsim.io import limits
 from zsim.io.units import parse_bytes, parse_time
 from zsim.scenario import scenario
 from zsim.scenario.keys.schema import ClusterTable, ScenarioTable
@@ -62,9 +62,9 @@ Value = TypeVar("Value")
 
 
 def is_table(data: bytes) -> bool:
-    """True where the first line names a column of measurements."""
+    """True where the first line names a column of measurements, parted from others as it may be."""
     first = decoded(data[:65536], errors="replace").partition("\n")[0]
-    return re.search(r'(?:^|,)\s*"?measured\.', first) is not None
+    return re.search(r'(?:^|[,;\t])\s*"?measured\.', first) is not None
 
 
 def read(path: Path, *, name: str = "") -> list[Step | Collective]:
@@ -113,6 +113,9 @@ def _of_header(columns: list[str], *, num_rows: int) -> list[str]:
     if len(columns) > MAX_COLUMNS or num_rows > MAX_ROWS:
         return [f"expected at most {MAX_COLUMNS} columns and {MAX_ROWS:,} rows, found "
                 f"{len(columns):,} and {num_rows:,}"]
+    for separator, name in (";", "semicolons"), ("\t", "tabs"):
+        if len(columns) < len(",".join(columns).split(separator)):
+            return [f"expected commas between columns, found {name}"]
     own = OF_COLLECTIVE if "collective" in columns else MEASURED
     tables = ("cluster",) if "collective" in columns else TABLES
     problems = [
@@ -180,9 +183,8 @@ class _Row:
 
     def scenario(self, table: Mapping[str, str]) -> Scenario | None:
         """The scenario of the row's cells; None after adding its problems."""
-        text = toml(nested(table))
         try:
-            return _scenario(text, str(self.folder) if self.folder else "")
+            return _scenario(tuple(table.items()), str(self.folder) if self.folder else "")
         except ScenarioError as error:
             self.problems += [problem.removeprefix("row: ") for problem in error.problems]
         return None
@@ -196,9 +198,8 @@ class _Row:
         nvls = self.read("nccl.nvls", _boolean)
         through_torch, about = self.read("nccl.through_torch", _boolean), self.about()
         table = {key: text for key, text in self.cells.items() if key.startswith("cluster.")}
-        made = validated(
-            ClusterTable, nested(table).get("cluster", {}), prefix="cluster", problems=self.problems
-        )
+        whole = nested(table, self.problems).get("cluster", {})
+        made = validated(ClusterTable, whole, prefix="cluster", problems=self.problems)
         if self.problems or made is None:
             return None
         try:
@@ -248,8 +249,9 @@ class _Row:
         try:
             return parsed(text)
         except (ZsimError, ValueError, ArithmeticError) as error:
-            expected = error.expected if isinstance(error, ZsimError) else str(error)
-            self.problems.append(f"{column}: expected {expected}, found {shown(text)}")
+            known = f"expected {error}, found {shown(text)}"
+            complaint = error.complaint if isinstance(error, ZsimError) else known
+            self.problems.append(f"{column}: {complaint}")
         return None
 
 
@@ -296,22 +298,29 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
-def nested(cells: Mapping[str, str]) -> dict[str, Any]:
-    """The tables that dotted keys make: {"model.preset": "a"} is {"model": {"preset": "a"}}."""
+def nested(cells: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    """The tables that dotted keys make: {"model.preset": "a"} is {"model": {"preset": "a"}}.
+
+    A key below one that has a value itself is in `problems`.
+    """
     tables: dict[str, Any] = {}
     for key, text in cells.items():
         *path, last = key.split(".")
+        above = [".".join(path[:end]) for end in range(1, len(path) + 1)]
+        taken = next((name for name in above if name in cells), None)
+        if taken is not None:
+            problems.append(f"{key}: expected one of {taken} and {key}, found both")
+            continue
         table = tables
         for part in path:
-            inner = table.setdefault(part, {})
-            table = inner if isinstance(inner, dict) else {}
+            table = table.setdefault(part, {})
         table[last] = value(text)
     return tables
 
 
 def value(text: str) -> Any:
     """A cell as TOML has it: true, 4, 1.5, ["a"], { k = 1 }; any other is a string."""
-    if not _LITERAL.fullmatch(text):
+    if not _LITERAL.fullmatch(text) or limits.scan(text):
         return text
     try:
         return tomllib.loads(f"cell = {text}")["cell"]
@@ -319,20 +328,11 @@ def value(text: str) -> Any:
         return text
 
 
-def toml(table: Mapping[str, Any]) -> str:
-    """The TOML of a table, one line for each of its keys."""
-    return "".join(f"{key} = {toml_value(item)}\n" for key, item in table.items())
-
-
-def toml_value(item: Any) -> str:
-    """A value as TOML writes it in one line."""
-    if isinstance(item, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml_value(each)}" for key, each in item.items()) + " }"
-    if isinstance(item, list):
-        return "[" + ", ".join(map(toml_value, item)) + "]"
-    return json.dumps(item, ensure_ascii=False)  # JSON's strings and numbers are TOML's
-
-
 @lru_cache(maxsize=4096)
-def _scenario(text: str, folder: str) -> Scenario:
-    return scenario.parse(text.encode(), where="row", folder=Path(folder) if folder else None)
+def _scenario(cells: tuple[tuple[str, str], ...], folder: str) -> Scenario:
+    """The scenario of a row's cells, which many rows share."""
+    problems: list[str] = []
+    tables = nested(dict(cells), problems)
+    if problems:
+        raise ScenarioError(tuple(problems))
+    return scenario.from_tables(tables, where="row", folder=Path(folder) if folder else None)

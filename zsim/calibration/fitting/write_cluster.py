@@ -12,12 +12,12 @@ from statistics import median
 from typing import Any
 
 from zsim.calibration.accuracy import percentile
-from zsim.calibration.data.table import toml_value
 from zsim.calibration.fitting import fit_warnings
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.errors import Caveat
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
+from zsim.scenario.tables import in_line
 
 
 def text(
@@ -273,7 +273,7 @@ def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     }
     for key, entry in table.items():
         if key not in tables:
-            yield f"{key} = {toml_value(entry)}"
+            yield f"{key} = {in_line(entry)}"
     yield ""
     for key, entry in tables.items():
         yield from _table(f"{name}.{key}" if name else key, entry)

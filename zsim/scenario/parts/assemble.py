@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError, ZsimError
-from zsim.io.units import parse_time
+from zsim.io.units import counted, parse_time
 from zsim.ir.mesh import AXES, Mesh
 from zsim.models import wrapping
 from zsim.models.checkpointing import Checkpointing
@@ -154,11 +154,12 @@ def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
     if open_axes:
         if cluster.num_ranks % sized:
             raise ScenarioError((f"strategy.{axes[0]}: {sized} does not divide the cluster's "
-                                 f"{cluster.num_ranks} ranks",))
+                                 f"{counted(cluster.num_ranks, 'rank')}",))
         sizes[open_axes[0]] = cluster.num_ranks // sized
     elif sized != cluster.num_ranks:
         product = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ScenarioError((f"strategy.{axes[0]}: {product} = {sized} ranks, but the cluster has "
+        ranks = counted(sized, "rank")
+        raise ScenarioError((f"strategy.{axes[0]}: {product} = {ranks}, but the cluster has "
                              f"{cluster.num_ranks}",))
     assert set(sizes) <= set(AXES)
     return Mesh(**sizes)
