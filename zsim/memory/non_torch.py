@@ -10,11 +10,13 @@ and no allocator.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.buffers import SHARED_NETWORK, Ring, layout
 from zsim.cluster.devices import Device, Provenance, Runtime, devices, load_device
 from zsim.errors import ZsimError
+from zsim.io.units import format_bytes
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import PHASES, Program, RankProgram
 
@@ -59,10 +61,7 @@ loaded."""
 def runtime(device: Device) -> Runtime:
     """Figures of CUDA and NCCL for `device`, or for the preset of its name; ZsimError where neither
     has any."""
-    presets = (load_device(name) for name in devices())
-    known = device.runtime or next(
-        (each.runtime for each in presets if each.name == device.name), None
-    )
+    known = _with_runtime(device).runtime
     if known is None:
         raise ZsimError(
             where=f'device "{device.name[:60]}"',
@@ -73,14 +72,31 @@ def runtime(device: Device) -> Runtime:
     return known
 
 
-def capacity(device: Device) -> Capacity:
-    """Bytes of device memory that CUDA reports, which is what the driver leaves."""
-    of_device = runtime(device)
-    figure = of_device.figure("capacity")
-    return Capacity(
-        nbytes=of_device.capacity, low=of_device.least_capacity, high=of_device.most_capacity,
-        provenance=figure.provenance, source=figure.source,
+def _with_runtime(device: Device) -> Device:
+    """`device` where it has figures of its own, else the preset of its name, if there is one."""
+    presets = (load_device(name) for name in devices())
+    return device if device.runtime else next(
+        (each for each in presets if each.name == device.name), device
     )
+
+
+def capacity(device: Device) -> Capacity:
+    """Bytes of device memory that CUDA reports, which is what the driver leaves.
+
+    A device without figures of its own has as much of its memory as the preset of its name.
+    """
+    reported, known = runtime(device), _with_runtime(device)
+    figure, share = reported.figure("capacity"), Fraction(device.memory, known.memory)
+    nbytes, low, high = (
+        round(each * share)
+        for each in (reported.capacity, reported.least_capacity, reported.most_capacity)
+    )
+    if share == 1:
+        return Capacity(
+            nbytes=nbytes, low=low, high=high, provenance=figure.provenance, source=figure.source
+        )
+    source = f"the same share of its memory as of {format_bytes(known.memory)}: {figure.source}"
+    return Capacity(nbytes=nbytes, low=low, high=high, provenance="assumed", source=source)
 
 
 def cublas_workspace(device: Device) -> int:

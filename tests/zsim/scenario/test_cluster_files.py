@@ -393,8 +393,8 @@ def test_a_gpu_that_nothing_here_knows_is_one_file() -> None:
     text = write_cluster.text("dgx-h100", None, source="none")
     table = tomllib.loads(text)["device"]["runtime"]
     for old, new in (
-        ("H100 SXM 80 GB", "X300 SXM 500 GB"), ('"79.11 GiB"', '"495 GiB"'),
-        ('"79.09 GiB"', '"494 GiB"'), ('"79.25 GiB"', '"496 GiB"'), ('"550 MiB"', '"700 MiB"'),
+        ("H100 SXM 80 GB", "X300 SXM 500 GB"), ('"80 GiB"', '"500 GB"'),
+        ('"79.11 GiB"', '"495 GiB"'), ('"79.09 GiB"', '"494 GiB"'), ('"79.25 GiB"', '"496 GiB"'), ('"550 MiB"', '"700 MiB"'),
     ):
         assert old in text
         text = text.replace(old, new)
@@ -409,3 +409,29 @@ def test_a_gpu_that_nothing_here_knows_is_one_file() -> None:
     of_none = cluster_reader.parse(without.encode(), where="mine.toml")
     with pytest.raises(ZsimError, match=r"expected a table \[runtime\] in its file"):
         non_torch.capacity(of_none.device)
+
+
+def test_the_capacity_of_a_device_is_that_of_its_own_memory() -> None:
+    """A card of half the memory has half the capacity, whatever its name; figures of its own may
+    not contradict its memory."""
+    text = write_cluster.text("dgx-h100", None, source="none")
+    less = text.replace('memory = { value = "80 GiB"', 'memory = { value = "40 GiB"')
+    assert less != text
+    with pytest.raises(ScenarioError) as caught:
+        cluster_reader.parse(less.encode(), where="mine.toml")
+    assert caught.value.problems[0].startswith(
+        "cluster.file: mine.toml: device.runtime.capacity: expected nearly the device's memory, "
+        '40 GiB, found "79.11 GiB"'
+    )
+    before, _, behind = less.partition("[device.runtime]")
+    device = cluster_reader.parse(
+        (before + behind[behind.index("[nccl]") :]).encode(), where="mine.toml"
+    ).device
+    whole = non_torch.capacity(load_cluster("dgx-h100").device)
+    assert device.name == "H100 SXM 80 GB"
+    half = non_torch.capacity(device)
+    assert (half.low, half.nbytes, half.high) == tuple(
+        round(each / 2) for each in (whole.low, whole.nbytes, whole.high)
+    )
+    assert half.provenance == "assumed"
+    assert half.source.startswith("the same share of its memory as of 80.00 GiB: ")

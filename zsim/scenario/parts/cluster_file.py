@@ -57,6 +57,8 @@ LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
 """Half-widths that a band may have, as shares. No calibration on steps is known to be worth more
 than the presets' own; beyond the other end a time says nothing."""
 MOST_RATE = 10**18
+LEAST_LEFT = 0.8
+"""Least share of a device's memory that its driver leaves; presets have 0.98 and more."""
 TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
 MAY_BE_NONE = (
     *("float8", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
@@ -251,7 +253,7 @@ def _require_device(check: _Checked, value: object) -> None:
         raise check.wrong("device.name", "letters, digits and blanks", table["name"])
     if "runtime" in table:
         own = [field.name for field in fields(Runtime) if field.name != "figures"]
-        check.constants("device.runtime", table["runtime"], own)
+        _require_capacity(check, table, check.constants("device.runtime", table["runtime"], own))
     attention = check.table(
         "device.attention", table.get("attention", {}), (), get_args(AttentionKernels)
     )
@@ -260,6 +262,18 @@ def _require_device(check: _Checked, value: object) -> None:
             f"device.attention.{kind}", attention[kind],
             [field.name for field in fields(AttentionRate)],
         )
+
+
+def _require_capacity(check: _Checked, device: dict[str, Any], table: dict[str, Any]) -> None:
+    """CUDA reports what the driver leaves of the memory, of which vendors' GB may be GiB."""
+    written = device["memory"]["value"]
+    memory = parse_bytes(written)
+    for name in ("capacity", "least_capacity", "most_capacity"):
+        text = table[name]["value"]
+        if not LEAST_LEFT * memory <= parse_bytes(text) <= memory * 2**30 / 10**9:
+            raise check.wrong(
+                f"device.runtime.{name}", f"nearly the device's memory, {written}", text
+            )
 
 
 def _require_nccl(check: _Checked, value: object) -> None:
