@@ -394,7 +394,8 @@ def test_a_gpu_that_nothing_here_knows_is_one_file() -> None:
     table = tomllib.loads(text)["device"]["runtime"]
     for old, new in (
         ("H100 SXM 80 GB", "X300 SXM 500 GB"), ('"80 GiB"', '"500 GB"'),
-        ('"79.11 GiB"', '"495 GiB"'), ('"79.09 GiB"', '"494 GiB"'), ('"79.25 GiB"', '"496 GiB"'), ('"550 MiB"', '"700 MiB"'),
+        ('"79.11 GiB"', '"495 GiB"'), ('"79.09 GiB"', '"494 GiB"'),
+        ('"79.25 GiB"', '"496 GiB"'), ('"550 MiB"', '"700 MiB"'),
     ):
         assert old in text
         text = text.replace(old, new)
