@@ -11,7 +11,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import AfterValidator, ConfigDict, Strict, TypeAdapter, ValidationError, create_model
 from pydantic import Field as Limits
 
-from zsim.errors import shown, visible
+from zsim.errors import visible
+from zsim.io import pydantic_words
 from zsim.io.limits import MAX_INT
 
 STRICT: dict[Any, Any] = {
@@ -70,21 +71,15 @@ def complaint(error: ValidationError, *, signs: Collection[str] = ()) -> tuple[s
     `signs` are first items of rows, which choose a row's schema and are no keys.
     """
     first = error.errors(include_url=False)[0]
-    kind, problem = first["type"], shown(first["input"])
+    kind = first["type"]
     steps = [
         f"[{step}]" if isinstance(step, int) else f".{step[:60]}"
         for step in first["loc"]
         if step not in signs
     ]
-    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    if kind == "missing":
-        expected, problem = "a value", "nothing"
-    elif kind == "extra_forbidden":
+    expected = pydantic_words.expected(first)
+    if kind == "extra_forbidden":
         expected = "no such key"
-    elif kind in ("model_type", "dict_type", "tuple_type"):
-        expected = "a list" if kind == "tuple_type" else "a table"
-    elif kind == "too_long":
-        expected = f"at most {first['ctx']['max_length']:,} items"
     elif kind.startswith("union_tag"):
         expected = f"a row that begins with one of {', '.join(signs)}"
-    return "".join(steps).removeprefix("."), expected, problem
+    return "".join(steps).removeprefix("."), expected, pydantic_words.found(first)

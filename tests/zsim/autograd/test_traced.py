@@ -510,21 +510,21 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
         (
             lambda t: t.update(dtype="int64"),
-            "file: dtype: expected 'float32', 'bfloat16' or 'float16', found \"int64\"",
+            'file: dtype: expected "float32", "bfloat16" or "float16", found "int64"',
         ),
         (
             lambda t: t["batch"].update(micro_batch=-1),
-            "file: batch.micro_batch: expected greater than or equal to 0, found -1",
+            "file: batch.micro_batch: expected at least 0, found -1",
         ),
         (
             lambda t: t["batch"].update(micro_batch=True),
-            "file: batch.micro_batch: expected a valid integer, found true",
+            "file: batch.micro_batch: expected a whole number, found true",
         ),
-        (lambda t: t["batch"].update(micro_batch=1.5), "batch.micro_batch: expected a valid int"),
-        (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected less than or eq"),
+        (lambda t: t["batch"].update(micro_batch=1.5), "micro_batch: expected a whole number"),
+        (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected at most 9,223"),
         (
             lambda t: t.update(casts_input=1),
-            "file: casts_input: expected a valid boolean, found 1",
+            "file: casts_input: expected true or false, found 1",
         ),
         (
             lambda t: t.update(name="a name"),
@@ -542,7 +542,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         ),
         (
             lambda t: t["units"][1]["parameters"][0].update(shape=[1] * 17),
-            "file: units[1].parameters[0].shape: expected at most 16 items",
+            "file: units[1].parameters[0].shape: expected at most 16 entries",
         ),
         (
             lambda t: t["units"][1]["parameters"][0].update(shape=[0, 8]),
@@ -554,13 +554,13 @@ def changed(change: Callable[[Any], Any]) -> bytes:
         ),
         (
             lambda t: memory(t).append(["+", "y", "gold", 1]),
-            "modules[0].lowered.forward.memory[4][2]: expected 'parameters', 'gradients'",
+            'modules[0].lowered.forward.memory[4][2]: expected "parameters", "gradients"',
         ),
         (
             lambda t: memory(t).append(["+", "y"]),
             "modules[0].lowered.forward.memory[4][2]: expected a value, found nothing",
         ),
-        (lambda t: memory(t).append(["-", "y", "z"]), "memory[4]: expected at most 2 items"),
+        (lambda t: memory(t).append(["-", "y", "z"]), "memory[4]: expected at most 2 entries"),
         (lambda t: memory(t).append(["run", "y"]), SIGNS),
         (lambda t: memory(t).append([]), SIGNS),
         (

@@ -279,7 +279,7 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
         ),
         (
             '{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }',
-            "cluster.slow_links[0].node: expected greater than or equal to 0, found -1",
+            "cluster.slow_links[0].node: expected at least 0, found -1",
         ),
         (
             '{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3',

@@ -206,7 +206,7 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
         ),
         ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", '
                               'found 6'),
-        ("every = 0", UNTIED, 'wrapping.every: expected greater than or equal to 1 or "all", '
+        ("every = 0", UNTIED, 'wrapping.every: expected at least 1 or "all", '
                               'found 0'),
         (
             "every = 2",

@@ -615,14 +615,15 @@ NUMERICS = {
         (lambda run: run["mesh"].update(dp_shard=4), "for 2 ranks"),
         (
             lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400),
-            rf"steady\.memory\.peak_bytes: expected less than or equal to {2**63 - 1}, found 10000",
+            rf"steady\.memory\.peak_bytes: expected at most {2**63 - 1:,}, found an integer of "
+            "1,329 bits",
         ),
         (
             lambda run: run["ranks"][0]["phases"]["first"]["memory"].update(peak_bytes="12"),
-            r'ranks\[0\]\.phases\.first\.memory\.peak_bytes: expected a valid integer, found "12";',
+            r'ranks\[0\]\.phases\.first\.memory\.peak_bytes: expected a whole number, found "12";',
         ),
-        (lambda run: run.update(world_size=True), "run.world_size: expected a valid integer"),
-        (lambda run: run.update(world_size=2.0), "run.world_size: expected a valid integer"),
+        (lambda run: run.update(world_size=True), "run.world_size: expected a whole number"),
+        (lambda run: run.update(world_size=2.0), "run.world_size: expected a whole number"),
         (lambda run: run.update(ranks=None), "run.ranks: expected a list, found null"),
         (lambda run: run.update(ranks=[7]), r"run.ranks\[0\]: expected a table, found 7"),
         (lambda run: run["mesh"].update(tp=2), "run.mesh.tp: expected no such key, found 2"),

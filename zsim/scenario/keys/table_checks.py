@@ -4,36 +4,18 @@ scenario's words."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
 from zsim.errors import ZsimError, shown
+from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
 from zsim.scenario.keys.schema import ScenarioTable, Table, strategy_table
 from zsim.strategies import STRATEGIES
 
-TABLE = "a table, {{ key = value }}"
-EXPECTED: Mapping[str, str] = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": TABLE,
-    "model_type": TABLE,
-    "literal_error": "{expected}",
-    "greater_than_equal": "at least {ge:,}",
-    "less_than_equal": "at most {le:,}",
-    "less_than": "less than {lt:,}",
-    "too_long": "at most {max_length:,} entries",
-    "string_too_long": "at most {max_length:,} characters",
-}
-"""Each of pydantic's kinds of error in the words of scenario files; in braces its bounds."""
 FILES = ("model.huggingface", "model.traced", "cluster.file")
 """The keys that name files, which have keys of their own."""
 
@@ -104,26 +86,13 @@ def _joined(complaints: list[str]) -> str:
 
 def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) -> str:
     """The complaint about the value at `path`."""
-    kind, value = item["type"], item["input"]
-    if kind == "extra_forbidden":
+    if item["type"] == "extra_forbidden":
         return f"unknown key{did_you_mean(str(path[-1]), _names_at(schema, path[:-1]))}"
-    if kind == "missing":
-        return "expected a value, found nothing"
-    bounds = {name: _whole(bound) for name, bound in item.get("ctx", {}).items()}
-    if isinstance(bounds.get("error"), ZsimError):
-        return str(bounds["error"].complaint)
-    expected = (
-        EXPECTED[kind].format(**bounds) if kind in EXPECTED
-        else item["msg"][:200].removeprefix("Value error, ").removeprefix("expected ")
-    )
-    if kind == "literal_error":
-        expected = expected.replace("'", '"')  # as TOML and the rest of the message quote
-    return f"expected {expected}, found {f'{len(value):,}' if 'long' in kind else shown(value)}"
-
-
-def _whole(bound: Any) -> Any:
-    """0 for 0.0: the schema's own spelling is no matter of the user's."""
-    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+    cause = item.get("ctx", {}).get("error")
+    if isinstance(cause, ZsimError):
+        return cause.complaint
+    expected = pydantic_words.expected(item, table="a table, { key = value }")
+    return f"expected {expected}, found {pydantic_words.found(item)}"
 
 
 def _path(table: object, item: Any) -> list[str | int]:

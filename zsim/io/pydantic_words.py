@@ -1,0 +1,51 @@
+"""The complaints of pydantic in our words, for scenario files, saved Runs and traced models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import shown
+
+EXPECTED: Mapping[str, str] = {
+    "missing": "a value",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "{table}",
+    "model_type": "{table}",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge:,}",
+    "less_than_equal": "at most {le:,}",
+    "less_than": "less than {lt:,}",
+    "too_long": "at most {max_length:,} entries",
+    "string_too_long": "at most {max_length:,} characters",
+}
+"""The words for each kind of error; in braces its bounds."""
+
+
+def expected(error: Mapping[str, Any], *, table: str = "a table") -> str:
+    """The value that one of a ValidationError's `errors()` expected; a `table` is called so."""
+    kind = error["type"]
+    bounds = {name: _whole(bound) for name, bound in error.get("ctx", {}).items()}
+    if kind not in EXPECTED:
+        return str(error["msg"][:200].removeprefix("Value error, ").removeprefix("expected "))
+    text = EXPECTED[kind].format(**bounds, table=table)
+    return text.replace("'", '"') if kind == "literal_error" else text  # as TOML and JSON quote
+
+
+def found(error: Mapping[str, Any]) -> str:
+    """The value that it found, or the length of one that is too long."""
+    if error["type"] == "missing":
+        return "nothing"
+    value = error["input"]
+    return f"{len(value):,}" if "too_long" in error["type"] else shown(value)
+
+
+def _whole(bound: Any) -> Any:
+    """0 for 0.0: the schema's own spelling is no matter of the user's."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
