@@ -184,7 +184,7 @@ class NcclBackend(GlooBackend):
     device = "cuda"
 
     def capabilities(self) -> Capabilities:
-        """As gloo; BackendUnavailableError where there is no CUDA device."""
+        """Capabilities of gloo; BackendUnavailableError where there is no CUDA device."""
         _require_torch(self.name)
         import torch
 
@@ -198,7 +198,7 @@ class NcclBackend(GlooBackend):
         return Capabilities(memory=True, numerics=True, time=False, device=self.device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
-        """As gloo; BackendUnavailableError for more ranks than devices.
+        """Run as gloo does; BackendUnavailableError for more ranks than devices.
 
         NCCL refuses two ranks on one device unless their NCCL_HOSTID differ.
         """

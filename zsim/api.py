@@ -187,7 +187,8 @@ def found(
 
 
 def found_real(name: str, options: RunOptions) -> tuple[Backend, Capabilities]:
-    """As `found`; ArgumentError for the simulator, which would be compared with itself."""
+    """Backend and its capabilities, as `found`; ArgumentError for the simulator, which would be
+    compared with itself."""
     if name == registry.SimBackend.name:
         raise ArgumentError(where="against", expected="a backend that runs for real", found=name)
     return found(name, options, where="against")

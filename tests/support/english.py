@@ -1,4 +1,4 @@
-"""The English of docstrings, as tests and developers ask for it: where each rule is broken."""
+"""The English of docstrings and messages: where each rule is broken."""
 
 from __future__ import annotations
 
@@ -9,13 +9,41 @@ from pathlib import Path
 
 MAX_WORDS = 25
 """Longest sentence of a docstring, in words; what stands in code quotes counts as one."""
-OPENERS = frozenset({"What", "Which", "Whether", "Why", "How", "Of", "By", "Who", "Whose"})
+OPENERS = frozenset(
+    {"As", "At", "By", "For", "From", "How", "In", "It", "Its", "Of", "On", "That", "There"}
+    | {"Those", "Until", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why", "With"}
+)
+"""First words that name no subject; None and Before do."""
 NO_NAMES = frozenset({"found", "one", "place", "words"})
 """Names that say nothing of what a variable holds."""
 PARTS_OF_ERRORS = frozenset({"found"})
 """Arguments that errors have by their design: expected, found, remedy."""
+FEW_WORDS = 4
+"""Literals of fewer words are names and formats."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z])")
 _CODE = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]|\"[^\"]*\"|https?://\S+")
+
+
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each literal of some words that is no docstring: what users may read.
+
+    What an f-string fills in is one word.
+    """
+    inside = {
+        id(value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr | ast.JoinedStr)
+        for value in ast.iter_child_nodes(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in inside:
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        texts = [str(p.value) if isinstance(p, ast.Constant) else "Value" for p in parts]
+        if isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str):
+            text = "".join(texts)
+            if len(text.split()) >= FEW_WORDS and "```" not in text:
+                yield node.lineno, text
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -66,5 +94,10 @@ def breaches(file: Path) -> Iterator[str]:
             yield f"{file}:{line} a noun or a verb first: {opener}"
         for sentence in long_sentences(text):
             yield f"{file}:{line} {len(sentence.split())} words in a sentence: {sentence[:90]}…"
+    for line, text in messages(tree):
+        for opener in vague_openers(text):
+            yield f"{file}:{line} a noun or a verb first: {opener}"
+        for sentence in long_sentences(text.replace("; ", ". ")):
+            yield f"{file}:{line} {len(sentence.split())} words in a message: {sentence[:90]}…"
     for line, name in vague_names(tree):
         yield f"{file}:{line} a name that says nothing: {name}"

@@ -54,7 +54,7 @@ class ParityStep:
     """Whole gradients of one step, and what the optimizer makes of them."""
 
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """As the optimizer receives them, by fqn."""
+    """Gradients as the optimizer receives them, by fqn."""
     difference: float | None = None
     """Largest difference of any stepped element to the step of a new optimizer from the same state.
     """

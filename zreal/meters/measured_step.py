@@ -45,7 +45,7 @@ class TrainedRank:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     """After the last step."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """As the optimizer receives them in the step after the last."""
+    """Gradients as the optimizer receives them in the step after the last."""
     initial: dict[str, Tensor] = field(default_factory=dict)
     """Before the first step, as the optimizer has them; empty where the interpreter has none."""
     step_difference: float | None = None

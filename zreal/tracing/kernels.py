@@ -107,7 +107,7 @@ def _is_transposed(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _shape(name: str, arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """That of a product or of fused attention, as `zsim.ir.ops.Kernel` has it; () for any other
+    """Shape of a product or of fused attention, as `zsim.ir.ops.Kernel` has it; () for any other
     operator."""
     if name in _PRODUCTS:
         first, second = (tensor.shape for tensor in _factors(name, arguments))

@@ -29,8 +29,8 @@ from zsim.models.training_options import Device
 
 
 class Place(NamedTuple):
-    """Where in a step: `backward` or not, and the stretch, by its place in forward: units and what
-    lies before, between and after."""
+    """Place in a step: `backward` or not, and the stretch, counted in forward: units and what lies
+    before, between and after."""
 
     backward: bool
     stretch: int

@@ -1,4 +1,4 @@
-"""From the log of a traced step to modules: each unit, and the root's stretches between them, with
+"""Modules from the log of a traced step: each unit, and the root's stretches between them, with
 buffers by name.
 
 Names and kinds are those that `zsim.autograd.tape` gives to the built-in families, so that
@@ -284,5 +284,5 @@ def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
 
 
 def _module(of: Stretch, *, last: bool) -> Module:
-    """Its reads as operators."""
+    """Module of a stretch, with its reads as operators."""
     return stretch(of.fqn, unit=of.unit, weights=tuple((fqn, "") for fqn in of.reads), last=last)

@@ -139,8 +139,7 @@ UNMODELLED = (
 )
 ASKS = (
     "a module that asks for the dtype of a sharded parameter, which under FSDP1 depends on how "
-    "it asks: name the dtype in the module, "
-    "as by x.to(torch.bfloat16)"
+    "it asks; name the dtype in the module, as by x.to(torch.bfloat16)"
 )
 
 

@@ -93,8 +93,8 @@ def advice(case: Planned) -> tuple[Effect, ...]:
 
 
 def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
-    """That the scenario does not fit whatever is changed, with the least that it needs, in a
-    sentence; "" where it or a change may."""
+    """Sentence that the scenario fits under no change, with the least that it needs; "" where it or
+    a change may fit."""
     if any(
         verdict != "OOM" for verdict in (before.verdict, *(effect.verdict for effect in effects))
     ):

@@ -89,7 +89,7 @@ class Exposed:
 
     @property
     def reason(self) -> Reason:
-        """That of most of its exposed time."""
+        """Reason for most of its exposed time."""
         return self.parts[0][0]
 
 
@@ -133,17 +133,17 @@ class Why:
 
     @property
     def before_ns(self) -> int:
-        """Those before the first of forward."""
+        """Exposed nanoseconds before the first forward."""
         return sum(collective.before_ns for collective in self.exposed)
 
     @property
     def after_ns(self) -> int:
-        """Those after the last of a backward that nothing could hide."""
+        """Exposed nanoseconds after the last backward, which nothing could hide."""
         return sum(collective.after_ns for collective in self.exposed)
 
     @property
     def at_ends_ns(self) -> int:
-        """Those at either end, which no compute could hide."""
+        """Exposed nanoseconds at either end, which no compute could hide."""
         return self.before_ns + self.after_ns
 
     @property
@@ -225,7 +225,8 @@ def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
 
 
 class _Held(NamedTuple):
-    """Until when an op could not start, of what kind the reason is, and which op it is, if one."""
+    """Cause that kept an op from starting: its end in ns, its kind, and the op behind it, if
+    any."""
 
     until: int
     kind: Kind
@@ -366,8 +367,8 @@ def _path(
     ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]],
     blockers: Sequence[int | None],
 ) -> list[CriticalOp]:
-    """From the first op to the last that ends; through the host where that was held up by the
-    device."""
+    """The path from the first op to the last that ends; through the host where the device held that
+    up."""
     if not ops:
         return []
     at: int | None = max(range(len(ops)), key=lambda index: (times.ends[index], index))

@@ -27,7 +27,7 @@ faster one."""
 
 
 MOST_STARTS = 6
-"""Where nothing fits, of how many candidates, those that need least, more is changed."""
+"""Candidates with the least needed memory that are changed further where nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

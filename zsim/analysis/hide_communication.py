@@ -229,7 +229,7 @@ def _tried(label: str, scenario: Scenario) -> Tried | None:
 
 
 def _with_memory(tried: Tried) -> Tried:
-    """With what is known of its memory, which is looked at once."""
+    """The change with its memory verdict, which is computed once."""
     if tried.change.memory:
         return tried
     verdict = assess(tried.planned)

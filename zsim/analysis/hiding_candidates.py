@@ -100,7 +100,7 @@ def with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
 
 
 def _repaired(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Where some links are slower than the others: all alike."""
+    """The scenario without slow links, where its cluster has some."""
     if scenario.cluster.slow_rails:
         yield (
             "slow_links repaired",
@@ -143,4 +143,4 @@ KINDS: dict[str, Callable[[Scenario], Iterator[tuple[str, Scenario]]]] = {
 }
 """The kinds of change and their candidates, the smallest first."""
 ENDS = (UNITS, APART, "repaired links", "faster links")
-"""Those that make the step's ends shorter."""
+"""Changes that make the step's ends shorter."""

@@ -33,11 +33,9 @@ def _half_precision(scenario: Scenario) -> Iterator[str]:
         and keeps == "no master copy"
     ):
         yield (
-            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master "
-            f"copy: of gradients below 0.005 it keeps a "
-            "thousandth of the square, which is nothing in fp16, as its eps of 1e-8 is, and "
-            "divides by its root, so parameters become "
-            "infinite in torch too; bf16 has the range"
+            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy; "
+            "squares of gradients below 0.005 and its eps of 1e-8 are 0 in fp16, so parameters "
+            "become infinite in torch too; take bf16, which has the range"
         )
 
 
@@ -66,9 +64,8 @@ def _one_unit(scenario: Scenario) -> Iterator[str]:
     if least >= gathered:
         return  # with such a lookahead blocks are all gathered too
     yield (
-        f"{cost}, and nothing hides that or the reduction of gradients; with one group per block, "
-        f"wrapping.every = 1, at most "
-        f"{least:,} B are gathered at a time, and while other blocks compute"
+        f"{cost}, and nothing hides that or the reduction of gradients; with wrapping.every = 1, "
+        f"one group per block, at most {least:,} B are gathered at a time, while others compute"
     )
 
 

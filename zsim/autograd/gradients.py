@@ -145,8 +145,8 @@ class Gradients:
             self.added.append(part)
 
     def _sum_tied(self, names: list[str], *, viewed: bool = True) -> None:
-        """As `_sum_one`, for all parameters whose gradients one node has made; for a linear they
-        are views of what it made."""
+        """Sum as `_sum_one` does, for all parameters whose gradients one node has made; for a
+        linear they are views of what it made."""
         start = len(self.storages.events)
         for name in names:
             self._sum_one(name, viewed=viewed)

@@ -154,7 +154,7 @@ def _validated(
 
 @contextmanager
 def keeping_what_there_is(target: Path | None) -> Iterator[None]:
-    """When a rank fails inside, save what the ranks had ended, if anything, marked incomplete; the
+    """Save what the ranks had ended when one fails inside, if anything, marked incomplete; the
     error's remedy says where."""
     try:
         yield

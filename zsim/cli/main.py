@@ -31,8 +31,8 @@ LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are ours, so that they too are one object where JSON was asked for, and say which
-    word may have been meant."""
+    """Parser whose errors are ours: one object where JSON was asked for, with the word that may
+    have been meant."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -91,7 +91,7 @@ class ArgumentsError(ZsimError):
 
 
 class LackError(ZsimError):
-    """There is not enough memory for what was asked."""
+    """Error: the machine has not enough memory for what was asked."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ class _Stream:
         )
 
     def write(self, text: str) -> int:
-        """As that of the stream."""
+        """Write to the stream; after its reader is gone, to nowhere."""
         try:
             return self._stream.write(text)
         except self._errors:
@@ -29,7 +29,7 @@ class _Stream:
             return len(text)
 
     def flush(self) -> None:
-        """As that of the stream."""
+        """Flush the stream, unless its reader is gone."""
         try:
             self._stream.flush()
         except self._errors:

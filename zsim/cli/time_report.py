@@ -185,8 +185,7 @@ def lines(
     if hosted_ns:
         yield (
             f"  {format_time(hosted_ns)} of the host's own step of the optimizer and its copies, "
-            f"at its memory's bandwidth: more nodes to "
-            "share them help, or states on the device"
+            "at its memory's bandwidth; more nodes to share them help, or states on the device"
         )
     elif reasons.host_bound:
         yield (

@@ -27,7 +27,7 @@ LARGE_SEGMENT = 20 * 2**20
 """Bytes of a large pool's segment for a size below `MIN_LARGE`, and of a page of its expandable
 segments (large_segment_size)."""
 MIN_LARGE = 10 * 2**20
-"""From this size on a segment is as large as the block, rounded up to `ROUND_LARGE`
+"""Least size for which a segment is as large as the block, rounded up to `ROUND_LARGE`
 (kMinLargeAlloc)."""
 ROUND_LARGE = 2 * 2**20
 """The granularity of segments made for one large block (kRoundLarge)."""
@@ -200,7 +200,7 @@ class CachingAllocator:
         )
 
     def _from_device(self, pool: Pool, size: int) -> Block | None:
-        """As `_grow`; None when the device is full."""
+        """Grow the pool as `_grow` does; None when the device is full."""
         block = self._expandable_block(pool, size) if self.expandable_segments else None
         have = 0 if block is None or not block.mapped else block.size
         nbytes = -(-(size - have) // pool.page) * pool.page if block else segment_size(size)
@@ -217,8 +217,8 @@ class CachingAllocator:
         return block
 
     def _expandable_block(self, pool: Pool, size: int) -> Block:
-        """Where `size` bytes fit at the lowest address when memory is mapped: free blocks and
-        address space in a row."""
+        """The lowest block in which `size` bytes fit when memory is mapped: free blocks and address
+        space in a row."""
         for _, space in pool.unmapped:
             before = space.previous
             first = before if before is not None and not before.requested else space

@@ -24,7 +24,7 @@ class Releases:
 
     @property
     def words(self) -> str:
-        """For a sentence: "giving cached memory back twice a steady step"; nothing where none is
+        """Words for a sentence: "giving cached memory back twice a steady step"; "" where none is
         given back."""
         if not self.steady and not self.first:
             return ""
@@ -53,7 +53,7 @@ class Pressure:
 
     @property
     def runs(self) -> Releases | None:
-        """As expected, or else at best; None where it never runs."""
+        """Releases as expected, or else at best; None where it never runs."""
         return self.expected or self.best
 
 

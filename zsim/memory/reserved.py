@@ -32,7 +32,7 @@ class AllocatorRecord:
     fragmentation_bytes: int
     """Reserved but in no live block, when active bytes are at their peak for the first time."""
     rounding_bytes: int
-    """In live blocks but not asked for, at that moment."""
+    """Bytes in live blocks that nobody asked for, at that moment."""
     workspace_bytes: int
     """Bytes of cuBLAS's workspaces, at that moment."""
     num_segments: int
@@ -41,7 +41,7 @@ class AllocatorRecord:
     """Times in the phase that the device was full and the allocator gave all cached memory back,
     which stalls the device."""
     reserved_by_pool: Mapping[str, int]
-    """At the end of the phase, by "stream small" and "stream large"."""
+    """Reserved bytes at the end of the phase, by "stream small" and "stream large"."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""From the formula that everybody quotes (16Ψ/N and its kin) to the bytes that are needed: one step
-per reason.
+"""Waterfall from the formula that everybody quotes (16Ψ/N and its kin) to the bytes that are
+needed: one step per reason.
 
 The formula is zsim.memory.formulas', the bytes are zsim.memory.fits's; each step says what the
 formula leaves out.

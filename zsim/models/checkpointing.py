@@ -57,7 +57,7 @@ class Checkpointing:
         return (operators,) if self.mode != "none" else ()
 
     def kept(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        """Those of a recomputed stretch whose outputs are kept."""
+        """Operators of a recomputed stretch whose outputs are kept."""
         linears = [operator for operator in operators if operator.kind in LINEARS]
         passed_over = [linear for index, linear in enumerate(linears) if index % self.save_every]
         asked = {*self.save, *(LINEARS if "linear" in self.save else ())}

@@ -84,7 +84,7 @@ class Backend(Protocol):
     name: str
 
     def capabilities(self) -> Capabilities:
-        """Its senses, or BackendUnavailableError with how to get it."""
+        """The backend's senses, or BackendUnavailableError with how to get it."""
         ...
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:

@@ -1,5 +1,4 @@
-"""From a scenario to its Program: the model is lowered for batch, dtype and device, and the
-strategy arranges it."""
+"""Planning: the model is lowered for batch, dtype and device, and the strategy arranges it."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Scenario:
     seed: int
     expect: tuple[Expectation, ...]
     folder: str
-    """Where the files that its tables name are looked for."""
+    """Folder of the files that its tables name."""
     _tables: dict[str, Any] = field(compare=False)
     """Scenarios are equal that mean the same, however they are written."""
 

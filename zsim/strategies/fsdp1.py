@@ -45,7 +45,7 @@ from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """As FullyShardedDataParallel takes them, with torch's defaults.
+    """Options of FullyShardedDataParallel, with torch's defaults.
 
     `sharding`: "full" frees blocks after forward (FULL_SHARD; over replicas HYBRID_SHARD),
     "grad_op" keeps them until backward (SHARD_GRAD_OP). `backward_prefetch`: the block before is
@@ -138,16 +138,15 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
         if model.dtype != ORIGINAL and any(runs) and not runs[0]:
             yield (
                 f"model.traced: the first run of {unit} does not go into the loss and a later one "
-                f"does: torch's FSDP1 has its hook on what "
-                "the first one made, and loses gradients of two bytes; run the others first, use "
-                "fsdp2, or train in float32"
+                "does; torch's FSDP1 has its hook on what the first one made, and loses gradients "
+                "of two bytes; run the others first, use fsdp2, or train in float32"
             )
             return
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
-    """At most a rank for each end of a parameter in a flat one, and those between two ends, all
-    alike."""
+    """Most ranks with programs of their own: one for each end of a parameter in a flat one, and
+    those between two ends, all alike."""
     return min(mesh.dp_shard, 2 * len(model.parameters) + 2)
 
 

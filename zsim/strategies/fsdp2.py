@@ -103,11 +103,10 @@ def model_problems(
         early = _recomputed_early(model, block, options)
         if early:
             yield (
-                "activation_checkpointing.save: expected hooks of nested units to make no more "
-                "calls while a block is recomputed than in forward, as torch 2.13 requires "
+                "activation_checkpointing.save: expected no nested unit that is recomputed before "
+                f"its own backward, found {', '.join(early)}; torch 2.13 fails there "
                 '("profiler._record_function_enter_new … encountered during backward but not '
-                f'found in storage"), found {", ".join(early)} recomputed before their own '
-                'backward; use mode = "full", or other wrapping.nested units'
+                'found in storage"); use mode = "full", or other wrapping.nested units'
             )
             return
 

@@ -80,7 +80,8 @@ class Strategy:
     # -- the model under the strategy
 
     casts_input: bool = False
-    """With 2-byte parameters, the model's floating-point inputs are cast, as fully_shard does."""
+    """The model's floating-point inputs are cast to 2-byte parameters' dtype, as fully_shard
+    does."""
     nests: Literal["units", "buffers", "nothing"] = "nothing"
     """Units inside blocks: modules with hooks of their own, flat buffers of their own, or no units
     at all."""

@@ -43,7 +43,8 @@ def owned_parameters(training: Training, *, num_ranks: int) -> tuple[tuple[Param
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
-    """At most an owner for each parameter, and those that own none."""
+    """Most ranks with programs of their own: an owner for each parameter, and those that own
+    none."""
     return min(mesh.dp_replicate, len(model.parameters) + 1)
 
 

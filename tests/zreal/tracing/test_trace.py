@@ -282,7 +282,7 @@ def test_units_are_the_longest_list_or_those_that_are_chosen() -> None:
 def test_a_module_left_whole_runs_with_a_warning_of_its_cost() -> None:
     with pytest.warns(
         UserWarning,
-        match=r"Linear has no ModuleList: the whole model is one unit.*288 B as they are",
+        match=r"Linear has no ModuleList, so the whole model is one unit.*288 B as they are",
     ):
         model = trace(lambda: nn.Linear(8, 8), X)
     assert [unit.fqn for unit in model.units] == [ROOT]

@@ -250,9 +250,8 @@ def test_one_unit_for_the_whole_model_is_warned_of_with_its_figures(strategy: st
     assert text == (
         f"the whole model is one param group: {whole:,} B of parameters are gathered before "
         f"anything computes, and nothing hides "
-        f"that or the reduction of gradients; with one group per block, wrapping.every = 1, at "
-        f"most {held:,} B are gathered at a "
-        "time, and while other blocks compute"
+        f"that or the reduction of gradients; with wrapping.every = 1, one group per block, at "
+        f"most {held:,} B are gathered at a time, while others compute"
     )
     assert cautions(by_block) == ()
 

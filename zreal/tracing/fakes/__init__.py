@@ -1,1 +1,1 @@
-"""Where fake tensors differ from real ones."""
+"""Corrections of fake tensors where they differ from real ones."""

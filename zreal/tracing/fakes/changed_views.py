@@ -46,10 +46,8 @@ def require_history(where: str, tensor: Tensor) -> None:
         raise UntraceableError(
             where=where,
             expected="a tensor that torch can put a hook on",
-            found="a view whose memory was changed in place after it was made, and which nothing "
-                  "has used since: on it "
-            "register_hook, which fully_shard calls on outputs, ends the process by a "
-            "segmentation fault",
+            found="a view that nothing has used since its memory was changed in place; on it "
+                  "fully_shard's register_hook ends the process by a segmentation fault",
             remedy="return a clone() of it, or make the change out of place",
         )
 

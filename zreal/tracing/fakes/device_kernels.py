@@ -182,7 +182,8 @@ def _rms_norm(
 
 
 def _refuse_one_hot() -> None:
-    """On fake tensors its C++ makes an eighth more than on real ones: Onehot.cpp, torch 2.13."""
+    """Refuse one_hot: on fake tensors its C++ makes an eighth more than on real ones (Onehot.cpp,
+    torch 2.13)."""
     raise UntraceableError(
         where="one_hot",
         expected="operators that make of fake tensors what they make of real ones",

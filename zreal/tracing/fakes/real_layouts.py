@@ -21,18 +21,18 @@ from zsim.models.training_options import Device
 Lie = tuple[int, ...] | torch.memory_format
 """A tensor's strides, or the memory format that they follow from."""
 Rule = Callable[[tuple[Any, ...]], "Lie | None"]
-"""From an operator's arguments to how its first result lies; None: as new tensors do."""
+"""Layout of an operator's first result, by its arguments; None: as new tensors lie."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 STATISTICS = frozenset({"native_batch_norm", "native_layer_norm", "native_group_norm"})
 """Norms, whose statistics are of their weights' dtype; fake tensors have them in the input's."""
 
 
 def _as_new(_: tuple[Any, ...]) -> None:
-    """As new tensors, whatever the arguments do."""
+    """Layout of new tensors, whatever the arguments do."""
 
 
 def _like(position: int) -> Rule:
-    """As torch.empty_like of the argument at `place`."""
+    """Layout of torch.empty_like of the argument at `position`."""
     return lambda arguments: torch.empty_like(arguments[position]).stride()
 
 
@@ -72,13 +72,13 @@ def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _power(arguments: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """As element by element, but that of a number as new."""
+    """Layout as element by element, but that of a number as new."""
     return _element_by_element(arguments) if isinstance(arguments[0], Tensor) else None
 
 
 def _in_order(*places: int) -> Rule:
-    """As `_element_by_element` of the arguments at `places`, which the kernel goes through in that
-    order."""
+    """Layout by `_element_by_element` of the arguments at `places`, which the kernel goes through
+    in that order."""
     return lambda arguments: _element_by_element(tuple(arguments[position] for position in places))
 
 
@@ -144,8 +144,8 @@ def _grouped_products(
     first: Tensor, second: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As torch makes room for products of groups, in any dtype; its own function for fake tensors
-    takes bfloat16 alone.
+    """Room for products of groups as torch makes it, in any dtype; its own function for fake
+    tensors takes bfloat16 alone.
 
     RuntimeError as of the real one (aten/src/ATen/native/GroupedMMUtils.h).
     """

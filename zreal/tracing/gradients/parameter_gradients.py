@@ -22,8 +22,8 @@ class ParameterGradients:
         self.made: dict[str, list[int]] = defaultdict(list)
         self.kept: dict[str, int] = {}
         self.shared: list[str] = []
-        """Those whose gradient is a part of another's storage, which goes on to what comes before
-        them."""
+        """Parameters whose gradient is a part of another's storage, which goes on to what comes
+        before them."""
         self._kept_at: dict[str, int] = {}
         self._log = log
         self.copied: set[str] = set()

@@ -46,7 +46,7 @@ class RunViews:
         _replace(module, self._instead.get((unit, self._begun[unit]), {}))
 
     def put_back(self, unit: str, module: nn.Module) -> None:
-        """It is over, and the module has its own parameters again."""
+        """The run is over, and the module has its own parameters again."""
         _replace(module, self._own.get(unit, {}))
 
 

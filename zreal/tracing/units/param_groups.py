@@ -42,10 +42,9 @@ def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[s
         return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
     nbytes = total(model.parameters())
     warnings.warn(
-        f"{type(model).__name__} has no ModuleList: the whole model is one unit, so that sharded "
-        f"strategies gather all of "
-        f"its parameters at once ({format_bytes(nbytes)} as they are) and communicate only before "
-        f"and after it; name units=",
+        f"{type(model).__name__} has no ModuleList, so the whole model is one unit; sharded "
+        f"strategies gather all of its parameters at once ({format_bytes(nbytes)} as they are) "
+        f"and communicate only before and after it; name units=",
         stacklevel=4,
     )
     return {}

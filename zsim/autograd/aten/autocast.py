@@ -157,7 +157,7 @@ class Autocast:
         )
 
     def _cross_entropy(self, op: Operator, dtypes: dict[str, str]) -> Iterator[Call]:
-        """On the CPU logits are cast; on CUDA log_softmax is told to keep their dtype and what
+        """Casts of logits on the CPU; on CUDA log_softmax is told to keep their dtype, and what
         nll_loss reads is cast."""
         logits, numel = op.inputs[0], self._numel(op.out_features)
         if dtypes[logits] == WIDE:

@@ -67,8 +67,8 @@ class NodeOver:
 
 
 SUM_OF_GRADIENTS = ".summed"
-"""In the name of a buffer: two gradients of one value, which several operators read, have been
-added up in it."""
+"""Suffix of a buffer in which two gradients of one value, which several operators read, are added
+up."""
 TapeEvent = Alloc | Free | ParameterGradient | Accumulated | NodeOver | Recomputed | InnerCall
 
 

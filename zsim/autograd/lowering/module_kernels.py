@@ -18,7 +18,7 @@ from zsim.models.training_options import DTYPE_NBYTES
 
 
 def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
-    """In order."""
+    """Kernels of forward, in order."""
     made = [call for call in calls if call.moved and not call.from_cache]
     return tuple(
         Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape)
@@ -35,8 +35,8 @@ def backward_kernels(
     parameters: Mapping[str, Parameter],
     made: Counter[str],
 ) -> Iterator[Kernel]:
-    """In reverse order; `nbytes` are the sizes of values, of which those in `needs_gradient` get
-    gradients, `parameters` the model's.
+    """Kernels of backward, in reverse order of `calls`; `nbytes` are the sizes of values, of which
+    those in `needs_gradient` get gradients, `parameters` the model's.
 
     `made` counts the gradients of each value and parameter that later modules have made, and learns
     of these: all but the first are added.

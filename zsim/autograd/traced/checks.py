@@ -252,7 +252,7 @@ def other_parameters_get_none(of: Lowering) -> Breaches:
 
 
 def backward_ends_with_the_loss(of: Lowering) -> Breaches:
-    """From the free of the loss's gradient on, backward only frees; the loss goes last."""
+    """Backward only frees once the loss's gradient is freed; the loss goes last."""
     tape = next(module for module in of.lowered if module.differentiates).backward.memory
     ends = tape[tape.index(Free(SEED)) :] if Free(SEED) in tape else ()
     if not ends or ends[-1] != Free(of.loss) or not all(isinstance(e, Free) for e in ends):

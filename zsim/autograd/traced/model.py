@@ -173,9 +173,8 @@ class TracedModel(ModelSpec):
             expected="a module that runs without the hooks of fully_shard, which this strategy "
                      "does not have",
             found=variant.fails or "one that does not",
-            remedy=f"hooks cast what the model and its units take to {self.dtype}, and give "
-                   f"zeros as gradients of what those leave: make these in the module itself, or "
-                   f"use fsdp2 or hsdp{uncast}",
+            remedy=f"cast inputs to {self.dtype} and give zeros as missing gradients in the module "
+                   f"itself, as these hooks do, or use fsdp2 or hsdp{uncast}",
         )
 
 
@@ -249,7 +248,8 @@ def _casts_input(module: LoweredModule) -> bool:
 
 
 def check_whole(model: TracedModel) -> TracedModel:
-    """As `check`; and where the model's inputs are cast, a variant with raw inputs is there."""
+    """Check as `check` does, and require a variant with raw inputs where the model's inputs are
+    cast."""
     known = {v.checkpointing for v in model.hook_variants if v.unit_hooks == "raw_inputs"}
     for asked, lowered in ((NO_CHECKPOINTING, model.lowered), *model.recomputing):
         if asked not in known and any(map(_casts_input, lowered)):

@@ -37,8 +37,8 @@ MISSED_STEP = 0.1
 No constant is fitted to the host's pace. Identical runs differ by 3 % at most.
 """
 CHECK_HOST = (
-    "what the host takes to launch is not fitted, and has gone into compute: leave these rows "
-    "out, or set the host's constants in the file"
+    "the host's time to launch is not fitted, and has gone into compute; leave these rows out, "
+    "or set the host's constants in the file"
 )
 CHECK_CURVE = "check the units of sizes and times, and that the cluster has their GPUs and links"
 CHECK_STEPS = (

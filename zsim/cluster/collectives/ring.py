@@ -97,8 +97,8 @@ def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[R
 
 
 def _chunk_steps(nbytes: int, *, group_size: int, first: int) -> Iterator[RingStep]:
-    """In step s rank r sends chunk r − s − first; a reduce-scatter (first 1) ends with chunk r on
-    rank r."""
+    """Steps of a ring: in step s rank r sends chunk r − s − first. A reduce-scatter (first 1) ends
+    with chunk r on rank r."""
     chunks = [shard(nbytes, num_shards=group_size, rank=rank).numel for rank in range(group_size)]
     for step in range(group_size - 1):
         yield tuple(

@@ -70,7 +70,7 @@ def rank_steps(program: Program, number: int) -> Iterator[RankStep]:
 
 
 def unsharded(live: Mapping[str, Made]) -> list[Made]:
-    """Those of the live buffers that hold unsharded parameters."""
+    """Live buffers that hold unsharded parameters."""
     return [made for made in live.values() if made.alloc.kind == "unsharded_parameters"]
 
 

@@ -206,7 +206,7 @@ TABLES: Mapping[str, Any] = {
         "OptimizerTable", Optimizer, "The optimizer, as torch.optim names it.",
         {
             "name": _key("The algorithm."),
-            "implementation": _key("How torch loops over parameters."),
+            "implementation": _key("torch's loop over parameters."),
             "learning_rate": _key("lr of torch.optim.", ge=0),
             "momentum": _key("Momentum of sgd.", ge=0, lt=1),
             "weight_decay": _key("weight_decay of torch.optim.", ge=0),
@@ -229,7 +229,7 @@ TABLES: Mapping[str, Any] = {
                 "Operators of a recomputed block whose outputs are kept: linear, attention."
             ),
             "save_every": _key(
-                "Of the saved linears the first of each so many is kept; 2 is torchtitan's policy.",
+                "The first of each so many saved linears is kept; 2 is torchtitan's policy.",
                 ge=1, le=MAX_SIZE,
             ),
             "recompute": _key("Operators that are recomputed alone, everything else is kept."),
@@ -255,7 +255,7 @@ TABLES: Mapping[str, Any] = {
     ),
     "execution": _derived(
         "ExecutionTable", Execution,
-        "How the step is executed, where it changes nothing but time.",
+        "Execution of the step, where it changes nothing but time.",
         {
             "compile": _key("torch.compile fuses chains of element-wise kernels."),
             "float8": _key("Linears multiply in 8 bits, and cast for it."),
@@ -333,7 +333,7 @@ KEYS: dict[str, Any] = {
     ),
     "expect": (
         dict[str, int | str],
-        Field(default={}, description="What the scenario asserts of its steady step."),
+        Field(default={}, description="Assertions about the steady step."),
     ),
 }
 """The top level of a scenario; `strategy` has a table of its own, which its name decides."""
@@ -354,7 +354,7 @@ MEANINGS: Mapping[str, str] = {
     "granularity": 'A flat buffer for each "unit" or "parameter", or buckets of a size, as '
                    '"25 MiB".',
     "lookahead": "Modules that are gathered ahead.",
-    "reshard_after_forward": 'As fully_shard takes it: "auto" frees blocks and not the root; a '
+    "reshard_after_forward": 'fully_shard\'s own: "auto" frees blocks and not the root; a '
                              "number reshards to so many ranks.",
     "offload": "Sharded parameters, gradients and optimizer states live in host memory, where the "
                "optimizer steps.",

@@ -1,4 +1,4 @@
-"""From a scenario's tables to its parts: each by itself, then the model, the cluster and the mesh.
+"""Parts of a scenario from its tables: each by itself, then the model, the cluster and the mesh.
 
 Every problem of every table is reported: a part that cannot be made only hides what `refusals`
 says of it together with others.

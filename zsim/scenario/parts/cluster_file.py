@@ -74,8 +74,8 @@ SCOPES: Mapping[str, tuple[str, ...]] = {
     "nvls": ("all_reduce",),
     "network": ("all_gather", "all_reduce"),
 }
-"""Where curves hold. On a network a reduce-scatter goes by the all-gather's, a broadcast by the
-all-gather's everywhere."""
+"""Links on which curves hold. On a network a reduce-scatter goes by the all-gather's, a broadcast
+by the all-gather's everywhere."""
 
 
 def load(path: str, *, folder: Path | None, nodes: int, ranks: int | None) -> ClusterSpec:

@@ -1,5 +1,5 @@
-"""From a scenario's `cluster` table to the ClusterSpec: a preset or a file, so many nodes of it,
-and its links that are slower."""
+"""The `cluster` table of a scenario as a ClusterSpec: a preset or a file, so many nodes of it, and
+its links that are slower."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""From a scenario's `model` table to the ModelSpec: a preset, a family with sizes, a config.json,
-or a traced module."""
+"""The `model` table of a scenario as a ModelSpec: a preset, a family with sizes, a config.json, or
+a traced module."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], 
 def recomputed_in_turn(
     tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]
 ) -> tuple[list[RecomputedStretch], list[MemoryEvent]]:
-    """As `until_recomputed`, with what a recomputation of these `kernels` does between calls of
-    units in the block."""
+    """Split as `until_recomputed` does, with what a recomputation of these `kernels` does between
+    calls of units in the block."""
     events, again, after = list(tape), list[RecomputedStretch](), list[MemoryEvent]()
     kinds = set(map(type, events))
     if InnerCall not in kinds:

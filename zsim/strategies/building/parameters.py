@@ -38,6 +38,6 @@ def named_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
 
 
 def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """Those of `named_parameters` that get a gradient: what an optimizer steps."""
+    """Parameters of `named_parameters` that get a gradient: what an optimizer steps."""
     trained = model.trained
     return tuple([parameter for parameter in named_parameters(model) if parameter.fqn in trained])

@@ -17,7 +17,7 @@ from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
 
 ALIGNMENT_NBYTES = 16
-"""Where use_orig_params puts parameters in the flat one (_get_aligned_numel)."""
+"""Alignment of parameters in the flat one with use_orig_params (_get_aligned_numel)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

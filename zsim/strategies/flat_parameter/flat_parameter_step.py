@@ -20,7 +20,7 @@ from zsim.strategies.fsdp.gradient_division import divide_kernels, division
 from zsim.strategies.fsdp.passes import ORIGINAL, Passes
 
 MAX_PENDING_FREES = 2
-"""At so many the limiter waits for the oldest before it gathers
+"""Pending frees at which the limiter waits for the oldest before it gathers
 (_FreeEventQueue._max_num_inflight_all_gathers)."""
 EARLIER_STEP = -1
 """The event of a free in an earlier step, which is over."""
@@ -35,8 +35,8 @@ class FlatParameterStep(Passes):
     units: tuple[str, ...] = ()
     """The units that have a flat parameter."""
     hollow: frozenset[str] = frozenset()
-    """Those of which this rank's shard has nothing of original parameters that are trained: only
-    padding, or frozen ones."""
+    """Units of which this rank's shard has nothing of trained original parameters: only padding, or
+    frozen ones."""
     originals: bool = False
     """The original parameters are visible (use_orig_params)."""
     hung: list[tuple[int, str]] = field(default_factory=list)

@@ -33,10 +33,11 @@ class Order:
     """The orders in which flat parameters have been used, by which others are prefetched."""
 
     forward: list[FlatParameter] = field(default_factory=list)
-    """In which the first micro-batch of all gathered them in forward; nothing later changes it."""
+    """Order in which the first micro-batch of all gathered them in forward; nothing later changes
+    it."""
     learns: bool = True
     ended: list[FlatParameter] = field(default_factory=list)
-    """In which their forwards have ended in this micro-batch, one that ran twice twice."""
+    """Order in which their forwards have ended in this micro-batch, one that ran twice twice."""
 
     def begin(self, flat: FlatParameter) -> None:
         """A unit's forward begins."""
@@ -71,7 +72,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Where the hooks of units fire, and what autograd meets of each run."""
+    """Hooks of units, with the modules at which they fire, and what autograd meets of each run."""
 
     events: HookEvents
     places: dict[str, int]
@@ -126,9 +127,10 @@ class MicroBatchHooks:
     forward_prefetch: bool
     sync: bool
     splits: list[Split] = field(default_factory=list)
-    """In the order of forward; backward comes to them from the last to the first."""
+    """Views of runs in the order of forward; backward comes to them from the last to the first."""
     leaving: list[FlatParameter] = field(default_factory=list)
-    """Those without an accumulator whose backward is over, until the next node of autograd."""
+    """Flat parameters without an accumulator whose backward is over, until the next node of
+    autograd."""
 
     def forward(self, modules: tuple[LoweredModule, ...]) -> None:
         """Gather each unit before its first module and free it after its last, the root around

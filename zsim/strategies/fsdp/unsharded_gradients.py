@@ -35,7 +35,7 @@ class UnshardedGradients:
     uncopied: dict[str, str] = field(default_factory=dict)
     """Buffer of the gradient that a view will copy, by view."""
     added: list[str] = field(default_factory=list)
-    """Those that the module at hand has added to one found, in its order."""
+    """Gradients that the module at hand has added to an earlier one, in its order."""
 
     def begin(self, modules: tuple[LoweredModule, ...]) -> None:
         """A backward over `modules` begins: count the gradients that it will make of each

@@ -36,7 +36,7 @@ class FSDPParamGroup:
     unsharded: bool = False
     gathered: bool = False
     state: Literal["idle", "pre_backward", "post_backward"] = "idle"
-    """Where backward is with it, as torch's TrainingState says."""
+    """State of its backward, as torch's TrainingState says."""
     in_backward: bool = False
     """The pre-backward hook has run in this backward: a recomputation begins and ends no forward.
     """
@@ -51,7 +51,7 @@ class FSDPParamGroup:
     backward_prefetch: tuple[FSDPParamGroup, ...] = ()
     """Gathered when its backward begins (set_modules_to_backward_prefetch)."""
     post_forward_indices: list[int] = field(default_factory=list)
-    """Its places in the order in which forwards ended; backward uses up the last one."""
+    """Positions in the order in which forwards ended; backward uses up the last one."""
 
     totals: dict[str, int] = field(init=False)
     """The sums over parameters of "numel", "shard" and "padded"."""

@@ -32,7 +32,7 @@ class UnshardingStep(Passes):
     forward_gather: FSDPParamGroup | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
     forward_output: str = ""
-    """That output."""
+    """Name of that group's all-gather output."""
     outputs: dict[str, str] = field(default_factory=dict)
     """The last all-gather output of each group; one that runs twice in a row has two at once."""
     gathers: dict[str, int] = field(default_factory=dict)

@@ -114,7 +114,7 @@ class ReplicatedModel:
 
     @property
     def storages(self) -> tuple[Alloc, ...]:
-        """Those of the rebuilt buckets, one for each, in the order in which they are reduced."""
+        """Storages of the rebuilt buckets, one for each, in the order in which they are reduced."""
         element = DTYPE_NBYTES[self.dtype]
         sizes = (
             element * sum([parameter.numel for parameter in bucket]) for bucket in self.rebuilt

@@ -72,8 +72,8 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
 
 
 def _children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[Parameter]:
-    """In the order in which `Module.to` casts them: those of a module's children before its own
-    (torch.nn.Module._apply)."""
+    """Parameters in the order in which `Module.to` casts them: those of a module's children before
+    its own (torch.nn.Module._apply)."""
     own: list[Parameter] = []
     children: dict[str, list[Parameter]] = {}
     for parameter in parameters:

@@ -210,7 +210,7 @@ def test_a_view_that_torch_cannot_put_a_hook_on_is_refused(name: str) -> None:
         exec(UNUSED[name])
         return y
 
-    expected = r"^blocks.0: expected a tensor that torch can put a hook on, found a view whose memory was changed"  # noqa: E501
+    expected = r"^blocks.0: expected a tensor that torch can put a hook on, found a view that nothing has used since its memory was changed"  # noqa: E501
     with pytest.raises(UntraceableError, match=expected):
         trace(lambda: Stack(change), X)
     code = (

@@ -317,8 +317,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
 strategy = """
     parse(f"{text} {{ {FSDP2} }}".encode(), where="user.toml", folder=tmp_path)
     for strategy in (DDP, FSDP1, 'name = "zero3"'):
-        with pytest.raises(ZsimError, match="make these in the module itself, or use fsdp2 or "
-                                            "hsdp"):
+        with pytest.raises(ZsimError, match="itself, as these hooks do, or use fsdp2 or hsdp"):
             parse(f"{text} {{ {strategy} }}".encode(), where="user.toml", folder=tmp_path)
     with pytest.raises(UntraceableError, match="a norm whose weights and buffers are of its "
                                                "input's dtype"):

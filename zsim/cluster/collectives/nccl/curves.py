@@ -233,10 +233,9 @@ CROSSINGS: dict[tuple[Fabric, bool], Crossing] = {
         provenance="published",
         source=(
             "all-gather of 2 × 8 GPUs: 105 µs (bottlerocket-kernel-kit issue 313, which has 303 "
-            "µs at 1 MB); at 256 MiB the best twentieth "
-            "on a shared cluster of p5, 4 to 64 nodes: 4.7 to 5.2 latencies of a ring with LL128 "
-            "in all (nanotron), to which "
-            "the first term is fitted; the last as its all-reduce"
+            "µs at 1 MB); the best twentieth at 256 MiB on 4 to 64 shared p5 takes 4.7 to 5.2 "
+            "latencies of a ring with LL128 (nanotron); the first term is fitted to that, the last "
+            "as its all-reduce"
         ),
     ),
     ("tcp", True): Crossing(

@@ -162,7 +162,7 @@ def _nvls(nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
 
 
 def _between(n: int, few: int, many: int) -> float:
-    """From a fifth for the `few` ranks of one node to 1 for `many`, in proportion."""
+    """Share between a fifth for the `few` ranks of one node and 1 for `many`, in proportion."""
     return 0.2 + 0.8 * (n - few) / (many - few)
 
 
