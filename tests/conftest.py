@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,8 @@ from hypothesis import settings
 # Read when torch is imported. The kernel of a convolution goes by the number of threads, and with
 # it the strides of gradients; xdist's workers and gloo ranks share the cores besides.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test reads what its user's machine was measured to do, or writes there.
+os.environ["ZSIM_CACHE"] = tempfile.mkdtemp(prefix="zsim-cache-")
 
 settings.register_profile("zsim", deadline=None)
 settings.load_profile("zsim")

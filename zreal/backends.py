@@ -14,7 +14,12 @@ from typing import Any
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
-from zsim.runs.backend import Capabilities, RunOptions
+from zsim.runs.backend import (
+    Capabilities,
+    MachineMeasurements,
+    MachineRequest,
+    RunOptions,
+)
 from zsim.runs.compare.memory_by_part import EXACT
 from zsim.runs.saved import from_table
 from zsim.scenario.scenario import Scenario
@@ -163,6 +168,30 @@ class GlooBackend:
             raise IncompleteRunError(failure, run) from None
         return run
 
+    def measure(self, request: MachineRequest) -> MachineMeasurements:
+        """Steps without communication and collectives alone, on all ranks at once."""
+        _require_torch(self.name)
+        import torch
+
+        from zreal.processes import launch
+
+        arguments = {
+            "scenarios": [scenario.to_toml() for scenario in request.scenarios],
+            "collectives": [
+                [each.kind, each.nbytes, each.ranks, each.repeats] for each in request.collectives
+            ],
+            "repeats": request.repeats, "timeout_s": request.timeout_s, "backend": self.name,
+        }
+        ranks = launch.launch(
+            "zreal.machine.rank_measurements:measured_rank", arguments,
+            world_size=request.world_size, timeout_s=request.timeout_s,
+        )
+        return MachineMeasurements(
+            steps=_slowest([rank["steps"] for rank in ranks]),
+            collectives=_slowest([rank["collectives"] for rank in ranks]),
+            provenance={"torch": torch.__version__, "backend": self.name},
+        )
+
     def _rank_arguments(
         self, scenario: Scenario, interpreter: str, options: RunOptions
     ) -> dict[str, Any]:
@@ -175,6 +204,15 @@ class GlooBackend:
             "interpreter": interpreter,
             "timeout_s": options.timeout_s,
         }
+
+
+def _slowest(ranks: list[list[list[int]]]) -> tuple[tuple[int, ...], ...]:
+    """The largest of all ranks, measurement by measurement and repetition by repetition; ranks
+    without a measurement have none of it."""
+    return tuple(
+        tuple(max(turn) for turn in zip(*(times for times in each if times), strict=True))
+        for each in zip(*ranks, strict=True)
+    )
 
 
 class NcclBackend(GlooBackend):

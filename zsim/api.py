@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.errors import ArgumentError, ScenarioError
@@ -17,6 +18,7 @@ from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved, simulator
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.compare import compare as comparing
+from zsim.runs.compare.agreement import ASPECTS, Aspect
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
@@ -79,29 +81,38 @@ def validate(
     all_ranks: bool = False,
     interpreter: str | None = None,
     timeout_s: float = 120.0,
+    require: tuple[Aspect, ...] = (),
+    cluster: str | PathLike[str] | None = None,
 ) -> Comparison:
     """The scenario run for real, simulated for the same device, and the two compared.
 
     Arguments and errors as those of `run`. The cluster is replaced by the backend's own devices.
+    `require`: aspects such as "time", without whose check the comparison is not ok. `cluster`: the
+    file of this machine's constants; by default the one that `zsim calibrate --here` left in the
+    user's cache. Without any, the time of CPU ranks is not judged.
     """
     _require_scenario(scenario)
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
     )
     backend, capabilities = found_real(against, options)
+    machine = machine_of(capabilities, scenario, cluster)
     record = measured(backend, capabilities, scenario, options)
-    return validated(scenario, record, capabilities)
+    return validated(scenario, record, capabilities, required=require, machine=machine)
 
 
 def compare(
-    predicted: Run | str | PathLike[str], measured: Run | str | PathLike[str]
+    predicted: Run | str | PathLike[str], measured: Run | str | PathLike[str], *,
+    require: tuple[Aspect, ...] = (),
 ) -> Comparison:
     """Two runs of one scenario, check by check: collectives, bytes, memory, numerics, time.
 
-    A path is that of a saved Run. ZsimError where it is none, or breaks a law of Runs.
+    A path is that of a saved Run. ZsimError where it is none, or breaks a law of Runs. `require`:
+    aspects without whose check the comparison is not ok.
     """
     sides = {"predicted": predicted, "measured": measured}
-    return compared(*(_record(run, where=side) for side, run in sides.items()))
+    records = (_record(run, where=side) for side, run in sides.items())
+    return compared(*records, required=require)
 
 
 def _record(run: Run | str | PathLike[str], *, where: str) -> RunRecord:
@@ -228,10 +239,19 @@ def measured(
 
 
 def validated(
-    scenario: Scenario, measured: RunRecord, capabilities: Capabilities
+    scenario: Scenario, measured: RunRecord, capabilities: Capabilities, *,
+    required: tuple[Aspect, ...] = (), machine: Path | None = None,
 ) -> Comparison:
-    """The record `measured`, compared with the scenario simulated for the same device and ranks."""
-    predictor = registry.SimBackend(device=capabilities.device)
+    """The record `measured`, compared with the scenario simulated for the same device and ranks.
+
+    `machine`: the file of the cluster that the ranks ran on, in place of a preset of such devices.
+    """
+    cluster = None
+    if machine is not None:
+        from zsim.scenario.parts import cluster_file
+
+        cluster = cluster_file.load(str(machine), folder=None, nodes=1, ranks=scenario.world_size)
+    predictor = registry.SimBackend(device=capabilities.device, cluster=cluster)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = observed(predictor, predictor.capabilities(), scenario, options)
     replaced = (
@@ -240,12 +260,36 @@ def validated(
         else f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, "
              f"planned again for them"
     )
-    return compared(predicted, measured, replaced=replaced)
+    return compared(predicted, measured, replaced=replaced, required=required)
 
 
-def compared(predicted: RunRecord, measured: RunRecord, *, replaced: str = "") -> Comparison:
-    """The checks of `measured` against `predicted`; `replaced` as Comparison has it."""
+def machine_of(
+    capabilities: Capabilities, scenario: Scenario, cluster: str | PathLike[str] | None
+) -> Path | None:
+    """The file of the machine that real ranks run on: `cluster` where it is given, else what
+    `zsim calibrate --here` has left in the user's cache; None where there is none."""
+    if cluster is not None:
+        return path_of(
+            cluster, where="cluster", expected="the path of a cluster's file",
+            remedy="`zsim calibrate --here --out FILE.toml` writes one",
+        )
+    from zsim.calibration.machine import machine_file
+
+    cached = machine_file.cached(scenario.world_size)
+    return cached if capabilities.device == "cpu" and cached.is_file() else None
+
+
+def compared(
+    predicted: RunRecord, measured: RunRecord, *, replaced: str = "",
+    required: tuple[Aspect, ...] = (),
+) -> Comparison:
+    """The checks of `measured` against `predicted`; `replaced` and `required` as Comparison has
+    them."""
+    if unknown := [name for name in required if name not in ASPECTS]:
+        raise ArgumentError(
+            where="require", expected=f"some of {', '.join(ASPECTS)}", found=unknown[0][:40]
+        )
     return Comparison(
         checks=comparing.compare(predicted, measured), predicted=predicted, measured=measured,
-        replaced=replaced,
+        replaced=replaced, required=required,
     )

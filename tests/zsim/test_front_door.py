@@ -24,7 +24,7 @@ TABLES = (
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 SIGNATURES = {
     "Bytes": "size",
-    "Comparison": "checks, predicted, measured, replaced",
+    "Comparison": "checks, predicted, measured, replaced, required",
     "Duration": "time, band",
     "Fit": None,
     "GiB": "number",
@@ -34,13 +34,13 @@ SIGNATURES = {
     "ScenarioError": "problems",
     "Why": None,
     "ZsimError": "where, expected, found, remedy",
-    "compare": "predicted, measured",
+    "compare": "predicted, measured, require",
     "fit": "scenario",
     "load": "path",
     "ms": "number",
     "run": f"scenario, backend, {REAL}",
     "simulate": "scenario, ranks, all_ranks",
-    "validate": f"scenario, against, {REAL}",
+    "validate": f"scenario, against, {REAL}, require, cluster",
     "why": "run",
 }
 """Public names and their parameters; None where users read an object and make none."""
@@ -48,7 +48,7 @@ MEMBERS = {
     "Run": "backend collectives expectations exposed_communication figures memory mfu ok "
            "peak_memory ranks record save scenario spans step_time to_dict to_json warnings "
            "world_size",
-    "Comparison": "checks measured ok predicted replaced to_dict to_json",
+    "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict to_json",
 }
 SMALL = zsim.Scenario(
     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},

@@ -17,7 +17,9 @@ from zsim.calibration.fitting import fit_collectives, fit_steps, fit_warnings, w
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import CalibrationError, Fitted
 from zsim.calibration.fitting.write_cluster import GroupErrors
+from zsim.cli import calibrate_here
 from zsim.cli.accuracy import by_reason
+from zsim.cli.inputs import UsageError
 from zsim.cli.report import progress, say, tell, warn, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.io import files
@@ -28,7 +30,10 @@ USUAL = "dgx-h100"
 
 def calibrated(options: argparse.Namespace) -> int:
     """`zsim calibrate --from FILE…`: constants fitted to measurements, their errors, and with --out
-    a cluster's file."""
+    a cluster's file. `zsim calibrate --here`: those of this machine, measured now."""
+    _require_one_way(options)
+    if options.here:
+        return calibrate_here.calibrated(options)
     if options.out:
         files.require(
             Path(options.out), option="--out", apart_from=map(Path, options.files),
@@ -65,6 +70,22 @@ def calibrated(options: argparse.Namespace) -> int:
     for line in () if options.json else _table(fitted, curves, material.skipped):
         say(line)
     return 0
+
+
+def _require_one_way(options: argparse.Namespace) -> None:
+    """UsageError unless either files or this machine are to be calibrated on, and options go
+    together."""
+    only_here = {
+        "--quick": options.quick, "--world-size": options.world_size, "--backend": options.backend
+    }
+    only_files = {"--cluster": options.cluster, "--scenarios": options.scenarios}
+    odd = [name for name, given in (only_files if options.here else only_here).items() if given]
+    if bool(options.files) == options.here or odd:
+        given = odd[0] if odd else "both" if options.here else "neither"
+        raise UsageError(
+            where="calibrate", expected="either --from FILE… or --here, with its own options",
+            found=given, remedy="`zsim calibrate --help` has the options of both",
+        )
 
 
 def _steps(material: Material, device: str, *, alone: bool) -> Fitted | None:

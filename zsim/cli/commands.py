@@ -140,12 +140,15 @@ def _validated(
             path, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run"
         )
     warned(scenario)
+    machine = api.machine_of(capabilities, scenario, options.cluster)
     with (
         report.progress(f"{scenario.name}: for real on {backend.name}"),
         keeping_what_there_is(targets[-1] if targets else None),
     ):
         measured = api.measured(backend, capabilities, scenario, how)
-    comparison = api.validated(scenario, measured, capabilities)
+    comparison = api.validated(
+        scenario, measured, capabilities, required=options.require, machine=machine
+    )
     for record, path in zip((comparison.predicted, measured), targets, strict=False):
         saved.save(record, path)
         report.wrote(path)
@@ -200,7 +203,7 @@ def _target(target: str, scenario: Scenario, several: bool, suffix: str) -> Path
 
 def compare_saved(options: argparse.Namespace) -> int:
     """`zsim compare`: 0 when every check that can be made is fine."""
-    comparison = api.compare(options.predicted, options.measured)
+    comparison = api.compare(options.predicted, options.measured, require=options.require)
     if options.json:
         report.write_checks([comparison], [], several=False)
     else:

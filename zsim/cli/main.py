@@ -21,6 +21,7 @@ from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
+from zsim.runs.compare.agreement import ASPECTS
 from zsim.version import __version__
 
 EPILOG = (
@@ -127,10 +128,17 @@ def parser() -> argparse.ArgumentParser:
         "--save", metavar="FOLDER", type=_path,
         help="write both Runs of each scenario into a folder",
     )
+    _require(validate)
+    validate.add_argument(
+        "--cluster", metavar="FILE.toml", type=_path, default=None,
+        help="this machine's constants (default: what `zsim calibrate --here` has left in the "
+             "user's cache; without any, times of CPU ranks are not judged)",
+    )
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
     compare.add_argument("predicted", type=_path, metavar="RUN_A.json")
     compare.add_argument("measured", type=_path, metavar="RUN_B.json")
+    _require(compare)
     _json(compare)
     show = commands.add_parser(
         "show", help="the mesh, its routes, the Program and the memory of a scenario",
@@ -182,12 +190,26 @@ def parser() -> argparse.ArgumentParser:
         dest="files",
         nargs="+",
         action="extend",
-        required=True,
+        default=[],
         type=_path,
         metavar="FILE",
         help="tables, nccl-tests' text or JSON, saved Runs",
     )
     _runs_scenarios(calibrate)
+    calibrate.add_argument(
+        "--here", action="store_true",
+        help="measure this machine: steps and collectives with ranks at work (about 2 minutes)",
+    )
+    calibrate.add_argument(
+        "--world-size", type=_world_size, default=None, metavar="N",
+        help="ranks at work while --here measures (default 2)",
+    )
+    calibrate.add_argument(
+        "--quick", action="store_true", help="measure less: --here in under 20 s"
+    )
+    calibrate.add_argument(
+        "--backend", default=None, metavar="BACKEND", help="what --here measures (default gloo)"
+    )
     calibrate.add_argument(
         "--cluster", default="", metavar="PRESET", help="the preset that --out begins with "
                                                         "(default: that of all steps, else "
@@ -232,6 +254,13 @@ def _json(command: argparse.ArgumentParser) -> None:
                                                              "output, nothing else there")
 
 
+def _require(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--require", type=_aspects, default=(), metavar="time,…",
+        help=f"fail where one of these was not checked: {', '.join(ASPECTS)}",
+    )
+
+
 def _how(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--ranks", type=_ranks, metavar="0,7", help="the ranks to observe (default: first and last)"
@@ -260,6 +289,20 @@ def _ranks(text: str) -> tuple[int, ...]:
     ):
         raise argparse.ArgumentTypeError(f"expected ranks as 0,7, found {text[:40]!r}")
     return tuple(int(part[:12]) for part in parts)
+
+
+def _aspects(text: str) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(part.strip() for part in text[:200].split(",")))
+    if unknown := [name for name in chosen if name not in ASPECTS]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(ASPECTS)}, found "
+                                         f"{unknown[0][:40]!r}")
+    return chosen
+
+
+def _world_size(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 64):
+        raise argparse.ArgumentTypeError(f"expected 1 to 64 ranks, found {text[:40]!r}")
+    return int(text)
 
 
 def _seconds(text: str) -> float | str:

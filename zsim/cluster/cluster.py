@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, PresetFigure, Provenance, figures_of, load_device, values
+from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
@@ -49,12 +50,13 @@ class Links:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
     """Nanoseconds to start a collective. Nanoseconds of the host to issue a kernel or a collective,
-    and to run a hook of FSDP."""
+    and to run a hook of FSDP. Those to dispatch a DTensor that the optimizer steps on a CPU."""
 
     collective: int
     issue_kernel: int
     issue_collective: int
     issue_hook: int
+    step_dtensor: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,8 @@ class ClusterSpec:
     """Collectives that were measured here; none in a preset."""
     slow_rails: tuple[SlowRail, ...] = ()
     """Links that are slower than the preset's; none in a preset."""
+    times: tuple[MeasuredTimes, ...] = ()
+    """Times of collectives that were measured here size by size; none in a preset."""
 
     @property
     def host_bandwidth(self) -> int:
@@ -306,6 +310,7 @@ def cluster_of(
     nodes: int,
     ranks: int | None,
     curves: tuple[MeasuredCurve, ...] = (),
+    times: tuple[MeasuredTimes, ...] = (),
 ) -> ClusterSpec:
     """The cluster of a preset's table, which is taken to be right; ScenarioError for more ranks
     than devices."""
@@ -337,6 +342,7 @@ def cluster_of(
         figures=(*device.figures, *figures),
         nccl=Nccl(**table["nccl"]) if "nccl" in table else None,
         curves=curves,
+        times=times,
     )
 
 

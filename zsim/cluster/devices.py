@@ -217,6 +217,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "issue_kernel": parse_time,
     "issue_collective": parse_time,
     "issue_hook": parse_time,
+    "step_dtensor": parse_time,
 }
 
 

@@ -223,6 +223,8 @@ class Costs:
             return overheads.issue_collective + (
                 overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0
             )
+        if op.kind == "optimizer" and self.execution.dtensors:
+            return (overheads.issue_kernel + overheads.step_dtensor) * len(op.kernels)
         own = self.execution.issue_kernel_ns
         return (overheads.issue_kernel if own is None else own) * self._launched(op)
 

@@ -18,6 +18,7 @@ from math import hypot
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives import estimated
 from zsim.cluster.devices import PresetFigure
+from zsim.cluster.measured_times import times_of
 from zsim.engine import kernel_time as compute
 from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
 from zsim.engine.costs import Costs
@@ -182,7 +183,7 @@ def step_shares(program: Program, timeline: Timeline, *, costs: Costs) -> StepSh
         network=StepShare(
             share=(both - busy) / step, width=_network_width(moving, program, rank, costs)
         ),
-        host=StepShare(share=max(0, step - both) / step, width=HOST),
+        host=StepShare(share=max(0, step - both) / step, width=_host_width(costs.cluster)),
         hidden=hidden / step, spare=max(0, around - hidden) / step,
         issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
         least=max(
@@ -192,13 +193,15 @@ def step_shares(program: Program, timeline: Timeline, *, costs: Costs) -> StepSh
 
 
 def calibration(cluster: ClusterSpec, execution: Execution = EAGER) -> str:
-    """Returns "calibrated" where the constants that decide most of a step were measured or fitted
-    on such a machine, else "assumed"."""
-    known = all(
-        figure.provenance in ("measured", "calibrated")
-        for figure in deciding(cluster.device.figures, execution)
-    )
-    return "calibrated" if known else "assumed"
+    """Provenance of the constants that decide most of a step.
+
+    It is "calibrated" where all were measured or fitted on such a machine, "published" where each
+    has another source, else "assumed".
+    """
+    provenances = {figure.provenance for figure in deciding(cluster.device.figures, execution)}
+    if "assumed" in provenances:
+        return "assumed"
+    return "calibrated" if provenances <= {"measured", "calibrated"} else "published"
 
 
 MISALIGNED = "products of odd sizes"
@@ -213,6 +216,15 @@ def deciding(
     """The constants among `figures` that decide most of a step's time."""
     keys = (*DECIDING, FLOAT8) if execution.float8 else DECIDING
     return tuple(figure for figure in figures if figure.key in keys)
+
+
+def _host_width(cluster: ClusterSpec) -> float:
+    """The half-width of the host's time: none of its own where it was calibrated with the steps
+    whose errors are the width of the whole."""
+    return 0.0 if any(
+        figure.key == "overheads.issue_kernel" and figure.provenance == "calibrated"
+        for figure in cluster.figures
+    ) else HOST
 
 
 def _busy_ns(times: Times, ops: list[Op]) -> int:
@@ -306,4 +318,5 @@ def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[
             (estimate.high - estimate.low) / 2 / estimate.microseconds,
             ASSUMED_LINK if provenance == "assumed" else 0.0,
         )
-    return LINKS.get(provenance, CPU)
+    measured = times_of(cluster.times, kind, len(ranks)) if inside else None
+    return measured.width if measured else LINKS.get(provenance, CPU)

@@ -18,7 +18,7 @@ Products = Literal["training", "alone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """The `execution` table of a scenario, and two facts that strategy and cluster decide."""
+    """The `execution` table of a scenario, and three facts that strategy and cluster decide."""
 
     compile: bool = False
     """torch.compile fuses chains of element-wise kernels."""
@@ -61,6 +61,8 @@ class Execution:
     """The host's time to issue a kernel; None for that of the cluster's preset."""
     hooks: bool = False
     """Hooks of modules issue all-gathers and reduce-scatters. The strategy decides it."""
+    dtensors: bool = False
+    """The optimizer steps DTensors. The strategy decides it."""
     synchronous: bool = False
     """The host ends each op before it begins the next. Strategy and cluster decide it."""
 

@@ -77,6 +77,49 @@ def _unfit(where: str, expected: str, value: object) -> ArgumentError:
     return ArgumentError(where=where, expected=expected, found=told(value))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRequest:
+    """One collective to measure: full messages of `nbytes` over `ranks` ranks, `repeats` times."""
+
+    kind: str
+    nbytes: int
+    ranks: int
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRequest:
+    """Measurements of a machine with `world_size` ranks at work: steps of `scenarios`, each
+    `repeats` times, and `collectives`."""
+
+    world_size: int
+    scenarios: tuple[Scenario, ...]
+    collectives: tuple[CollectiveRequest, ...]
+    repeats: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineMeasurements:
+    """Nanoseconds of each repetition on the slowest rank, by scenario and by collective of the
+    request.
+
+    A step here moves nothing: it has the host's and the device's work, and no time of the network.
+    """
+
+    steps: tuple[tuple[int, ...], ...]
+    collectives: tuple[tuple[int, ...], ...]
+    provenance: dict[str, str]
+
+
+class MeasuringBackend(Protocol):
+    """A backend that can measure the machine that it runs on."""
+
+    def measure(self, request: MachineRequest) -> MachineMeasurements:
+        """All measurements; ZsimError when a rank fails."""
+        ...
+
+
 class Backend(Protocol):
     """Anything that turns a scenario into a Run. Found through the entry-point group
     `zsim.backends`; constructed with no arguments."""

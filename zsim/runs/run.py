@@ -17,8 +17,8 @@ from zsim.io.units import counted
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, sees
 from zsim.runs import metrics, saved
+from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
-from zsim.runs.compare.compare import agrees
 from zsim.runs.metrics import Figures, Traffic
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict
@@ -180,11 +180,23 @@ class Comparison:
     measured: RunRecord
     replaced: str = ""
     """The cluster that the real backend replaced by its own devices, as a sentence; "" for none."""
+    required: tuple[Aspect, ...] = ()
+    """Aspects that must have been checked, else the comparison is not ok."""
+
+    @property
+    def agreement(self) -> Agreement:
+        """The verdict: in what the two agree, what was not checked and why."""
+        return Agreement(self.checks, self.required)
 
     @property
     def ok(self) -> bool:
-        """True where no check failed and some check was made."""
-        return agrees(self.checks)
+        """True where no check failed, some check was made, and all that are required were."""
+        return self.agreement.ok
+
+    @property
+    def agrees(self) -> bool:
+        """True where order, bytes, memory and time were all checked and no check failed."""
+        return self.agreement.whole
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim validate --json` and `zsim compare --json` print; its keys are
@@ -198,7 +210,8 @@ class Comparison:
                 {key: _finite(value) for key, value in asdict(check).items()}
                 for check in self.checks
             ],
-            "ok": self.ok,
+            "ok": self.ok, "agrees": self.agrees, "checked": list(self.agreement.checked),
+            "not_checked": self.agreement.unchecked,
             "provenance": {
                 "predicted": dict(self.predicted.provenance),
                 "measured": dict(self.measured.provenance),
@@ -219,7 +232,7 @@ class Comparison:
             first, *rest = check.detail.splitlines() or [""]
             status = "FAILED " if check.status == "failed" else ""
             lines += [f"  {check.name:26} {status}{first}", *(f"      {line}" for line in rest)]
-        return "\n".join([*lines, f"  {'agrees' if self.ok else 'DIFFERS'}"])
+        return "\n".join([*lines, f"  {self.agreement}"])
 
     def __repr__(self) -> str:
         counts = {
@@ -228,8 +241,8 @@ class Comparison:
         }
         told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         return (
-            f"<Comparison of {self.measured.scenario}: {self.predicted.backend} "
-            f"{'agrees with' if self.ok else 'DIFFERS from'} {self.measured.backend}; {told}>"
+            f"<Comparison of {self.measured.scenario}: {self.predicted.backend} against "
+            f"{self.measured.backend} {self.agreement}; {told}>"
         )
 
 

@@ -59,13 +59,14 @@ class WorkError(ZsimError):
 
 
 class SimBackend:
-    """The simulator as a backend; with `device` its Run predicts a real Run on that kind of device.
-    """
+    """The simulator as a backend; with `device` its Run predicts a real Run on that kind of device,
+    with `cluster` one on that very cluster."""
 
     name = "sim"
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, cluster: ClusterSpec | None = None) -> None:
         self.device = device
+        self.cluster = cluster
 
     def capabilities(self) -> Capabilities:
         """Memory and time, no numerics."""
@@ -74,9 +75,9 @@ class SimBackend:
     @uncollected()
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
-        cluster = _cluster(scenario, self.device)
+        cluster = self.cluster or _cluster(scenario, self.device)
         program = _program(scenario, cluster, all_ranks=options.all_ranks)
-        costs = Costs(cluster=cluster, execution=scenario.executed)
+        costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
         timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
         return RunRecord(
             scenario=scenario.name,

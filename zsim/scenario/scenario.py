@@ -250,9 +250,14 @@ class Scenario:
     def executed(self) -> Execution:
         """`execution` by this strategy on this cluster: FSDP's hooks take the host time, and on a
         CPU do one thing after another."""
-        hooks = STRATEGIES[self.strategy].hooks
+        return self.executed_on(self.cluster)
+
+    def executed_on(self, cluster: ClusterSpec) -> Execution:
+        """`executed` where `cluster` stands in for the scenario's own."""
+        strategy, on_cpu = STRATEGIES[self.strategy], cluster.kind == "cpu"
         return replace(
-            self.execution, hooks=hooks, synchronous=hooks and self.cluster.kind == "cpu"
+            self.execution, hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
+            synchronous=strategy.hooks and on_cpu,
         )
 
     @property

@@ -95,6 +95,8 @@ class Strategy:
     hooks: bool = False
     """Python hooks of modules issue the collectives, as FSDP's do. They take the host time, and on
     a CPU they wait for each collective."""
+    dtensors: bool = False
+    """The optimizer steps DTensors, each of which takes the host a dispatch of its own."""
     num_distinct_ranks: Callable[[ModelSpec, Mesh], int] = _all_alike
     """Upper bound of the number of different rank programs of a model on a mesh."""
     num_groups: Callable[[Any, ModelSpec], int] = _unit_groups

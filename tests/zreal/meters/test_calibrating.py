@@ -108,7 +108,7 @@ def test_what_a_step_takes_on_an_unknown_machine_is_told_and_not_judged(tmp_path
     ]
     assert check["status"] == "unsupported"
     assert check["detail"].startswith("unsupported: cpu-gloo is not calibrated here (its "
-                                      "constants are assumed); predicted ")
+                                      "constants are assumed): `zsim calibrate --here`; predicted ")
     assert min(check["predicted"], check["measured"]) > 1
 
 

@@ -54,7 +54,8 @@ def test_a_step_on_a_cpu_takes_all_its_ops_and_calls_together() -> None:
     host, overheads = 0, case.cluster.overheads
     for op in ops:
         collective = overheads.issue_collective + overheads.issue_hook  # fsdp2 has no others
-        host += collective if op.kind in COLLECTIVES else overheads.issue_kernel * len(op.kernels)
+        kernel = overheads.issue_kernel + (op.kind == "optimizer") * overheads.step_dtensor
+        host += collective if op.kind in COLLECTIVES else kernel * len(op.kernels)
     others = sum(
         span.end_ns - span.start_ns for span in run.ranks[0].spans if span.kind not in COLLECTIVES
     )

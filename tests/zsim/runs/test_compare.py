@@ -20,8 +20,9 @@ from zsim.ir.run import (
 )
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.agreement import Agreement
 from zsim.runs.compare.check import Check
-from zsim.runs.compare.compare import Bounds, agrees, compare
+from zsim.runs.compare.compare import Bounds, compare
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import load
 
@@ -49,6 +50,10 @@ def a_run(
     }
     fields |= more
     return RunRecord(mesh=Mesh(dp_shard=fields["world_size"]), **fields)
+
+
+def holds(checks):
+    return Agreement(checks).ok
 
 
 def statuses(checks):
@@ -92,7 +97,7 @@ def test_a_run_agrees_with_itself_in_every_check():
         "allowed"
         "; gradients 0 of their size, at most 1e-05"
     )
-    assert agrees(checks)
+    assert holds(checks)
 
 
 @pytest.mark.quality
@@ -106,7 +111,7 @@ def test_two_swapped_collectives_are_shown_in_their_context():
         "     1 predicted all_gather 1,024 B dp_shard(2)               measured reduce_scatter "
         "512 B dp_shard(2)",
     ]
-    assert not agrees(checks)
+    assert not holds(checks)
 
 
 @pytest.mark.quality
@@ -149,7 +154,7 @@ def test_memory_that_is_not_exact_says_its_bound_and_its_difference(predicted, s
 
 
 def test_a_bound_of_nothing_demands_the_byte():
-    assert not agrees(compare(a_run("sim", peak=1001), a_run(), bounds=Bounds(memory=0.0)))
+    assert not holds(compare(a_run("sim", peak=1001), a_run(), bounds=Bounds(memory=0.0)))
 
 
 def test_a_backend_that_cannot_see_memory_says_unsupported():
@@ -247,7 +252,7 @@ def test_a_step_that_real_ranks_timed_is_held_to_the_band_of_the_prediction(step
     check = named(checks, "step time")
     assert (check.status, check.predicted, check.measured) == (status, 1000, step_time_ns)
     assert check.relative_error == (1000 - step_time_ns) / step_time_ns
-    assert agrees(checks) == (status == "ok")
+    assert holds(checks) == (status == "ok")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_a_verdict_in_which_nothing_could_be_checked_is_no_agreement():
     )
     seen = Check(name="bytes", status="ok")
     assert [
-        agrees(checks)
+        holds(checks)
         for checks in ((), blind, (*blind, seen), (*blind, seen, replace(seen, status="failed")))
     ] == [False, False, True, False]
 
@@ -340,7 +345,7 @@ def test_a_folded_rank_stands_for_all_when_it_says_so():
     folded = a_run("sim")
     both = replace(folded.ranks[0], stands_for=2)
     folded = replace(folded, ranks=(both,), representatives=(0, 0))
-    assert agrees(compare(folded, a_run()))
+    assert holds(compare(folded, a_run()))
 
 
 def test_a_folded_measurement_speaks_for_every_rank_without_naming_those_it_observed():
@@ -358,7 +363,7 @@ def test_an_incomplete_measurement_fails():
 
 def test_a_group_of_all_ranks_is_the_world_whatever_its_axis_is_called():
     other = tuple(replace(record, group="world") for record in (GATHER, SCATTER))
-    assert agrees(compare(a_run("sim"), a_run(order=other)))
+    assert holds(compare(a_run("sim"), a_run(order=other)))
 
 
 def test_ranks_that_did_the_same_are_saved_once_and_read_back(tmp_path):
@@ -521,7 +526,7 @@ def test_ranks_that_share_phases_and_not_spans_keep_their_own(tmp_path):
 def test_an_incomplete_run_never_agrees_on_whichever_side(order):
     broken = a_run(complete=False, failure="rank 1: killed")
     checks = compare(*(a_run("sim"), broken)[::order])
-    assert not agrees(checks)
+    assert not holds(checks)
     assert named(checks, "complete").detail.endswith("Run did not reach its end: rank 1: killed")
 
 
@@ -563,15 +568,15 @@ def test_a_complete_run_without_some_phase_does_not_agree():
     assert named(checks, "complete").detail == (
         "the measured Run says it is complete, but rank 1 has no steady phase"
     )
-    assert not agrees(checks)
+    assert not holds(checks)
 
 
 def test_a_measured_run_without_some_rank_agrees_only_when_it_says_so():
     run = a_run()
     one = replace(run, ranks=run.ranks[:1])
-    assert not agrees(compare(a_run("sim"), one))
-    assert agrees(compare(a_run("sim"), replace(one, provenance={"ranks": "0"})))
-    assert not agrees(compare(a_run("sim"), replace(one, provenance={"ranks": "1"})))
+    assert not holds(compare(a_run("sim"), one))
+    assert holds(compare(a_run("sim"), replace(one, provenance={"ranks": "0"})))
+    assert not holds(compare(a_run("sim"), replace(one, provenance={"ranks": "1"})))
 
 
 def test_a_measured_rank_that_nobody_predicted_is_not_skipped():
@@ -581,7 +586,7 @@ def test_a_measured_rank_that_nobody_predicted_is_not_skipped():
         named(checks, "ranks").detail
         == "1 measured ranks were not predicted, rank 1 first; predict all ranks"
     )
-    assert not agrees(checks)
+    assert not holds(checks)
 
 
 def test_ranks_that_are_folded_are_compared_with_the_one_that_stands_for_them():
@@ -589,13 +594,13 @@ def test_ranks_that_are_folded_are_compared_with_the_one_that_stands_for_them():
     folded = SimBackend().run(scenario, options=RunOptions())
     whole = SimBackend().run(scenario, options=RunOptions(all_ranks=True))
     assert len(folded.ranks) < 4
-    assert agrees(compare(folded, whole))
+    assert holds(compare(folded, whole))
     steady = whole.ranks[1].phases["steady"]
     fatter = replace(steady, memory=replace(steady.memory, peak_bytes=3 * steady.memory.peak_bytes))
     wrong = replace(whole.ranks[1], phases={**whole.ranks[1].phases, "steady": fatter})
     checks = compare(folded, replace(whole, ranks=(whole.ranks[0], wrong, *whole.ranks[2:])))
     assert "on rank 1" in named(checks, "peak memory, steady").detail
-    assert not agrees(checks)
+    assert not holds(checks)
 
 
 NUMERICS = {
@@ -694,7 +699,7 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
             ),
         )
 
-    assert agrees(compare(a_run("sim"), with_numerics(fine)))
+    assert holds(compare(a_run("sim"), with_numerics(fine)))
     off = [fine[0], replace(fine[1], losses=(1.2, 0.5))]
     assert named(compare(a_run("sim"), with_numerics(off)), "numerics").status == "failed"
 

@@ -94,10 +94,14 @@ def test_an_empty_parameter_lets_the_quotient_before_it_go():
 def test_a_loop_over_parameters_moves_the_same_bytes_in_a_kernel_for_each_call_and_tensor(settings):
     numels = (6, 0, 1_000_000)
     together, loop = (
-        kernels(numels, optimizer=replace(settings, implementation=how), dtype="float32")
+        kernels(
+            numels, optimizer=replace(settings, implementation=how), dtype="float32", device="cuda"
+        )
         for how in ("foreach", "for-loop")
     )
     assert len(together) == 1
     assert sum(kernel.nbytes for kernel in loop) == together[0].nbytes
-    calls = kernels((1,), optimizer=replace(settings, implementation="for-loop"), dtype="float32")
+    calls = kernels(
+        (1,), optimizer=replace(settings, implementation="for-loop"), dtype="float32", device="cuda"
+    )
     assert len(loop) == len(numels) * len(calls) > len(numels)

@@ -18,6 +18,7 @@ from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.cluster.collectives.nccl.channel_search import in_node
 from zsim.cluster.collectives.nccl.tuner import hop_us
 from zsim.cluster.collectives.ring import RingStep
+from zsim.cluster.measured_times import times_of
 from zsim.errors import ScenarioError
 
 
@@ -76,6 +77,9 @@ def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
 
 
 def _by_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
+    measured = times_of(cluster.times, op, path.num_ranks)
+    if measured is not None and path.num_nodes == 1:
+        return measured.ns(nbytes)
     return gloo.in_practice_ns(
         op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path)
     )

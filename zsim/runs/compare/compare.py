@@ -70,12 +70,6 @@ def compare(
     )
 
 
-def agrees(checks: tuple[Check, ...]) -> bool:
-    """True where no check failed and some check was made."""
-    statuses = {check.status for check in checks}
-    return "failed" not in statuses and "ok" in statuses
-
-
 def _other_experiment(predicted: RunRecord, measured: RunRecord) -> str:
     """The first difference that shows the two Runs to be of different scenarios, or ""."""
     pairs = [

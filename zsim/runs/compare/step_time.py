@@ -1,9 +1,10 @@
-"""The check of step time: judged where the predicted device is calibrated and the measured device
-is the same.
+"""The check of step time: judged wherever the constants behind the prediction have a source and
+the measured device is the same.
 
 A real step's time depends on more than the scenario, so the bound is the prediction's own band. The
-constants behind the prediction make that band. Elsewhere both times are reported and not judged.
-It reads Runs and nothing else.
+constants behind the prediction make that band. Assumed constants are not judged by it. A time ten
+times off is a failure all the same, but for a CPU that nobody has measured. It reads Runs and
+nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from zsim.ir.run import RunRecord, band_of, sees
 from zsim.runs.compare.check import Check
 
 NAME = "step time"
+TOO_FAR = 10
+"""Factor between the times at which no band and no assumed constant is an excuse."""
 
 
 def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> Check:
@@ -28,7 +31,14 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
             name=NAME, status="unsupported",
             detail=blind or "unsupported: one side has no step time",
         )
-    reason = _not_judged(predicted, measured)
+    reason = _other_device(predicted, measured)
+    far = "" if reason or _of_another_cpu(predicted) else _too_far(left, right)
+    if far:
+        return Check(
+            name=NAME, status="failed", predicted=left, measured=right,
+            relative_error=(left - right) / right, detail=far,
+        )
+    reason = reason or _assumed(predicted, measured)
     if reason:
         detail = (
             f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
@@ -73,8 +83,26 @@ def _blind(predicted: RunRecord, measured: RunRecord) -> str:
     return f"unsupported: {' and '.join(blind)} cannot see time" if blind else ""
 
 
-def _not_judged(predicted: RunRecord, measured: RunRecord) -> str:
-    """The reason that the two times cannot be compared, or ""."""
+def _of_another_cpu(predicted: RunRecord) -> bool:
+    """True where the prediction is for a CPU whose constants nobody has measured.
+
+    Those of another machine, with other cores and other work beside, say nothing of this one.
+    """
+    assumed = predicted.provenance.get("calibration") == "assumed"
+    return assumed and predicted.provenance.get("device") == "cpu"
+
+
+def _too_far(predicted: int, measured: int) -> str:
+    """The words for times that differ by `TOO_FAR` or more, or ""."""
+    factor = max(predicted, measured) / min(predicted, measured)
+    return "" if factor < TOO_FAR else (
+        f"{factor:.0f} times off: predicted {format_time(predicted)}, measured "
+        f"{format_time(measured)}"
+    )
+
+
+def _assumed(predicted: RunRecord, measured: RunRecord) -> str:
+    """The reason that the band judges no time: its constants are assumed. Or ""."""
     assumed = [
         run
         for run in (predicted, measured)
@@ -83,8 +111,17 @@ def _not_judged(predicted: RunRecord, measured: RunRecord) -> str:
     if assumed:
         return (
             f"{assumed[0].provenance.get('cluster', 'this hardware')} is not calibrated here (its "
-            f"constants are assumed)"
+            f"constants are assumed){_remedy(assumed[0])}"
         )
+    return ""
+
+
+def _remedy(run: RunRecord) -> str:
+    return ": `zsim calibrate --here`" if run.provenance.get("device") == "cpu" else ""
+
+
+def _other_device(predicted: RunRecord, measured: RunRecord) -> str:
+    """The reason that the two times are not of one device, or ""."""
     kind, ran_on = predicted.provenance.get("device"), measured.provenance.get("device")
     name = predicted.provenance.get("device_name", kind)
     if kind is None or name is None or ran_on is None or ran_on == kind or is_called(name, ran_on):

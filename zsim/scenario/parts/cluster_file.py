@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
@@ -39,6 +39,7 @@ from zsim.cluster.devices import (
     load_device,
     parsed,
 )
+from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.execution import AttentionKernels
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
@@ -48,18 +49,24 @@ REMEDY = "`zsim calibrate --from FILE… --out MINE.toml` writes a whole file"
 MOST_TEXT = 4000
 MOST_DEVICES = 1024
 MOST_TERMS = 4
+MOST_TIMES, MOST_POINTS = 64, 64
 MOST: Mapping[str, float] = {
     "num_sms": 100_000, "launch_queue": 1_000_000, "matmul_prologue": 100_000,
     "half_length": 10_000_000,
 }
 MOST_TIME_NS = 10**9
+OPTIONAL = ("step_dtensor",)
+"""Overheads that only clusters of CPUs have."""
 LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
 """Half-widths that a band may have, as shares. No calibration on steps is known to be worth more
 than the presets' own; beyond the other end a time says nothing."""
 MOST_RATE = 10**18
 LEAST_LEFT = 0.8
 """Least share of a device's memory that its driver leaves; presets have 0.98 and more."""
-TIMES = ("kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook")
+TIMES = (
+    "kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook",
+    "step_dtensor",
+)
 MAY_BE_NONE = (
     *("float8", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
@@ -95,14 +102,15 @@ def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) 
     except (ValueError, OverflowError, RecursionError) as error:
         raise ScenarioError((f"{origin}: not TOML: {str(error)[:200]}",)) from None
     check = _Checked(origin)
-    curves = _require_cluster(check, table)
+    curves, times = _require_cluster(check, table)
     device = (
         load_device(table["device"])
         if isinstance(table["device"], str)
         else device_of(table["device"])
     )
     return cluster_of(
-        table, name=Path(where).stem, device=device, nodes=nodes, ranks=ranks, curves=curves
+        table, name=Path(where).stem, device=device, nodes=nodes, ranks=ranks, curves=curves,
+        times=times,
     )
 
 
@@ -220,9 +228,11 @@ def _most(name: str) -> float:
     return 1.0 if name.endswith(SHARES) else MOST.get(name, MOST_RATE)
 
 
-def _require_cluster(check: _Checked, table: dict[str, Any]) -> tuple[MeasuredCurve, ...]:
-    """Everything checked; what is returned are the curves, since nothing else makes them."""
-    check.table("", table, TOP, ("nccl", "curves"))
+def _require_cluster(
+    check: _Checked, table: dict[str, Any]
+) -> tuple[tuple[MeasuredCurve, ...], tuple[MeasuredTimes, ...]]:
+    """Everything checked; what is returned are curves and times, since nothing else makes them."""
+    check.table("", table, TOP, ("nccl", "curves", "times"))
     check.text("description", table["description"])
     check.one_of("kind", table["kind"], ("cpu", "cuda"))
     library = check.one_of("collectives", table["collectives"], tuple(LIBRARIES))
@@ -232,11 +242,16 @@ def _require_cluster(check: _Checked, table: dict[str, Any]) -> tuple[MeasuredCu
     for name in links:
         check.constants(f"links.{name}", links[name], [field.name for field in fields(Link)])
     check.constants("host", table["host"], ("memory_bandwidth",))
-    check.constants("overheads", table["overheads"], [field.name for field in fields(Overheads)])
+    needed = [field.name for field in fields(Overheads) if field.default is MISSING]
+    optional = [name for name in OPTIONAL if name in check.table("overheads", table["overheads"],
+                                                                 needed, OPTIONAL)]
+    check.constants("overheads", table["overheads"], [*needed, *optional])
     _require_device(check, table["device"])
     if library == "nccl" or "nccl" in table:
         _require_nccl(check, table.get("nccl"))
-    return tuple(_curves(check, table.get("curves", {})))
+    return tuple(_curves(check, table.get("curves", {}))), tuple(
+        _times(check, table.get("times", []), library)
+    )
 
 
 def _require_device(check: _Checked, value: object) -> None:
@@ -290,6 +305,54 @@ def _curves(check: _Checked, value: object) -> list[MeasuredCurve]:
         for op, table in check.table(f"curves.{scope}", inside, (), SCOPES[scope]).items():
             curves.append(_curve(check, f"curves.{scope}.{op}", table, scope, op))
     return curves
+
+
+def _times(check: _Checked, value: object, library: str) -> Iterator[MeasuredTimes]:
+    """The tables `[[times]]`: collectives measured size by size."""
+    if value and library != "gloo":
+        raise check.wrong("times", "none but with collectives of gloo", library)
+    if not isinstance(value, list) or len(value) > MOST_TIMES:
+        raise check.wrong("times", f"at most {MOST_TIMES} tables", value)
+    for index, each in enumerate(value):
+        key = f"times[{index}]"
+        table = check.table(
+            key, each, ("collective", "ranks", "bytes", "times", "width", "provenance", "source")
+        )
+        check.one_of(f"{key}.provenance", table["provenance"], ("measured",))
+        sizes = _numbers(check, f"{key}.bytes", table["bytes"], parse_bytes, most=2**44)
+        lasting = _numbers(check, f"{key}.times", table["times"], parse_time, most=10**12)
+        if len(sizes) != len(lasting) or sorted(set(sizes)) != sizes:
+            raise check.wrong(f"{key}.bytes", "ascending sizes, as many as times", table["bytes"])
+        width = check.text(f"{key}.width", table["width"])
+        check.width(f"{key}.width", width, "calibrated")
+        yield MeasuredTimes(
+            collective=check.one_of(
+                f"{key}.collective", table["collective"],
+                ("all_gather", "reduce_scatter", "all_reduce", "broadcast"),
+            ),
+            ranks=check.count(f"{key}.ranks", table["ranks"]),
+            points=tuple(zip(sizes, lasting, strict=True)), width=float(parse_fraction(width)),
+            source=check.text(f"{key}.source", table["source"]),
+        )
+
+
+def _numbers(
+    check: _Checked, key: str, value: object, parse: Callable[[str], int], *, most: int
+) -> list[int]:
+    """The numbers of a list of texts with units, each from 1 to `most`."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_POINTS:
+        raise check.wrong(key, f"a list of 1 to {MOST_POINTS} texts with units", value)
+    numbers = []
+    for index, each in enumerate(value):
+        text = check.text(f"{key}[{index}]", each)
+        try:
+            number = parse(text)
+        except (ZsimError, ValueError, ArithmeticError):
+            raise check.wrong(f"{key}[{index}]", "a number with its unit", text) from None
+        if not 1 <= number <= most:
+            raise check.wrong(f"{key}[{index}]", f"1 to {most:,}", text)
+        numbers.append(number)
+    return numbers
 
 
 def _curve(check: _Checked, key: str, value: object, scope: Any, op: str) -> MeasuredCurve:

@@ -151,7 +151,7 @@ def _with_states(
 
 
 def kernels(
-    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, of: str = ""
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, of: str = ""
 ) -> tuple[Kernel, ...]:
     """Kernels of one step, with the bytes that they read and write: parameter, gradient, states.
 
@@ -160,14 +160,16 @@ def kernels(
 
     A fused step is one pass: it reads the gradient, and reads and writes parameter and states.
     foreach and for-loop read each operand of an aten call once, and write its result once. foreach
-    makes one call for all tensors, which counts as one kernel; for-loop makes one per tensor.
+    makes one call for all tensors, which counts as one kernel on a GPU. On a CPU it loops over the
+    tensors, each of which counts as one. for-loop makes one kernel per call and tensor.
     """
     if of not in ("", dtype):
         together = numels if optimizer.implementation == "for-loop" else [sum(numels)]
         moved = [n * (DTYPE_NBYTES[of] + DTYPE_NBYTES[dtype]) for n in together]
         casts = (Kernel(MOVE_GRADIENT, 0, nbytes, dtype) for nbytes in moved)
         back = (Kernel("copy", 0, nbytes, of) for nbytes in moved)
-        return (*casts, *kernels(numels, optimizer=optimizer, dtype=dtype), *back)
+        own = kernels(numels, optimizer=optimizer, dtype=dtype, device=device)
+        return (*casts, *own, *back)
     size = DTYPE_NBYTES[dtype]
     num_states = len(state_names(optimizer))
     flops = {0: 4, 1: 6, 2: 14}[num_states]
@@ -186,7 +188,8 @@ def kernels(
         if optimizer.implementation == "fused"
         else sum(_accesses_by_call(optimizer))
     )
-    return (Kernel(optimizer.name, flops * sum(numels), accesses * sum(numels) * size, dtype),)
+    together = numels if device == "cpu" else [sum(numels)]
+    return tuple(Kernel(optimizer.name, flops * n, accesses * n * size, dtype) for n in together)
 
 
 def _accesses_by_call(optimizer: Optimizer) -> tuple[int, ...]:

@@ -274,7 +274,8 @@ class FlatBufferStep:
         model = self.model
         self.step.begin("optimizer")
         kernels = optimizers.kernels(
-            model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE, of=model.dtype
+            model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE, of=model.dtype,
+            device=model.training.device,
         )
         waits = self._clip() if model.training.optimizer.clip_norm else self._reduced
         return self.step.issue(

@@ -25,7 +25,9 @@ def optimizer(
     settings = step.training.optimizer
     step.begin("optimizer")
     waits = clip(step, numels, first=first) if settings.clip_norm else []
-    kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
+    kernels = optimizers.kernels(
+        numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device
+    )
     step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
     step.begin("zero_grad")
     gradients = (

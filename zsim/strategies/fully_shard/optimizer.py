@@ -68,7 +68,9 @@ def step_shards(
     are dropped."""
     settings = step.training.optimizer
     step.begin("optimizer")
-    kernels = optimizers.kernels(numels, optimizer=settings, dtype=ORIGINAL)
+    kernels = optimizers.kernels(
+        numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device
+    )
     kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
     waits = _clip(step, numels) if settings.clip_norm else step.reduces
     step.issue(

@@ -352,7 +352,9 @@ class ReplicatedStep:
             owned, optimizer=optimizer, dtype=dtype, device=device, owner="optimizer", first=first
         )
         memory += [Free(cast.buffer) for cast in casts]
-        kernels = optimizers.kernels(owned, optimizer=optimizer, dtype=dtype, of=self.model.dtype)
+        kernels = optimizers.kernels(
+            owned, optimizer=optimizer, dtype=dtype, of=self.model.dtype, device=device
+        )
         waits = self._clip() if optimizer.clip_norm else self._reduced
         return self.step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
 

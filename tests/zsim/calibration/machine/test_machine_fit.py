@@ -1,0 +1,105 @@
+"""A machine's constants: recovered from steps made of known ones, and a step's time is the sum that
+the fit takes it for."""
+
+from dataclasses import replace
+
+import pytest
+
+from zsim.calibration.machine import fit as fitting
+from zsim.calibration.machine import machine_file
+from zsim.calibration.machine.fit import TERMS, MachineError, fit
+from zsim.calibration.machine.request import request
+from zsim.cluster.measured_times import MeasuredTimes
+from zsim.engine.costs import Costs
+from zsim.engine.simulate_step import simulate_step
+from zsim.runs.backend import MachineMeasurements
+from zsim.scenario.parts import cluster_file
+
+ASKED = request(2, quick=True)
+TRUE = dict(zip(TERMS, (0.8, 1.4, 2.0, 9_000.0, 60_000.0, 90_000.0, 150_000.0), strict=True))
+
+
+DEVICE = fitting.scaled(ASKED.scenarios[0].cluster.device, TRUE)
+PROGRAMS = fitting._programs(ASKED)
+
+
+def step_ns_of(scenario, program):
+    """The step on DEVICE with the calls of TRUE, in nanoseconds."""
+    device = [1.0, 1.0, 1.0]
+    calls = [TRUE[name] for name in fitting.CALLS]
+    return fitting.total([*device, *calls], fitting._terms(scenario, program, DEVICE))
+
+
+def measured(*, spread=0.0):
+    """Steps on DEVICE, and collectives of 100 us and 1 ns a byte."""
+    steps = [step_ns_of(scenario, program) for scenario, program in PROGRAMS]
+    return MachineMeasurements(
+        steps=tuple(
+            tuple(round(step * (1 + spread * turn)) for turn in (-1, -0.5, 0, 0.5, 1))
+            for step in steps
+        ),
+        collectives=tuple((100_000 + each.nbytes,) * 3 for each in ASKED.collectives),
+        provenance={},
+    )
+
+
+def test_known_constants_are_recovered():
+    fitted = fit(ASKED, measured())
+    assert fitted.calls == pytest.approx({name: TRUE[name] for name in fitting.CALLS}, rel=0.02)
+    for name in ("memory_bandwidth", "memory_efficiency", "elementwise_efficiency", "float32"):
+        assert getattr(fitted.device, name) == pytest.approx(getattr(DEVICE, name), rel=0.02)
+    assert max(map(abs, fitted.errors)) < 0.02
+    assert (fitted.width, fitted.busy) == (0.08, False)
+
+
+def test_a_busy_machine_is_told_and_has_a_band_as_wide():
+    fitted = fit(ASKED, measured(spread=0.6))
+    assert fitted.busy
+    assert fitted.width >= 0.5
+
+
+def test_missing_measurements_are_no_machine():
+    whole = measured()
+    with pytest.raises(MachineError, match="some are missing"):
+        fit(ASKED, replace(whole, collectives=(*whole.collectives[1:], ())))
+
+
+@pytest.mark.parametrize("strategy", sorted({s.strategy for s in ASKED.scenarios}))
+def test_a_step_without_communication_is_simulated_as_the_sum_of_its_parts(tmp_path, strategy):
+    """The fit takes a step for a sum; the engine, with the file of that fit, makes the same sum."""
+    fitted = fit(ASKED, measured())
+    nothing = tuple(
+        replace(each, points=((1, 1), (2**30, 2))) for each in fitted.times
+    )
+    path = tmp_path / "machine.toml"
+    path.write_text(
+        machine_file.text(
+            replace(fitted, times=nothing), world_size=2, date="2026-01-01", seconds=1.0
+        )
+    )
+    cluster = cluster_file.load(str(path), folder=None, nodes=1, ranks=2)
+    for scenario, program in (each for each in PROGRAMS if each[0].strategy == strategy):
+        costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
+        simulated = simulate_step(program, costs=costs).step_time_ns
+        assert simulated == pytest.approx(step_ns_of(scenario, program), rel=0.01), scenario
+
+
+def test_the_file_says_what_was_measured(tmp_path):
+    fitted = fit(ASKED, measured())
+    text = machine_file.text(fitted, world_size=2, date="2026-01-01", seconds=1.0)
+    assert text.startswith("# calibrated on ")
+    cluster = cluster_file.parse(text.encode(), where="machine.toml", ranks=2)
+    (gathers,) = (each for each in cluster.times if each.collective == "all_gather")
+    assert gathers == MeasuredTimes(
+        collective="all_gather", ranks=2, width=0.08, source=gathers.source,
+        points=tuple((n, 100_000 + n) for n in (2**9, 2**15, 2**19, 2**23)),
+    )
+    assert {
+        figure.provenance for figure in cluster.device.figures
+        if figure.key in ("device.matmul_efficiency", "device.memory_efficiency")
+    } == {"calibrated"}
+
+
+def test_times_that_fall_with_the_size_share_their_mean():
+    points = [(1, 100, 0.0), (2, 80, 0.0), (4, 120, 0.0)]
+    assert fitting._growing(points) == [(1, 90), (2, 90), (4, 120)]

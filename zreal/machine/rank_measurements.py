@@ -1,0 +1,140 @@
+"""The measurements of one rank: steps whose collectives move nothing, and collectives alone.
+
+All ranks measure at once, since ranks of a run share the machine's cores, caches and memory too.
+Steps run torch's own strategies, or our executor, on the fake process group. They have the host's
+whole cost of hooks and collectives, and nothing of the network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zreal import torch_private
+from zreal.executor.executor import execute
+from zreal.meters.measured_step import TrainedRank
+from zreal.observer.observer import observe
+from zreal.rank_run import RENDEZVOUS_S, interpreter_of
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
+
+WARMUP = 2
+DTYPE = torch.float32
+
+
+def measured_rank(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
+    progress: Callable[[str], None], keep: Callable[[Any], None],
+) -> dict[str, Any]:
+    """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives" a list by
+    request.
+
+    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, repeats], `repeats`
+    of steps.
+    """
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    timeout = timedelta(seconds=RENDEZVOUS_S + arguments["timeout_s"])
+    meet = partial(_meet, store, world_size, timeout)
+    steps = []
+    for index, text in enumerate(arguments["scenarios"]):
+        scenario = parse(text.encode(), where=f"step{index}.toml")
+        progress(f"step {index + 1} of {len(arguments['scenarios'])}")
+        steps.append(
+            _step_times(
+                scenario, rank=rank, repeats=arguments["repeats"],
+                meet=partial(meet, f"step{index}"),
+            )
+        )
+    dist.init_process_group(
+        arguments["backend"], store=dist.PrefixStore("collectives", store), rank=rank,
+        world_size=world_size, timeout=timeout,
+    )
+    sizes = sorted({size for _, _, size, _ in arguments["collectives"]})
+    # every rank makes every group; ranks that are in none of a size measure with their own
+    groups = {size: _own_group(size, rank, world_size) for size in sizes}
+    collectives = [
+        _collective_times(kind, nbytes, groups[size], size, repeats)
+        for kind, nbytes, size, repeats in arguments["collectives"]
+    ]
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"steps": steps, "collectives": collectives}
+
+
+def _meet(
+    store: dist.TCPStore, world_size: int, timeout: timedelta, name: str, turn: int
+) -> None:
+    """Waits until all ranks are at the same `turn` of `name`, by the store: there is no group."""
+    key = f"{name}/{turn}"
+    if store.add(key, 1) == world_size:
+        store.set(f"{key}/all", "")
+    store.wait([f"{key}/all"], timeout)
+
+
+def _step_times(
+    scenario: Scenario, *, rank: int, repeats: int, meet: Callable[[int], None]
+) -> list[int]:
+    """Nanoseconds of each of `repeats` steps that neither meter nor recorder watches."""
+    with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
+        step = _trained(scenario, rank).plain_step
+        for _ in range(WARMUP):
+            step()
+        times = []
+        for turn in range(repeats):
+            meet(turn)
+            start = time.perf_counter_ns()
+            step()
+            times.append(time.perf_counter_ns() - start)
+        return times
+
+
+def _trained(scenario: Scenario, rank: int) -> TrainedRank:
+    if interpreter_of(scenario, None) == "observer":
+        return observe(scenario, rank=rank)
+    return execute(scenario, program=plan(scenario, device="cpu"), rank=rank)
+
+
+def _own_group(size: int, rank: int, world_size: int) -> dist.ProcessGroup:
+    """This rank's group among consecutive groups of `size` ranks, all of which communicate at
+    once."""
+    groups = [
+        dist.new_group(list(range(first, first + size)))
+        for first in range(0, world_size - size + 1, size)
+    ]
+    own: dist.ProcessGroup = groups[min(rank // size, len(groups) - 1)]
+    return own
+
+
+def _collective_times(
+    kind: str, nbytes: int, group: dist.ProcessGroup, size: int, repeats: int
+) -> list[int]:
+    """Nanoseconds of each of `repeats` collectives with a full message of `nbytes`."""
+    numel = max(1, nbytes // DTYPE.itemsize // size)
+    full, shard = torch.ones(numel * size, dtype=DTYPE), torch.ones(numel, dtype=DTYPE)
+    first = dist.get_process_group_ranks(group)[0]
+    calls: dict[str, Callable[[], object]] = {
+        "all_gather": partial(dist.all_gather_into_tensor, full, shard, group=group),
+        "reduce_scatter": partial(dist.reduce_scatter_tensor, shard, full, group=group),
+        "all_reduce": partial(dist.all_reduce, full, group=group),
+        "broadcast": partial(dist.broadcast, full, first, group=group),
+    }
+    call = calls[kind]
+    if dist.get_rank() not in dist.get_process_group_ranks(group):
+        return []
+    for _ in range(WARMUP):
+        call()
+    times = []
+    for _ in range(repeats):
+        dist.barrier(group)
+        start = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - start)
+        full.fill_(1.0)  # sums of sums would overflow, and infinities are slow on some machines
+    return times

@@ -1,0 +1,93 @@
+"""The agreement of a predicted and a measured Run: in which aspects it was checked, and what
+follows.
+
+A Run agrees only where its order, bytes, memory and time were all checked. What was not checked is
+named with its reason and never counts as agreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from zsim.runs.compare.check import Check
+
+Aspect = Literal["order", "bytes", "memory", "numerics", "time"]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+DECIDES: dict[Aspect, str] = {
+    "order": "collective order", "bytes": "bytes", "memory": "peak memory, steady",
+    "numerics": "numerics", "time": "step time",
+}
+"""The check without which an aspect counts as not checked."""
+OPTIONAL: tuple[Aspect, ...] = ("numerics",)
+"""Aspects that full agreement does not need: only real ranks have numerics."""
+
+PREFIX = "unsupported: "
+"""The words with which the detail of a check begins that could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The verdict on `checks`; `required` are aspects that must have been checked."""
+
+    checks: tuple[Check, ...]
+    required: tuple[Aspect, ...] = ()
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the checks that failed."""
+        return tuple(dict.fromkeys(item.name for item in self.checks if item.status == "failed"))
+
+    @property
+    def checked(self) -> tuple[Aspect, ...]:
+        """The aspects that were checked, whatever came out."""
+        made = {item.name for item in self.checks if item.status != "unsupported"}
+        return tuple(aspect for aspect in ASPECTS if DECIDES[aspect] in made)
+
+    @property
+    def unchecked(self) -> dict[Aspect, str]:
+        """The reason for each aspect that was not checked."""
+        reasons = {item.name: item.detail for item in self.checks}
+        return {
+            aspect: reasons.get(DECIDES[aspect], "no such check was made").removeprefix(PREFIX)
+            for aspect in ASPECTS
+            if aspect not in self.checked
+        }
+
+    @property
+    def missing(self) -> tuple[Aspect, ...]:
+        """The aspects that are required and were not checked."""
+        return tuple(aspect for aspect in self.unchecked if aspect in self.required)
+
+    @property
+    def ok(self) -> bool:
+        """True where no check failed, some check was made, and none that is required is missing."""
+        return not self.failed and bool(self.checked) and not self.missing
+
+    @property
+    def whole(self) -> bool:
+        """True where order, bytes, memory and time were all checked and no check failed."""
+        return self.ok and not set(self.unchecked) - set(OPTIONAL)
+
+    def __str__(self) -> str:
+        """The last line of a report: `agrees in order, bytes and memory; time not checked: …`."""
+        if self.failed:
+            return f"DIFFERS: {listed(self.failed)}"
+        if not self.checked:
+            return "NOTHING was checked"
+        parts = [f"agrees in {listed(self.checked)}"]
+        parts += [
+            f"{aspect} not checked: {reason.splitlines()[0].partition(';')[0]}"
+            for aspect, reason in self.unchecked.items()
+            if aspect not in OPTIONAL or aspect in self.required
+        ]
+        if self.missing:
+            parts.append(f"FAILED: --require {','.join(self.missing)}")
+        return "; ".join(parts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names as in a sentence: "order, bytes and memory"."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
