@@ -19,6 +19,7 @@ from functools import cache
 import pytest
 from torch.nn.utils import clip_grad_norm_
 
+from tests.support.agreement import steps_until_steady
 from tests.support.memory_matrix import matrix
 from tests.support.sampling import one_in
 from zreal import torch_private
@@ -100,9 +101,9 @@ def in_order(deltas: Iterable[int]) -> list[int]:
     return [*events, *sorted(frees)]
 
 
-def of_torch(case: Scenario, *, steps: int = 3) -> list[int]:
-    """The events of the last of `steps` steps of rank 0, or of wrapping the model."""
-    return of_torchs_steps(case, steps=steps)[-1]
+def of_torch(case: Scenario, *, steps: int | None = None) -> list[int]:
+    """The events of rank 0's steady step, or of the last of `steps`, 0 of wrapping the model."""
+    return of_torchs_steps(case, steps=steps_until_steady(case) if steps is None else steps)[-1]
 
 
 def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
