@@ -144,7 +144,7 @@ strategy = { name = "fsdp2", offload = true }
 
 HYBRID = """
 description = "replicas whose all-reduces go over the NICs of the gathers"
-model = { preset = "llama-3.2-3b" }
+model = { preset = "llama-3.2-3b", num_layers = 8 }
 batch = { micro_batch = 1, sequence_length = 2048 }
 cluster = { preset = "p4d", nodes = 4 }
 strategy = { name = "hsdp", dp_shard = 16, dp_replicate = 2 }
@@ -181,7 +181,7 @@ def test_what_shared_links_cost_the_step_is_the_step_without_them(
     ]
     with_others, alone = (simulate_step(program, costs=costs).step_time_ns for costs in every)
     found, lines = told(tmp_path, capsys, HYBRID)
-    assert found["sharing_ns"] == with_others - alone > 0.1 * alone
+    assert found["sharing_ns"] == with_others - alone > alone / 20
     assert (
         f"  {format_time(with_others - alone)} of the step because collectives share links" in lines
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from zreal.tracing.fakes.device_nbytes import result_nbytes
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.traced.model import TracedModel
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import gpt, huggingface, llama
@@ -149,15 +151,22 @@ def test_heads_of_transformers_that_are_turned_lie_by_head_and_are_padded_as_the
         assert found[1] == of_family[1]  # the first block
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        Checkpointing(mode="full"), Checkpointing(mode="full", early_stop=False),
-        Checkpointing(mode="selective", save=("attention",)),
-        Checkpointing(mode="selective", save=("linear",)),
-    ],
-    ids=["full", "no early stop", "attention kept", "linears kept"],
-)
+ASKED = {
+    "full": Checkpointing(mode="full"),
+    "no early stop": Checkpointing(mode="full", early_stop=False),
+    "attention kept": Checkpointing(mode="selective", save=("attention",)),
+    "linears kept": Checkpointing(mode="selective", save=("linear",)),
+}
+
+
+@cache
+def recomputed(width: int, dtype: Dtype, batch: Batch) -> tuple[ModelSpec, TracedModel]:
+    """A model, and the trace of it with each checkpointing that is asked for."""
+    spec = family("llama", width, batch)
+    return spec, traced(spec, batch, dtype, checkpointing=list(ASKED.values()))
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize(("width", "dtype"), [(16, "bfloat16"), (20, "bfloat16"), (10, "float32")])
 def test_what_is_recomputed_of_attention_is_what_a_trace_recomputes(
     width: int, dtype: Dtype, asked: Checkpointing
@@ -165,8 +174,7 @@ def test_what_is_recomputed_of_attention_is_what_a_trace_recomputes(
     """Of padded attention a policy keeps the kernel's wide output; pads and the copy of its part
     are made again. Of the composite, which heads of 10 in float32 take, it keeps nothing."""
     batch = Batch(micro_batch=2, sequence_length=20)
-    spec = family("llama", width, batch)
-    model = traced(spec, batch, dtype, checkpointing=[asked])
+    spec, model = recomputed(width, dtype, batch)
     seen = model.modules_for(
         batch, dtype=dtype, device="cuda", casts_input=True, checkpointing=asked
     )
