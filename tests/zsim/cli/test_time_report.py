@@ -174,14 +174,15 @@ def told(
 def test_what_shared_links_cost_the_step_is_the_step_without_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = scenario.parse(HYBRID.encode(), where="told.toml")
+    text = HYBRID.replace(", num_layers = 8", "")
+    case = scenario.parse(text.encode(), where="told.toml")
     program = plan(case, device="cuda")
     every = [
         costs(cluster=case.cluster, execution=case.executed) for costs in (Costs, LinksOfTheirOwn)
     ]
     with_others, alone = (simulate_step(program, costs=costs).step_time_ns for costs in every)
-    found, lines = told(tmp_path, capsys, HYBRID)
-    assert found["sharing_ns"] == with_others - alone > alone / 20
+    found, lines = told(tmp_path, capsys, text)
+    assert found["sharing_ns"] == with_others - alone > 0.1 * alone
     assert (
         f"  {format_time(with_others - alone)} of the step because collectives share links" in lines
     )

@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given
 from tests.support.closed_forms import MIXED_ADAM
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim.analysis.advice import advice
+from zsim.analysis.advice import Effect, advice
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import Candidate, fit, recommend
 from zsim.cli.main import main
@@ -345,11 +346,16 @@ def test_zero2_can_peak_above_zero1_and_zero3() -> None:
 # -- what would help
 
 
+@cache
+def advice_on_llama() -> tuple[Effect, ...]:
+    return advice(planned(load(LLAMA)))
+
+
 def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
     case = load(LLAMA)
     before = of(case)
     by_name = dict(changes(case))
-    for effect in advice(planned(case)):
+    for effect in advice_on_llama():
         after = of(by_name[effect.change])
         assert effect.saved_bytes == before.needed.nbytes - after.needed.nbytes
         assert (effect.needed_bytes, effect.verdict, effect.peak_at) == (
@@ -358,7 +364,7 @@ def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
 
 
 def test_what_would_help_is_told_from_what_saves_most_to_what_takes_more() -> None:
-    saved = [effect.saved_bytes for effect in advice(planned(load(LLAMA)))]
+    saved = [effect.saved_bytes for effect in advice_on_llama()]
     assert saved == sorted(saved, reverse=True)
     assert saved[0] > 0 > saved[-1] or len(set(saved)) > 2
 
@@ -369,7 +375,7 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(
     """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
     (effect,) = (
         effect
-        for effect in advice(planned(load(LLAMA)))
+        for effect in advice_on_llama()
         if effect.change == "reshard_after_forward = true"
     )
     assert effect.saved_bytes == 0
@@ -390,7 +396,7 @@ def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None
 def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
     (effect,) = (
         effect
-        for effect in advice(planned(load(LLAMA)))
+        for effect in advice_on_llama()
         if effect.change.startswith("activation checkpointing")
     )
     assert effect.saved_bytes > 30 * 2**30  # 38 GiB of activations, and what is cached besides
