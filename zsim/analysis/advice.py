@@ -78,10 +78,9 @@ class Way:
         )
 
 
-def advice(case: Planned) -> tuple[Effect, ...]:
-    """The effect of every change that the scenario allows, those that save most first, and of
-    several where no single one is enough."""
-    asked = way_of((), case)
+def advice(asked: Way) -> tuple[Effect, ...]:
+    """The effect of every change that the scenario `asked` allows, those that save most first, and
+    of several where no single one is enough."""
     singles = changed(asked)
     several: tuple[Way, ...] = ()
     if all(way.answer.verdict != "FITS" for way in (asked, *singles)):

@@ -17,7 +17,7 @@ from zsim.errors import ScenarioError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
-from zsim.runs import registry
+from zsim.runs import registry, simulator
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
@@ -36,7 +36,7 @@ def show(options: argparse.Namespace) -> int:
     warnings = warned(scenario)
     answer = fits.assess(case)
     stages = waterfall.waterfall(scenario, answer)
-    helps = _advice(case) if options.memory else None
+    helps = _advice(case, answer) if options.memory else None
     nothing_fits = "" if helps is None else advice.none_fits(answer, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
@@ -64,12 +64,14 @@ def show(options: argparse.Namespace) -> int:
             more["nothing_fits"] = nothing_fits or None
         if options.time:
             more["time"] = time_report.as_object(case)
-        ways = {"routes": [asdict(way) for way in _routes(case)]}
-        report.write_json({"schema_version": SCHEMA_VERSION, **head, **ways, **more})
+        if not options.memory:
+            more |= {"routes": [asdict(way) for way in _routes(case)]}
+        report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
     rows = [(name, text) for name, text in list(head.items())[1:] if text]
-    after_mesh = 1 + [name for name, _ in rows].index("mesh")
-    rows[after_mesh:after_mesh] = report.route_rows(_routes(case))
+    if not options.memory:
+        after_mesh = 1 + [name for name, _ in rows].index("mesh")
+        rows[after_mesh:after_mesh] = report.route_rows(_routes(case))
     report.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: "
                                                    f"{memory_report.verdict_words(answer)}")])
     if options.program:
@@ -93,15 +95,21 @@ def _routes(case: Planned) -> tuple[GroupRoutes, ...]:
     return routes.routes(case.scenario.cluster, case.program.mesh, groups)
 
 
-def _advice(case: Planned) -> tuple[advice.Effect, ...] | None:
-    """Changes that would lower the peak; None, and a warning, where that would take minutes."""
+def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, ...] | None:
+    """Changes that would lower the peak; None, and a warning, where that would take minutes.
+
+    `answer` is the verdict on the scenario as it is.
+    """
     scenario = case.scenario
     if untried := scenario.work.problem(part=MANY_TIMES):
         report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
                                     f"{untried}"])
         return None
     with report.progress(f"{scenario.name}: every change planned and simulated"):
-        return advice.advice(case)
+        step = simulator.step_time(case)
+        return advice.advice(
+            advice.Way(changes=(), scenario=scenario, answer=answer, step=step)
+        )
 
 
 def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:

@@ -127,7 +127,7 @@ class CachingAllocator:
     """(address, bytes) of each piece of memory as it was taken from the device."""
     _next_address: int = _FIRST_ADDRESS
 
-    def allocate(self, nbytes: int, *, stream: str) -> Block:
+    def allocate(self, nbytes: int, stream: str) -> Block:
         """A live block for `nbytes`, at least 1, from the pool of `stream`: the best fit, or a new
         one from the device.
 
@@ -179,6 +179,13 @@ class CachingAllocator:
             for mapped, blocks in groupby(_chain(head), key=lambda block: block.mapped):
                 if mapped:
                     yield tuple(blocks)
+
+    @property
+    def num_segments(self) -> int:
+        """Contiguous pieces of reserved memory."""
+        if not self.expandable_segments:
+            return len(self.heads)
+        return sum(1 for _ in self.segments())
 
     def _open(self, stream: str, small: bool) -> Pool:
         pool = self.pools[stream, small] = Pool(

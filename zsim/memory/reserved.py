@@ -44,12 +44,16 @@ class AllocatorRecord:
     """Reserved bytes at the end of the phase, by "stream small" and "stream large"."""
 
 
+def pool_of(stream: Stream) -> str:
+    """The stream whose pool serves an op: host ops use torch's current one, compute."""
+    return "compute" if stream == "host" else stream
+
+
 @dataclass(slots=True)
 class Heap:
     """The buffers of a Program in a caching allocator.
 
-    Each lives in the pool of the stream of the op that makes it. Buffers of host ops live in that
-    of the compute stream, the current stream of torch's main thread.
+    Each lives in the pool of the stream of the op that makes it.
     """
 
     allocator: CachingAllocator
@@ -65,8 +69,8 @@ class Heap:
             raise ProgramError(
                 where="allocator", expected="a buffer that is not live", found=problem
             )
-        pool = "compute" if stream == "host" else stream
-        block = self.allocator.allocate(event.nbytes, stream=pool) if event.nbytes else None
+        pool = pool_of(stream)
+        block = self.allocator.allocate(event.nbytes, pool) if event.nbytes else None
         self.live[event.buffer] = block
         return block
 
@@ -179,13 +183,17 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
     allocator = heap.allocator
     start, releases = allocator.reserved, allocator.num_releases
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
-    live, free = heap.live, allocator.free  # tens of thousands of events pass here
+    # tens of thousands of events pass here
+    live, allocate, free = heap.live, allocator.allocate, allocator.free
     for op in ops:
         try:
-            extra = heap.workspace(op)
+            extra, pool = heap.workspace(op), pool_of(op.stream)
             for event in op.memory if extra is None else (extra, *op.memory):
                 if type(event) is Alloc:
-                    heap.allocate(event, stream=op.stream)
+                    if event.nbytes and event.buffer not in live:
+                        live[event.buffer] = allocate(event.nbytes, pool)
+                    else:
+                        heap.allocate(event, stream=op.stream)
                     if allocator.active > peak.active or allocator.reserved > peak.most_reserved:
                         peak.see(heap)
                 elif block := live.get(event.buffer):
@@ -201,7 +209,7 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
         end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
         fragmentation_bytes=peak.reserved - peak.active,
         rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
-        num_segments=sum(1 for _ in allocator.segments()),
+        num_segments=allocator.num_segments,
         num_releases=allocator.num_releases - releases,
         reserved_by_pool={
             f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved

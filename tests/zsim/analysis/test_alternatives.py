@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.analysis.advice import advice, changed, none_fits, together, way_of
+from zsim.analysis.advice import Way, advice, changed, none_fits, together, way_of
 from zsim.analysis.alternatives import changes, dropped, moved
 from zsim.analysis.fit import Candidate, fit, ways
 from zsim.cli.main import main
@@ -25,6 +25,11 @@ PREFETCHED = (
     'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, '
     'reshard_after_forward = 4'
 )
+
+
+def as_asked(case: Scenario) -> Way:
+    """The scenario without any change, assessed and simulated."""
+    return way_of((), planned(case))
 
 
 def text(
@@ -150,7 +155,7 @@ def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
         'preset = "llama-3-8b", num_layers = 24', "micro_batch = 2, sequence_length = 8192",
     )
     case = scenario('name = "ddp"', model=model, batch=batch)
-    effects = advice(planned(case))
+    effects = advice(as_asked(case))
     alone, joint = (
         [one for one in effects if " + " not in one.change],
         [one for one in effects if " + " in one.change],
@@ -174,7 +179,7 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(
     fastest = min(enough, key=lambda way: step_time(planned(way.scenario)).ns)
     assert fastest != min(enough, key=lambda way: way.answer.needed.nbytes)
     monkeypatch.setattr("zsim.analysis.advice.MOST_SHOWN", 1)
-    assert [one.change for one in advice(planned(case)) if " + " in one.change] == [fastest.name]
+    assert [one.change for one in advice(as_asked(case)) if " + " in one.change] == [fastest.name]
 
 
 def test_where_several_changes_may_just_fit_they_are_told(
@@ -207,7 +212,7 @@ def test_where_several_changes_may_just_fit_they_are_told(
 
 
 def test_where_a_single_change_is_enough_none_are_joined() -> None:
-    assert not any(" + " in one.change for one in advice(planned(scenario('name = "ddp"'))))
+    assert not any(" + " in one.change for one in advice(as_asked(scenario('name = "ddp"'))))
 
 
 def test_where_no_candidate_fits_more_is_changed_of_each(
@@ -259,7 +264,7 @@ def test_fsdp1_is_advised_what_its_own_shardings_save_and_keeps_its_other_option
     assert (found[FREED].strategy, found[FREED].mesh, found[FREED].options) == (
         "fsdp1", case.mesh, replace(case.options, sharding="full"),
     )
-    effects = {one.change: one for one in advice(planned(case))}
+    effects = {one.change: one for one in advice(as_asked(case))}
     assert assess(planned(case)).verdict == "OOM"
     assert effects[OVER_ALL].verdict == "FITS"
     assert (
@@ -287,7 +292,7 @@ def test_what_fsdp1_does_already_is_not_advised() -> None:
 def test_two_changes_of_fsdp1s_shardings_are_joined_where_one_is_not_enough() -> None:
     case = scenario(FSDP1, **OF_FSDP1 | {"more": "", "batch": "micro_batch = 2, sequence_length "
                                                               "= 4096"})
-    (joint,) = (one for one in advice(planned(case)) if " + " in one.change)
+    (joint,) = (one for one in advice(as_asked(case)) if " + " in one.change)
     assert joint.change == f"{OVER_ALL} + activation checkpointing of every block"
     assert joint.verdict == "FITS"
 
@@ -371,7 +376,7 @@ def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(
     assert main(["show", "--memory", str(path)]) == 0
     assert "nothing fits" not in capsys.readouterr().out
     case = scenario(FSDP1, **OF_FSDP1)
-    tight = [one for one in advice(planned(case)) if one.verdict == "TIGHT"]
+    tight = [one for one in advice(as_asked(case)) if one.verdict == "TIGHT"]
     assert tight
     assert none_fits(assess(planned(case)), tight) == ""
 
