@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -185,3 +185,8 @@ def run_backward(result: torch.Tensor, gradient: torch.Tensor) -> None:
     _engine_run_backward(
         (result,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Call `callback` at the end of the backward that is running, as DDP and FSDP do."""
+    cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(callback)

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
-from zreal.modules.modules import Model
 from zsim.ir.buffers import Buffer
 from zsim.strategies.flat_buffer.groups import FlatGroup
 
@@ -24,7 +23,7 @@ class FlatBuffers:
 
     groups: Mapping[str, FlatGroup]
     """Groups by unit."""
-    model: Model
+    model: nn.Module
     process_group: dist.ProcessGroup
     live: dict[str, Tensor] = field(default_factory=dict)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from zreal import torch_private
 from zreal.executor.flat_buffers import FlatBuffers, release
@@ -20,12 +21,11 @@ from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
 from zreal.modules.clipping import Clipping
 from zreal.modules.initial_values import DTYPES
-from zreal.modules.modules import Model
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Op
-from zsim.models.spec import Module
-from zsim.scenario.scenario import Scenario
+from zsim.models.spec import ModelSpec, Module
+from zsim.models.training_options import Optimizer, Precision
 from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
@@ -34,12 +34,25 @@ from zsim.strategies.flat_buffer.groups import flat_groups
 MASTER = DTYPES[MASTER_DTYPE]
 
 
+class FlatSettings(Protocol):
+    """The part of a scenario that flat buffers need."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def options(self) -> Any: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+
 @dataclass(slots=True)
 class FlatRank:
     """The model of one rank, its param groups as flat buffers, and the optimizer of its shards."""
 
-    scenario: Scenario
-    model: Model
+    scenario: FlatSettings
+    model: nn.Module
     process_group: dist.ProcessGroup
     uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies inside the backend, as in gloo's reduce-scatter, are not the
@@ -85,7 +98,8 @@ class FlatRank:
         """
         unit, made, buffers = op.unit, _allocated(op), self.buffers
         group = buffers.groups[unit]
-        device = next(self.model.parameters()).device
+        own = [self.model.get_parameter(parameter.fqn) for parameter in group.group.parameters]
+        device = next(iter((*own, *self.model.parameters()))).device
         exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=device)
         for parameter, view in buffers.views(group, exact):
             view.copy_(parameter.data)

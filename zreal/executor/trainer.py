@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from zreal.executor.flat_rank import FlatRank
 from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.measured_step import BeginPart
 from zreal.modules import batches as batching
+from zreal.modules.modules import Model
 from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
 from zsim.ir.ops import Op
@@ -158,7 +160,7 @@ class ProgramTrainer:
         if current.num_forwards_run == 0:
             autocast = batching.autocast(self.scenario.precision, device=x.device.type)
             current.autocast.enter_context(autocast)
-        current.output = self.rank.model.run(specs[index], current.take_output(x), targets)
+        current.output = cast(Model, self.rank.model).run(specs[index], current.take_output(x), targets)
         current.num_forwards_run += 1
         is_last = current.num_forwards_run == len(specs) * self.scenario.batch.forwards
         if current.output.requires_grad:

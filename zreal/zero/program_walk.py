@@ -1,0 +1,179 @@
+"""A Program carried out while a user's own loop trains: each stretch of the module, and each call
+of the loop, moves the cursor on to its place in the Program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from zreal.executor.flat_rank import FlatRank
+from zsim.errors import ArgumentError, ProgramError
+from zsim.ir.ops import Op
+from zsim.ir.program import RankProgram, StepPart
+from zsim.models.spec import Module
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+ORDER = "forward, loss.backward() and zero.step() in turn, then zero.zero_grad()"
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgramWalk:
+    """The ops of step after step. `modules` are the traced ones in forward order, `backward` those
+    with a backward in its order, `trained` the fqns of the parameters that get a gradient."""
+
+    program: RankProgram
+    rank: FlatRank
+    modules: Sequence[Module]
+    backward: Sequence[Module]
+    trained: dict[str, frozenset[str]]
+    """Parameters by param group."""
+    steps: int = 0
+    _ops: tuple[Op, ...] = ()
+    _cursor: int = 0
+    _part: int = 0
+    """Index of the part of the step that the loop is in."""
+    _next: int = 0
+    """Index of the module whose forward is next, or of the one whose backward is."""
+    _arrived: set[str] = field(default_factory=set)
+    """Parameters whose gradient of this micro-batch is accumulated."""
+    in_backward: bool = False
+
+    def __post_init__(self) -> None:
+        self._ops = self.program.first
+
+    @property
+    def part(self) -> str:
+        """The part that the loop is in: forward, backward, optimizer or zero_grad."""
+        return self._parts[self._part].name
+
+    @property
+    def _parts(self) -> tuple[StepPart, ...]:
+        return self.program.parts("steady" if self.steps else "first")
+
+    def begin_forward(self) -> None:
+        """The loop calls the model."""
+        self.require("forward", "a forward")
+        self._next = 0
+
+    def forward(self, fqn: str) -> None:
+        """The module `fqn` of the trace begins to compute."""
+        self._require_turn(self.modules, fqn, "forward")
+        op = self._next_compute("forward")
+        module = self.modules[self._next]
+        self._require_unit(op, module.unit)
+        self.rank.enter(module, backward=False)
+        self._next += 1
+
+    def end_forward(self) -> None:
+        """The model returns."""
+        if self._next < len(self.modules):
+            raise _otherwise(f"forward of {self.modules[self._next].fqn}", "the end of forward")
+        self._end_part()
+        self._next = 0
+        self._arrived.clear()
+
+    def begin_backward(self) -> None:
+        """Autograd comes to the first node of the module."""
+        self.require("backward", "a backward")
+        self.in_backward = True
+
+    def enter_backward(self, fqn: str) -> None:
+        """Autograd comes to the module `fqn`, and has left all that ran after it in forward."""
+        names = [module.fqn for module in self.backward]
+        if fqn not in names:
+            return
+        while self._next <= names.index(fqn):
+            self._enter_backward()
+
+    def _enter_backward(self) -> None:
+        op, module = self._next_compute("backward"), self.backward[self._next]
+        self._require_unit(op, module.unit)
+        self.rank.enter(module, backward=True)
+        self._next += 1
+
+    def end_backward(self) -> None:
+        """Autograd is done with a micro-batch."""
+        self.in_backward = False
+        if self._next < len(self.backward):
+            raise _otherwise(f"backward of {self.backward[self._next].fqn}", "the end of backward")
+        self._end_part()
+
+    def arrived(self, fqn: str) -> None:
+        """The gradient of the parameter `fqn` is accumulated."""
+        self._arrived.add(fqn)
+
+    def step(self) -> None:
+        """Clip, step the shards and all-gather them, as the Program says."""
+        self._end_part()
+
+    def zero_grad(self) -> None:
+        """Free the gradients after a step; nothing to do before the first forward."""
+        if self.part != "zero_grad":
+            if self.part == "forward" and self._cursor == 0:
+                return
+            self.require("zero_grad", "zero.zero_grad()")
+        self._end_part()
+
+    def _end_part(self) -> None:
+        """Carry out the rest of this part; after the last one the next step begins."""
+        parts = self._parts
+        last = self._part + 1 == len(parts)
+        end = len(self._ops) if last else parts[self._part + 1].start
+        with torch.no_grad():
+            while self._cursor < end:
+                self._perform(self._ops[self._cursor])
+                self._cursor += 1
+        self._part += 1
+        if last:
+            self.steps += 1
+            self._ops, self._cursor, self._part = self.program.steady, 0, 0
+
+    def _next_compute(self, kind: str) -> Op:
+        """Carry out the ops before the next compute op of this `kind`, which the caller's loop
+        computes."""
+        with torch.no_grad():
+            while self._cursor < len(self._ops):
+                op = self._ops[self._cursor]
+                self._cursor += 1
+                if op.kind == kind:
+                    return op
+                self._perform(op)
+        raise ProgramError(where="the step", expected=f"another {kind} op", found="none")
+
+    def _perform(self, op: Op) -> None:
+        if op.kind == "recompute":
+            return  # torch recomputes when backward needs a tensor that was not kept
+        if op.kind in REDUCTIONS and op.unit in self.trained:
+            if missing := sorted(self.trained[op.unit] - self._arrived):
+                raise _otherwise(f"the gradient of {missing[0]} before it is reduced", "none")
+        self.rank.perform(op)
+
+    def require(self, part: str, found: str) -> None:
+        """ArgumentError where the loop is in another part than `part`."""
+        if self.part != part:
+            raise ArgumentError(
+                where="the training loop", expected=ORDER, found=f"{found} in the {self.part}",
+                remedy="accumulation= says how many micro-batches come before a step; forwards "
+                       "under torch.no_grad() may come between steps",
+            )
+
+    def _require_turn(self, modules: Sequence[Module], fqn: str, what: str) -> None:
+        turn = modules[self._next].fqn if self._next < len(modules) else f"the end of {what}"
+        if turn != fqn:
+            raise _otherwise(turn, fqn)
+
+    def _require_unit(self, op: Op, unit: str) -> None:
+        if op.unit != unit:
+            raise ProgramError(
+                where=f"op {op.index}: {op.kind}", expected=f"unit {unit}", found=op.unit
+            )
+
+
+def _otherwise(expected: str, found: str) -> ArgumentError:
+    return ArgumentError(
+        where="module", expected=f"{expected}, as in the first forward", found=found,
+        remedy="every forward must run the same units in the same order: what depends on data "
+               "belongs inside one unit, named by units=",
+    )

@@ -1,0 +1,308 @@
+"""ZeRO: trains any nn.Module in its user's own loop by the Program of zero1, zero2 or zero3.
+
+The first forward traces the module on its inputs, plans the Program, and shards. Every later call
+of the loop carries out the ops that the Program has there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zreal import torch_private
+from zreal.executor.flat_buffers import release
+from zreal.executor.flat_rank import FlatRank
+from zreal.tracing.trace import trace
+from zreal.tracing.units.param_groups import UnitChoice, find_units
+from zreal.zero.boundaries import Boundaries
+from zreal.zero.meta_modules import MetaModule, is_meta
+from zreal.zero.program_walk import ProgramWalk
+from zreal.zero.refusals import param_group_of, require_trainable, settings_of
+from zreal.zero.same_module import require_same_on_ranks
+from zreal.zero.shard_optimizer import ShardOptimizer
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.traced.model import TracedModel
+from zsim.errors import ArgumentError
+from zsim.ir.buffers import Buffer
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
+from zsim.models.training_options import Device, Dtype, Optimizer, Precision
+from zsim.strategies import STRATEGIES
+from zsim.strategies.building.training import Training
+
+Stage = Literal[1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the flat buffers of one rank follow, as a scenario has it."""
+
+    model: TracedModel
+    options: Any
+    precision: Precision
+    optimizer: Optimizer
+
+
+class ZeRO:
+    """`module` trained over the default process group with its states sharded, as arXiv 1910.02054
+    does.
+
+    - `optimizer`: torch's SGD, Adam or AdamW over the module's parameters, which has not stepped.
+    - `stage`: 1 shards optimizer states, 2 gradients too, 3 parameters too.
+    - `units`: the modules gathered and reduced together, as `zreal.tracing.trace` takes them; by
+      default the children of the longest ModuleList.
+    - `lookahead`: modules that stage 3 gathers ahead.
+    - `accumulation`: micro-batches, each a forward and a backward, before a step.
+    - `clip_norm`: the global norm that gradients are clipped to; 0 for none.
+    - `loss`: makes the loss of the module's output where the loop does so, for the prediction of
+      memory; by default that of `trace`.
+    - `reduce`: the dtype that gradients are reduced in.
+    - `state`: on rank 0, the values of a module on the meta device. Without it its
+      `reset_parameters()` make them there.
+    - `device`: of a module on the meta device.
+
+    Gradients are means over ranks. Between `backward` and `step` they are shards, which
+    `parameter.grad` does not show. A forward under `torch.no_grad()` trains nothing and, under
+    stage 3, gathers the parameters for its time on all ranks. ArgumentError names what cannot be
+    trained; UntraceableError, in the first forward, what the tracer refuses.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        stage: Stage = 1,
+        units: UnitChoice = None,
+        lookahead: int = 1,
+        accumulation: int = 1,
+        clip_norm: float = 0.0,
+        loss: Callable[[Any], Tensor] | None = None,
+        reduce: Dtype = "float32",
+        state: Mapping[str, Tensor] | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        require_trainable(module, optimizer, stage=stage, accumulation=accumulation)
+        world = dist.group.WORLD
+        assert world is not None
+        self.module, self.optimizer, self.stage = module, optimizer, stage
+        self.group: dist.ProcessGroup = world
+        self._units, self._lookahead, self._loss = units, lookahead, loss
+        self._accumulation, self._clip_norm, self._reduce = accumulation, clip_norm, reduce
+        self._meta: MetaModule | None = None
+        if is_meta(module):
+            self._meta = MetaModule(
+                module=module, device=torch.device(device), group=world, state=state
+            )
+            self._meta.require_values()
+        self._param_groups = param_group_of(module, optimizer)
+        require_same_on_ranks(module, self.group)
+        self._program: Program | None = None
+        self._walk: ProgramWalk | None = None
+        self._shards: ShardOptimizer | None = None
+        self._boundaries: Boundaries | None = None
+        self._tracing = self._gathered = False
+        module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._after)
+
+    @property
+    def program(self) -> Program:
+        """The Program that the loop follows: its text is one line per op. ArgumentError before the
+        first forward."""
+        if self._program is None:
+            raise ArgumentError(
+                where="zero", expected="a forward first, which traces the module", found="none"
+            )
+        return self._program
+
+    def step(self) -> None:
+        """Clip, step this rank's shards with the user's optimizer, and gather what is whole."""
+        walk, shards = self._begun("zero.step()")
+        walk.require("optimizer", "zero.step()")
+        with torch.no_grad():
+            shards.mean()
+        walk.step()
+
+    def zero_grad(self) -> None:
+        """Free the gradients."""
+        if self._walk is not None:
+            self._walk.zero_grad()
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole parameters by fqn on every rank, gathered, and this rank's buffers. Call it on all
+        ranks, between steps."""
+        walk, _ = self._begun("zero.full_state_dict()")
+        with torch.no_grad():
+            named = {fqn: t.detach().clone() for fqn, t in self.module.named_buffers()}
+            return walk.rank.parameters() | named
+
+    def _begun(self, found: str) -> tuple[ProgramWalk, ShardOptimizer]:
+        if self._walk is None or self._shards is None:
+            raise ArgumentError(where="the training loop", expected="a forward first", found=found)
+        return self._walk, self._shards
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The module is called: shard it if this is the first time, and begin a forward."""
+        if self._tracing or (self._boundaries is not None and self._in_backward):
+            return
+        if self._walk is None:
+            self._shard(args, kwargs)
+        walk, boundaries = self._walk, self._boundaries
+        assert walk is not None and boundaries is not None
+        if not torch.is_grad_enabled():
+            self._gather_whole(walk.rank)
+            return
+        walk.begin_forward()
+        boundaries.begin()
+
+    @property
+    def _in_backward(self) -> bool:
+        return self._walk is not None and self._walk.in_backward
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._tracing or self._boundaries is None or self._walk is None:
+            return
+        if self._gathered:
+            self._free_whole(self._walk.rank)
+        elif self._boundaries.active:
+            self._boundaries.end(output)
+            self._walk.end_forward()
+
+    def _shard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Trace the module on the inputs of its first forward, plan, and make the flat buffers."""
+        if self._meta is not None:
+            self._meta.make_buffers()
+        model = self._traced(args, kwargs)
+        strategy = STRATEGIES[f"zero{self.stage}"]
+        options = strategy.options(**({"lookahead": self._lookahead} if self.stage == 3 else {}))
+        settings = Settings(
+            model=model, options=options,
+            precision=Precision(
+                parameters=model.dtype, reduce=self._reduce, autocast=model.autocast
+            ),
+            optimizer=settings_of(
+                self.optimizer, clip_norm=self._clip_norm, device=self._device.type
+            ),
+        )
+        training = self._training(settings)
+        self._program = strategy.plan(
+            training, mesh=Mesh(dp_shard=self.group.size()), options=options
+        )
+        rank = self._constructed(settings, self._program)
+        groups = rank.buffers.groups.values()
+        names = {module.fqn: module for module in model.modules}
+        self._walk = walk = ProgramWalk(
+            program=self._program.of_rank(self.group.rank()), rank=rank, modules=model.modules,
+            backward=[names[module.fqn] for module in training.backward_modules],
+            trained={
+                g.fqn: frozenset(p.fqn for p in g.group.parameters) for g in groups if g.trained
+            },
+        )
+        self._boundaries = Boundaries(
+            units=find_units(self.module, self._unit_names(model)), known=names,
+            enter_forward=walk.forward, enter_backward=self._enter_backward,
+        )
+        self._boundaries.watch()
+        for fqn in model.trained:
+            parameter = self.module.get_parameter(fqn)
+            parameter.register_post_accumulate_grad_hook(
+                cast(Any, lambda _, fqn=fqn: walk.arrived(fqn))
+            )
+
+    def _unit_names(self, model: TracedModel) -> list[str]:
+        return list(dict.fromkeys(m.unit for m in model.modules if m.unit != "root"))
+
+    @property
+    def _device(self) -> torch.device:
+        first = next(self.module.parameters())
+        return self._meta.device if self._meta is not None else first.device
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedModel:
+        kind: Device = "cuda" if self._device.type == "cuda" else "cpu"
+        autocast: Any = "none"
+        if kind == "cpu" and torch.is_autocast_enabled("cpu"):
+            autocast = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+        evaluates = not self.module.training
+        self._tracing = True
+        try:
+            if evaluates:
+                self.module.train()
+            with torch.autocast(kind, enabled=False), torch.enable_grad():
+                return trace(
+                    self.module, self._inputs(args, kwargs), units=self._units, device=kind,
+                    casts_input=False, loss=self._loss, autocast=autocast,
+                )
+        finally:
+            self._tracing = False
+            if evaluates:
+                self.module.eval()
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inputs as the tracer takes them: by position, or all by name."""
+        if not kwargs:
+            return args
+        if not args:
+            return kwargs
+        bound = inspect.signature(self.module.forward).bind(*args, **kwargs)
+        return dict(bound.arguments)
+
+    def _training(self, settings: Settings) -> Training:
+        model, strategy = settings.model, STRATEGIES[f"zero{self.stage}"]
+        kind: Device = "cuda" if self._device.type == "cuda" else "cpu"
+        batch = replace(model.batch, accumulation=self._accumulation)
+        return Training(
+            model=model,
+            modules=lower(
+                model, batch=batch, dtype=model.dtype, device=kind, autocast=model.autocast,
+                unit_hooks=strategy.unit_hooks,
+            ),
+            batch=batch, precision=settings.precision, optimizer=settings.optimizer, device=kind,
+        )
+
+    def _constructed(self, settings: Settings, program: Program) -> FlatRank:
+        """The rank after the Program's construction: flat buffers, and the optimizer over shards.
+        """
+        rank = FlatRank(
+            settings, self.module, self.group, keeps_whole_gradients=self.stage == 1
+        )
+        rank.optimizer = self._shards = ShardOptimizer(
+            settings.optimizer, torch_optimizer=self.optimizer, param_group_of=self._param_groups,
+            buffers=rank.buffers, scale=1 / self.group.size(),
+        )
+        with torch.no_grad():
+            for op in program.of_rank(self.group.rank()).construction:
+                if op.kind == "copy" and self._meta is not None:
+                    group = rank.buffers.groups[op.unit].group
+                    self._meta.make(parameter.fqn for parameter in group.parameters)
+                rank.construct(op)
+        self._shards.take_over()
+        return rank
+
+    def _enter_backward(self, fqn: str) -> None:
+        walk = self._walk
+        assert walk is not None
+        if not walk.in_backward:
+            walk.begin_backward()
+            torch_private.when_backward_ends(walk.end_backward)
+        walk.enter_backward(fqn)
+
+    def _gather_whole(self, rank: FlatRank) -> None:
+        """Before a forward that does not train: gather what is sharded."""
+        self._gathered = True
+        for unit in rank.buffers.groups:
+            full, shard = rank.buffers.full(unit), rank.buffers.shard(unit)
+            if full.untyped_storage().size() == 0:
+                full.untyped_storage().resize_(full.numel() * full.element_size())
+                torch_private.all_gather(full, shard, group=self.group)
+
+    def _free_whole(self, rank: FlatRank) -> None:
+        self._gathered = False
+        for unit in rank.buffers.groups:
+            if Buffer.of(unit, "unsharded") in rank.buffers.live:
+                release(rank.buffers.full(unit))
