@@ -160,7 +160,8 @@ class ProgramTrainer:
         if current.num_forwards_run == 0:
             autocast = batching.autocast(self.scenario.precision, device=x.device.type)
             current.autocast.enter_context(autocast)
-        current.output = cast(Model, self.rank.model).run(specs[index], current.take_output(x), targets)
+        model = cast(Model, self.rank.model)
+        current.output = model.run(specs[index], current.take_output(x), targets)
         current.num_forwards_run += 1
         is_last = current.num_forwards_run == len(specs) * self.scenario.batch.forwards
         if current.output.requires_grad:

@@ -145,9 +145,9 @@ class ProgramWalk:
     def _perform(self, op: Op) -> None:
         if op.kind == "recompute":
             return  # torch recomputes when backward needs a tensor that was not kept
-        if op.kind in REDUCTIONS and op.unit in self.trained:
-            if missing := sorted(self.trained[op.unit] - self._arrived):
-                raise _otherwise(f"the gradient of {missing[0]} before it is reduced", "none")
+        awaited = self.trained.get(op.unit, frozenset()) if op.kind in REDUCTIONS else frozenset()
+        if missing := sorted(awaited - self._arrived):
+            raise _otherwise(f"the gradient of {missing[0]} before it is reduced", "none")
         self.rank.perform(op)
 
     def require(self, part: str, found: str) -> None:

@@ -21,7 +21,7 @@ from zsim.errors import ArgumentError
 
 @dataclass(slots=True, kw_only=True)
 class ShardOptimizer(RankOptimizer):
-    """The user's `torch_optimizer` over `stepped`: shards of parameters, or float32 master copies of them.
+    """The user's `torch_optimizer` over `stepped`: shards of parameters, or float32 master copies.
 
     A shard whose parameters lie in several of the optimizer's param groups is stepped in slices.
     """

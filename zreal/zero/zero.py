@@ -154,7 +154,8 @@ class ZeRO:
         if self._walk is None:
             self._shard(args, kwargs)
         walk, boundaries = self._walk, self._boundaries
-        assert walk is not None and boundaries is not None
+        assert walk is not None
+        assert boundaries is not None
         if not torch.is_grad_enabled():
             self._gather_whole(walk.rank)
             return
