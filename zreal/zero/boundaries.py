@@ -1,7 +1,7 @@
 """Boundaries between the units of a user's module while it trains, under the names of its trace.
 
-Forward is seen by hooks of the units. Backward is seen at the last node that a stretch has made,
-where the tracer also looks for it: no tensor is added, and none is kept.
+Forward is seen by hooks of the units, backward at the last node that a stretch has made. The tracer
+looks for it there too: no tensor is added, and none is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zsim.models.spec import PART, ROOT, numbered
 
 
 @dataclass(slots=True, kw_only=True)
-class Boundaries:
+class LiveBoundaries:
     """Tells `enter_forward` and `enter_backward` the stretch that begins, by the fqn that its trace
     gives it. Stretches that are not `known` do nothing, and belong to the one before them."""
 

@@ -1,5 +1,6 @@
-"""A Program carried out while a user's own loop trains: each stretch of the module, and each call
-of the loop, moves the cursor on to its place in the Program."""
+"""A Program carried out while a user's own loop trains.
+
+Each stretch of the module, and each call of the loop, moves the cursor on to its place in it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ ORDER = "forward, loss.backward() and zero.step() in turn, then zero.zero_grad()
 @dataclass(slots=True, kw_only=True)
 class ProgramWalk:
     """The ops of step after step. `modules` are the traced ones in forward order, `backward` those
-    with a backward in its order, `trained` the fqns of the parameters that get a gradient."""
+    with a backward in its order."""
 
     program: RankProgram
     rank: FlatRank
     modules: Sequence[Module]
     backward: Sequence[Module]
     trained: dict[str, frozenset[str]]
-    """Parameters by param group."""
+    """Parameters that get a gradient, by param group."""
     steps: int = 0
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0

@@ -1,5 +1,6 @@
-"""Ranks compare their modules before any of them is sharded: a rank that started from other values
-would train another model, and no collective would fail."""
+"""Ranks compare their modules before any of them is sharded.
+
+A rank that started from other values would train another model, and no collective would fail."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ of the loop carries out the ops that the Program has there.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -18,35 +17,23 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.executor.flat_buffers import release
 from zreal.executor.flat_rank import FlatRank
-from zreal.tracing.trace import trace
 from zreal.tracing.units.param_groups import UnitChoice, find_units
-from zreal.zero.boundaries import Boundaries
+from zreal.zero.boundaries import LiveBoundaries
 from zreal.zero.meta_modules import MetaModule, is_meta
+from zreal.zero.module_program import Settings, traced, training_of
 from zreal.zero.program_walk import ProgramWalk
 from zreal.zero.refusals import param_group_of, require_trainable, settings_of
 from zreal.zero.same_module import require_same_on_ranks
 from zreal.zero.shard_optimizer import ShardOptimizer
-from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.models.training_options import Device, Dtype, Optimizer, Precision
+from zsim.models.training_options import Device, Dtype, Precision
 from zsim.strategies import STRATEGIES
-from zsim.strategies.building.training import Training
 
 Stage = Literal[1, 2, 3]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the flat buffers of one rank follow, as a scenario has it."""
-
-    model: TracedModel
-    options: Any
-    precision: Precision
-    optimizer: Optimizer
 
 
 class ZeRO:
@@ -106,7 +93,7 @@ class ZeRO:
         self._program: Program | None = None
         self._walk: ProgramWalk | None = None
         self._shards: ShardOptimizer | None = None
-        self._boundaries: Boundaries | None = None
+        self._boundaries: LiveBoundaries | None = None
         self._tracing = self._gathered = False
         module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after)
@@ -179,7 +166,11 @@ class ZeRO:
         """Trace the module on the inputs of its first forward, plan, and make the flat buffers."""
         if self._meta is not None:
             self._meta.make_buffers()
-        model = self._traced(args, kwargs)
+        kind: Device = "cuda" if self._device.type == "cuda" else "cpu"
+        model = traced(
+            self.module, args, kwargs, units=self._units, loss=self._loss, device=kind,
+            tracing=self._while_tracing,
+        )
         strategy = STRATEGIES[f"zero{self.stage}"]
         options = strategy.options(**({"lookahead": self._lookahead} if self.stage == 3 else {}))
         settings = Settings(
@@ -188,10 +179,12 @@ class ZeRO:
                 parameters=model.dtype, reduce=self._reduce, autocast=model.autocast
             ),
             optimizer=settings_of(
-                self.optimizer, clip_norm=self._clip_norm, device=self._device.type
+                self.optimizer, clip_norm=self._clip_norm, device=kind
             ),
         )
-        training = self._training(settings)
+        training = training_of(
+            settings, strategy=strategy, accumulation=self._accumulation, device=kind
+        )
         self._program = strategy.plan(
             training, mesh=Mesh(dp_shard=self.group.size()), options=options
         )
@@ -205,7 +198,7 @@ class ZeRO:
                 g.fqn: frozenset(p.fqn for p in g.group.parameters) for g in groups if g.trained
             },
         )
-        self._boundaries = Boundaries(
+        self._boundaries = LiveBoundaries(
             units=find_units(self.module, self._unit_names(model)), known=names,
             enter_forward=walk.forward, enter_backward=self._enter_backward,
         )
@@ -224,47 +217,14 @@ class ZeRO:
         first = next(self.module.parameters())
         return self._meta.device if self._meta is not None else first.device
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedModel:
-        kind: Device = "cuda" if self._device.type == "cuda" else "cpu"
-        autocast: Any = "none"
-        if kind == "cpu" and torch.is_autocast_enabled("cpu"):
-            autocast = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
-        evaluates = not self.module.training
+    @contextmanager
+    def _while_tracing(self) -> Iterator[None]:
+        """Inside, calls of the module are the tracer's."""
         self._tracing = True
         try:
-            if evaluates:
-                self.module.train()
-            with torch.autocast(kind, enabled=False), torch.enable_grad():
-                return trace(
-                    self.module, self._inputs(args, kwargs), units=self._units, device=kind,
-                    casts_input=False, loss=self._loss, autocast=autocast,
-                )
+            yield
         finally:
             self._tracing = False
-            if evaluates:
-                self.module.eval()
-
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inputs as the tracer takes them: by position, or all by name."""
-        if not kwargs:
-            return args
-        if not args:
-            return kwargs
-        bound = inspect.signature(self.module.forward).bind(*args, **kwargs)
-        return dict(bound.arguments)
-
-    def _training(self, settings: Settings) -> Training:
-        model, strategy = settings.model, STRATEGIES[f"zero{self.stage}"]
-        kind: Device = "cuda" if self._device.type == "cuda" else "cpu"
-        batch = replace(model.batch, accumulation=self._accumulation)
-        return Training(
-            model=model,
-            modules=lower(
-                model, batch=batch, dtype=model.dtype, device=kind, autocast=model.autocast,
-                unit_hooks=strategy.unit_hooks,
-            ),
-            batch=batch, precision=settings.precision, optimizer=settings.optimizer, device=kind,
-        )
 
     def _constructed(self, settings: Settings, program: Program) -> FlatRank:
         """The rank after the Program's construction: flat buffers, and the optimizer over shards.

@@ -1,0 +1,78 @@
+"""A user's module traced on the inputs of its first forward, as the input of a strategy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zreal.tracing.trace import trace
+from zreal.tracing.units.param_groups import UnitChoice
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.traced.model import TracedModel
+from zsim.models.training_options import Device, Optimizer, Precision
+from zsim.strategies.building.training import Training
+from zsim.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The part of a scenario that flat buffers follow, of a module that no scenario names."""
+
+    model: TracedModel
+    options: Any
+    precision: Precision
+    optimizer: Optimizer
+
+
+def traced(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, units: UnitChoice,
+    loss: Callable[[Any], Tensor] | None, device: Device,
+    tracing: Callable[[], AbstractContextManager[None]],
+) -> TracedModel:
+    """The model of one training step, also where the caller is evaluating or in autocast."""
+    autocast: Any = "none"
+    if device == "cpu" and torch.is_autocast_enabled("cpu"):
+        autocast = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+    evaluates = not module.training
+    try:
+        if evaluates:
+            module.train()
+        with tracing(), torch.autocast(device, enabled=False), torch.enable_grad():
+            return trace(
+                module, _inputs(module, args, kwargs), units=units, device=device,
+                casts_input=False, loss=loss, autocast=autocast,
+            )
+    finally:
+        if evaluates:
+            module.eval()
+
+
+def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Inputs as the tracer takes them: all by position, or all by name."""
+    if not kwargs:
+        return args
+    if not args:
+        return kwargs
+    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+
+def training_of(
+    settings: Settings, *, strategy: Strategy, accumulation: int, device: Device
+) -> Training:
+    """The input of `strategy` for steps of `accumulation` micro-batches."""
+    model = settings.model
+    batch = replace(model.batch, accumulation=accumulation)
+    return Training(
+        model=model,
+        modules=lower(
+            model, batch=batch, dtype=model.dtype, device=device, autocast=model.autocast,
+            unit_hooks=strategy.unit_hooks,
+        ),
+        batch=batch, precision=settings.precision, optimizer=settings.optimizer, device=device,
+    )
