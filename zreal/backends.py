@@ -6,11 +6,15 @@ Importing this module loads no torch. A backend loads it, or says how to install
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.testbed import Layout
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
@@ -27,6 +31,7 @@ from zsim.scenario.scenario import Scenario
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
 MAX_ERROR_CHARS = 300
+EMULATED = "emulated in timed steps: forward and backward of each module are timers"
 
 
 def _require_torch(backend: str) -> None:
@@ -144,12 +149,13 @@ class GlooBackend:
                 scenario, backend=self.name, processes=scenario.world_size, parity=True
             )
         failure: LaunchError | None = None
+        arguments = self._rank_arguments(scenario, interpreter, options)
         try:
-            tables = launch.launch(
-                "zreal.rank_run:launched_rank",
-                self._rank_arguments(scenario, interpreter, options),
-                world_size=scenario.world_size, timeout_s=options.timeout_s,
-            )
+            with self._hosts(options.testbed, scenario.world_size) as hosts:
+                tables = launch.launch(
+                    "zreal.rank_run:launched_rank", arguments, world_size=scenario.world_size,
+                    timeout_s=options.timeout_s, hosts=hosts,
+                )
         except LaunchError as error:
             failure, tables = error, [table for _, table in sorted(error.results.items())]
         ranks = tuple(from_table(RankRun, table) for table in tables)
@@ -162,7 +168,9 @@ class GlooBackend:
             step_time_ns=step_time_ns,
             complete=failure is None,
             failure="" if failure is None else str(failure),
-            provenance=rank_run.provenance(scenario, device=self.device) | method,
+            provenance=rank_run.provenance(scenario, device=self.device) | method
+            | ({"testbed": options.testbed.text} if options.testbed else {})
+            | ({"compute": EMULATED} if options.emulated_on else {}),
         )
         if failure is not None:
             raise IncompleteRunError(failure, run) from None
@@ -182,10 +190,11 @@ class GlooBackend:
             ],
             "repeats": request.repeats, "timeout_s": request.timeout_s, "backend": self.name,
         }
-        ranks = launch.launch(
-            "zreal.machine.rank_measurements:measured_rank", arguments,
-            world_size=request.world_size, timeout_s=request.timeout_s,
-        )
+        with self._hosts(request.testbed, request.world_size) as hosts:
+            ranks = launch.launch(
+                "zreal.machine.rank_measurements:measured_rank", arguments,
+                world_size=request.world_size, timeout_s=request.timeout_s, hosts=hosts,
+            )
         return MachineMeasurements(
             steps=_slowest([rank["steps"] for rank in ranks]),
             collectives=_slowest([rank["collectives"] for rank in ranks]),
@@ -203,7 +212,35 @@ class GlooBackend:
             "device": self.device,
             "interpreter": interpreter,
             "timeout_s": options.timeout_s,
+            "emulated": _emulated(scenario, options.emulated_on),
         }
+
+    @contextmanager
+    def _hosts(
+        self, testbed: Layout | None, world_size: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        """The hosts that ranks run in, by rank; none without a testbed."""
+        if testbed is None:
+            yield []
+            return
+        if self.device != "cpu" or testbed.hosts != world_size:
+            raise BackendUnavailableError(
+                where=f"backend {self.name}, testbed {testbed.text}",
+                expected="gloo, with a host for each rank", found=f"{world_size} ranks",
+                remedy=f"use a layout of {world_size} hosts, as {world_size}x1gbit",
+            )
+        from zreal.testbed.network import network
+
+        with network(testbed) as hosts:
+            yield hosts.places
+
+
+def _emulated(scenario: Scenario, cluster: ClusterSpec | None) -> dict[str, list[int]]:
+    if cluster is None:
+        return {}
+    from zreal.modules import emulation
+
+    return emulation.durations(scenario, cluster)
 
 
 def _slowest(ranks: list[list[list[int]]]) -> tuple[tuple[int, ...], ...]:

@@ -18,13 +18,14 @@ from torch import Tensor
 from zreal import torch_private
 from zreal.executor.executor import RANKS, execute
 from zreal.meters.measured_step import TrainedRank
-from zreal.meters.step_time import METHOD, step_time_ns
-from zreal.modules import reference
+from zreal.meters.step_time import METHOD, timed
+from zreal.modules import emulation, reference
 from zreal.modules.optimizers import largest_difference
 from zreal.modules.parity import gradient_differences, largest, relative_differences
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_status import REFERENCE
+from zreal.processes.rendezvous import rendezvous
 from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import Numerics, RankRun
 from zsim.models.training_options import Device
@@ -74,10 +75,12 @@ def run_rank(
     scenario: Scenario, *, rank: int, interpreter: str, device: Device, parity: bool,
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
+    emulated: Mapping[str, list[int]] | None = None,
 ) -> RankRun:
     """Run `scenario` on this rank of an existing process group.
 
-    With `parity`, compare parameters with the single-process reference and time steps.
+    With `parity`, compare parameters with the single-process reference and time steps. Timers take
+    the place of compute in timed steps, where `emulated` has nanoseconds by module.
     """
     samples = SAMPLES if parity else 1
     steps = max(3, scenario.steps, 2 + samples)
@@ -94,9 +97,11 @@ def run_rank(
     numerics = _numerics(scenario, trained, steps=steps)
     # Timed last, as it moves parameters on. The tensors for parity are no longer needed.
     plain_step, run = trained.plain_step, trained.run
+    emulation.start(trained.module, emulated or {})
     del trained
+    step = timed(plain_step, device=device)
     return replace(
-        run, numerics=numerics, step_time_ns=step_time_ns(plain_step, device=device)
+        run, numerics=numerics, step_time_ns=step.ns, bytes_sent=step.bytes_sent
     )
 
 
@@ -160,7 +165,7 @@ def launched_rank(
     scenario = parse(
         arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])
     )
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    store = rendezvous(rank=rank, world_size=world_size, port=port)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     timeout = timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S)
@@ -171,6 +176,7 @@ def launched_rank(
     run = run_rank(
         scenario, rank=rank, interpreter=arguments["interpreter"], device=device, parity=True,
         progress=progress, keep=lambda so_far: keep(saved.as_table(so_far)),
+        emulated=arguments.get("emulated"),
     )
     dist.barrier()
     dist.destroy_process_group()

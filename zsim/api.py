@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.io.arguments import path_of, told
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved, simulator
-from zsim.runs.backend import Backend, Capabilities, RunOptions
+from zsim.runs.backend import Backend, Capabilities, MeasuringBackend, RunOptions
 from zsim.runs.compare import compare as comparing
 from zsim.runs.compare.agreement import ASPECTS, Aspect
 from zsim.runs.run import Comparison, Run
@@ -98,7 +100,8 @@ def validate(
     backend, capabilities = found_real(against, options)
     machine = machine_of(capabilities, scenario, cluster)
     record = measured(backend, capabilities, scenario, options)
-    return validated(scenario, record, capabilities, required=require, machine=machine)
+    host = machine_cluster(scenario, machine)
+    return validated(scenario, record, capabilities, required=require, cluster=host)
 
 
 def compare(
@@ -240,17 +243,12 @@ def measured(
 
 def validated(
     scenario: Scenario, measured: RunRecord, capabilities: Capabilities, *,
-    required: tuple[Aspect, ...] = (), machine: Path | None = None,
+    required: tuple[Aspect, ...] = (), cluster: ClusterSpec | None = None,
 ) -> Comparison:
     """The record `measured`, compared with the scenario simulated for the same device and ranks.
 
-    `machine`: the file of the cluster that the ranks ran on, in place of a preset of such devices.
+    `cluster`: the one that the ranks ran on, in place of a preset of such devices.
     """
-    cluster = None
-    if machine is not None:
-        from zsim.scenario.parts import cluster_file
-
-        cluster = cluster_file.load(str(machine), folder=None, nodes=1, ranks=scenario.world_size)
     predictor = registry.SimBackend(device=capabilities.device, cluster=cluster)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = observed(predictor, predictor.capabilities(), scenario, options)
@@ -261,6 +259,32 @@ def validated(
              f"planned again for them"
     )
     return compared(predicted, measured, replaced=replaced, required=required)
+
+
+def shaped_cluster(
+    backend: Backend, scenario: Scenario, base: ClusterSpec | None, testbed: Layout | None
+) -> ClusterSpec | None:
+    """The cluster `base` on the links of `testbed`, whose collectives are measured first; `base`
+    itself without a testbed."""
+    if testbed is None:
+        return base
+    if testbed.hosts != scenario.world_size:
+        raise ArgumentError(
+            where="testbed", expected=f"{scenario.world_size} hosts, one for each rank",
+            found=f"{testbed.hosts}, {testbed.text}",
+        )
+    from zsim.calibration.machine import shaped
+
+    return shaped.calibrated(cast(MeasuringBackend, backend), testbed, base=base)
+
+
+def machine_cluster(scenario: Scenario, machine: Path | None) -> ClusterSpec | None:
+    """The cluster of the file `machine` with the scenario's ranks; None without a file."""
+    if machine is None:
+        return None
+    from zsim.scenario.parts import cluster_file
+
+    return cluster_file.load(str(machine), folder=None, nodes=1, ranks=scenario.world_size)
 
 
 def machine_of(

@@ -65,7 +65,8 @@ def execute(
         with measured.recorder:
             last = trainer.parity_step(batches)
     return TrainedRank(
-        run=measured.run, losses=losses, plain_step=partial(trainer.plain_step, batches),
+        run=measured.run, module=model, losses=losses,
+        plain_step=partial(trainer.plain_step, batches),
         parameters=parameters, gradients=last.gradients,
         initial=trainer.rank.parameters(stepped) if parity else {},
         step_difference=last.difference,

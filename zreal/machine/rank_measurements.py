@@ -20,6 +20,7 @@ from zreal import torch_private
 from zreal.executor.executor import execute
 from zreal.meters.measured_step import TrainedRank
 from zreal.observer.observer import observe
+from zreal.processes.rendezvous import rendezvous
 from zreal.rank_run import RENDEZVOUS_S, interpreter_of
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -39,7 +40,7 @@ def measured_rank(
     of steps.
     """
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    store = rendezvous(rank=rank, world_size=world_size, port=port)
     timeout = timedelta(seconds=RENDEZVOUS_S + arguments["timeout_s"])
     meet = partial(_meet, store, world_size, timeout)
     steps = []

@@ -38,6 +38,8 @@ class TrainedRank:
     """One rank after its last step. Tensors are whole, by fqn, and filled in for parity only."""
 
     run: RankRun
+    module: nn.Module
+    """The model as it is trained, wrapped or not."""
     losses: list[float]
     """Mean loss of this rank in each step."""
     plain_step: Callable[[], object]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules.checkpointing import checkpointed, checkpointed_whole
+from zreal.modules.emulation import Timers
 from zreal.modules.initial_values import DTYPES, ModelError, initial
 from zreal.modules.operators import apply
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -21,6 +22,7 @@ from zsim.models.families.transformers import TransformersModel
 from zsim.models.operators import Operator
 from zsim.models.repeats import first_runs
 from zsim.models.spec import ROOT, ModelSpec, Module
+from zsim.strategies.building.parameters import used_parameters
 
 
 class SpecModule(nn.Module):
@@ -39,6 +41,7 @@ class SpecModule(nn.Module):
         self.checkpointing = checkpointing
         self.parts = (module, *later)
         self.reads = "x"
+        self.timers = Timers()
 
     @classmethod
     def nested(cls, part: Module, checkpointing: Checkpointing) -> SpecModule:
@@ -79,6 +82,9 @@ def interpret(
 
     Operators of kinds in `recompute` are checkpointed; parts that are nested modules are called.
     """
+    if owner.timers.running:
+        used = (owner.parameter(fqn) for part in parts for fqn in used_parameters(part))
+        return owner.timers.run(parts[0].path, x, *(own for own in used if own is not None))
     values: dict[str, Tensor] = {"x": x, "tokens": x}
     if targets is not None:
         values["targets"] = targets
@@ -103,6 +109,7 @@ def interpret(
         for value in dict.fromkeys(reads):
             if last_use[value] is call:
                 del values[value]
+    owner.timers.note(parts[0].path, values[output])
     return values[output]
 
 
@@ -163,6 +170,7 @@ class Model(nn.Module):
         self.spec = spec
         self._checkpointing = checkpointing
         self._checkpointed = checkpointing.applies_to(spec)
+        self.timers = Timers()
         self._add_modules()
         for unit in spec.units:
             self._add_nested(unit.fqn)

@@ -62,8 +62,8 @@ def observe(
         )
     batches = inputs(steps)
     observation = Observation(
-        run=measured.run, losses=losses, plain_step=partial(trainer.plain_step, batches),
-        subject=subject,
+        run=measured.run, module=subject.module, losses=losses,
+        plain_step=partial(trainer.plain_step, batches), subject=subject,
     )
     if parity:
         with measured.recorder:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
@@ -37,12 +38,15 @@ def launch(
     *,
     world_size: int,
     timeout_s: float = 120.0,
+    hosts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
     The function receives `arguments`, `rank`, `world_size`, `port` (of the store at 127.0.0.1),
     `progress` and `keep`. It calls `progress` before it enters a collective, and `keep` with each
     part of its result that must survive a failure. Parts and results must be JSON.
+
+    `hosts`: by rank, the testbed's host that it runs in (Network.places of zreal.testbed).
 
     LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
@@ -61,7 +65,7 @@ def launch(
         for rank in range(world_size):
             started = _start(
                 context, target, json.dumps(arguments), rank=rank, world_size=world_size,
-                port=store.port,
+                port=store.port, host=hosts[rank] if hosts else (),
             )
             ranks.append(started)
             # Python silently starts another server
@@ -85,12 +89,13 @@ def launch(
 
 
 def _start(
-    context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int
+    context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int,
+    host: Sequence[int],
 ) -> RankStatus:
     receiver, sender = context.Pipe(duplex=False)
     progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
     process = context.Process(
-        target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress),
+        target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress, host),
         name=f"rank {rank}",
     )
     with without_main():

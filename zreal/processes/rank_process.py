@@ -11,23 +11,29 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
+
 PROGRESS_BYTES = 200
 """Shared memory for the last collective of a rank, in bytes."""
-PR_SET_PDEATHSIG = 1
-"""prctl option of Linux's <sys/prctl.h>: the signal sent to a process when its parent ends."""
 
 
 def rank_main(
     target: str, arguments: str, rank: int, world_size: int, port: int, pipe: Connection,
-    progress: Any,
+    progress: Any, host: Sequence[int] = (),
 ) -> None:
-    """Call `target` ("module:function") and send its result or error to the controller."""
+    """Call `target` ("module:function") and send its result or error to the controller.
+
+    It first moves to `host` of a testbed, if there is one, while it has no other thread.
+    """
     os.setsid()
+    if host:
+        enter_host(*host)
+        os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, IN_TESTBED: "1"}
     _die_with_controller()
 
     def announce(text: str) -> None:

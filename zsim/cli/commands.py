@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from zsim import api
 from zsim.cli import report
 from zsim.cli.inputs import UsageError, load_all, read, warned
+from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import IncompleteRunError, RunRecord
@@ -141,13 +143,21 @@ def _validated(
         )
     warned(scenario)
     machine = api.machine_of(capabilities, scenario, options.cluster)
+    cluster = api.machine_cluster(scenario, machine)
+    if options.testbed:
+        with report.progress(f"{scenario.name}: links of {options.testbed.text}"):
+            cluster = api.shaped_cluster(backend, scenario, cluster, options.testbed)
+    if options.compute == "emulated":
+        cluster = cluster or load_cluster("cpu-gloo", ranks=scenario.world_size)
+        how = replace(how, emulated_on=cluster)
+    how = replace(how, testbed=options.testbed)
     with (
         report.progress(f"{scenario.name}: for real on {backend.name}"),
         keeping_what_there_is(targets[-1] if targets else None),
     ):
         measured = api.measured(backend, capabilities, scenario, how)
     comparison = api.validated(
-        scenario, measured, capabilities, required=options.require, machine=machine
+        scenario, measured, capabilities, required=options.require, cluster=cluster
     )
     for record, path in zip((comparison.predicted, measured), targets, strict=False):
         saved.save(record, path)

@@ -18,7 +18,8 @@ from typing import NoReturn
 
 from zsim.cli.option_names import said
 from zsim.cli.streams import guarded
-from zsim.errors import ScenarioError, ZsimError
+from zsim.cluster.testbed import Layout, layout
+from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
 from zsim.runs.compare.agreement import ASPECTS
@@ -133,6 +134,15 @@ def parser() -> argparse.ArgumentParser:
         "--cluster", metavar="FILE.toml", type=_path, default=None,
         help="this machine's constants (default: what `zsim calibrate --here` has left in the "
              "user's cache; without any, times of CPU ranks are not judged)",
+    )
+    validate.add_argument(
+        "--testbed", metavar="4x1gbit", type=_layout, default=None,
+        help="run gloo's ranks in hosts on a shaped network: HOSTSxRATE, "
+             "NODESxHOSTSxRATE/UPLINK, then ,HOST=RATE for a slow link",
+    )
+    validate.add_argument(
+        "--compute", choices=("real", "emulated"), default="real",
+        help="emulated: in timed steps forward and backward are timers of the predicted length",
     )
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
@@ -280,6 +290,15 @@ def _path(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("expected a path, found nothing")
     return text
+
+
+def _layout(text: str) -> Layout:
+    try:
+        return layout(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected {error.expected}, found {error.found!r}"
+        ) from None
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -20,6 +20,8 @@ class MeasuredTimes:
     points: tuple[tuple[int, int], ...]
     width: float
     source: str
+    nodes: int = 1
+    """Nodes that the ranks are on."""
 
     def ns(self, nbytes: int) -> int:
         """Nanoseconds of a message: on the line between its neighbours, that of the smallest size
@@ -41,9 +43,11 @@ class MeasuredTimes:
 
 
 def times_of(
-    times: tuple[MeasuredTimes, ...], collective: str, ranks: int
+    times: tuple[MeasuredTimes, ...], collective: str, ranks: int, *, nodes: int = 1
 ) -> MeasuredTimes | None:
-    """The times of `collective` over `ranks` ranks; None where nobody measured them."""
+    """The times of `collective` over `ranks` ranks on `nodes` nodes; None where nobody measured
+    them."""
+    asked = (collective, ranks, nodes)
     return next(
-        (each for each in times if (each.collective, each.ranks) == (collective, ranks)), None
+        (each for each in times if (each.collective, each.ranks, each.nodes) == asked), None
     )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError
 from zsim.io.arguments import told
 from zsim.ir.run import RunRecord
@@ -41,6 +43,11 @@ class RunOptions:
     all_ranks: bool = False
     interpreter: str | None = None
     timeout_s: float = 120.0
+    testbed: Layout | None = None
+    """The shaped network in whose hosts ranks run; None for the machine's own loopback."""
+    emulated_on: ClusterSpec | None = None
+    """The cluster whose times of forward and backward a timer takes in timed steps; None for real
+    compute."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.all_ranks, bool):
@@ -97,6 +104,7 @@ class MachineRequest:
     collectives: tuple[CollectiveRequest, ...]
     repeats: int
     timeout_s: float
+    testbed: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

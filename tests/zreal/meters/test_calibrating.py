@@ -116,6 +116,6 @@ def test_the_first_step_does_not_count_and_an_interrupted_one_does_not_move_the_
     pauses = iter((0.2, 0.01, 0.2, 0.01))
     with torch_private.fake_group(rank=0, world_size=2):
         assert dist.is_initialized()
-        found = step_time.step_time_ns(lambda: time.sleep(next(pauses)), device="cpu")
+        found = step_time.timed(lambda: time.sleep(next(pauses)), device="cpu").ns
     assert 10_000_000 <= found < 200_000_000
     assert next(pauses, None) is None

@@ -184,7 +184,7 @@ def _times(
         )
     return tuple(
         MeasuredTimes(
-            collective=kind, ranks=ranks, points=tuple(_growing(points)),
+            collective=kind, ranks=ranks, points=tuple(growing(points)),
             width=min(MOST_WIDTH, max(LEAST_WIDTH, median(point[2] for point in points))),
             source="measured alone, all ranks of the machine at work",
         )
@@ -192,7 +192,7 @@ def _times(
     )
 
 
-def _growing(points: list[tuple[int, int, float]]) -> list[tuple[int, int]]:
+def growing(points: list[tuple[int, int, float]]) -> list[tuple[int, int]]:
     """The points with times that never fall: those that do share the mean of their run."""
     runs: list[list[int]] = []
     for _, ns, _ in points:

@@ -77,8 +77,8 @@ def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
 
 
 def _by_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
-    measured = times_of(cluster.times, op, path.num_ranks)
-    if measured is not None and path.num_nodes == 1:
+    measured = times_of(cluster.times, op, path.num_ranks, nodes=path.num_nodes)
+    if measured is not None:
         return measured.ns(nbytes)
     return gloo.in_practice_ns(
         op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path)

@@ -22,6 +22,10 @@ CONTEXT = 3
 MEMORY_BOUND = 0.05
 TIME_BOUND = 0.1
 
+WIRE_SHARE = 0.01
+"""Share by which bytes on the wire may differ: gloo announces each message, and TCP repeats some
+of what a shaped link dropped."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -63,10 +67,31 @@ def compare(
         *whole,
         _order(pairs, predicted.world_size),
         _bytes(pairs, predicted.world_size),
+        *_wire_bytes(predicted, measured),
         _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
         numerics(predicted, measured),
         compare_time(predicted, measured, bound=limits.time),
+    )
+
+
+def _wire_bytes(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
+    """The bytes that each rank's host sent, where its interface counted them."""
+    partners = _partners(predicted)
+    counted = [rank for rank in measured.ranks if rank.bytes_sent and rank.rank in partners]
+    if not counted or "testbed" not in measured.provenance:
+        return
+    errors = {
+        rank.rank: partners[rank.rank].bytes_sent / rank.bytes_sent - 1 for rank in counted
+    }
+    rank = max(errors, key=lambda each: abs(errors[each]))
+    largest = next(each for each in counted if each.rank == rank)
+    yield Check(
+        name="wire bytes", status="ok" if abs(errors[rank]) <= WIRE_SHARE else "failed",
+        predicted=partners[rank].bytes_sent, measured=largest.bytes_sent,
+        relative_error=errors[rank],
+        detail=f"{len(counted)} ranks by their interfaces' counters less headers, at most "
+               f"{errors[rank]:+.2%} on rank {rank}, {WIRE_SHARE:.0%} allowed",
     )
 
 

@@ -102,4 +102,4 @@ def test_the_file_says_what_was_measured(tmp_path):
 
 def test_times_that_fall_with_the_size_share_their_mean():
     points = [(1, 100, 0.0), (2, 80, 0.0), (4, 120, 0.0)]
-    assert fitting._growing(points) == [(1, 90), (2, 90), (4, 120)]
+    assert fitting.growing(points) == [(1, 90), (2, 90), (4, 120)]

@@ -1,0 +1,121 @@
+"""A testbed of two hosts: it shapes, it counts, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zreal.backends import GlooBackend
+from zreal.testbed.network import network
+from zsim.cluster.testbed import cluster_on, layout
+from zsim.errors import BackendUnavailableError
+from zsim.ir.run import RunRecord
+from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
+from zsim.scenario.scenario import Scenario
+
+pytestmark = pytest.mark.gloo
+LAYOUT = layout("2x500mbit")
+OWN = """
+import time
+from zreal.testbed.network import network
+from zsim.cluster.testbed import layout
+with network(layout("2x1gbit")) as hosts:
+    print(hosts.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _allowed() -> None:
+    try:
+        with network(LAYOUT):
+            pass
+    except BackendUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[RunRecord, RunRecord]:
+    """A step with emulated compute on 500 Mbit/s: predicted by closed forms, and measured."""
+    scenario = Scenario(
+        model={"family": "mlp", "sizes": {"dims": [384] * 4, "hidden": 768, "num_classes": 10}},
+        batch={"micro_batch": 2}, strategy={"name": "fsdp2"},
+        cluster={"preset": "cpu-gloo", "ranks": 2}, optimizer={"name": "sgd"},
+    )
+    cluster = cluster_on(LAYOUT)
+    cluster = replace(cluster, device=replace(cluster.device, float32=10**8))
+    measured = GlooBackend().run(
+        scenario, options=RunOptions(testbed=LAYOUT, emulated_on=cluster)
+    )
+    predictor = SimBackend(device="cpu", cluster=cluster)
+    return predictor.run(scenario, options=RunOptions(all_ranks=True)), measured
+
+
+def test_hosts_send_the_predicted_bytes(runs: tuple[RunRecord, RunRecord]) -> None:
+    predicted, measured = runs
+    for rank, seen in zip(predicted.ranks, measured.ranks, strict=True):
+        assert seen.bytes_sent == pytest.approx(rank.bytes_sent, rel=0.01)
+
+
+def test_a_step_takes_its_timers_and_its_links(runs: tuple[RunRecord, RunRecord]) -> None:
+    predicted, measured = runs
+    assert predicted.step_time_ns is not None
+    assert measured.step_time_ns is not None
+    compute = sum(
+        span.end_ns - span.start_ns for span in predicted.ranks[0].spans
+        if span.kind in ("forward", "backward")
+    )
+    wire = measured.ranks[0].bytes_sent * 8 * 10**9 // LAYOUT.rates[0]
+    assert measured.step_time_ns > compute + wire  # collectives of FSDP on a CPU are synchronous
+    # a machine that others use may take longer, and never less
+    assert measured.step_time_ns < 3 * predicted.step_time_ns
+    assert "emulated" in measured.provenance["compute"]
+    assert measured.provenance["testbed"] == "2x500mbit"
+
+
+def test_other_numbers_of_ranks_are_refused() -> None:
+    scenario = Scenario(
+        model={"family": "mlp", "sizes": {"dims": [8, 8], "hidden": 8, "num_classes": 2}},
+        batch={"micro_batch": 2}, strategy={"name": "ddp"},
+        cluster={"preset": "cpu-gloo", "ranks": 4}, optimizer={"name": "sgd"},
+    )
+    with pytest.raises(BackendUnavailableError, match="a host for each rank"):
+        GlooBackend().run(scenario, options=RunOptions(testbed=LAYOUT))
+
+
+def test_nothing_is_left_after_a_killed_controller() -> None:
+    before = _interfaces()
+    with subprocess.Popen(
+        [sys.executable, "-c", OWN], stdout=subprocess.PIPE, text=True
+    ) as controller:
+        assert controller.stdout is not None
+        holder = int(controller.stdout.readline())
+        assert Path(f"/proc/{holder}").exists()
+        assert _interfaces() == before  # nothing is named outside while it runs, either
+        os.kill(controller.pid, signal.SIGKILL)
+    limit = time.monotonic() + 5
+    while _runs(holder) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not _runs(holder)
+    assert _interfaces() == before
+
+
+def _interfaces() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def _runs(pid: int) -> bool:
+    """True while the process runs; one that nobody has reaped yet holds nothing."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"

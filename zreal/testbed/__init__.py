@@ -1,0 +1,1 @@
+"""The shaped network: hosts as network namespaces, bridges between them, `tc tbf` on links."""
