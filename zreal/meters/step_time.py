@@ -32,7 +32,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Median nanoseconds of a step, at least 1, and the bytes without headers that a mean one sends.
+    """Median nanoseconds of a step, at least 1, and bytes without headers that a mean one sends.
 
     They are 0 outside of a testbed, where no interface is a rank's own."""
 
