@@ -18,6 +18,7 @@ from zsim.cluster.testbed import Layout
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
+from zsim.models.training_options import Device
 from zsim.runs.backend import (
     Capabilities,
     MachineMeasurements,
@@ -87,6 +88,10 @@ class FakeBackend:
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=False, time=False, device="cpu")
 
+    def with_module(self, scenario: Scenario, module: str) -> Scenario:
+        """The scenario with the user's own module, traced for a CPU."""
+        return _with_module(scenario, module, backend=self.name, device="cpu")
+
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""
         _require_torch(self.name)
@@ -111,11 +116,18 @@ class FakeBackend:
         )
 
 
+def _with_module(scenario: Scenario, module: str, *, backend: str, device: Device) -> Scenario:
+    _require_torch(backend)
+    from zreal.tracing.own_scenario import with_module
+
+    return with_module(scenario, module, device=device)
+
+
 class GlooBackend:
     """One process per rank on this machine, with gloo collectives between them."""
 
     name = "gloo"
-    device = "cpu"
+    device: Device = "cpu"
 
     def capabilities(self) -> Capabilities:
         """Memory and numerics; no spans of single operators.
@@ -213,7 +225,12 @@ class GlooBackend:
             "interpreter": interpreter,
             "timeout_s": options.timeout_s,
             "emulated": _emulated(scenario, options.emulated_on),
+            "module": options.module,
         }
+
+    def with_module(self, scenario: Scenario, module: str) -> Scenario:
+        """The scenario with the user's own module, traced for this backend's device."""
+        return _with_module(scenario, module, backend=self.name, device=self.device)
 
     @contextmanager
     def _hosts(
@@ -256,7 +273,7 @@ class NcclBackend(GlooBackend):
     """One process per rank on this machine's CUDA devices, with NCCL collectives between them."""
 
     name = "nccl"
-    device = "cuda"
+    device: Device = "cuda"
 
     def capabilities(self) -> Capabilities:
         """Capabilities of gloo; BackendUnavailableError where there is no CUDA device."""

@@ -21,11 +21,14 @@ from zreal.meters.measured_step import TrainedRank
 from zreal.meters.step_time import METHOD, timed
 from zreal.modules import emulation, reference
 from zreal.modules.optimizers import largest_difference
+from zreal.modules.own_module import OwnModel
 from zreal.modules.parity import gradient_differences, largest, relative_differences
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_status import REFERENCE
 from zreal.processes.rendezvous import rendezvous
+from zreal.tracing.own_scenario import with_module
+from zreal.zero.measured_zero import train_own
 from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import Numerics, RankRun
 from zsim.models.training_options import Device
@@ -86,7 +89,9 @@ def run_rank(
     steps = max(3, scenario.steps, 2 + samples)
     interpret: Callable[..., TrainedRank] = observe
     if interpreter == "executor":
-        interpret = partial(execute, program=plan(scenario, device=device))
+        is_own = isinstance(scenario.model, OwnModel)
+        executed = partial(execute, program=plan(scenario, device=device))
+        interpret = train_own if is_own else executed
     trained = interpret(
         scenario, rank=rank, steps=steps, samples=samples, device=device, progress=progress,
         keep=keep, parity=parity,
@@ -94,7 +99,8 @@ def run_rank(
     if not parity:
         return trained.run
     progress(REFERENCE)
-    numerics = _numerics(scenario, trained, steps=steps)
+    draws = isinstance(scenario.model, OwnModel) and reference.draws(scenario)
+    numerics = None if draws else _numerics(scenario, trained, steps=steps)
     # Timed last, as it moves parameters on. The tensors for parity are no longer needed.
     plain_step, run = trained.plain_step, trained.run
     emulation.start(trained.module, emulated or {})
@@ -165,6 +171,8 @@ def launched_rank(
     scenario = parse(
         arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])
     )
+    if arguments.get("module"):
+        scenario = with_module(scenario, arguments["module"], device=device)
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -202,7 +210,16 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "strategy": scenario.strategy,
         "fingerprint": scenario.fingerprint,
         "computes_in": scenario.precision.narrowest,
-    }
+    } | _module_provenance(scenario)
+
+
+def _module_provenance(scenario: Scenario) -> dict[str, str]:
+    """The function that made the user's own module, if it is one, and if it draws random numbers,
+    as dropout does."""
+    if not isinstance(scenario.model, OwnModel):
+        return {}
+    name = scenario.model.own.name
+    return {"module": name} | ({"draws": name} if reference.draws(scenario) else {})
 
 
 def slowest_step_time(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:

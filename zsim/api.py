@@ -18,7 +18,13 @@ from zsim.io.arguments import path_of, told
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved, simulator
-from zsim.runs.backend import Backend, Capabilities, MeasuringBackend, RunOptions
+from zsim.runs.backend import (
+    Backend,
+    Capabilities,
+    MeasuringBackend,
+    ModuleBackend,
+    RunOptions,
+)
 from zsim.runs.compare import compare as comparing
 from zsim.runs.compare.agreement import ASPECTS, Aspect
 from zsim.runs.run import Comparison, Run
@@ -85,19 +91,23 @@ def validate(
     timeout_s: float = 120.0,
     require: tuple[Aspect, ...] = (),
     cluster: str | PathLike[str] | None = None,
+    module: str | None = None,
 ) -> Comparison:
     """The scenario run for real, simulated for the same device, and the two compared.
 
     Arguments and errors as those of `run`. The cluster is replaced by the backend's own devices.
     `require`: aspects such as "time", without whose check the comparison is not ok. `cluster`: the
     file of this machine's constants; by default the one that `zsim calibrate --here` left in the
-    user's cache. Without any, the time of CPU ranks is not judged.
+    user's cache. Without any, the time of CPU ranks is not judged. `module`: the function that
+    makes your own module, as "mypackage.mymodel:build", which takes the place of the model.
     """
     _require_scenario(scenario)
     options = RunOptions(
-        ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
+        ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s,
+        module=module,
     )
     backend, capabilities = found_real(against, options)
+    scenario = of_module(backend, scenario, options)
     machine = machine_of(capabilities, scenario, cluster)
     record = measured(backend, capabilities, scenario, options)
     host = machine_cluster(scenario, machine)
@@ -224,6 +234,18 @@ def observed(
     run_laws.require_lawful(record, where=scenario.name)
     sees = " ".join(sense for sense, there in senses.items() if there)
     return replace(record, provenance={**record.provenance, "sees": sees})
+
+
+def of_module(backend: Backend, scenario: Scenario, options: RunOptions) -> Scenario:
+    """The scenario with the module that `options` name, if any, in place of its model."""
+    if options.module is None:
+        return scenario
+    if not hasattr(backend, "with_module"):
+        raise ArgumentError(
+            where="module", expected="a backend that can run a user's own module",
+            found=backend.name, remedy="fake, gloo and nccl can",
+        )
+    return cast(ModuleBackend, backend).with_module(scenario, options.module)
 
 
 def measured(

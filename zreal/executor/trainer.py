@@ -156,7 +156,7 @@ class ProgramTrainer:
         forward, index = divmod(current.num_forwards_run, len(specs))
         self._require_unit(op, specs[index].unit)
         self.rank.enter(specs[index], backward=False)
-        x, targets = batches[op.micro_batch * self.scenario.batch.forwards + forward]
+        x, targets, *_ = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if current.num_forwards_run == 0:
             autocast = batching.autocast(self.scenario.precision, device=x.device.type)
             current.autocast.enter_context(autocast)

@@ -10,20 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules.initial_values import DTYPES, generator_of
+from zreal.modules.own_module import OwnModel
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Precision
 from zsim.scenario.scenario import Scenario
 
-MicroBatch = tuple[Tensor, Tensor]
-"""Inputs (batch, sequence) of tokens or (batch, features) of numbers, and their targets."""
+MicroBatch = tuple[Tensor, ...]
+"""Inputs (batch, sequence) of tokens or (batch, features) of numbers, and their targets; or the
+inputs of a user's own module."""
 
 
 def inputs(
     spec: ModelSpec, batch: Batch, *, seed: int, rank: int, step: int, micro_batch: int,
     dtype: str = "float32",
-) -> tuple[Tensor, Tensor]:
+) -> MicroBatch:
     """The micro-batch of one rank. It depends on seed, rank, step and micro-batch, never on the
     backend."""
+    if isinstance(spec, OwnModel):
+        return spec.own.batch(seed, rank, step, micro_batch, dtype=dtype)
     generator = generator_of(seed, rank, step, micro_batch)
     classes = spec.modules[-1].operators[-1].out_features
     if spec.family == "mlp":
@@ -36,13 +40,22 @@ def inputs(
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def summed_loss(model: nn.Module, batches: Sequence[MicroBatch]) -> Tensor:
-    """Sum of the losses of `model` over `batches`, one forward after another."""
-    (x, targets), *more = batches
-    loss = model(x, targets)
-    for x, targets in more:
-        loss = loss + model(x, targets)
-    return cast(Tensor, loss)
+def summed_loss(
+    model: nn.Module, batches: Sequence[MicroBatch], *, spec: ModelSpec | None = None
+) -> Tensor:
+    """Sum of the losses of `model` over `batches`, one forward after another; `spec` knows the loss
+    of a user's own module."""
+    first, *more = batches
+    loss = _loss(model, first, spec)
+    for batch in more:
+        loss = loss + _loss(model, batch, spec)
+    return loss
+
+
+def _loss(model: nn.Module, batch: MicroBatch, spec: ModelSpec | None) -> Tensor:
+    if isinstance(spec, OwnModel):
+        return spec.own.loss_of(model, batch)
+    return cast(Tensor, model(*batch))
 
 
 def forwards_of(scenario: Scenario, batches: list[MicroBatch]) -> list[list[MicroBatch]]:
@@ -62,7 +75,7 @@ def micro_batches(
         )
         for i in range(scenario.batch.accumulation * scenario.batch.forwards)
     )
-    return [(x.to(device), targets.to(device)) for x, targets in batches]
+    return [tuple(tensor.to(device) for tensor in batch) for batch in batches]
 
 
 def inputs_by_step(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from zreal.modules.checkpointing import checkpointed, checkpointed_whole
 from zreal.modules.emulation import Timers
 from zreal.modules.initial_values import DTYPES, ModelError, initial
 from zreal.modules.operators import apply
+from zreal.modules.own_module import OwnModel
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.operators import Operator
@@ -238,12 +239,16 @@ def build(
 
     ModelError for a traced model, of which only memory and work are known.
     """
+    if isinstance(spec, OwnModel):
+        module: Any = spec.own.make(seed)
+        module.module_at = module.get_submodule
+        return cast(Model, module.to(DTYPES[dtype]))
     if any(op.kind == "traced" for module in spec.modules for op in module.operators):
         raise ModelError(
             where=spec.name,
             expected="a preset, a family or a config.json, of which torch can build the module",
             found="a traced model",
-            remedy="simulate it, and compare with a run of your own module",
+            remedy="validate it with --module mypackage.mymodel:build, which makes the module",
         )
     if isinstance(spec, TransformersModel):
         from zreal.modules import transformers  # needs an extra

@@ -15,6 +15,7 @@ from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.modules.initial_values import DTYPES
 from zreal.modules.optimizers import make_optimizer, trained
+from zsim.models.spec import ModelSpec
 from zsim.scenario.scenario import Scenario
 
 
@@ -52,7 +53,7 @@ def reference(
     stepping, forward and backward run on a rounded copy.
     """
     master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
-    initial = _copies(master)
+    initial = _copies(scenario.model, master)
     optimizer = make_optimizer(scenario.optimizer, trained(master))
     noise = _Noise(scenario) if scenario.optimizer.name == "adamw" else None
     losses = []
@@ -62,7 +63,7 @@ def reference(
         optimizer.zero_grad(set_to_none=True)
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
     return Reference(
-        losses=tuple(losses), initial=initial, parameters=_copies(master),
+        losses=tuple(losses), initial=initial, parameters=_copies(scenario.model, master),
         directionless=noise.elements if noise is not None else {},
         untrained={
             name: parameter.detach()
@@ -170,14 +171,15 @@ def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: s
         batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
         if next(model.parameters()).dtype == torch.float64:
             batches = [
-                (x.double() if x.is_floating_point() else x, targets) for x, targets in batches
+                tuple(t.double() if t.is_floating_point() else t for t in batch)
+                for batch in batches
             ]
             precision = replace(scenario.precision, autocast="none")
         else:
             precision = scenario.precision
         for forwards in batching.forwards_of(scenario, batches):
             with batching.autocast(precision, device=batches[0][0].device.type):
-                loss = batching.summed_loss(model, forwards)
+                loss = batching.summed_loss(model, forwards, spec=scenario.model)
             (loss / scenario.world_size).backward()
             total += loss.item()
     return total
@@ -204,8 +206,8 @@ class _Noise:
                 self.elements[name] = mask | self.elements.get(name, torch.zeros_like(mask))
 
 
-def _copies(model: modules.Model) -> dict[str, Tensor]:
-    trained = model.spec.trained
+def _copies(spec: ModelSpec, model: modules.Model) -> dict[str, Tensor]:
+    trained = spec.trained
     named = model.named_parameters()
     return {
         name: parameter.detach().float().clone() for name, parameter in named if name in trained
@@ -218,3 +220,15 @@ def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.M
         for rounded, exact in zip(copy.parameters(), master.parameters(), strict=True):
             rounded.copy_(exact)
     return copy
+
+
+def draws(scenario: Scenario) -> bool:
+    """True where a forward of the model draws random numbers, as dropout does: ranks then draw
+    others than one process."""
+    model = modules.build(scenario.model, seed=scenario.seed)
+    (batch, *_) = batching.micro_batches(scenario, rank=0, step=0, dtype="float32")
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            batching.summed_loss(model, [batch], spec=scenario.model)
+        return not torch.equal(before, torch.get_rng_state())

@@ -118,7 +118,9 @@ class SubjectTrainer:
             begin_part("forward", micro_batch=i)
             with subject.micro_batch(i == len(micro_batches) - 1):
                 with batching.autocast(scenario.precision, device=batches[0][0].device.type):
-                    loss = batching.summed_loss(subject.module, forwards)
+                    loss = batching.summed_loss(
+                        subject.module, forwards, spec=scenario.model
+                    )
                 begin_part("backward", micro_batch=i)
                 loss.backward()
                 total += loss.detach().item() if reads_losses else 0.0

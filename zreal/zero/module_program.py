@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,8 @@ def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def training_of(
-    settings: Settings, *, strategy: Strategy, accumulation: int, device: Device
+    settings: Settings, *, strategy: Strategy, accumulation: int,
+    sync: Literal["every", "last"], device: Device,
 ) -> Training:
     """The input of `strategy` for steps of `accumulation` micro-batches."""
     model = settings.model
@@ -74,5 +75,6 @@ def training_of(
             model, batch=batch, dtype=model.dtype, device=device, autocast=model.autocast,
             unit_hooks=strategy.unit_hooks,
         ),
-        batch=batch, precision=settings.precision, optimizer=settings.optimizer, device=device,
+        batch=batch, precision=settings.precision, optimizer=settings.optimizer, sync=sync,
+        device=device,
     )

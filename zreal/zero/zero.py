@@ -34,6 +34,8 @@ from zsim.models.training_options import Device, Dtype, Precision
 from zsim.strategies import STRATEGIES
 
 Stage = Literal[1, 2, 3]
+STAGES: dict[str, Stage] = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Stages by strategy."""
 
 
 class ZeRO:
@@ -50,6 +52,7 @@ class ZeRO:
     - `loss`: makes the loss of the module's output where the loop does so, for the prediction of
       memory; by default that of `trace`.
     - `reduce`: the dtype that gradients are reduced in.
+    - `sync`: the micro-batches after which gradients are reduced.
     - `state`: on rank 0, the values of a module on the meta device. Without it its
       `reset_parameters()` make them there.
     - `device`: of a module on the meta device.
@@ -72,6 +75,7 @@ class ZeRO:
         clip_norm: float = 0.0,
         loss: Callable[[Any], Tensor] | None = None,
         reduce: Dtype = "float32",
+        sync: Literal["every", "last"] = "every",
         state: Mapping[str, Tensor] | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -82,6 +86,7 @@ class ZeRO:
         self.group: dist.ProcessGroup = world
         self._units, self._lookahead, self._loss = units, lookahead, loss
         self._accumulation, self._clip_norm, self._reduce = accumulation, clip_norm, reduce
+        self._sync = sync
         self._meta: MetaModule | None = None
         if is_meta(module):
             self._meta = MetaModule(
@@ -139,7 +144,7 @@ class ZeRO:
         if self._tracing or (self._boundaries is not None and self._in_backward):
             return
         if self._walk is None:
-            self._shard(args, kwargs)
+            self._shard_by(args, kwargs)
         walk, boundaries = self._walk, self._boundaries
         assert walk is not None
         assert boundaries is not None
@@ -162,17 +167,30 @@ class ZeRO:
             self._boundaries.end(output)
             self._walk.end_forward()
 
-    def _shard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Trace the module on the inputs of its first forward, plan, and make the flat buffers."""
+    def _shard_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Trace the module on the inputs of its first forward, and shard it."""
         if self._meta is not None:
             self._meta.make_buffers()
-        kind: Device = "cuda" if self._device.type == "cuda" else "cpu"
         model = traced(
-            self.module, args, kwargs, units=self._units, loss=self._loss, device=kind,
+            self.module, args, kwargs, units=self._units, loss=self._loss, device=self._kind,
             tracing=self._while_tracing,
         )
-        strategy = STRATEGIES[f"zero{self.stage}"]
-        options = strategy.options(**({"lookahead": self._lookahead} if self.stage == 3 else {}))
+        options = {"lookahead": self._lookahead} if self.stage == 3 else {}
+        self.shard(model, options=STRATEGIES[f"zero{self.stage}"].options(**options))
+
+    @property
+    def _kind(self) -> Device:
+        return "cuda" if self._device.type == "cuda" else "cpu"
+
+    @property
+    def rank(self) -> FlatRank:
+        """This rank's flat buffers; ArgumentError before the module is sharded."""
+        return self._begun("zero.rank")[0].rank
+
+    def shard(self, model: TracedModel, *, options: Any) -> None:
+        """Plan the step of the trace `model` with the strategy's `options`, and make the flat
+        buffers. The first forward does so by itself."""
+        strategy, kind = STRATEGIES[f"zero{self.stage}"], self._kind
         settings = Settings(
             model=model, options=options,
             precision=Precision(
@@ -183,7 +201,8 @@ class ZeRO:
             ),
         )
         training = training_of(
-            settings, strategy=strategy, accumulation=self._accumulation, device=kind
+            settings, strategy=strategy, accumulation=self._accumulation, sync=self._sync,
+            device=kind,
         )
         self._program = strategy.plan(
             training, mesh=Mesh(dp_shard=self.group.size()), options=options

@@ -120,6 +120,7 @@ def validate(options: argparse.Namespace) -> int:
     failures: list[Failure] = []
     for scenario in scenarios:
         try:
+            scenario = api.of_module(backend, scenario, how)
             comparisons.append(_validated(scenario, backend, capabilities, options, how=how))
         except ZsimError as error:
             _note(failures, scenario, error, several=several)
@@ -200,6 +201,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         all_ranks=options.all_ranks,
         interpreter=options.interpreter,
         timeout_s=options.timeout,
+        module=getattr(options, "module", None),
     )
 
 

@@ -144,6 +144,11 @@ def parser() -> argparse.ArgumentParser:
         "--compute", choices=("real", "emulated"), default="real",
         help="emulated: in timed steps forward and backward are timers of the predicted length",
     )
+    validate.add_argument(
+        "--module", metavar="PACKAGE.MODULE:FUNCTION", default=None,
+        help="run your own nn.Module in place of the scenario's model: a function that returns a "
+             "dict with module and inputs, and perhaps loss and units. It is imported and called",
+    )
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
     compare.add_argument("predicted", type=_path, metavar="RUN_A.json")

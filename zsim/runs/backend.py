@@ -48,6 +48,8 @@ class RunOptions:
     emulated_on: ClusterSpec | None = None
     """The cluster whose times of forward and backward a timer takes in timed steps; None for real
     compute."""
+    module: str | None = None
+    """The user's function that makes the module to run, in place of the scenario's model."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.all_ranks, bool):
@@ -61,6 +63,13 @@ class RunOptions:
                 )
         if self.interpreter not in (None, *INTERPRETERS):
             raise _unfit("interpreter", " or ".join(INTERPRETERS), self.interpreter)
+        if self.module is not None and not isinstance(self.module, str):
+            raise _unfit("module", "text as mypackage.mymodel:build", self.module)
+        if self.module is not None and self.emulated_on is not None:
+            raise ArgumentError(
+                where="compute emulated", expected="a model of the scenario",
+                found="an own module, in which there are no timers", remedy="leave one of them out",
+            )
         seconds = self.timeout_s
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not is_number or not 0 < seconds <= MOST_SECONDS:
@@ -125,6 +134,15 @@ class MeasuringBackend(Protocol):
 
     def measure(self, request: MachineRequest) -> MachineMeasurements:
         """All measurements; ZsimError when a rank fails."""
+        ...
+
+
+class ModuleBackend(Protocol):
+    """A backend that can run a user's own module."""
+
+    def with_module(self, scenario: Scenario, module: str) -> Scenario:
+        """The scenario with the module that the function called `module` makes, in place of its
+        model; ZsimError where it cannot be loaded or traced."""
         ...
 
 

@@ -1,0 +1,66 @@
+"""Functions as a user writes them for `zsim validate --module`, good and bad ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.zreal.tracing.user_modules import Convolutions, Encoder
+from tests.zreal.zero.zero_ranks import Perceptron, encoder
+
+
+def perceptron() -> dict[str, Any]:
+    """Inputs by name, and a loss outside the module."""
+    return {
+        "module": Perceptron(), "inputs": {"x": torch.randn(4, 16)},
+        "loss": lambda output: output.square().mean(),
+    }
+
+
+def transformer() -> dict[str, Any]:
+    """Tied weights, and units that are named."""
+    tokens = torch.randint(300, (2, 16)), torch.randint(300, (2, 16))
+    return {
+        "module": encoder(), "inputs": tokens, "units": [f"layers.{i}" for i in range(6)]
+    }
+
+
+def convolutions() -> dict[str, Any]:
+    """Images, and norms without running statistics."""
+    return {
+        "module": Convolutions(lambda width: nn.GroupNorm(2, width)),
+        "inputs": (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))),
+    }
+
+
+def dropout() -> dict[str, Any]:
+    """A module that draws random numbers."""
+    tokens = torch.randint(300, (2, 16)), torch.randint(300, (2, 16))
+    return {"module": Encoder(), "inputs": tokens}
+
+
+class Forgetful(Perceptron):
+    """A layer whose forward costs more in backward than a trace made of it says, on rank 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = super().forward(x)
+        if torch.distributed.is_initialized() and not isinstance(x, torch._subclasses.FakeTensor):
+            output = output * output.exp()
+        return output
+
+
+def forgetful() -> dict[str, Any]:
+    """A module that does other things when it is real than when it is traced."""
+    return {"module": Forgetful(), "inputs": (torch.randn(4, 16),)}
+
+
+def nothing() -> dict[str, Any]:
+    """No inputs."""
+    return {"module": Perceptron()}
+
+
+def raising() -> dict[str, Any]:
+    """An error of the user's own."""
+    raise ValueError("no such checkpoint")

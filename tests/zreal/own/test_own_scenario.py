@@ -1,0 +1,135 @@
+"""A user's own module in place of a scenario's model: built, traced, simulated, run for real and
+compared, by one command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.support.sampling import one_in
+from zsim.cli.main import main
+
+OWN = "tests.zreal.own.own_modules:"
+STRATEGIES = {
+    "ddp": '"ddp"', "zero_redundancy": '"zero_redundancy"', "fsdp2": '"fsdp2"',
+    "hsdp": '"hsdp", dp_replicate = 2, dp_shard = 1',
+    "fsdp1": '"fsdp1", dp_replicate = 1, dp_shard = 2, use_orig_params = true',
+    "zero1": '"zero1"', "zero2": '"zero2", sync = "last"', "zero3": '"zero3", lookahead = 2',
+}
+MODULES = ("perceptron", "transformer", "convolutions")
+PAIRS = one_in(3, [*itertools.product(MODULES, STRATEGIES)])
+"""All of the strategies, each with one of the modules."""
+
+
+def scenario(folder: Path, strategy: str, **more: str) -> str:
+    """The file of a scenario whose model the option replaces."""
+    lines = {
+        "model": '{ preset = "gpt-tiny" }', "batch": "{ micro_batch = 1, accumulation = 2 }",
+        "cluster": '{ preset = "cpu-gloo", ranks = 2 }', "strategy": f"{{ name = {strategy} }}",
+        **more,
+    }
+    file = folder / "own.toml"
+    file.write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
+    return str(file)
+
+
+def verdict(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The statuses of the checks by name."""
+    return {
+        check["name"]: check["status"] for check in json.loads(capsys.readouterr().out)["checks"]
+    }
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("module", "strategy"), PAIRS)
+def test_a_users_module_is_run_on_gloo_as_it_was_predicted(
+    module: str, strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scenario(tmp_path, STRATEGIES[strategy], optimizer="{ name = \"sgd\", clip_norm = 0.5 }")
+    assert main(["validate", file, "--module", OWN + module, "--json"]) == 0
+    checks = verdict(capsys)
+    assert checks.pop("step time") in ("unsupported", "ok")
+    assert set(checks.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("strategy", one_in(2, list(STRATEGIES)))
+def test_a_users_module_is_observed_on_fake_as_it_was_predicted(
+    strategy: str, tmp_path: Path
+) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    comparison = zsim.validate(case, against="fake", module=f"{OWN}transformer")
+    assert comparison.ok
+    assert comparison.measured.provenance["module"] == f"{OWN}transformer"
+
+
+@pytest.mark.gloo
+def test_numerics_of_a_module_that_draws_random_numbers_are_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scenario(tmp_path, '"zero2"')
+    assert main(["validate", file, "--module", f"{OWN}dropout", "--json"]) == 0
+    checks = verdict(capsys)
+    assert checks["numerics"] == "unsupported"
+    assert checks["memory of parts"] == "ok"
+
+
+def test_a_module_that_does_other_things_when_it_is_real_differs(tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, '"zero2"'))
+    comparison = zsim.validate(case, against="fake", module=f"{OWN}forgetful")
+    failed = {check.name for check in comparison.checks if check.status == "failed"}
+    assert "memory of parts" in failed
+    assert "collective order" not in failed
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("mymodel", "module mymodel: expected a function as mypackage.mymodel:build"),
+        (f"{OWN}absent", "expected a function that can be called, found AttributeError"),
+        (f"{OWN}raising", "found ValueError: no such checkpoint"),
+        (f"{OWN}nothing", "expected a dict with module and inputs"),
+    ],
+)
+def test_what_makes_no_module_is_refused(
+    module: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scenario(tmp_path, '"ddp"')
+    assert main(["validate", file, "--against", "fake", "--module", module]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"frozen": '["blocks.0.*"]'}, "frozen: expected none with an own module"),
+        ({"batch": "{ micro_batch = 1, forwards = 2 }"}, "batch.forwards: expected 1"),
+    ],
+)
+def test_keys_that_say_something_of_the_model_are_refused(
+    more: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scenario(tmp_path, '"ddp"', **more)
+    argument = f"{OWN}perceptron"
+    assert main(["validate", file, "--against", "fake", "--module", argument]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_timers_take_the_place_of_a_users_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, emulated = scenario(tmp_path, '"ddp"'), ["--compute", "emulated", "--testbed", "2x1gbit"]
+    assert main(["validate", file, "--module", f"{OWN}perceptron", *emulated]) == 2
+    assert "found an own module, in which there are no timers" in capsys.readouterr().err
+
+
+def test_no_scenario_file_can_name_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scenario(tmp_path, '"ddp"', model=f'{{ module = "{OWN}perceptron" }}')
+    assert main(["validate", file, "--against", "fake"]) == 2
+    assert "model.module: unknown key" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""A user's own module, made by a function that the user names: `mypackage.mymodel:build`.
+
+It is loaded only where a command line or a call names it. No scenario file can: files are
+untrusted, and to import a module is to run it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zreal.modules.initial_values import DTYPES, generator_of
+from zsim.autograd.traced.model import TracedModel
+from zsim.errors import ArgumentError
+
+KEYS = ("module", "inputs", "loss", "units")
+RETURNS = "a dict with module and inputs, and perhaps loss and units"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModule:
+    """The answer of the user's function, and how to ask it again."""
+
+    name: str
+    make: Callable[[int], nn.Module]
+    """The module from a seed, the same on every rank."""
+    inputs: Mapping[str, Tensor] | tuple[Tensor, ...]
+    """One micro-batch, by name or by position. Those of ranks and steps are drawn after it."""
+    loss: Callable[[Any], Tensor]
+    """The loss of the module's output."""
+    units: Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+    def batch(self, *key: int, dtype: str) -> tuple[Tensor, ...]:
+        """The micro-batch of a key: numbers are normally distributed, integers are those of
+        `inputs` in another order."""
+        generator = generator_of(*key)
+        given = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
+        return tuple(_drawn(tensor, generator, DTYPES[dtype]) for tensor in given)
+
+    def loss_of(self, module: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        """The loss of `module`, wrapped or not, on one micro-batch."""
+        if isinstance(self.inputs, Mapping):
+            return self.loss(module(**dict(zip(self.inputs, batch, strict=True))))
+        return self.loss(module(*batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel(TracedModel):
+    """A traced model with the module beside it, so that it can be run for real."""
+
+    own: OwnModule = field(compare=False, repr=False)
+
+
+def load(name: str) -> OwnModule:
+    """The user's own module; ArgumentError where `name` says none, or what it names is none."""
+    path, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in path.split(".")):
+        raise _unfit(name, "a function as mypackage.mymodel:build", name[:60])
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command runs in, as python -m has it
+    try:
+        build = getattr(import_module(path), attribute)
+        answer = _answer(build, 0, name)
+    except ArgumentError:
+        raise
+    except Exception as error:  # whatever a user's code may raise
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        failure = f"{type(error).__name__}: {first}"
+        raise _unfit(name, "a function that can be called", failure) from error
+    given = answer["inputs"]
+    return OwnModule(
+        name=name, make=lambda seed: _module(_answer(build, seed, name), name),
+        inputs=dict(given) if isinstance(given, Mapping) else tuple(given),
+        loss=answer.get("loss") or _loss, units=answer.get("units"),
+    )
+
+
+def _answer(build: Any, seed: int, name: str) -> Mapping[str, Any]:
+    """The answer of the user's function, from the same random numbers on every rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        answer = build()
+    if not isinstance(answer, Mapping) or not {"module", "inputs"} <= set(answer):
+        raise _unfit(name, RETURNS, type(answer).__name__)
+    if unknown := sorted(set(answer) - set(KEYS)):
+        raise _unfit(name, RETURNS, str(unknown[0])[:60])
+    given = answer["inputs"]
+    tensors = list(given.values()) if isinstance(given, Mapping) else given
+    if not isinstance(tensors, list | tuple) or not tensors:
+        raise _unfit(name, "inputs as a list or a dict of tensors", type(given).__name__)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise _unfit(name, "inputs that are tensors", type(tensor).__name__)
+    return answer
+
+
+def _module(answer: Mapping[str, Any], name: str) -> nn.Module:
+    module = answer["module"]
+    if not isinstance(module, nn.Module):
+        raise _unfit(name, "an nn.Module", type(module).__name__)
+    return module
+
+
+def _loss(output: Any) -> Tensor:
+    """`output.loss`, a scalar itself, or the sum of a tensor, as the tracer takes it."""
+    own = getattr(output, "loss", None)
+    value: Tensor = own if isinstance(own, Tensor) else output
+    return value if value.numel() == 1 else value.float().sum()
+
+
+def _drawn(like: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    if like.is_floating_point():
+        return torch.randn(like.shape, generator=generator).to(dtype)
+    order = torch.randperm(like.numel(), generator=generator)
+    return like.flatten()[order].reshape(like.shape)
+
+
+def _unfit(name: str, expected: str, found: str) -> ArgumentError:
+    return ArgumentError(
+        where=f"module {name[:60]}", expected=expected, found=found,
+        remedy="zreal/README.md has an example",
+    )

@@ -1,0 +1,65 @@
+"""A scenario whose model is replaced by a user's own module, traced for its precision."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields, replace
+
+from zreal.modules.own_module import OwnModel, OwnModule, load
+from zreal.tracing.trace import trace
+from zsim import strategies
+from zsim.autograd.traced.model import TracedModel
+from zsim.errors import ArgumentError, ScenarioError
+from zsim.models.training_options import Device
+from zsim.scenario.scenario import Scenario
+
+INSIDE = (
+    "say it in the function that makes the module: torch.utils.checkpoint, requires_grad_(False), "
+    "units, or a forward that runs parts several times"
+)
+
+
+def with_module(scenario: Scenario, name: str, *, device: Device) -> Scenario:
+    """`scenario` with the module that the function `name` makes, and the batch of its inputs.
+
+    ArgumentError where it cannot be loaded, UntraceableError where it cannot be traced,
+    ScenarioError where the scenario's strategy refuses it. Its text stays that of the file.
+    """
+    for key in ("activation_checkpointing", "frozen", "wrapping"):
+        if key in scenario.tables:
+            raise ArgumentError(
+                where=key, expected="none with an own module", found="some", remedy=INSIDE
+            )
+    if scenario.batch.forwards > 1:
+        raise ArgumentError(
+            where="batch.forwards", expected="1 with an own module",
+            found=str(scenario.batch.forwards), remedy=INSIDE,
+        )
+    own = load(name)
+    model = _traced(scenario, own, device=device)
+    batch = replace(
+        scenario.batch, micro_batch=model.batch.micro_batch,
+        sequence_length=model.batch.sequence_length,
+    )
+    refusals = strategies.problems(
+        scenario.strategy, scenario.options, mesh=scenario.mesh, optimizer=scenario.optimizer,
+        model=model, precision=scenario.precision, batch=batch, sync=scenario.sync,
+    )
+    if refusals:
+        raise ScenarioError(tuple(f"{scenario.name}: {problem}" for problem in refusals))
+    made = scenario.with_parts(model=model, batch=batch)
+    object.__setattr__(made, "_tables", scenario.tables)
+    return made
+
+
+def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
+    precision = scenario.precision
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a module that is one unit: reports of it are enough
+        model = trace(
+            own.make(scenario.seed), own.inputs, units=own.units, dtype=precision.parameters,
+            loss=own.loss, autocast=precision.autocast, device=device,
+            casts_input=strategies.STRATEGIES[scenario.strategy].casts_input,
+        )
+    kept = {slot.name: getattr(model, slot.name) for slot in fields(TracedModel)}
+    return OwnModel(**kept, own=own)
