@@ -40,7 +40,7 @@ SIGNATURES = {
     "ms": "number",
     "run": f"scenario, backend, {REAL}",
     "simulate": "scenario, ranks, all_ranks",
-    "validate": f"scenario, against, {REAL}, require, cluster",
+    "validate": f"scenario, against, {REAL}, require, cluster, module",
     "why": "run",
 }
 """Public names and their parameters; None where users read an object and make none."""
