@@ -32,7 +32,7 @@ from zsim.scenario.scenario import Scenario
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
 MAX_ERROR_CHARS = 300
-EMULATED = "emulated in timed steps: forward and backward of each module are timers"
+EMULATED = "emulated in timed steps: forward, backward and optimizer last as predicted"
 
 
 def _require_torch(backend: str) -> None:

@@ -13,12 +13,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.costs import Costs
 from zsim.errors import BackendUnavailableError
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
+
+OPTIMIZER = "optimizer.step()"
+"""Key of the optimizer's time, which is no module's path."""
 
 
 @dataclass(slots=True)
@@ -81,7 +88,15 @@ def _until(deadline_ns: int) -> None:
 
 
 def start(model: nn.Module, durations: Mapping[str, list[int]]) -> None:
-    """Let timers take the place of compute in every module of `model`, from its next step on."""
+    """Let timers take the place of compute in every module of `model`, from its next step on.
+
+    An optimizer steps for real, and then waits until its time is over.
+    """
+    if not durations:
+        return
+    began: list[int] = []
+    register_optimizer_step_pre_hook(lambda *_: began.append(time.perf_counter_ns()))
+    register_optimizer_step_post_hook(lambda *_: _until(began.pop() + durations[OPTIMIZER][0]))
     for module in model.modules():
         timers = getattr(module, "timers", None)
         if isinstance(timers, Timers):
@@ -89,8 +104,8 @@ def start(model: nn.Module, durations: Mapping[str, list[int]]) -> None:
 
 
 def durations(scenario: Scenario, cluster: ClusterSpec) -> dict[str, list[int]]:
-    """Nanoseconds of forward and backward of each module on `cluster`, by its path, with what the
-    host needs to issue its kernels.
+    """Nanoseconds of forward and backward of each module on `cluster`, by its path, and of the
+    optimizer's step. They include the host's time to issue the kernels.
 
     BackendUnavailableError for models and options whose modules do not run one after another.
     """
@@ -112,9 +127,9 @@ def durations(scenario: Scenario, cluster: ClusterSpec) -> dict[str, list[int]]:
             remedy="leave out checkpointing, nested units and frozen parameters, or use "
                    "--compute real",
         )
-    return {
-        module.path: [
-            costs.issue_ns(op) + costs.compute_ns(op.kernels) for op in (forward, backward)
-        ]
+    ns = {id(op): costs.issue_ns(op) + costs.compute_ns(op.kernels) for op in ops}
+    stepped = sum(ns[id(op)] for op in ops if op.kind == "optimizer")
+    return {OPTIMIZER: [stepped]} | {
+        module.path: [ns[id(forward)], ns[id(backward)]]
         for module, forward, backward in zip(modules, forwards, reversed(backwards), strict=True)
     }

@@ -11,11 +11,11 @@ from zsim.cluster.testbed import Layout, cluster_on
 from zsim.runs.backend import CollectiveRequest, MachineRequest, MeasuringBackend
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
-SIZES = (2**10, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24)
+SIZES = (2**10, 2**14, 2**16, 2**18, 2**20, 2**22, 2**23)
 """Bytes of the full messages."""
-LONGEST_S = 1.2
+LONGEST_S = 1.5
 """Seconds that one size of one collective may take; large messages repeat less for it."""
-MOST_REPEATS, LEAST_REPEATS = 15, 3
+MOST_REPEATS, LEAST_REPEATS = 15, 5
 WIDTH = 0.08
 
 
