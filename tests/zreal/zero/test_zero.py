@@ -62,6 +62,15 @@ def test_each_param_group_of_the_optimizer_keeps_its_own_settings(stage: int) ->
 
 
 @pytest.mark.gloo
+def test_an_evaluation_between_steps_sees_the_whole_module_and_schedules_hold() -> None:
+    for rank in on_ranks("trained", module="convolutions", stage=3, evaluates=True):
+        assert rank["relative"] < TOLERANCE
+        assert len(rank["losses"]) == 5
+        for sharded, whole in rank["losses"]:
+            assert sharded == pytest.approx(whole, rel=TOLERANCE)
+
+
+@pytest.mark.gloo
 def test_ranks_that_start_from_other_values_are_refused() -> None:
     messages = on_ranks("refused")
     assert messages[0] == messages[1]

@@ -130,6 +130,8 @@ def trained(
         models.append(own.make())
         optimizers.append(OPTIMIZERS[arguments.get("optimizer", "adamw")](grouped(models[-1])))
     model, whole = models
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+    losses: list[list[float]] = []
     initial = {name: p.detach().clone() for name, p in whole.named_parameters()}
     zero = zreal.ZeRO(
         model, optimizers[0], stage=arguments["stage"], loss=own.traced_loss,
@@ -170,6 +172,11 @@ def trained(
             nn.utils.clip_grad_norm_(whole.parameters(), arguments["clip_norm"])
         optimizers[1].step()
         optimizers[1].zero_grad()
+        if arguments.get("evaluates"):
+            for schedule in schedules:
+                schedule.step()
+            with torch.no_grad():
+                losses.append([own.loss(each, batches[0][0]).item() for each in models])
     full = zero.full_state_dict()
     expected = {name: p.detach() for name, p in whole.named_parameters()}
     relative = {
@@ -178,7 +185,10 @@ def trained(
     }
     dist.destroy_process_group()
     furthest = max(relative, key=lambda name: relative[name])
-    return {"differences": differences, "relative": relative[furthest], "furthest": furthest}
+    return {
+        "differences": differences, "relative": relative[furthest], "furthest": furthest,
+        "losses": losses,
+    }
 
 
 def _differences(
