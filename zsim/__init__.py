@@ -11,6 +11,7 @@ from zsim.version import __version__
 
 if TYPE_CHECKING:
     from zsim.analysis.critical_path import Why as Why
+    from zsim.analysis.fit import Candidate as Candidate
     from zsim.analysis.fit import Fit as Fit
     from zsim.api import compare as compare
     from zsim.api import fit as fit
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Bytes": "zsim.io.quantities",
+    "Candidate": "zsim.analysis.fit",
     "Comparison": "zsim.runs.run",
     "Duration": "zsim.io.quantities",
     "Fit": "zsim.analysis.fit",

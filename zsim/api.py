@@ -51,6 +51,9 @@ def simulate(
 
     Ranks that are alike are simulated once, unless `all_ranks`; with `ranks` only those are shown.
     ZsimError where the scenario is too much work, or `ranks` are not in it.
+
+    >>> simulate(load("scenarios/parity/fsdp2-mlp-4.toml")).collectives["all_gather"].count
+    7
     """
     return run(scenario, backend="sim", ranks=ranks, all_ranks=all_ranks)
 
@@ -122,6 +125,10 @@ def compare(
 
     A path is that of a saved Run. ZsimError where it is none, or breaks a law of Runs. `require`:
     aspects without whose check the comparison is not ok.
+
+    >>> run = simulate(load("scenarios/parity/fsdp2-mlp-4.toml"))
+    >>> compare(run, run).agreement.checked
+    ('order', 'bytes', 'memory')
     """
     sides = {"predicted": predicted, "measured": measured}
     records = (_record(run, where=side) for side, run in sides.items())
@@ -144,6 +151,9 @@ def fit(scenario: Scenario) -> Fit:
     """Every strategy and way of checkpointing on the scenario's cluster, and which to take.
 
     ScenarioError where so many simulations would take minutes.
+
+    >>> fit(load("scenarios/parity/fsdp2-mlp-4.toml")).recommended.name
+    'ddp'
     """
     from zsim.analysis import fit as fitting
 
@@ -157,6 +167,9 @@ def why(run: Run) -> Why:
     """Reasons for the length of the steady step: exposed collectives, the critical path.
 
     It is of the simulated step of the run's scenario, on the rank that ends last.
+
+    >>> list(why(simulate(load("scenarios/parity/fsdp2-mlp-4.toml"))).by_reason)
+    ['longer than the compute over it', 'a dependency']
     """
     from zsim.engine.costs import Costs
     from zsim.engine.simulate_step import simulate_step

@@ -13,6 +13,7 @@ import pytest
 
 import zsim
 from tests.support.folders import ROOT
+from zsim import api
 from zsim.cli.main import main
 from zsim.io import quantities
 from zsim.scenario import scenario as scenario_module
@@ -24,6 +25,7 @@ TABLES = (
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 SIGNATURES = {
     "Bytes": "size",
+    "Candidate": None,
     "Comparison": "checks, predicted, measured, replaced, required",
     "Duration": "time, band",
     "Fit": None,
@@ -49,11 +51,26 @@ MEMBERS = {
            "peak_memory ranks record save scenario spans step_time to_dict to_json warnings "
            "world_size",
     "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict to_json",
+    "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "
+                 "to_json",
+    "Fit": "candidates reason recommended refused scenario to_dict to_json",
+    "Why": "after_ns at_ends_ns before_ns by_reason critical_path exposed exposed_ns host_bound "
+           "host_bound_ns rank step_ns to_dict to_json",
+    "Scenario": "batch checkpointing cluster description executed executed_on execution "
+                "expandable_segments expect files fingerprint folder mesh model name optimizer "
+                "options precision seed steps strategy sync tables to_dict to_json to_toml with_ "
+                "with_parts work world_size wrapping",
 }
 SMALL = zsim.Scenario(
     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},
     cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "fsdp2"},
 )
+
+
+def own(kind):
+    """The public members of a class, without those of int."""
+    there = {*dir(kind), *getattr(kind, "__dataclass_fields__", ())} - {*dir(int)}
+    return sorted(member for member in there if member[0] != "_")
 
 
 def test_what_is_public_is_listed_here():
@@ -69,13 +86,23 @@ def test_the_parameters_of(name):
 @pytest.mark.parametrize(("name", "members"), MEMBERS.items())
 def test_the_members_of(name, members):
     kind = getattr(zsim, name)
-    there = {*dir(kind), *kind.__dataclass_fields__}
-    assert sorted(member for member in there if member[0] != "_") == members.split()
+    assert own(kind) == members.split()
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_every_public_name_is_documented(name):
     assert len(getattr(zsim, name).__doc__ or "") > 20
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_member_that_is_called_or_computed_is_documented(name):
+    kind = getattr(zsim, name)
+    members = {member: inspect.getattr_static(kind, member, None) for member in own(kind)}
+    computed = {
+        member: value for member, value in members.items()
+        if isinstance(value, property) or inspect.isfunction(value)
+    }
+    assert [member for member, value in computed.items() if not value.__doc__] == []
 
 
 def test_with_takes_the_tables_that_a_scenario_is_made_of():
@@ -106,8 +133,9 @@ def test_an_unknown_name_is_an_attribute_error():
         zsim.simulte  # noqa: B018 (reading it is the test)
 
 
-@pytest.mark.parametrize("module", [quantities, scenario_module], ids=lambda m: m.__name__)
-def test_examples_in_docstrings(module):
+@pytest.mark.parametrize("module", [api, quantities, scenario_module], ids=lambda m: m.__name__)
+def test_examples_in_docstrings(module, monkeypatch):
+    monkeypatch.chdir(ROOT)
     assert doctest.testmod(module).failed == 0
 
 
@@ -274,6 +302,36 @@ def test_a_run_has_the_json_of_the_command_line(capsys):
     ]
     assert 0 < max(nbytes for _, nbytes in run.memory.timeline) <= run.peak_memory
     assert {span.kind for span in run.spans} >= {"all_gather", "forward", "backward"}
+
+
+def test_a_fit_and_its_reasons_have_the_json_and_the_text_of_the_command_line(capsys):
+    path = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
+    scenario = zsim.load(path)
+    fit, why = zsim.fit(scenario), zsim.why(zsim.simulate(scenario))
+    main(["fit", path, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert fit.to_dict() == json.loads(fit.to_json()) == printed
+    assert [candidate.to_dict() for candidate in fit.candidates] == printed["candidates"]
+    assert json.loads(fit.candidates[0].to_json()) == printed["candidates"][0]
+    main(["show", path, "--time", "--json"])
+    timed = json.loads(capsys.readouterr().out)["time"]
+    reasons = json.loads(why.to_json())
+    assert reasons == json.loads(json.dumps(why.to_dict()))
+    assert {key: timed[key] for key in reasons} == reasons
+    main(["show", path, "--time"])
+    assert set(str(why).splitlines()[1:]) <= set(capsys.readouterr().out.splitlines())
+    for candidate in fit.candidates:
+        assert candidate.name in str(fit)
+        assert candidate.step_time == candidate.step_time_ns
+        assert candidate.memory.verdict in repr(candidate)
+
+
+def test_a_scenario_is_made_anew_from_its_dict():
+    for file in FILES[::9]:
+        scenario = zsim.load(file)
+        again = zsim.Scenario(**scenario.to_dict(), name=file.stem, folder=file.parent)
+        assert again == scenario
+        assert json.loads(scenario.to_json()).keys() == scenario.to_dict().keys()
 
 
 def test_what_a_notebook_shows_is_short(tmp_path):

@@ -63,7 +63,7 @@ class Way:
 
     changes: tuple[str, ...]
     scenario: Scenario
-    answer: MemoryVerdict
+    memory: MemoryVerdict
     step: StepTime | None = None
 
     @property
@@ -83,7 +83,7 @@ def advice(asked: Way) -> tuple[Effect, ...]:
     of several where no single one is enough."""
     singles = changed(asked)
     several: tuple[Way, ...] = ()
-    if all(way.answer.verdict != "FITS" for way in (asked, *singles)):
+    if all(way.memory.verdict != "FITS" for way in (asked, *singles)):
         several = together(singles)
     effects = [_effect(way, asked) for way in (*singles, *several)]
     alone, joint = effects[: len(singles)], effects[len(singles) :]
@@ -119,26 +119,26 @@ def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Wa
     not kept."""
     verdict = assess(case)
     step = step_time(case) if timed or verdict.verdict != "OOM" else None
-    return Way(changes=changes, scenario=case.scenario, answer=verdict, step=step)
+    return Way(changes=changes, scenario=case.scenario, memory=verdict, step=step)
 
 
 def _effect(way: Way, asked: Way) -> Effect:
-    before, took, took_before = asked.answer, way.step, asked.step
+    before, took, took_before = asked.memory, way.step, asked.step
     assert took is not None
     assert took_before is not None
     return Effect(
-        change=way.name, saved_bytes=before.needed.nbytes - way.answer.needed.nbytes,
-        saved_allocated_bytes=before.allocated_bytes - way.answer.allocated_bytes,
+        change=way.name, saved_bytes=before.needed.nbytes - way.memory.needed.nbytes,
+        saved_allocated_bytes=before.allocated_bytes - way.memory.allocated_bytes,
         added_ns=took.ns - took_before.ns, step_time_ns=took.ns, step_time_band_ns=took.band_ns,
-        needed_bytes=way.answer.needed.nbytes, verdict=way.answer.verdict,
-        peak_at=way.answer.peak_at,
+        needed_bytes=way.memory.needed.nbytes, verdict=way.memory.verdict,
+        peak_at=way.memory.peak_at,
         saved_by_part={
             part: saved
             for part, most in before.by_part.items()
-            if (saved := most - way.answer.by_part.get(part, 0)) > 0
+            if (saved := most - way.memory.by_part.get(part, 0)) > 0
         },
         dropped=dropped(asked.scenario, way.scenario),
-        releases_per_step=way.answer.releases_per_step, running=way.answer.running,
+        releases_per_step=way.memory.releases_per_step, running=way.memory.running,
     )
 
 
@@ -182,12 +182,12 @@ def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
         if fitting := _having("FITS", further):
             return fitting
         tight = _having("TIGHT", further) or None if tight is None else tight
-        frontier = sorted(further, key=lambda way: way.answer.needed.nbytes)[:BREADTH]
+        frontier = sorted(further, key=lambda way: way.memory.needed.nbytes)[:BREADTH]
     return tight or ()
 
 
 def _having(verdict: FitsVerdict, ways: Sequence[Way]) -> tuple[Way, ...]:
-    return tuple(way for way in ways if way.answer.verdict == verdict)
+    return tuple(way for way in ways if way.memory.verdict == verdict)
 
 
 def _key(scenario: Scenario) -> tuple[object, ...]:

@@ -31,12 +31,15 @@ Everything is read from a simulated timeline.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from zsim.analysis import why_report
 from zsim.analysis.exposure import at_ends, compute_ops, idle_stretches, shares_of
 from zsim.analysis.free_compute import FreeCompute
+from zsim.analysis.why_report import name
 from zsim.engine.rank_schedule import awaited_by_host
 from zsim.engine.timeline import Timeline, Times
 from zsim.io.units import format_time
@@ -126,6 +129,19 @@ class Why:
         reasons = ", ".join(f"{format_time(ns)} {why}" for why, ns in self.by_reason.items())
         return f"<Why of rank {self.rank}: {exposed}{': ' if reasons else ''}{reasons[:100]}>"
 
+    def __str__(self) -> str:
+        """Exposed communication by reason and by collective, and the critical path."""
+        took = f"step of {format_time(self.step_ns)} on rank {self.rank}"
+        return "\n".join([took, *why_report.lines(self)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `zsim show --time --json` that says why; its keys are stable."""
+        return why_report.as_object(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
     @property
     def exposed_ns(self) -> int:
         """Exposed nanoseconds of all collectives."""
@@ -159,11 +175,6 @@ class Why:
     def host_bound(self) -> bool:
         """True where the device waits for the host in more than a tenth of the step."""
         return self.host_bound_ns * 10 > self.step_ns
-
-
-def name(op: Op) -> str:
-    """The op as people say it: "all_gather blocks.3"."""
-    return f"{op.kind} {op.unit}"
 
 
 def explain(

@@ -6,12 +6,16 @@ Each candidate is planned and simulated; the recommendation is read off their fi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from zsim.analysis import fit_table
 from zsim.analysis.advice import REMEDY, Way, together, way_of
 from zsim.analysis.alternatives import assignment, can_checkpoint, dropped, moved
 from zsim.autograd.traced.model import TracedModel
+from zsim.io.quantities import Duration
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict
@@ -30,7 +34,7 @@ MOST_STARTS = 6
 """Candidates with the least needed memory that are changed further where nothing fits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Candidate:
     """One way to train the scenario: what a rank needs, how long a step takes and between which
     times that is expected.
@@ -40,13 +44,31 @@ class Candidate:
 
     name: str
     scenario: Scenario
-    answer: MemoryVerdict
+    memory: MemoryVerdict
+    """FITS, TIGHT or OOM as its `verdict`, with the bytes that decide: `needed` of `capacity`."""
     step_time_ns: int
     step_time_band_ns: tuple[int, int]
     dropped: tuple[str, ...] = ()
 
+    @property
+    def step_time(self) -> Duration:
+        """The step's time; its `band` says between which times the true one is expected."""
+        return Duration(self.step_time_ns, self.step_time_band_ns)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    def to_dict(self) -> dict[str, Any]:
+        """The candidate as `zsim fit --json` prints it."""
+        return fit_table.candidate_object(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __repr__(self) -> str:
+        needed = format_bytes(self.memory.needed.nbytes)
+        return f"<{self.name}: {self.memory.verdict}, needs {needed}, step {self.step_time}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Fit:
     """All candidates, from the least sharded to the most, the one to take (None when nothing fits),
     and why.
@@ -54,10 +76,23 @@ class Fit:
     `refused` are those that cannot be, each with the reason.
     """
 
+    scenario: Scenario
     candidates: tuple[Candidate, ...]
     recommended: Candidate | None
     reason: str
     refused: tuple[tuple[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim fit --json` prints; its keys are stable."""
+        return fit_table.as_object(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        """The table of `zsim fit`: a row for each candidate, and the recommendation."""
+        return "\n".join(fit_table.lines(self))
 
     def __repr__(self) -> str:
         chosen = "nothing fits" if self.recommended is None else f"take {self.recommended.name}"
@@ -74,20 +109,23 @@ def fit(scenario: Scenario) -> Fit:
             refused.append((name, problems[0]))
         else:
             tried.append(way_of((name,), planned(other)))
-    if all(way.answer.verdict != "FITS" for way in tried):
+    if all(way.memory.verdict != "FITS" for way in tried):
         tried += together(
-            sorted(tried, key=lambda way: way.answer.needed.nbytes)[:MOST_STARTS], stages=False
+            sorted(tried, key=lambda way: way.memory.needed.nbytes)[:MOST_STARTS], stages=False
         )
     candidates = tuple(_candidate(scenario, way) for way in tried)
     chosen, reason = recommend(candidates)
-    return Fit(candidates=candidates, recommended=chosen, reason=reason, refused=tuple(refused))
+    return Fit(
+        scenario=scenario, candidates=candidates, recommended=chosen, reason=reason,
+        refused=tuple(refused),
+    )
 
 
 def _candidate(scenario: Scenario, way: Way) -> Candidate:
     took = way.step
     assert took is not None
     return Candidate(
-        name=way.name, scenario=way.scenario, answer=way.answer, step_time_ns=took.ns,
+        name=way.name, scenario=way.scenario, memory=way.memory, step_time_ns=took.ns,
         step_time_band_ns=took.band_ns,
         dropped=tuple(
             option
@@ -207,27 +245,27 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
     last.
     """
     for verdict in ("FITS", "TIGHT"):
-        able = [candidate for candidate in candidates if candidate.answer.verdict == verdict]
+        able = [candidate for candidate in candidates if candidate.memory.verdict == verdict]
         if not able:
             continue
-        least_trouble = min(_trouble(candidate.answer) for candidate in able)
-        able = [candidate for candidate in able if _trouble(candidate.answer) == least_trouble]
+        least_trouble = min(_trouble(candidate.memory) for candidate in able)
+        able = [candidate for candidate in able if _trouble(candidate.memory) == least_trouble]
         fastest = min(able, key=lambda candidate: candidate.step_time_ns)
         most_ns = fastest.step_time_ns * MUCH_FASTER
         chosen = next(candidate for candidate in able if candidate.step_time_ns <= most_ns)
-        refused = [candidate for candidate in candidates if candidate.answer.verdict == "OOM"]
+        refused = [candidate for candidate in candidates if candidate.memory.verdict == "OOM"]
         reasons = [f"{len(able)} of {len(candidates)} "
-                 f"{_ABLE[_trouble(chosen.answer)] if verdict == 'TIGHT' else 'fit'}"]
+                 f"{_ABLE[_trouble(chosen.memory)] if verdict == 'TIGHT' else 'fit'}"]
         reasons.append(_times(chosen, fastest))
         if refused:
-            least = min(refused, key=lambda candidate: candidate.answer.needed.nbytes)
-            reasons.append(f"{least.name} would need {format_bytes(least.answer.needed.nbytes)}")
+            least = min(refused, key=lambda candidate: candidate.memory.needed.nbytes)
+            reasons.append(f"{least.name} would need {format_bytes(least.memory.needed.nbytes)}")
         return chosen, "; ".join(reasons)
-    smallest = min(candidates, key=lambda candidate: candidate.answer.needed.nbytes)
-    needed, there = smallest.answer.needed.nbytes, smallest.answer.capacity.nbytes
+    smallest = min(candidates, key=lambda candidate: candidate.memory.needed.nbytes)
+    needed, there = smallest.memory.needed.nbytes, smallest.memory.capacity.nbytes
     short = (
         f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in "
-        f"{smallest.answer.peak_at})"
+        f"{smallest.memory.peak_at})"
     )
     return None, f"nothing fits: {short}; {REMEDY}"
 
@@ -240,7 +278,7 @@ _ABLE = (
 
 def _times(chosen: Candidate, fastest: Candidate) -> str:
     """Step times of the chosen candidate and of the fastest, and the reason where these differ."""
-    taken, pressed = f"{format_time(chosen.step_time_ns)} a step", chosen.answer.pressure
+    taken, pressed = f"{format_time(chosen.step_time_ns)} a step", chosen.memory.pressure
     if pressed is not None and pressed.runs is not None and pressed.runs.words:
         taken += f" and what it waits for {pressed.runs.words}"
     if chosen is fastest:

@@ -13,15 +13,13 @@ from textwrap import wrap
 from typing import Any
 
 from zsim.analysis.advice import Effect
-from zsim.analysis.fit import Candidate, Fit
+from zsim.analysis.fit import Fit
+from zsim.analysis.fit_table import SURER, without
 from zsim.cli.report import bar, say, write_json
-from zsim.io.units import counted, format_bytes, format_time
+from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
-from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory.fits import BytesBand, Holding, MemoryVerdict, holdings, ridges
 from zsim.memory.waterfall import Stage
-from zsim.runs import metrics
-from zsim.scenario.scenario import Scenario
 
 MOST_HOLDINGS = 12
 MOST_POINTS = 48
@@ -29,13 +27,6 @@ MOST_POINTS = 48
 them."""
 WIDTH = 40
 COLUMNS = 100
-SURER = (
-    "bands hold nine of ten measurements; all times rest on the same constants, so differences "
-    "are more certain than the times"
-)
-"""A constant that is off moves the times of all candidates in one direction, and so their
-difference by less than the times. How much less depends on what the two have in common: bands of
-differences are not known."""
 
 
 def answer_object(
@@ -182,7 +173,7 @@ def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
         time = f"{more}, {_between(effect.step_time_ns, effect.step_time_band_ns)}"
         then = (
             f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in "
-            f"{effect.peak_at}{_without(effect.dropped)}"
+            f"{effect.peak_at}{without(effect.dropped)}"
         )
         _say_wrapped(f"      {effect.change}: {what}", hanging=10)
         _say_wrapped(f"          {time}; then {then}", hanging=10)
@@ -208,83 +199,15 @@ def finding(effect: Effect) -> str:
     return f"changes nothing: the peak is elsewhere{f', it saves {saved}' if saved else ''}"
 
 
-def _without(dropped: Sequence[str]) -> str:
-    """Options of the scenario that a candidate leaves out, as the end of a sentence, or ""."""
-    return f"; without {', '.join(dropped)}" if dropped else ""
-
-
-def print_fit(scenario: Scenario, fit: Fit, *, as_json: bool) -> None:
+def print_fit(fit: Fit, *, as_json: bool) -> None:
     """Print every candidate and the recommendation, as text or as JSON."""
     if as_json:
-        recommended = fit.recommended.name if fit.recommended else None
-        write_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "scenario": scenario.name,
-                "candidates": [_candidate(candidate) for candidate in fit.candidates],
-                "refused": [{"name": name, "reason": reason} for name, reason in fit.refused],
-                "recommended": recommended,
-                "reason": fit.reason,
-            }
-        )
+        write_json(fit.to_dict())
         return
-    for line in fit_lines(scenario, fit):
+    for line in str(fit).splitlines():
         _say_wrapped(line, hanging=6)
-
-
-def fit_lines(scenario: Scenario, fit: Fit) -> Iterator[str]:
-    """The heading, a row for each candidate, and the recommendation."""
-    model, batch = scenario.model, scenario.batch
-    capacity = format_bytes(fit.candidates[0].answer.capacity.nbytes) if fit.candidates else "-"
-    yield f"{scenario.name}: what fits {capacity} a rank, from least to most sharded"
-    yield f"   model    {model.name}, {model.num_parameters:,} parameters"
-    yield (
-        f"   batch    micro_batch = {batch.micro_batch}, sequence_length = "
-        f"{batch.sequence_length}, accumulation = {batch.accumulation}"
-    )
-    yield f"   cluster  {scenario.cluster.name}, {counted(scenario.cluster.num_ranks, 'rank')}"
-    width = max((len(candidate.name) for candidate in fit.candidates), default=0)
-    if fit.candidates:
-        yield f"   {'':{width}} {'':5} {'needs':>10} {'step':>10} {'band':>9} {'token/s':>7}"
-    for candidate in fit.candidates:
-        mark = "->" if candidate is fit.recommended else "  "
-        answer, step_ns = candidate.answer, candidate.step_time_ns
-        needed, step = format_bytes(answer.needed.nbytes), format_time(step_ns)
-        low, high = (100 * ns / max(1, step_ns) - 100 for ns in candidate.step_time_band_ns)
-        tokens = metrics.tokens(candidate.scenario) * 10**9 / max(1, step_ns)
-        yield (
-            f"{mark} {candidate.name:{width}} {answer.verdict:5} {needed:>10} {step:>10} "
-            f"{f'{low:.0f}/{high:+.0f} %':>9} {tokens:>7,.0f}"
-        )
-        if notes := "; ".join(filter(None, (answer.running, _without(candidate.dropped)[2:]))):
-            yield f"      {notes}"
-    if fit.candidates:
-        yield f"   token/s are of one rank; {SURER}"
-    for name, reason in fit.refused:
-        yield f"   {name} cannot be: {reason}"
-    yield f"{fit.recommended.name if fit.recommended else 'nothing'}: {fit.reason}"
 
 
 def _between(step_ns: int, band_ns: tuple[int, int]) -> str:
     """A step time with its band."""
     return f"{format_time(step_ns)} ({' to '.join(map(format_time, band_ns))})"
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "name": candidate.name, "strategy": candidate.scenario.strategy,
-        "options": asdict(candidate.scenario.options), "dropped": list(candidate.dropped),
-        "activation_checkpointing": candidate.scenario.checkpointing.mode,
-        "mesh": {
-            "dp_replicate": candidate.scenario.mesh.dp_replicate,
-            "dp_shard": candidate.scenario.mesh.dp_shard,
-        },
-        "verdict": candidate.answer.verdict, "needed_bytes": asdict(candidate.answer.needed),
-        "releases_per_step": candidate.answer.releases_per_step,
-        "peak_memory_bytes": candidate.answer.allocated_bytes, "peak_at": candidate.answer.peak_at,
-        "step_time_ns": candidate.step_time_ns,
-        "step_time_band_ns": list(candidate.step_time_band_ns),
-        "expandable_segments": candidate.scenario.expandable_segments,
-        "micro_batch": candidate.scenario.batch.micro_batch,
-        "accumulation": candidate.scenario.batch.accumulation,
-    }

@@ -108,7 +108,7 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
     with report.progress(f"{scenario.name}: every change planned and simulated"):
         step = simulator.step_time(case)
         return advice.advice(
-            advice.Way(changes=(), scenario=scenario, answer=answer, step=step)
+            advice.Way(changes=(), scenario=scenario, memory=answer, step=step)
         )
 
 
@@ -132,7 +132,7 @@ def least(options: argparse.Namespace) -> int:
     scenario = _with_allocator(load(options.scenario), options)
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         fitted = api.fit(scenario)
-    memory_report.print_fit(scenario, fitted, as_json=options.json)
+    memory_report.print_fit(fitted, as_json=options.json)
     return 0 if fitted.recommended is not None else 1
 
 

@@ -3,28 +3,24 @@ and changes that would hide communication."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from zsim import api
-from zsim.analysis.critical_path import LONGER, CriticalOp, Exposed, Why, name
-from zsim.analysis.exposure import COMPUTE_STREAM
+from zsim.analysis import why_report
+from zsim.analysis.critical_path import Why
 from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
+from zsim.analysis.why_report import percent
 from zsim.cli import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_time
-from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.ops import Op
 from zsim.runs import simulator
 from zsim.scenario.plan import Planned
-
-MOST = 12
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +80,11 @@ def as_object(planned: Planned) -> dict[str, Any]:
     reasons = api.reasons(planned.scenario, planned.program, case.timeline)
     step, helps = whole(case), hiding(planned, case.timeline)
     return {
-        "step_time_ns": reasons.step_ns,
+        **reasons.to_dict(),
         "step_time_band_ns": step.band_ns,
         "calibration": step.calibration,
-        "rank": reasons.rank,
         "interference_ns": step.interference_ns,
         "sharing_ns": step.sharing_ns,
-        "host_bound": reasons.host_bound,
-        "host_bound_ns": reasons.host_bound_ns,
-        "exposed_by_reason_ns": reasons.by_reason,
-        "exposed_before_forward_ns": reasons.before_ns,
-        "exposed_after_backward_ns": reasons.after_ns,
-        "exposed": [
-            {
-                "op": collective.op.index,
-                "name": name(collective.op),
-                "start_ns": collective.start_ns,
-                "duration_ns": collective.duration_ns,
-                "exposed_ns": collective.exposed_ns,
-                "before_forward_ns": collective.before_ns,
-                "after_backward_ns": collective.after_ns,
-                "reason": collective.reason,
-                "by_reason_ns": dict(collective.parts),
-                "waited_for": collective.waited_for,
-            }
-            for collective in reasons.exposed
-        ],
-        "critical_path": [
-            {
-                "op": link.op.index,
-                "name": name(link.op),
-                "start_ns": link.start_ns,
-                "end_ns": link.end_ns,
-                "then": link.then,
-                "waited_ns": link.waited_ns,
-                "waited_for": link.waited_for,
-            }
-            for link in reasons.critical_path
-        ],
         "as_it_is": _change(helps.now),
         "what_would_hide_it": [_change(change) for change in helps.changes],
         "gains_nothing": list(helps.useless),
@@ -192,36 +155,7 @@ def lines(
             "  bound by the host: fewer and larger kernels (a larger micro-batch, "
             "execution.compile) help, faster devices do not"
         )
-    yield (
-        f"exposed communication {format_time(reasons.exposed_ns)}, "
-        f"{_percent(reasons.exposed_ns / max(1, reasons.step_ns))}"
-    )
-    for reason, ns in reasons.by_reason.items():
-        held = "" if reason == LONGER else "held back by "
-        yield f"  {format_time(ns):>10}  {held}{reason}"
-    if reasons.at_ends_ns:
-        where = (
-            (reasons.before_ns, "before the first of forward"),
-            (reasons.after_ns, "after the last of a backward"),
-        )
-        ends = ", ".join(f"{format_time(ns)} {end}" for ns, end in where if ns)
-        yield f"  at the ends, where there is no compute to hide it: {ends}"
-    yield from _listed(
-        _exposed_line(alike)
-        for alike in _together(reasons.exposed, attrgetter("exposed_ns"), _of_exposed)
-    )
-    ops = "1 op" if len(reasons.critical_path) == 1 else f"{len(reasons.critical_path)} ops"
-    yield f"critical path, {ops}, most of it in:"
-    for waited, ns in _waited(reasons.critical_path):
-        yield f"    waiting for {waited:<31} {format_time(ns):>10}"
-    longest = _together(reasons.critical_path, _link_ns, lambda link: (name(link.op), link.then))[
-        :MOST
-    ]
-    for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
-        yield (
-            f"    {name(alike[0].op):<32} "
-            f"{format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
-        )
+    yield from why_report.lines(reasons)
     yield from _proposals(helps)
 
 
@@ -237,11 +171,11 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     heading = "what would hide it"
     if now.hides:
         ends = (
-            f"{_percent(now.at_ends)} at its ends, which no lookahead hides and a larger "
+            f"{percent(now.at_ends)} at its ends, which no lookahead hides and a larger "
             f"micro-batch only spreads over more tokens"
         )
         yield (
-            f"what compute can hide is hidden: {_percent(now.inside)} of the step is exposed "
+            f"what compute can hide is hidden: {percent(now.inside)} of the step is exposed "
             f"besides {ends}"
         )
         heading = "what would make the ends shorter"
@@ -263,81 +197,9 @@ def _proposals(helps: Hiding) -> Iterator[str]:
 
 
 def _verdict(change: Change, now: Change) -> str:
-    ends = f" and {_percent(change.at_ends)} at the ends" if change.at_ends else ""
+    ends = f" and {percent(change.at_ends)} at the ends" if change.at_ends else ""
     hides = change.hides_all if now.hides else change.hides
     return (
-        f"{'hides it: ' if hides and not now.hides else ''}leaves {_percent(change.inside)} "
+        f"{'hides it: ' if hides and not now.hides else ''}leaves {percent(change.inside)} "
         f"exposed{ends}"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _together(
-    items: Iterable[T], ns: Callable[[T], int], key: Callable[[T], object]
-) -> list[list[T]]:
-    """Groups of items with equal keys, as an op of every micro-batch, the longest first."""
-    groups: dict[object, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return sorted(groups.values(), key=lambda alike: -sum(map(ns, alike)))
-
-
-def _of_exposed(collective: Exposed) -> object:
-    return name(collective.op), collective.reason, collective.waited_for
-
-
-def _waited(path: Sequence[CriticalOp]) -> list[tuple[str, int]]:
-    """Causes of the critical path's gaps, each with its nanoseconds, the longest first.
-
-    For the host it names the ops still to be issued. Compute that depends on a collective waits for
-    the collective, and not for the host.
-    """
-    waits = Counter[str]()
-    for link in path:
-        if link.waited_ns:
-            issued = (
-                "collectives"
-                if link.op.kind in COLLECTIVES
-                else "kernels"
-                if link.op.stream == COMPUTE_STREAM
-                else "copies"
-            )
-            waits[
-                link.waited_for + (f" to issue {issued}" if link.waited_for == "the host" else "")
-            ] += link.waited_ns
-    return waits.most_common()
-
-
-def _link_ns(link: CriticalOp) -> int:
-    return link.end_ns - link.start_ns
-
-
-def _times(alike: Sequence[object]) -> str:
-    return f" in {len(alike)} ops" if len(alike) > 1 else ""
-
-
-def _exposed_line(alike: Sequence[Exposed]) -> str:
-    first, by_reason = alike[0], Counter[str]()
-    for collective in alike:
-        by_reason.update(dict(collective.parts))
-    after = f" after {first.waited_for}" if first.waited_for else ""
-    others = "".join(
-        f"; {format_time(ns)} {reason}"
-        for reason, ns in by_reason.most_common()
-        if reason != first.reason
-    )
-    exposed = sum(collective.exposed_ns for collective in alike)
-    duration = sum(collective.duration_ns for collective in alike)
-    took = f"{format_time(exposed):>10} of {format_time(duration):<10}"
-    return f"    {name(first.op):<32} {took} {first.reason}{after}{others}{_times(alike)}"
-
-
-def _listed(rows: Iterator[str]) -> Iterator[str]:
-    """The first `MOST` rows, and a line with the number of the others."""
-    every = list(rows)
-    yield from every[:MOST]
-    if len(every) > MOST:
-        yield f"    … and {len(every) - MOST} more"

@@ -212,6 +212,14 @@ class Scenario:
         """The scenario as a file would have it, in a new dict: nothing but what was written."""
         return deepcopy(self._tables)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The tables, as `Scenario(**tables)` takes them."""
+        return self.tables
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text; dates of TOML as text."""
+        return json.dumps(self.tables, indent=2, allow_nan=False, default=str)
+
     def to_toml(self) -> str:
         """The scenario as TOML text, for a file beside those that it names.
 

@@ -12,8 +12,8 @@ import pytest
 from zsim.analysis.advice import Way, advice, changed, none_fits, together, way_of
 from zsim.analysis.alternatives import changes, dropped, moved
 from zsim.analysis.fit import Candidate, fit, ways
+from zsim.analysis.fit_table import SURER
 from zsim.cli.main import main
-from zsim.cli.memory_report import SURER
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import assess
@@ -139,7 +139,7 @@ def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(
     if row in found:
         resharded = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = true')
         assert found[row].scenario == case.with_parts(options=resharded.options)
-        assert found[row].answer.allocated_bytes <= found[freed].answer.allocated_bytes
+        assert found[row].memory.allocated_bytes <= found[freed].memory.allocated_bytes
         assert found[row].dropped == ()
 
 
@@ -177,7 +177,7 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(
     case = scenario('name = "ddp"', model=model, batch=batch)
     enough = together(changed(way_of((), planned(case))))
     fastest = min(enough, key=lambda way: step_time(planned(way.scenario)).ns)
-    assert fastest != min(enough, key=lambda way: way.answer.needed.nbytes)
+    assert fastest != min(enough, key=lambda way: way.memory.needed.nbytes)
     monkeypatch.setattr("zsim.analysis.advice.MOST_SHOWN", 1)
     assert [one.change for one in advice(as_asked(case)) if " + " in one.change] == [fastest.name]
 
@@ -313,7 +313,7 @@ def test_fit_has_the_rows_of_fsdp1_for_who_trains_with_it_and_among_them_the_sce
     own = found["fsdp1, shard groups of 4, checkpointing"]
     assert own == case
     (row,) = (one for one in fit(case).candidates if one.scenario == case)
-    assert row.answer.needed == assess(planned(case)).needed
+    assert row.memory.needed == assess(planned(case)).needed
     assert row.dropped == ()
     assert not any(
         other.strategy == "fsdp1" for other in tried(scenario('name = "fsdp2"')).values()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zsim.analysis.advice import Effect, advice
+from zsim.analysis.advice import Effect, advice, way_of
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import fit, ways
 from zsim.autograd.lowering.lower_model import lower
@@ -139,7 +139,7 @@ def test_what_would_be_refused_is_not_advised() -> None:
     case = scenario('name = "fsdp2", sync = "last"', "unused")
     assert "half the micro-batch, twice the accumulation" in {name for name, _ in changes(case)}
     assert "half the micro-batch, twice the accumulation" not in {
-        effect.change for effect in advice(planned(case))
+        effect.change for effect in advice(way_of((), planned(case)))
     }
 
 
@@ -291,7 +291,7 @@ def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> No
         total += 0 if stage.total else stage.nbytes
     assert all(
         effect.needed_bytes + effect.saved_bytes == found.needed.nbytes
-        for effect in advice(planned(case))
+        for effect in advice(way_of((), planned(case)))
     )
     assert fit(case).recommended is not None
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from tests.support.closed_forms import MIXED_ADAM
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
-from zsim.analysis.advice import Effect, advice
+from zsim.analysis.advice import Effect, advice, way_of
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import Candidate, fit, recommend
 from zsim.cli.main import main
@@ -348,7 +348,7 @@ def test_zero2_can_peak_above_zero1_and_zero3() -> None:
 
 @cache
 def advice_on_llama() -> tuple[Effect, ...]:
-    return advice(planned(load(LLAMA)))
+    return advice(way_of((), planned(load(LLAMA))))
 
 
 def test_every_piece_of_advice_is_what_planning_it_gives() -> None:
@@ -386,7 +386,8 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(
 
 def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None:
     case = scenario('name = "fsdp2"', cluster="cpu-gloo", ranks=8, micro=8)
-    (fused,) = (effect for effect in advice(planned(case)) if effect.change == "fused optimizer")
+    effects = advice(way_of((), planned(case)))
+    (fused,) = (effect for effect in effects if effect.change == "fused optimizer")
     assert (fused.saved_bytes, list(fused.saved_by_part)) == (0, ["optimizer"])
     assert re.fullmatch(
         r"changes nothing: the peak is elsewhere, it saves [\d.]+ MiB in optimizer", finding(fused)
@@ -437,8 +438,8 @@ def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
                                                               'num_layers = 5')
     small, large = fit(scenario()), fit(parse(five_large_layers.encode(), where="large.toml"))
     assert small.recommended is not None
-    assert small.recommended.answer.verdict == "FITS"
-    assert {one.answer.verdict for one in small.candidates} == {"FITS"}
+    assert small.recommended.memory.verdict == "FITS"
+    assert {one.memory.verdict for one in small.candidates} == {"FITS"}
     assert large.recommended is not None
     assert large.recommended.scenario.checkpointing.mode == "full"
     assert large.recommended.scenario.strategy in ("fsdp2", "zero3")
@@ -452,7 +453,7 @@ def candidate(name: str, verdict: str, time: int) -> Candidate:
         capacity=BytesBand(nbytes=100, low=100, high=100),
     )
     return Candidate(
-        name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time)
+        name=name, scenario=case, memory=one, step_time_ns=time, step_time_band_ns=(time, time)
     )
 
 
@@ -543,7 +544,7 @@ def test_a_recommendation_that_is_not_the_fastest_says_which_is_and_why_that_is_
     found = fit(parse(SCENARIO_OF_FSDP2.encode(), where="fit.toml"))
     assert found.recommended is not None
     fastest = min(
-        (one for one in found.candidates if one.answer.verdict == "FITS"),
+        (one for one in found.candidates if one.memory.verdict == "FITS"),
         key=lambda one: one.step_time_ns,
     )
     if fastest is found.recommended:

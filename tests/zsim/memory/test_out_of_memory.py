@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.analysis.advice import advice
+from zsim.analysis.advice import advice, way_of
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import Candidate, recommend
 from zsim.analysis.hide_communication import Change, hiding
@@ -210,7 +210,7 @@ def tight(name: str, pressed: Pressure | None, time: int) -> Candidate:
     )
     assert one.verdict == "TIGHT"
     return Candidate(
-        name=name, scenario=case, answer=one, step_time_ns=time, step_time_band_ns=(time, time)
+        name=name, scenario=case, memory=one, step_time_ns=time, step_time_band_ns=(time, time)
     )
 
 
@@ -221,7 +221,7 @@ def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> No
     stalls = tight("stalls", Pressure(expected=Releases(first=1, steady=3)), 2)
     keeps = tight("keeps", None, 3)
     assert recommend((least, stalls, keeps))[0] is keeps
-    assert (keeps.answer.running, stalls.answer.running) == ("", "giving cached memory back 3 "
+    assert (keeps.memory.running, stalls.memory.running) == ("", "giving cached memory back 3 "
                                                                  "times a steady step")
     assert recommend((least, stalls, keeps))[1].startswith("1 of 3 may just fit; ")
     chosen, reason = recommend((least, stalls))
@@ -235,7 +235,7 @@ def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> No
         "short: full at x although all cached memory is given back; with the least outside "
         "torch's bytes it runs, giving"
     )
-    assert at_best in verdict_words(least.answer)
+    assert at_best in verdict_words(least.memory)
 
 
 def test_fit_and_show_say_what_is_given_back(
@@ -288,7 +288,7 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
 ) -> None:
     (effect,) = (
         one
-        for one in advice(planned(moved(scenario(LLAMA_8B), "zero2")))
+        for one in advice(way_of((), planned(moved(scenario(LLAMA_8B), "zero2"))))
         if one.change == "activation checkpointing of every block"
     )
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)
