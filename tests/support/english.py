@@ -88,16 +88,21 @@ def vague_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def breaches(file: Path) -> Iterator[str]:
     """Each breach of a rule in `file`, as FILE:LINE RULE: TEXT."""
+    yield from breaches_of_docstrings_and_names(file)
+    for line, text in messages(ast.parse(file.read_text(encoding="utf-8"))):
+        for opener in vague_openers(text):
+            yield f"{file}:{line} a noun or a verb first: {opener}"
+        for sentence in long_sentences(text.replace("; ", ". ")):
+            yield f"{file}:{line} {len(sentence.split())} words in a message: {sentence[:90]}…"
+
+
+def breaches_of_docstrings_and_names(file: Path) -> Iterator[str]:
+    """Each breach in a file of tests, whose literals are scenarios and no messages."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for line, text in docstrings(tree):
         for opener in vague_openers(text):
             yield f"{file}:{line} a noun or a verb first: {opener}"
         for sentence in long_sentences(text):
             yield f"{file}:{line} {len(sentence.split())} words in a sentence: {sentence[:90]}…"
-    for line, text in messages(tree):
-        for opener in vague_openers(text):
-            yield f"{file}:{line} a noun or a verb first: {opener}"
-        for sentence in long_sentences(text.replace("; ", ". ")):
-            yield f"{file}:{line} {len(sentence.split())} words in a message: {sentence[:90]}…"
     for line, name in vague_names(tree):
         yield f"{file}:{line} a name that says nothing: {name}"

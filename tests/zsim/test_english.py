@@ -9,11 +9,19 @@ from functools import cache
 
 import pytest
 
-from tests.support.english import MAX_WORDS, breaches, docstrings
+from tests.support.english import (
+    MAX_WORDS,
+    breaches,
+    breaches_of_docstrings_and_names,
+    docstrings,
+)
 from tests.support.folders import ROOT
 
 GLOSSARY = ROOT / "zsim" / "GLOSSARY.md"
 FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).rglob("*.py"))
+
+PLAIN_TESTS = ("zsim/cluster", "zsim/engine", "zsim/ir", "zsim/models")
+"""Folders of tests whose docstrings and names follow the rules, with all that they hold."""
 
 
 @cache
@@ -47,6 +55,13 @@ def everything() -> str:
 def test_docstrings_and_names_follow_the_rules(package):
     wrong = [breach for file in FILES if file.parent == package for breach in breaches(file)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("folder", PLAIN_TESTS)
+def test_docstrings_and_names_of_tests_follow_the_rules(folder):
+    files = sorted((ROOT / "tests" / folder).rglob("*.py"))
+    assert files
+    assert [each for file in files for each in breaches_of_docstrings_and_names(file)] == []
 
 
 def test_the_glossary_is_a_page_of_terms_in_order_with_a_line_each():

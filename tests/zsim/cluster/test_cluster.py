@@ -146,7 +146,7 @@ def test_two_gpus_of_a_p4d_share_a_nic_and_so_do_the_rings_of_like_groups() -> N
 
 
 def test_a_gpu_whose_neighbour_sends_nothing_has_their_nic_for_itself() -> None:
-    """On p4d two GPUs share 12 GB/s: the ninth rank has no neighbour, of HSDP in threes the
+    """Two GPUs of a p4d share 12 GB/s. The ninth rank has no neighbour; in HSDP of threes the
     neighbour's group stays inside its node."""
     widths = [
         load_cluster("p4d", nodes=2, ranks=ranks).path(tuple(range(ranks))).bytes_per_s
@@ -170,18 +170,19 @@ def by_counting(
         for rank in group
         for nic in cluster.nics_of(rank)
     )
-    one = min(cluster.links.rail.bandwidth, cluster.links.pcie.bandwidth)
-    found = {}
+    nic_rate = min(cluster.links.rail.bandwidth, cluster.links.pcie.bandwidth)
+    widths = {}
     for group in crossing:
         nodes = Counter[int]()
         for rank in group:
             node = cluster.node_of(rank)
             nodes[node] += sum(
-                (Fraction(one, senders[node, nic]) for nic in cluster.nics_of(rank)), Fraction(0)
+                (Fraction(nic_rate, senders[node, nic]) for nic in cluster.nics_of(rank)),
+                Fraction(0),
             )
         fabric = [cluster.links.fabric.bandwidth] if len(nodes) < len(group) else []
-        found[group] = min(*nodes.values(), *fabric)
-    return found
+        widths[group] = min(*nodes.values(), *fabric)
+    return widths
 
 
 @given(
@@ -200,14 +201,14 @@ def test_a_ring_is_as_wide_as_its_part_of_the_nics_that_groups_of_its_axis_send_
     mesh = Mesh(dp_replicate=replicate, dp_shard=shard)
     assume(not axis.endswith(":2") or getattr(mesh, axis.removesuffix(":2")) % 2 == 0)
     cluster = load_cluster(name, nodes=-(-mesh.world_size // 8), ranks=mesh.world_size)
-    found = {group: cluster.path(group) for group in mesh.groups(axis)}
+    paths = {group: cluster.path(group) for group in mesh.groups(axis)}
     expected = by_counting(cluster, mesh.groups(axis))
-    assert {group: path.bytes_per_s for group, path in found.items() if path.num_nodes > 1} == {
+    assert {group: path.bytes_per_s for group, path in paths.items() if path.num_nodes > 1} == {
         group: int(width) for group, width in expected.items()
     }
     like: dict[Layout, Path] = {}
     assert all(
-        like.setdefault(cluster.layout(group), path) == path for group, path in found.items()
+        like.setdefault(cluster.layout(group), path) == path for group, path in paths.items()
     )
 
 
@@ -238,8 +239,8 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
     assert slow.cluster.slow_rails == (SlowRail(node=1, nic=3, bandwidth=6_250_000_000),)
     other = slowed('{ node = 2, nic = 0, bandwidth = "50 Gbit/s" }')
     times = [
-        SimBackend().run(one, options=RunOptions()).step_time_ns or 0
-        for one in (plain, slow, other)
+        SimBackend().run(case, options=RunOptions()).step_time_ns or 0
+        for case in (plain, slow, other)
     ]
     assert times[0] < times[1] == times[2]
     everyone = SimBackend().run(slow, options=RunOptions(all_ranks=True))
@@ -247,7 +248,7 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
 
 
 @pytest.mark.parametrize(
-    ("link", "found"),
+    ("link", "message"),
     [
         (
             '{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }',
@@ -292,28 +293,28 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
         ),
     ],
 )
-def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, found: str) -> None:
+def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, message: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         slowed(link)
-    assert found in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_narrower_links_of_all_nics_are_as_slow_links_all_over() -> None:
     narrow = '{ node = %d, nic = %d, bandwidth = "50 Gbit/s" }'
     everywhere = slowed(", ".join(narrow % (node, nic) for node in range(3) for nic in range(4)))
     whole = SLOW.replace("slow_links = [LINKS]", 'nic_bandwidth = "50 Gbit/s"')
-    found = scenario.parse(whole.encode(), where="narrow.toml")
-    assert found.cluster.links.rail.bandwidth == 6_250_000_000
-    assert not found.cluster.slow_rails
+    narrowed = scenario.parse(whole.encode(), where="narrow.toml")
+    assert narrowed.cluster.links.rail.bandwidth == 6_250_000_000
+    assert not narrowed.cluster.slow_rails
     times = [
-        SimBackend().run(one, options=RunOptions()).step_time_ns for one in (found, everywhere)
+        SimBackend().run(case, options=RunOptions()).step_time_ns for case in (narrowed, everywhere)
     ]
     assert times[0] == times[1] != SimBackend().run(slowed(""), options=RunOptions()).step_time_ns
 
 
-@pytest.mark.parametrize("words", ["101 Gbit/s", "1 B/s", "fast", "-1 Gbit/s"])
-def test_nics_are_no_faster_than_the_clusters_and_no_slower_than_a_network(words: str) -> None:
-    whole = SLOW.replace("slow_links = [LINKS]", f'nic_bandwidth = "{words}"')
+@pytest.mark.parametrize("bandwidth", ["101 Gbit/s", "1 B/s", "fast", "-1 Gbit/s"])
+def test_nics_are_no_faster_than_the_clusters_and_no_slower_than_a_network(bandwidth: str) -> None:
+    whole = SLOW.replace("slow_links = [LINKS]", f'nic_bandwidth = "{bandwidth}"')
     with pytest.raises(ScenarioError, match=r"cluster\.nic_bandwidth: "):
         scenario.parse(whole.encode(), where="narrow.toml")
 

@@ -152,11 +152,11 @@ def test_a_gloo_broadcast_to_five_ranks_doubles_who_has_the_message() -> None:
 def test_the_root_of_a_gloo_broadcast_sends_log2_n_messages_and_leaves_none(
     size: int, sent: list[int]
 ) -> None:
-    found = [
+    sizes = [
         LIBRARIES["gloo"].bytes_sent("broadcast", 100, group_size=size, rank=rank)
         for rank in range(size)
     ]
-    assert found == [100 * count for count in sent]
+    assert sizes == [100 * count for count in sent]
 
 
 @given(library=libraries, op=collectives, nbytes=messages, size=num_shards)

@@ -1,16 +1,18 @@
 """The law of faster links: they never make a step slower than by a part of what its collectives
 take of the device's memory.
 
-With interference switched off faster links make no step slower at all, where no collectives share
-links (`test_laws`). With it, a collective over faster links moves its bytes in less time, so
-kernels beside it lose as much to its bytes as they did, and less to its channels. But it lies
-beside other kernels: beside a product, which has bandwidth to spare, its bytes are for nothing, and
-beside a copy each of them is waited for. NCCL may also take another algorithm for it, as a ring in
-place of the switch, which moves more than twice as many bytes. Both are so on devices. Each byte is
-waited for once at most, so that what a step can lose by it is the time that all its bytes take of
-the memory. Of 1,680 random changes 12 made a step slower, by 18 % of that time at most and by 2.2 %
-of the step; the most that was found is 3.4 %, of a step in which copies of three streams run beside
-backward.
+Without interference faster links make no step slower at all, where no collectives share links
+(`test_laws`).
+
+With interference they may. A collective over faster links moves its bytes in less time. Kernels
+beside it lose less to its channels and as much to its bytes. But other kernels lie beside it then:
+a product has bandwidth to spare, while a copy waits for each of the bytes. NCCL may also take a
+ring in place of the switch, which moves more than twice as many bytes. Both are so on devices.
+
+A step loses at most the time that all bytes of its collectives take of the memory, since each byte
+is waited for once. Of 1,680 random changes 12 made a step slower, by at most 18 % of that time and
+2.2 % of the step. The largest known loss is 3.4 %, of a step in which copies of three streams run
+beside backward.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 
 PART = 0.25
-"""Of the time that the bytes of all collectives take of the memory."""
+"""Share of the time that the bytes of all collectives take of the memory."""
 STREAM = (Kernel("add", 0, 2**32, "bfloat16"),)
 KINDS = ("fabric", "pcie", "host", "rail")
 STRATEGIES = (
@@ -98,8 +100,8 @@ def faster(
 
 
 def in_memory_ns(program: Program, costs: Costs) -> float:
-    """How long the bytes of all collectives of a step take the device's memory, when nothing else
-    does."""
+    """Nanoseconds of the device's memory that the bytes of all collectives of a step take, when
+    nothing else uses it."""
     total = 0.0
     for op in program.of_rank(0).steady:
         if op.kind in COLLECTIVES:
@@ -128,13 +130,15 @@ def test_faster_links_never_make_a_step_slower_than_by_a_part_of_its_collectives
         Costs(cluster, case.executed)
         for cluster in (slow, faster(slow, kinds, factor=factor, latency=latency))
     )
-    before, after = (simulate_step(program, costs=one).step_time_ns for one in (costs, sooner))
+    before, after = (
+        simulate_step(program, costs=version).step_time_ns for version in (costs, sooner)
+    )
     assert after - before <= PART * in_memory_ns(program, sooner) + SETTLED * before
 
 
 def test_what_lies_beside_kernels_that_wait_for_its_bytes_costs_more_though_it_is_shorter() -> None:
-    """Why the law has a bound: NCCL leaves the switch for a ring, and each of its bytes that a copy
-    waits for is one of more."""
+    """The reason for the law's bound: NCCL leaves the switch for a ring, so a copy waits for more
+    bytes."""
     case = scenario.parse(FROM_THE_SWITCH_TO_A_RING.encode(), where="links.toml")
     program = plan(case, device="cuda")
     slow, fast = (

@@ -58,11 +58,11 @@ def communicators(draw: st.DrawFn) -> Communicator:
 
 
 def test_an_all_reduce_of_a_gigabyte_on_eight_h100_is_the_switch_s_curve_by_hand() -> None:
-    """30 µs, 2^30 B at 1.005 of 8 × 40 · 0.85 = 272 GB/s, and 70 µs half of which are there at 16
+    """30 µs, and 2^30 B at 1.005 of 8 × 40 · 0.85 = 272 GB/s. Of 70 µs more, half are there at 16
     MiB."""
-    found = estimate("all_reduce", GIB, H100)
-    assert found.algorithm == "nvls"
-    assert found.microseconds == pytest.approx(30 + GIB / (272e3 * 1.005) + 70 * 1024 / 1040)
+    nvls = estimate("all_reduce", GIB, H100)
+    assert nvls.algorithm == "nvls"
+    assert nvls.microseconds == pytest.approx(30 + GIB / (272e3 * 1.005) + 70 * 1024 / 1040)
     assert time_ns("all_reduce", GIB, H100) == 4_026_864
 
 
@@ -73,10 +73,10 @@ def test_a_ring_over_one_nic_each_between_two_nodes_has_the_network_s_floor_and_
         generation="hopper", num_ranks=2, num_nodes=2, bus_gb_s=48, fabric="efa", nvls=False
     )
     added = 22.5 * (1.5 * 64 / 64.125 + 1.15 * 64 / 80)
-    found = estimate("reduce_scatter", 64 * MIB, pair)
+    predicted = estimate("reduce_scatter", 64 * MIB, pair)
     ring = 4.5 * 11.6 + 32 * MIB / 48e3 + added
     pat = 4.5 * (8 + 14 / 3.5 + 2.8 * 2) + 32 * MIB / 48e3 / 0.75
-    assert found.microseconds == pytest.approx(min(ring, pat))
+    assert predicted.microseconds == pytest.approx(min(ring, pat))
 
 
 @given(
@@ -110,19 +110,19 @@ def test_an_all_reduce_takes_no_less_than_an_all_gather_unless_the_switch_reduce
 def test_the_band_holds_the_prediction_and_what_is_assumed_has_a_wider_one(
     asked: Communicator, op: str, nbytes: int
 ) -> None:
-    found = estimate(op, nbytes, asked)
-    assert 0 < found.low < found.microseconds < found.high
-    if found.provenance == "assumed":
+    predicted = estimate(op, nbytes, asked)
+    assert 0 < predicted.low < predicted.microseconds < predicted.high
+    if predicted.provenance == "assumed":
         known = estimate("all_reduce", nbytes, H100)
-        assert found.high / found.microseconds >= known.high / known.microseconds
+        assert predicted.high / predicted.microseconds >= known.high / known.microseconds
 
 
 @given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(8 * GIB, 64 * GIB))
 def test_large_messages_approach_the_bandwidth_of_the_links(
     asked: Communicator, op: str, nbytes: int
 ) -> None:
-    """From 85 % (short rings of A100 use less) to 113 % (V100's links carry 22.4 where NCCL counts
-    20) of the bus bandwidth."""
+    """85 % (short rings of A100 use less) to 113 % (V100's links carry 22.4 where NCCL counts 20)
+    of the bus bandwidth."""
     ring = replace(asked, nvls=False)
     factor = {"all_reduce": 2, "broadcast": 0}.get(op, 1) * (
         asked.num_ranks - 1
@@ -314,7 +314,8 @@ def test_a_rank_more_on_a_further_node_is_never_faster(name: str, op: str) -> No
 
 
 def test_uneven_nodes_without_a_fullest_one_are_rounded_up() -> None:
-    """Of 3 ranks on 2 nodes one node has 2: nothing for PAT, whose nodes have one each."""
+    """Three ranks on 2 nodes are not PAT's: one node has 2 of them, and PAT's nodes have one each.
+    """
     uneven = network("hopper", 3, 2, 48.0)
     assert uneven.per_node == 2
     assert estimate("all_gather", 1024, uneven).algorithm == "ring"
@@ -364,8 +365,8 @@ def test_every_cluster_has_the_hops_that_nccls_curves_are_of_and_shorter_ones_ch
     name: str
 ) -> None:
     cluster = load_cluster(name, nodes=2)
-    found = communicator(cluster, cluster.path(tuple(range(cluster.num_ranks))))
-    assert (found.longer_inside_us, found.longer_between_us) == (0, 0)
+    ring = communicator(cluster, cluster.path(tuple(range(cluster.num_ranks))))
+    assert (ring.longer_inside_us, ring.longer_between_us) == (0, 0)
     ranks, at_once = (
         tuple(range(cluster.num_ranks)), with_latency(cluster, fabric=0, pcie=0, rail=0),
     )
@@ -386,16 +387,16 @@ HOPS_OF: list[tuple[str, range, int, int]] = [
     ("all_reduce", range(0, 24, 8), 4, 0),
     ("all_reduce", range(0, 16, 8), 2, 0),
 ]
-"""On 4 nodes of H100, one after another, between and inside them: rings go round once, all-reduces
-down and up the two levels of a tree, inside a node through the switch."""
+"""Hops between and inside 4 nodes of H100. Rings go round once. All-reduces go down and up the two
+levels of a tree, and inside a node through the switch."""
 
 
 @pytest.mark.parametrize(("op", "ranks", "between", "inside"), HOPS_OF)
 def test_longer_hops_than_nccls_own_add_to_each_that_a_message_makes(
     op: str, ranks: range, between: int, inside: int
 ) -> None:
-    """Two rails more of 100 us are 200 us a hop between nodes, two edges of NVLink more of 10 us
-    are 20 us inside of one."""
+    """Two rails more of 100 us add 200 us to a hop between nodes. Two edges of NVLink more of 10 us
+    add 20 us to a hop inside a node."""
     cluster = load_cluster("dgx-h100", nodes=4)
     slow = with_latency(
         cluster, rail=cluster.links.rail.latency + 100_000,

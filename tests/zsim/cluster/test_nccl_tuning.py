@@ -83,11 +83,11 @@ LATENCY_AND_BANDWIDTH = [
 def test_latency_and_bandwidth_of_each_algorithm_are_those_of_the_tuner_within_one_percent(
     name: str, op: str, algorithm: str, protocol: str, latency: float, rate: float
 ) -> None:
-    found = {(each.algorithm, each.protocol): each for each in choices(op, GIB, SYSTEMS[name])}[
+    choice = {(each.algorithm, each.protocol): each for each in choices(op, GIB, SYSTEMS[name])}[
         algorithm, protocol
     ]
-    assert found.latency_us == pytest.approx(latency, rel=0.01)
-    assert found.gigabytes_per_s == pytest.approx(rate, rel=0.01)
+    assert choice.latency_us == pytest.approx(latency, rel=0.01)
+    assert choice.gigabytes_per_s == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_latency_and_bandwidth_of_each_algorithm_are_those_of_the_tuner_within_o
 def test_trees_are_as_deep_as_the_whole_logarithm_of_their_nodes(
     op: str, algorithm: Algorithm
 ) -> None:
-    """Published rows are of 2, 4, 8 … nodes, of which the logarithm is whole anyway; of 6 and 7
-    nodes it is that of 4."""
+    """Published rows are of 2, 4, 8 … nodes, whose logarithm is whole anyway. For 6 and 7 nodes the
+    logarithm is that of 4."""
     per_node = 1 if algorithm == "pat" else 8
 
     def latency(nodes: int) -> float:
-        found = latency_us(
+        microseconds = latency_us(
             op, algorithm, "Simple",
             system("hopper", num_ranks=per_node * nodes, num_nodes=nodes, rails=NDR),
         )
-        return found - (2.8 * nodes if algorithm == "pat" else 0.0)
+        return microseconds - (2.8 * nodes if algorithm == "pat" else 0.0)
 
     assert latency(3) == pytest.approx(latency(2))
     assert latency(4) == pytest.approx(latency(6)) == pytest.approx(latency(7))
@@ -137,9 +137,12 @@ MODEL_BUS = [
     ("72 B200", "all_reduce", GIB, 908),
     ("72 B200", "all_reduce", 8 * GIB, 916),
 ]
-"""The model's column of the published check. Not here, since the description leaves them open: 93.5
-of 2 x 4 A100 at "0.5 GB", which these formulas give at 0.25 GiB (94.9 at 0.5); 351 of 8 x 200G,
-which is a NIC counted at 22 GB/s, not the 24 of the same column."""
+"""The model's column of the published check.
+
+Two rows are left out, since the description leaves them open. One is 93.5 of 2 x 4 A100 at "0.5
+GB", which these formulas give at 0.25 GiB (94.9 at 0.5). The other is 351 of 8 x 200G: a NIC
+counted at 22 GB/s, not the 24 of the same column.
+"""
 
 
 @pytest.mark.parametrize(("name", "op", "nbytes", "bus"), MODEL_BUS)
@@ -147,8 +150,8 @@ def test_the_bus_bandwidth_of_the_choice_is_the_model_s_within_one_percent(
     name: str, op: str, nbytes: int, bus: float
 ) -> None:
     asked = SYSTEMS[name]
-    found = choose(op, nbytes, asked)
-    assert nbytes / found.time_us / 1000 * bus_factor(op, asked.num_ranks) == pytest.approx(
+    choice = choose(op, nbytes, asked)
+    assert nbytes / choice.time_us / 1000 * bus_factor(op, asked.num_ranks) == pytest.approx(
         bus, rel=0.01
     )
 
@@ -164,10 +167,10 @@ def test_the_bus_bandwidth_of_the_choice_is_the_model_s_within_one_percent(
 def test_all_gathers_from_4_to_1024_mebibytes_take_what_the_table_says(
     name: str, times: tuple[int, ...]
 ) -> None:
-    found = [
+    predicted = [
         choose("all_gather", size * MIB, SYSTEMS[name]).time_us for size in (4, 16, 64, 256, 1024)
     ]
-    assert found == pytest.approx(times, abs=0.55)
+    assert predicted == pytest.approx(times, abs=0.55)
 
 
 def test_a_channel_between_h100_nodes_is_45_and_not_48_since_eight_of_48_do_not_fit_nvlink() -> (
@@ -240,9 +243,9 @@ def test_every_choice_takes_time_and_the_tuner_takes_the_shortest(
     if nodes * per_node == 1:
         return
     asked = system(generation, num_ranks=nodes * per_node, num_nodes=nodes, rails=NDR)
-    found = list(choices(op, nbytes, asked))
-    assert all(each.latency_us > 0 and each.gigabytes_per_s > 0 for each in found)
-    assert choose(op, nbytes, asked).time_us == min(each.time_us for each in found)
+    offered = list(choices(op, nbytes, asked))
+    assert all(each.latency_us > 0 and each.gigabytes_per_s > 0 for each in offered)
+    assert choose(op, nbytes, asked).time_us == min(each.time_us for each in offered)
 
 
 def test_an_unknown_collective_is_an_error() -> None:

@@ -122,7 +122,7 @@ precision = {{ parameters = "fp16", reduce = "fp16" }}
 execution = {{ {execution} }}
 """
     case = parse(text.encode(), where="softmax.toml")
-    costs, found, issued = Costs(case.cluster, case.executed), dict[str, int](), 0
+    costs, spent, issued = Costs(case.cluster, case.executed), dict[str, int](), 0
     for op in plan(case, device="cuda").ranks[0].steady:
         issued += (
             0
@@ -130,8 +130,8 @@ execution = {{ {execution} }}
             else costs.issue_ns(op) // case.cluster.overheads.issue_kernel
         )
         for kernel in op.kernels:
-            found[kernel.operator] = found.get(kernel.operator, 0) + costs.kernel_ns(kernel)
-    return case, found, issued
+            spent[kernel.operator] = spent.get(kernel.operator, 0) + costs.kernel_ns(kernel)
+    return case, spent, issued
 
 
 def test_a_fused_softmax_scales_and_masks_in_its_own_kernel() -> None:

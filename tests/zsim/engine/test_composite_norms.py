@@ -86,9 +86,9 @@ def test_a_model_s_own_norm_is_as_many_tensors_in_its_calls_and_little_when_comp
     steps = [kernel for op in ops for kernel in op.kernels if kernel.operator == NORM_STEP]
     tensors = sum(kernel.nbytes for kernel in steps) / (2 * 64 * 64)
     assert tensors == pytest.approx(2 * 58, rel=0.06)
-    large = [replace(one, nbytes=one.nbytes * 10**4) for one in steps]
+    large = [replace(step, nbytes=step.nbytes * 10**4) for step in steps]
     eager, compiled = (
-        sum(kernel_time.kernel_ns(one, H100, how) for one in large)
+        sum(kernel_time.kernel_ns(step, H100, how) for step in large)
         for how in (EAGER, Execution(compile=True))
     )
     assert compiled < eager / 8

@@ -119,13 +119,13 @@ def test_what_was_asked_before_changes_no_answer(
 
 @pytest.mark.parametrize("ranks", [(0, 1, 7, 8), (0, 2, 9, 15), (0, 1, 2, 9), (0, 2, 8, 6)])
 def test_ranks_that_are_not_evenly_spaced_are_laid_as_they_are(ranks: tuple[int, ...]) -> None:
-    """As soon as they leave a node they are as slow as ranks that lie alike, and not as the even
-    group that begins as they do."""
+    """Ranks on two nodes are as slow as new `Costs` say. They are slower than the even group that
+    begins as they do."""
     costs = Costs(load_cluster("dgx-h100", nodes=2))
     even = tuple(range(0, 4 * (ranks[1] - ranks[0]), ranks[1] - ranks[0]))
     inside = costs.collective_ns("all_reduce", 2**28, even)
-    found = costs.collective_ns("all_reduce", 2**28, ranks)
-    assert found == Costs(costs.cluster).collective_ns("all_reduce", 2**28, ranks) > inside
+    uneven = costs.collective_ns("all_reduce", 2**28, ranks)
+    assert uneven == Costs(costs.cluster).collective_ns("all_reduce", 2**28, ranks) > inside
 
 
 def test_a_rank_less_on_one_node_than_on_the_other_has_fewer_links() -> None:
@@ -141,10 +141,10 @@ def test_a_rank_less_on_one_node_than_on_the_other_has_fewer_links() -> None:
 
 def test_kernels_that_are_gone_do_not_answer_for_new_ones() -> None:
     costs = Costs(H100.cluster)
-    found = [
+    times = [
         costs.compute_ns((Kernel("gelu", 0, size, "float32"),)) for size in range(0, 10**8, 10**6)
     ]
-    assert found == [
+    assert times == [
         costs.kernel_ns(Kernel("gelu", 0, size, "float32")) for size in range(0, 10**8, 10**6)
     ]
 
@@ -183,8 +183,8 @@ def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
     """One rank per host; all-gather has the widest scatter, 113 to 155 % of an all-reduce's rate.
     """
     costs = Costs(load_cluster("cpu-gloo", nodes=num_ranks, ranks=num_ranks))
-    found = costs.collective_ns(op, megabytes * 2**20, tuple(range(num_ranks)))
-    assert found == pytest.approx(milliseconds * 10**6, rel=0.2)
+    predicted = costs.collective_ns(op, megabytes * 2**20, tuple(range(num_ranks)))
+    assert predicted == pytest.approx(milliseconds * 10**6, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,8 @@ strategy = {{ name = "{strategy}"{axes} }}
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_group_inside_a_node_and_one_across_nodes_have_their_own_times(order: int) -> None:
-    """As many ranks, as far apart in number: 0, 1, 2 share a node, 6, 7, 8 do not."""
+    """The numbers of both groups are equally far apart: 0, 1, 2 share a node, and 6, 7, 8 do not.
+    """
     costs = Costs(load_cluster("dgx-h100", nodes=2))
     groups = [(0, 1, 2), (6, 7, 8)][::order]
     times = {group: costs.collective_ns("all_gather", 3 * 2**20, group) for group in groups}

@@ -39,8 +39,8 @@ class Costs:
 
 
 def an_op(kind: str, index: int, rng: Random) -> Op:
-    """Of a kind that all ranks share, with waits and kernels of its own; some wait for many ops at
-    once."""
+    """An op of a kind that all ranks share, with waits and kernels of its own; some wait for many
+    ops at once."""
     waits = tuple(sorted(rng.sample(range(index), min(index, rng.choice([0, 0, 1, 2, 3, 9, 12])))))
     number = (
         rng.choice([1, 1, 2])
@@ -75,11 +75,11 @@ def a_program(rng: Random) -> Program:
     kinds = []
     for _ in range(rng.randint(1, mesh.world_size)):
         ops = []
-        for index, one in enumerate(shared):
-            if isinstance(one, str):
-                ops.append(an_op(one, index, rng))
+        for index, entry in enumerate(shared):
+            if isinstance(entry, str):
+                ops.append(an_op(entry, index, rng))
                 continue
-            kind, stream, group, nbytes = one
+            kind, stream, group, nbytes = entry
             waits = tuple(sorted(rng.sample(range(index), min(index, rng.choice([0, 1, 9])))))
             ops.append(
                 Op(
@@ -97,8 +97,10 @@ def a_program(rng: Random) -> Program:
 
 
 def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list[int]]]:
-    """When each op of each rank ends, and when its host has issued it. Every rank has as many ops,
-    and a collective stands at the same place on all."""
+    """End of each op of each rank, and when its host has issued it.
+
+    Every rank has as many ops, and a collective has the same index on all ranks.
+    """
     ranks = range(program.mesh.world_size)
     ops = [program.of_rank(rank).steady for rank in ranks]
     rooms = [awaited(ops[rank], launch_queue=costs.launch_queue) for rank in ranks]
@@ -107,10 +109,10 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
     streams = [dict.fromkeys(STREAMS, 0) for _ in ranks]
     hosts, gates = [0 for _ in ranks], [0 for _ in ranks]
     queues: dict[tuple[str, tuple[int, ...]], int] = {}
-    for place in range(len(ops[0])):
+    for index in range(len(ops[0])):
         ready = []
         for rank in ranks:
-            op, room = ops[rank][place], rooms[rank][place]
+            op, room = ops[rank][index], rooms[rank][index]
             hosts[rank] = max(
                 hosts[rank], gates[rank], ends[rank][room] if room != NONE else 0
             ) + costs.issue_ns(op)
@@ -118,7 +120,7 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
             before = 0 if op.stream == "host" else streams[rank][op.stream]
             ready.append(max([hosts[rank], before, *(ends[rank][wait] for wait in op.waits)]))
         for rank in ranks:
-            op = ops[rank][place]
+            op = ops[rank][index]
             members = program.mesh.group(op.group, rank) if op.group else ()
             began = max(
                 [
@@ -128,7 +130,7 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
             )
             ends[rank].append(began + (op.nbytes if op.group else costs.compute_ns(op.kernels)))
         for rank in ranks:
-            op, end = ops[rank][place], ends[rank][place]
+            op, end = ops[rank][index], ends[rank][index]
             streams[rank][op.stream] = end
             if op.group:
                 queues[op.group, program.mesh.group(op.group, rank)] = end
@@ -150,9 +152,9 @@ def test_every_op_of_every_rank_ends_when_a_walk_in_order_says(
     whole, folded = simulate(program, costs=costs, all_ranks=True), simulate(program, costs=costs)
     everyone = range(program.mesh.world_size)
     for timeline, ranks in ((whole, everyone), (folded, folded.representatives or everyone)):
-        found = [timeline.ranks[rank] for rank in ranks]
+        simulated = [timeline.ranks[rank] for rank in ranks]
         assert (
-            [list(times.ends) for times in found], [list(times.issued) for times in found]
+            [list(times.ends) for times in simulated], [list(times.issued) for times in simulated]
         ) == wanted
 
 

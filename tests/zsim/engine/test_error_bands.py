@@ -36,7 +36,7 @@ strategy = { name = "fsdp2", dp_shard = RANKS }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
 EVERY = {"mpt_llm_foundry.csv": 5, "vtrain_megatron_ds_a100.csv": 15}
-"""Of the large files each so many-th row; the whole of them is in the README's table."""
+"""Steps between the rows that are taken of a large file; the README's table is of all rows."""
 
 
 def step_shares(cluster: str, *, nodes: int = 1, ranks: int = 8, more: str = "") -> StepShares:
@@ -79,16 +79,16 @@ def made_of(
 def test_parts_of_a_step_add_up_by_their_squares() -> None:
     """Downwards 0.6·0.1 of compute, 0.3·0.2 of network, 0.1·0.5 of the host; upwards rates are that
     much lower, collectives longer."""
-    found = made_of((0.6, 0.1), (0.3, 0.2), (0.1, 0.5))
+    shares = made_of((0.6, 0.1), (0.3, 0.2), (0.1, 0.5))
     upper = hypot(0.06 / 0.9, 0.06, 0.05 / 0.5)
-    assert found.factors == (pytest.approx(1 - 0.0097**0.5), pytest.approx(1 + upper))
+    assert shares.factors == (pytest.approx(1 - 0.0097**0.5), pytest.approx(1 + upper))
 
 
 def test_shares_are_of_the_whole_step_and_everything_is_somewhere() -> None:
     for cluster in ("dgx-h100", "p4d", "pcie-box"):
-        found = step_shares(cluster, nodes=2, ranks=16)
-        assert found.compute.share + found.network.share + found.host.share == pytest.approx(1)
-        assert min(found.compute.share, found.network.share, found.host.share) >= 0
+        shares = step_shares(cluster, nodes=2, ranks=16)
+        assert shares.compute.share + shares.network.share + shares.host.share == pytest.approx(1)
+        assert min(shares.compute.share, shares.network.share, shares.host.share) >= 0
 
 
 @pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-h200", "pcie-box", "grand-teton-h100"])
@@ -121,8 +121,8 @@ def test_collectives_that_are_hidden_only_just_widen_the_upper_side() -> None:
 
 
 def test_a_host_that_is_hidden_only_just_widens_the_upper_side() -> None:
-    """It issues for 0.8 of the step and nobody waits for it; half as fast it takes 1.6. With 0.4 it
-    is hidden all the same."""
+    """The host issues for 0.8 of the step, and nobody waits for it; half as fast it takes 1.6. At
+    0.4 it stays hidden."""
     assert made_of((1.0, 0.0), (0.0, 0.0), (0.0, 0.5), issuing=0.8).factors == (
         1.0, pytest.approx(1.6),
     )
@@ -143,23 +143,23 @@ def test_a_step_that_is_all_network_is_as_uncertain_as_that_and_not_twice() -> N
 def test_on_a_network_with_traffic_of_others_all_communication_may_be_longer_or_shorter() -> None:
     """0.4 of communication under compute and 0.1 exposed: three times as long 0.2 and 0.8 more,
     less the 0.3 that can still hide some."""
-    found = made_of((0.9, 0.0), (0.1, 0.1), (0.0, 0.5), hidden=0.4, spare=0.3)
-    assert found.on_shared_network(0.5, 3.0) == (
+    shares = made_of((0.9, 0.0), (0.1, 0.1), (0.0, 0.5), hidden=0.4, spare=0.3)
+    assert shares.on_shared_network(0.5, 3.0) == (
         pytest.approx(0.9), pytest.approx(1 + 0.2 + 0.8 - 0.3),
     )
-    assert found.on_shared_network(1.0, 1.0) == found.factors
+    assert shares.on_shared_network(1.0, 1.0) == shares.factors
 
 
 def test_what_is_exposed_at_the_ends_grows_as_it_is() -> None:
     """0.1 of 0.5 is exposed though compute has room for all: a first gather, 0.3 of which is 0.03;
     at best it is gone."""
-    found = made_of((0.9, 0.0), (0.1, 0.3), (0.0, 0.5), hidden=0.4, spare=0.5)
-    assert found.factors == (pytest.approx(0.9), pytest.approx(1.03))
+    shares = made_of((0.9, 0.0), (0.1, 0.3), (0.0, 0.5), hidden=0.4, spare=0.5)
+    assert shares.factors == (pytest.approx(0.9), pytest.approx(1.03))
 
 
 def test_a_band_is_never_nearer_than_whole_steps_were_to_their_calibration() -> None:
-    """0.05 of the step are kernels; steps that were calibrated on were off by 0.4 all the same, up
-    to 1 / 0.6 of the prediction."""
+    """Kernels are 0.05 of the step. Steps of the calibration were off by 0.4 all the same, up to 1
+    / 0.6 of the prediction."""
     small = made_of((0.05, 0.4), (0.0, 0.0), (0.0, 0.0))
     assert small.factors == (pytest.approx(0.98), pytest.approx(1 + 0.02 / 0.6))
     assert replace(small, least=0.4).factors == (pytest.approx(0.6), pytest.approx(1 / 0.6))
@@ -209,14 +209,14 @@ precision = {{ parameters = "bf16" }}
         Costs(cluster=asked.cluster, execution=asked.executed), plan(asked, device="cuda"),
     )
     timeline = simulate(program, costs=costs)
-    found = error_bands.step_shares(program, timeline, costs=costs)
-    wide, now = found.network.width, timeline.step_time_ns
+    shares = error_bands.step_shares(program, timeline, costs=costs)
+    wide, now = shares.network.width, timeline.step_time_ns
     slower, faster = (
         simulate(program, costs=Stretched(costs=costs, factor=factor)).step_time_ns / now
         for factor in (1 + wide, 1 - wide)
     )
-    assert 1 + found.longer == pytest.approx(slower, abs=0.03)
-    assert 1 - found.shorter <= faster + 0.01
+    assert 1 + shares.longer == pytest.approx(slower, abs=0.03)
+    assert 1 - shares.shorter <= faster + 0.01
 
 
 def test_the_run_says_the_same_band() -> None:
@@ -259,14 +259,17 @@ def known(cluster: ClusterSpec, **provenance: Provenance) -> ClusterSpec:
     return replace(
         cluster,
         device=replace(
-            cluster.device, figures=tuple(_from(one, provenance) for one in cluster.device.figures)
+            cluster.device,
+            figures=tuple(_from(figure, provenance) for figure in cluster.device.figures),
         ),
     )
 
 
-def _from(one: PresetFigure, provenance: dict[str, Provenance]) -> PresetFigure:
-    name = one.key.removeprefix("device.")
-    return replace(one, provenance=provenance[name], width=None) if name in provenance else one
+def _from(figure: PresetFigure, provenance: dict[str, Provenance]) -> PresetFigure:
+    name = figure.key.removeprefix("device.")
+    return (
+        replace(figure, provenance=provenance[name], width=None) if name in provenance else figure
+    )
 
 
 def forward(
@@ -324,8 +327,8 @@ def test_each_time_that_kernels_run_counts() -> None:
     )
     costs = Costs(cluster=cluster)
     products, chain = 9 * costs.compute_ns(LINEAR), costs.compute_ns(GELU)
-    found = of_ops(cluster, *(forward(index, LINEAR) for index in range(9)), forward(9, GELU))
-    assert found.compute.width == pytest.approx(
+    shares = of_ops(cluster, *(forward(index, LINEAR) for index in range(9)), forward(9, GELU))
+    assert shares.compute.width == pytest.approx(
         (0.3 * products + 0.05 * chain) / (products + chain)
     )
 
@@ -368,11 +371,12 @@ def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_the
         cluster,
         figures=tuple(
             replace(
-                one, provenance="assumed" if one.key == "links.fabric.bandwidth" else "published"
+                figure,
+                provenance="assumed" if figure.key == "links.fabric.bandwidth" else "published",
             )
-            if one.key in ("links.fabric.bandwidth", "links.rail.bandwidth")
-            else one
-            for one in cluster.figures
+            if figure.key in ("links.fabric.bandwidth", "links.rail.bandwidth")
+            else figure
+            for figure in cluster.figures
         ),
     )
     widths = [

@@ -38,8 +38,8 @@ def product(m: int, n: int, k: int, dtype: str = "bfloat16", *, count: int = 1) 
 
 
 def test_a_product_takes_the_waves_of_its_best_tile() -> None:
-    """8,192 × 8,192 in tiles of 128 × 256 are 2,048, in 108 at a time 18.96 waves, of the last of
-    which 4 % idle: half of that is lost."""
+    """8,192 × 8,192 are 2,048 tiles of 128 × 256: 18.96 waves of 108. In the last wave 4 % idle,
+    and half of that is lost."""
     waves = 2048 / 108 + 0.5 * (19 - 2048 / 108)
     seconds = waves * 2 * 128 * 256 * (8192 + 139) * 108 / (312e12 * 0.803)
     assert kernel_ns(product(8192, 8192, 8192), A100) == ceil(seconds * 1e9) + 2000
@@ -167,8 +167,8 @@ def test_eager_casts_are_kernels_of_their_own_of_both_factors_of_each_product() 
 @pytest.mark.parametrize("width", [192, 256, 512])
 @pytest.mark.parametrize("operator", ["attention", ATTENTION_BACKWARD])
 def test_heads_wider_than_the_rate_is_for_are_no_faster(width: int, operator: str) -> None:
-    """For as many FLOPs: fewer exponentials, but products that wait for them already took all of
-    the time."""
+    """Wider heads need fewer exponentials for as many FLOPs, but the products took all of the time
+    already."""
     kernels = [
         Kernel(operator, 10**13, 0, "bfloat16", shape=(1, 8192, 8192, columns))
         for columns in (width, 128)
@@ -181,8 +181,8 @@ def test_heads_wider_than_the_rate_is_for_are_no_faster(width: int, operator: st
 
 @given(m=SIZES, n=SIZES, k=SIZES, more=st.integers(1, 500), name=st.sampled_from(devices()))
 def test_a_longer_product_never_takes_less(m: int, n: int, k: int, more: int, name: str) -> None:
-    """Of sizes that tensor cores take whole: a vocabulary that is padded to one is larger and
-    faster."""
+    """All sizes are such that tensor cores take them whole. A vocabulary that is padded to such a
+    size is larger and faster."""
     device = load_device(name)
     shorter, longer = ((1, 8 * m, 8 * n, 8 * length) for length in (k, k + more))
     assert product_s(shorter, device, "bfloat16") <= product_s(longer, device, "bfloat16")
@@ -255,8 +255,8 @@ def test_what_reads_and_writes_contiguous_memory_reaches_the_rate_of_a_stream(
 
 
 def test_a_batch_of_products_takes_as_many_tiles_as_each_of_them_together() -> None:
-    """64 of 1,024 × 1,024 by 64, as the scores of 64 heads: each is 8 × 4 tiles of 128 × 256, so
-    that there are 2,048 and not 32."""
+    """Scores of 64 heads are 64 products of 1,024 × 1,024 by 64. Each is 8 × 4 tiles of 128 × 256,
+    so there are 2,048 tiles and not 32."""
     waves = 2048 / 132
     waves += H100.wave_cost * (ceil(waves) - waves)
     seconds = (

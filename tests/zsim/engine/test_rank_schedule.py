@@ -25,19 +25,19 @@ NAMES = [
 
 
 def planned(name):
-    found = scenario.load(SCENARIOS / f"{name}.toml")
-    return plan(found, device=found.cluster.kind).ranks[0].steady
+    case = scenario.load(SCENARIOS / f"{name}.toml")
+    return plan(case, device=case.cluster.kind).ranks[0].steady
 
 
 def walked(schedule, choose):
     """The events of a schedule as a rank runs them: of the collectives at which it stands the one
     that `choose` picks ends."""
-    segment, found, begun = schedule.start(), [], []
+    segment, events, begun = schedule.start(), [], []
     while True:
-        found += segment.events
+        events += segment.events
         begun += [arrival.index for arrival in segment.arrivals]
         if not segment.frontier.arrived:
-            return found, begun, segment.frontier
+            return events, begun, segment.frontier
         stream = choose(sorted(segment.frontier.arrived))
         segment = segment.frontier.get(stream) or schedule.resume(segment.frontier, stream)
 
@@ -47,9 +47,9 @@ def walked(schedule, choose):
 def test_every_op_is_found_once_after_all_that_it_comes_after(name, launch_queue):
     schedule = RankSchedule(planned(name), launch_queue=launch_queue)
     for choose in (min, max, random.Random(0).choice):
-        found, begun, end = walked(schedule, choose)
+        events, begun, end = walked(schedule, choose)
         known = {len(schedule.ops)}
-        for event, host_event, others in found:
+        for event, host_event, others in events:
             assert known.issuperset([host_event, *others])
             assert event not in known
             known.add(event)
@@ -81,10 +81,10 @@ def test_what_an_op_comes_after_implies_all_that_it_waits_for(name):
 
 
 def test_a_simulation_leaves_nothing_behind_for_the_collector_to_find():
-    found = scenario.load(SCENARIOS / "published/llama-3-8b-8-h100.toml")
+    case = scenario.load(SCENARIOS / "published/llama-3-8b-8-h100.toml")
     gc.collect()
     with uncollected():
-        SimBackend().run(found, options=RunOptions())
+        SimBackend().run(case, options=RunOptions())
         assert not [kept for kept in gc.get_objects() if type(kept) is RankSchedule]
 
 

@@ -32,8 +32,8 @@ CPU = [
 
 
 def planned(name: str) -> tuple[Program, Costs]:
-    found = scenario.load(SCENARIOS / f"{name}.toml")
-    return plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
+    case = scenario.load(SCENARIOS / f"{name}.toml")
+    return plan(case, device=case.cluster.kind), Costs(cluster=case.cluster)
 
 
 def with_queue(costs: Costs, launch_queue: int) -> Costs:
@@ -63,7 +63,7 @@ def longest(program: Program, costs: Costs) -> int:
 
 @pytest.mark.parametrize("name", GPU + CPU)
 def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
-    """Of collectives whose links are their own: the graph's durations do not depend on what else
+    """Collectives have their links to themselves: durations in the graph do not depend on what else
     runs."""
     program, costs = planned(name)
     alone = simulate(program, costs=costs, contention=False).step_time_ns
@@ -79,8 +79,8 @@ def test_so_it_is_when_the_host_waits_for_room_in_its_launch_queue(name, launch_
 
 
 def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
-    """Where an op has fewer kernels than the queue has room for, at no moment are more launched
-    than that and not over."""
+    """Kernels that are launched and not over are never more than the queue holds, where every op
+    has fewer than that."""
     program, costs = planned("published/llama-3-8b-8-h100")
     ops = [op for op in program.ranks[0].steady if op.stream == "compute" and op.kernels]
     room = 2 * max(len(op.kernels) for op in ops)
@@ -90,10 +90,10 @@ def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
         ahead = max(
             sum(
                 len(op.kernels)
-                for op in ops[: place + 1]
+                for op in ops[: index + 1]
                 if times.ends[op.index] > times.issued[last.index] - costs.issue_ns(last)
             )
-            for place, last in enumerate(ops)
+            for index, last in enumerate(ops)
         )
         assert (ahead < room + max(len(op.kernels) for op in ops)) is (queue == room)
 
@@ -134,8 +134,8 @@ def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_an
         f'strategy = {{ name = "hsdp", dp_replicate = {replicate}, dp_shard = {shard} }}\n'
         'precision = { parameters = "bf16", reduce = "fp32" }\n'
     )
-    found = scenario.parse(text.encode(), where="uneven.toml")
-    program, costs = plan(found, device="cuda"), Costs(cluster=found.cluster)
+    case = scenario.parse(text.encode(), where="uneven.toml")
+    program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster)
     folded, whole = simulate(program, costs=costs), simulate(program, costs=costs, all_ranks=True)
 
     assert folded.step_time_ns == whole.step_time_ns
@@ -214,8 +214,8 @@ def test_ranks_that_issue_collectives_in_different_orders_are_named():
 
 
 def test_ten_runs_are_equal():
-    found = scenario.load(SCENARIOS / "parity/fsdp2-uneven-4.toml")
-    runs = [SimBackend().run(found, options=RunOptions()) for _ in range(10)]
+    case = scenario.load(SCENARIOS / "parity/fsdp2-uneven-4.toml")
+    runs = [SimBackend().run(case, options=RunOptions()) for _ in range(10)]
     assert all(run == runs[0] for run in runs)
 
 
@@ -235,10 +235,10 @@ def test_a_host_that_waits_issues_what_follows_late_and_the_graph_agrees():
     )
     costs = Costs(cluster=load_cluster("dgx-h100", ranks=1))
 
-    found = simulate(program, costs=costs)
+    timeline = simulate(program, costs=costs)
 
-    times = found.ranks[0]
+    times = timeline.ranks[0]
     issue = costs.issue_ns(ops[2])
     assert times.starts[2] == times.issued[2] == times.ends[0] + issue
     assert times.starts[3] == times.ends[0] + 2 * issue
-    assert found.step_time_ns == longest(program, costs)
+    assert timeline.step_time_ns == longest(program, costs)

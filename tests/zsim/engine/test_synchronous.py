@@ -67,10 +67,10 @@ def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
     case = parsed('name = "fsdp2"')
     program = plan(case, device="cpu")
     step = time_report.timed(Planned(case, program))
-    found = api.reasons(case, program, step.timeline)
-    assert not found.host_bound
-    assert sum(one.exposed_ns for one in found.exposed) == sum(
-        one.duration_ns for one in found.exposed
+    reasons = api.reasons(case, program, step.timeline)
+    assert not reasons.host_bound
+    assert sum(wait.exposed_ns for wait in reasons.exposed) == sum(
+        wait.duration_ns for wait in reasons.exposed
     )
 
 
@@ -86,10 +86,10 @@ def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(
     case = parsed(strategy)
     program = plan(case, device="cpu")
     step = time_report.timed(Planned(case, program))
-    found = api.reasons(case, program, step.timeline)
+    reasons = api.reasons(case, program, step.timeline)
     run = SimBackend().run(case, options=RunOptions())
     took = {index for index, span in enumerate(run.ranks[0].spans) if span.end_ns > span.start_ns}
-    assert took <= {link.op.index for link in found.critical_path}
+    assert took <= {link.op.index for link in reasons.critical_path}
     assert any(
-        link.then.endswith("waits for the host, which awaited it") for link in found.critical_path
+        link.then.endswith("waits for the host, which awaited it") for link in reasons.critical_path
     )

@@ -20,11 +20,11 @@ FAST = {"all_gather": 10, "reduce_scatter": 15, "all_reduce": 20}
 SLOW = {"all_gather": 40, "reduce_scatter": 60}
 
 
-def starts(found: list[tuple[str, int, int]], kind: str) -> list[tuple[str, int]]:
+def starts(rows: list[tuple[str, int, int]], kind: str) -> list[tuple[str, int]]:
     """Block and start of each op of one kind."""
     return [
         (name.removeprefix(f"{kind} "), start)
-        for name, start, _ in found
+        for name, start, _ in rows
         if name.startswith(f"{kind} ")
     ]
 
@@ -70,9 +70,9 @@ def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_a_reduc
 def test_fsdp1_without_prefetch_gathers_each_block_behind_the_reduction_of_the_one_after_it() -> (
     None
 ):
-    found = of_fsdp1(Toy(collectives=FAST), options=fsdp1.Options(backward_prefetch="none"))
+    rows = of_fsdp1(Toy(collectives=FAST), options=fsdp1.Options(backward_prefetch="none"))
 
-    assert found[7:] == [
+    assert rows[7:] == [
         ("backward 2", 70, 110),
         ("reduce_scatter 2", 110, 125),
         ("all_gather 1", 125, 135),
@@ -85,7 +85,7 @@ def test_fsdp1_without_prefetch_gathers_each_block_behind_the_reduction_of_the_o
 
 
 @pytest.mark.parametrize(
-    ("when", "found"),
+    ("when", "rows"),
     [
         (
             "pre",
@@ -118,10 +118,10 @@ def test_fsdp1_without_prefetch_gathers_each_block_behind_the_reduction_of_the_o
     ],
 )
 def test_fsdp1_prefetching_after_backward_comes_late_on_a_busy_host_and_ahead_of_the_reduction(
-    when: str, found: list[tuple[str, int, int]]
+    when: str, rows: list[tuple[str, int, int]]
 ) -> None:
     options = fsdp1.Options(backward_prefetch="post" if when == "post" else "pre")
-    assert of_fsdp1(Toy(collectives=FAST, issue=concatenating), options=options)[6:] == found
+    assert of_fsdp1(Toy(collectives=FAST, issue=concatenating), options=options)[6:] == rows
 
 
 def test_fsdp1_gathers_a_block_only_when_the_one_two_before_it_has_been_freed() -> None:
@@ -178,16 +178,18 @@ def test_fsdp1_prefetching_in_forward_gathers_before_the_launch_and_reduces_a_bl
 
 
 def test_fsdp2_forward_gathers_two_ahead_behind_copies_and_exposes_the_first() -> None:
-    """F1 to F3: a shard is copied in (2) and an output copied out (4) on the compute stream; a
-    gather follows the one before it and the copy-out before the last: block 2's after block 0's
-    (16), block 3's after block 1's (70)."""
+    """F1 to F3: a shard is copied in (2) and an output copied out (4) on the compute stream.
+
+    A gather follows the gather before it and the copy-out two blocks back. Block 2's follows block
+    0's copy-out (16), block 3's follows block 1's (70).
+    """
     case = training(4, forward=50, backward=60)
-    found = timeline(
+    rows = timeline(
         fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()),
         Toy(collectives=FAST, copies=4),
     )
 
-    assert found[:15] == [
+    assert rows[:15] == [
         ("copy 0", 0, 2),
         ("all_gather 0", 2, 12),
         ("copy 1", 2, 4),
@@ -207,16 +209,19 @@ def test_fsdp2_forward_gathers_two_ahead_behind_copies_and_exposes_the_first() -
 
 
 def test_fsdp2_backward_gathers_one_ahead_in_turn_with_reductions_and_exposes_the_last() -> None:
-    """B1 to B3 where the network is slow: block 1 is copied in after block 2's copy-out (172);
-    gathers and reductions take turns; block 1's gradients wait for block 2's reduce-scatter (274);
-    the last one ends 90 after the last backward."""
+    """B1 to B3 on a slow network: block 1 is copied in after block 2's copy-out (172), and gathers
+    and reductions take turns.
+
+    Block 1's gradients wait for block 2's reduce-scatter (274). The last reduction ends 90 after
+    the last backward.
+    """
     case = training(3, forward=20, backward=30)
-    found = timeline(
+    rows = timeline(
         fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()),
         Toy(collectives=SLOW, copies=4),
     )
 
-    assert found[12:] == [
+    assert rows[12:] == [
         ("copy 2", 126, 128),
         ("all_gather 2", 128, 168),
         ("copy 2", 168, 172),
@@ -242,20 +247,20 @@ def test_fsdp2_gathers_the_first_block_of_a_later_micro_batch_when_all_compute_i
     """F2: block 0's second gather begins where the compute stream has waited for the last
     reduce-scatter, which ends at 245."""
     case = training(2, forward=50, backward=60, accumulation=2)
-    found = timeline(
+    rows = timeline(
         fsdp2.plan(case, mesh=over(dp_shard=2), options=fsdp2.Options()), Toy(collectives=FAST)
     )
-    forwards = [start for name, start, _ in found if name == "forward 0"]
+    forwards = [start for name, start, _ in rows if name == "forward 0"]
 
-    assert starts(found, "all_gather") == [
+    assert starts(rows, "all_gather") == [
         ("0", 0), ("1", 10), ("1", 60), ("0", 110), ("0", 245), ("1", 255), ("1", 305), ("0", 355)
     ]
     assert forwards == [10, 255]
 
 
 def test_ddp_reduces_a_bucket_while_the_next_fills_and_exposes_the_last() -> None:
-    """Two blocks to a bucket: 8 to copy their gradients in, 20 on the wire, and 8 to copy each
-    back, the first beside the second."""
+    """Two blocks fill a bucket: 8 to copy their gradients in, 20 on the wire, 8 to copy each back.
+    The first copy back runs beside the second all-reduce."""
     case = training(4, forward=20, backward=30)
     program = ddp.plan(case, mesh=over(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.0638))
 
@@ -278,16 +283,16 @@ def test_ddp_reduces_a_bucket_while_the_next_fills_and_exposes_the_last() -> Non
 
 
 def test_ddp_casts_a_bucket_back_beside_the_all_reduce_of_the_next() -> None:
-    """Two blocks to a bucket: 4 to copy their gradients in and 6 to cast them, 20 on the wire, 6 to
-    cast each back and 4 to copy it."""
+    """Two blocks fill a bucket: 4 to copy their gradients in and 6 to cast them, then 20 on the
+    wire. Casting each back takes 6, and copying it 4."""
     case = replace(
         training(4, forward=5, backward=5),
         precision=Precision(parameters="bfloat16", reduce="float32"),
     )
     program = ddp.plan(case, mesh=over(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.0319))
-    found = timeline(program, Toy(collectives=FAST, copies=4))
+    rows = timeline(program, Toy(collectives=FAST, copies=4))
 
-    assert [row for row in found if row[2] > 20 and "optimizer" not in row[0]] == [
+    assert [row for row in rows if row[2] > 20 and "optimizer" not in row[0]] == [
         ("backward 3", 20, 25),
         ("backward 2", 25, 30),
         ("copy bucket.0", 30, 40),

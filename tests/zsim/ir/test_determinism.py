@@ -16,8 +16,8 @@ def test_runs_under_different_hash_seeds_save_one_run_and_one_trace(tmp_path: Pa
     results = set()
     for seed in range(4):
         runs, files = [], []
-        for place, name in enumerate(SCENARIOS):
-            saved, trace = (tmp_path / f"{seed}-{place}.{end}" for end in ("json", "trace.json"))
+        for index, name in enumerate(SCENARIOS):
+            saved, trace = (tmp_path / f"{seed}-{index}.{end}" for end in ("json", "trace.json"))
             runs.append(["run", name, "--save", str(saved), "--trace", str(trace), "--json"])
             files += [saved, trace]
         code = f"from zsim.cli.main import main; raise SystemExit(any([main(r) for r in {runs}]))"

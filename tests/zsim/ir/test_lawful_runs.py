@@ -51,7 +51,7 @@ def told(**more: Any) -> Callable[[RankRun], RankRun]:
 
 @pytest.mark.quality
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "breach"),
     [
         (remembering(end_bytes=2**40), "peaks are the highest points: rank 0: steady: a peak of"),
         (
@@ -87,7 +87,7 @@ def told(**more: Any) -> Callable[[RankRun], RankRun]:
     ],
 )
 def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
-    whole: RunRecord, change: Callable[[RankRun], RankRun], words: str, tmp_path: Path,
+    whole: RunRecord, change: Callable[[RankRun], RankRun], breach: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     saved.save(whole, tmp_path / "whole.json")
@@ -102,7 +102,7 @@ def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
             f"zsim.ir.laws.run_laws, found "
             in said
         )
-        assert words in said
+        assert breach in said
 
 
 @pytest.mark.quality

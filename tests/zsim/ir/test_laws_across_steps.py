@@ -51,20 +51,20 @@ def laws_broken(program: Program) -> set[str]:
     return {breach.split(":")[0] for breach in program_laws.breaches(validate(program))}
 
 
-def with_events(ops: tuple[Op, ...], place: int, *events: Alloc | Free) -> tuple[Op, ...]:
+def with_events(ops: tuple[Op, ...], index: int, *events: Alloc | Free) -> tuple[Op, ...]:
     """`ops` with other memory events of the op at `place`."""
-    place %= len(ops)
-    return (*ops[:place], replace(ops[place], memory=events), *ops[place + 1 :])
+    index %= len(ops)
+    return (*ops[:index], replace(ops[index], memory=events), *ops[index + 1 :])
 
 
-def without(ops: tuple[Op, ...], buffer: str, kind: type, place: int) -> tuple[Op, ...]:
+def without(ops: tuple[Op, ...], buffer: str, kind: type, index: int) -> tuple[Op, ...]:
     """`ops` without the first (0) or last (-1) allocation or free of `buffer`."""
     at = [
         op.index
         for op in ops
         for event in op.memory
         if isinstance(event, kind) and event.buffer == buffer
-    ][place]
+    ][index]
     kept = (e for e in ops[at].memory if not (isinstance(e, kind) and e.buffer == buffer))
     return with_events(ops, at, *kept)
 
@@ -125,9 +125,9 @@ def test_what_stays_gathered_for_nothing_breaks_a_law():
         replace(op, reads=tuple(unit for unit in op.reads if unit != "blocks.0"))
         for op in program.ranks[0].steady
     )
-    found = program_laws.breaches(validate(kept_frozen(steady=unread)))
-    assert [breach.split(": ")[0] for breach in found] == ["every unshard is resharded"] * 2
-    assert found[0].endswith("outlives the step, and the next one neither reads nor frees it")
+    broken = program_laws.breaches(validate(kept_frozen(steady=unread)))
+    assert [breach.split(": ")[0] for breach in broken] == ["every unshard is resharded"] * 2
+    assert broken[0].endswith("outlives the step, and the next one neither reads nor frees it")
 
 
 def of_steps(first: tuple[Op, ...], steady: tuple[Op, ...]) -> Program:

@@ -33,7 +33,7 @@ def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
     """Start, peak, end and the split at the first highest moment of each phase, from a plain dict
     of live buffers."""
     live: dict[str, Alloc] = {}
-    found = {}
+    levels = {}
 
     def total() -> int:
         return sum(alloc.nbytes for alloc in live.values())
@@ -53,8 +53,8 @@ def naive(rank: RankProgram) -> dict[str, tuple[int, int, int, dict[str, int]]]:
                 del live[event.buffer]
             if total() > peak[0]:
                 peak = (total(), split())
-        found[phase] = (start, peak[0], total(), peak[1])
-    return found
+        levels[phase] = (start, peak[0], total(), peak[1])
+    return levels
 
 
 def by_ledger(rank: RankProgram) -> dict[str, tuple[int, list[int]]]:
@@ -73,8 +73,8 @@ def by_ledger(rank: RankProgram) -> dict[str, tuple[int, list[int]]]:
 
 @WHOLE
 @given(scenarios())
-def test_the_replay_is_the_ledger_and_the_naive_one_on_every_program(found):
-    for rank in plan(found, device=found.cluster.kind).ranks:
+def test_the_replay_is_the_ledger_and_the_naive_one_on_every_program(case):
+    for rank in plan(case, device=case.cluster.kind).ranks:
         assert by_ledger(rank) == {
             phase: (record.end_bytes, [nbytes for _, nbytes in record.timeline])
             for phase, record in replay(rank).items()
@@ -90,17 +90,17 @@ def test_the_replay_is_the_ledger_and_the_naive_one_on_every_program(found):
 def test_the_replay_is_the_naive_one_on_random_events(data):
     live: list[str] = []
     phases: dict[str, list[Op]] = {phase: [] for phase in PHASES}
-    for place in range(data.draw(st.integers(0, 25))):
+    for index in range(data.draw(st.integers(0, 25))):
         if live and data.draw(st.booleans()):
             event: MemoryEvent = Free(live.pop(data.draw(st.integers(0, len(live) - 1))))
         else:
             kind = data.draw(st.sampled_from(MEMORY_KINDS))
-            event = Alloc(f"b{place}", kind, data.draw(st.integers(0, 9)))
-            live.append(f"b{place}")
+            event = Alloc(f"b{index}", kind, data.draw(st.integers(0, 9)))
+            live.append(f"b{index}")
         ops = phases[
             data.draw(
                 st.sampled_from(
-                    PHASES[:1] if place < 8 else PHASES[1:2] if place < 16 else PHASES[2:]
+                    PHASES[:1] if index < 8 else PHASES[1:2] if index < 16 else PHASES[2:]
                 )
             )
         ]
@@ -146,7 +146,7 @@ def test_a_phase_that_only_frees_peaks_at_its_start():
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    ("events", "refusal"),
     [
         ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
         (
@@ -157,8 +157,8 @@ def test_a_phase_that_only_frees_peaks_at_its_start():
                                                           "is freed"),
     ],
 )
-def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, words):
-    with pytest.raises(ProgramError, match=words):
+def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, refusal):
+    with pytest.raises(ProgramError, match=refusal):
         replay(program(op(0, *events)))
 
 
@@ -200,7 +200,7 @@ def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
 
 
 @pytest.mark.parametrize(
-    ("tail", "words"),
+    ("tail", "refusal"),
     [
         (
             (Alloc("x", "activations", 2),),
@@ -210,12 +210,12 @@ def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
         ((Alloc("z", "optimizer_states", 5),), ""),
     ],
 )
-def test_ops_that_come_again_are_followed_where_they_find_something_else(tail, words):
+def test_ops_that_come_again_are_followed_where_they_find_something_else(tail, refusal):
     passes = op(0, Free("y"), Alloc("x", "inputs", 3), Free("x"), Alloc("y", "parameters", 4))
     made = op(0, Alloc("y", "parameters", 4))
     rank = RankProgram(construction=(made,), first=(passes, op(1, *tail)), steady=(passes,))
-    if words:
-        with pytest.raises(ProgramError, match=words):
+    if refusal:
+        with pytest.raises(ProgramError, match=refusal):
             replay(rank)
     else:
         steady = replay(rank)["steady"]

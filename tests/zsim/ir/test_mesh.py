@@ -27,10 +27,10 @@ def test_ranks_of_an_axis_share_all_other_coordinates(mesh):
     for rank in range(mesh.world_size):
         replicate, shard = mesh.coordinate(rank)
         assert [mesh.coordinate(other) for other in mesh.group("dp_shard", rank)] == [
-            (replicate, place) for place in range(mesh.dp_shard)
+            (replicate, index) for index in range(mesh.dp_shard)
         ]
         assert [mesh.coordinate(other) for other in mesh.group("dp_replicate", rank)] == [
-            (place, shard) for place in range(mesh.dp_replicate)
+            (index, shard) for index in range(mesh.dp_replicate)
         ]
 
 

@@ -84,8 +84,8 @@ the next step, as in torch."""
 
 
 def planned(strategy: str, **more: int) -> Program:
-    found = scenario(strategy, **more)
-    return plan(found, device=found.cluster.kind)
+    case = scenario(strategy, **more)
+    return plan(case, device=case.cluster.kind)
 
 
 # -- on random scenarios
@@ -95,8 +95,8 @@ def planned(strategy: str, **more: int) -> Program:
 @given(scenarios())
 @example(parse_scenario(REDUCES_TWICE.encode(), where="twice.toml"))
 @example(parse_scenario(KEEPS_PARTS.encode(), where="parts.toml"))
-def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
-    program = plan(found, device=found.cluster.kind)
+def test_every_program_is_valid_obeys_the_laws_and_reads_back(case):
+    program = plan(case, device=case.cluster.kind)
 
     assert validate(program) is program
     assert program_laws.breaches(program) == ()
@@ -105,9 +105,9 @@ def test_every_program_is_valid_obeys_the_laws_and_reads_back(found):
 
 @WHOLE
 @given(scenarios())
-def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
+def test_every_simulated_run_obeys_the_laws_folded_or_not(case):
     folded, whole = (
-        SimBackend().run(found, options=RunOptions(all_ranks=every)) for every in (False, True)
+        SimBackend().run(case, options=RunOptions(all_ranks=every)) for every in (False, True)
     )
 
     assert run_laws.run_breaches(folded) == run_laws.run_breaches(whole) == ()
@@ -120,10 +120,10 @@ def test_every_simulated_run_obeys_the_laws_folded_or_not(found):
             if like == rank.rank
         ]
         assert len(alike) == rank.stands_for
-        assert max(one.bytes_sent for one in alike) == rank.bytes_sent
+        assert max(member.bytes_sent for member in alike) == rank.bytes_sent
         assert all(
-            replace(rank, rank=one.rank, stands_for=1, bytes_sent=one.bytes_sent) == one
-            for one in alike
+            replace(rank, rank=member.rank, stands_for=1, bytes_sent=member.bytes_sent) == member
+            for member in alike
         )
 
 
@@ -142,8 +142,8 @@ def node_costs(costs: Costs):
 
 @WHOLE
 @given(scenarios())
-def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
-    program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
+def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(case):
+    program, costs = plan(case, device=case.cluster.kind), Costs(cluster=case.cluster)
     whole, node_ns = graph(program, launch_queue=costs.launch_queue), node_costs(costs)
 
     length, path = longest_path(whole, node_ns)
@@ -155,8 +155,8 @@ def test_the_makespan_is_the_longest_path_and_the_path_has_no_gaps(found):
 
 @WHOLE
 @given(scenarios())
-def test_more_bandwidth_is_never_slower_for_a_fixed_order(found):
-    program, cluster = plan(found, device=found.cluster.kind), found.cluster
+def test_more_bandwidth_is_never_slower_for_a_fixed_order(case):
+    program, cluster = plan(case, device=case.cluster.kind), case.cluster
     kinds = ("fabric", "pcie", "host", "rail")
     links = {kind: getattr(cluster.links, kind) for kind in kinds}
     wider = replace(
@@ -170,8 +170,8 @@ def test_more_bandwidth_is_never_slower_for_a_fixed_order(found):
 
 @WHOLE
 @given(scenarios())
-def test_waits_that_change_nothing_change_nothing(found):
-    program, costs = plan(found, device=found.cluster.kind), Costs(cluster=found.cluster)
+def test_waits_that_change_nothing_change_nothing(case):
+    program, costs = plan(case, device=case.cluster.kind), Costs(cluster=case.cluster)
     lean = replace(program, ranks=tuple(map(without_unused_waits, program.ranks)))
 
     assert simulate(lean, costs=costs) == simulate(program, costs=costs)
@@ -224,14 +224,16 @@ def found_by_laws(program: Program) -> tuple[str, ...]:
 
 
 def paces_only(op: Op, strategy: str) -> bool:
-    """Waits that hold back without guarding data: they bound memory in use; golden Programs and the
+    """Waits that hold back without guarding data: they bound memory in use. Golden Programs and the
     longest path hold them.
 
-    fsdp2's compute stream waits for reductions before a free; zero3's next gather waits for the
-    last compute even where an earlier one freed its memory; fsdp1's limiter blocks the host, and
-    its gather streams wait for the compute stream when the forward of a later micro-batch begins,
-    in which no parameter has changed. That ZeRO-1 adds only to gradients whose reduction has ended
-    is held by test_strategies.
+    In fsdp2 the compute stream waits for reductions before a free. In zero3 the next gather waits
+    for the last compute, even where an earlier one freed its memory.
+
+    In fsdp1 the limiter blocks the host. Its gather streams wait for the compute stream when the
+    forward of a later micro-batch begins, though no parameter has changed.
+
+    In zero1, test_strategies holds that ZeRO-1 adds only to gradients whose reduction has ended.
     """
     gathers_ahead = op.kind == "all_gather" and "zero3" in strategy
     adds = op.kind == "backward" and "zero1" in strategy
@@ -306,9 +308,9 @@ def test_two_swapped_collectives_on_one_rank_make_the_program_invalid(name):
         match=rf"steady, group {first.group}.*expected the same collectives in the same order",
     ):
         validate(swapped)
-    found = scenario(STRATEGIES[name], ranks=3)
+    case = scenario(STRATEGIES[name], ranks=3)
     with pytest.raises(DeadlockError):
-        simulate(swapped, costs=Costs(cluster=found.cluster), all_ranks=True)
+        simulate(swapped, costs=Costs(cluster=case.cluster), all_ranks=True)
 
 
 @pytest.mark.quality
@@ -430,7 +432,7 @@ def op(**more: object) -> Op:
 
 
 @pytest.mark.parametrize(
-    ("ops", "words"),
+    ("ops", "refusal"),
     [
         ((op(index=1),), "expected index 0, found 1"),
         ((op(kind="fly"),), "expected a known kind and stream, found fly on compute"),
@@ -460,9 +462,9 @@ def op(**more: object) -> Op:
         ),
     ],
 )
-def test_a_malformed_program_is_refused_with_its_op(ops, words):
+def test_a_malformed_program_is_refused_with_its_op(ops, refusal):
     program = planned(STRATEGIES["zero2"], ranks=2)
-    with pytest.raises(ProgramError, match=words):
+    with pytest.raises(ProgramError, match=refusal):
         validate(with_steady(program, ops))
 
 
@@ -545,13 +547,13 @@ def test_the_engine_stops_where_the_graph_has_a_ring_and_nowhere_else(orders, ki
     assert bool(deadlock(program, stretch="steady")) is stops
 
 
-@pytest.mark.parametrize("found",
+@pytest.mark.parametrize("case",
     [scenario(STRATEGIES["zero3"]), parse_scenario(KEEPS_PARTS.encode(), where="parts.toml")],
 )
-def test_a_real_run_is_not_started_where_the_program_breaks_a_law(found, monkeypatch):
-    """Which `zsim run` does not ask: they take as long as planning."""
+def test_a_real_run_is_not_started_where_the_program_breaks_a_law(case, monkeypatch):
+    """`zsim run` asks no law, since laws take as long as planning."""
     monkeypatch.setitem(program_laws.PROGRAM_LAWS, "no steps", lambda step: iter([step.phase]))
-    SimBackend(device="cpu").run(found, options=RunOptions())
+    SimBackend(device="cpu").run(case, options=RunOptions())
 
     class Started(SimBackend):
         name = "real"
@@ -560,4 +562,4 @@ def test_a_real_run_is_not_started_where_the_program_breaks_a_law(found, monkeyp
             raise AssertionError
 
     with pytest.raises(ProgramError, match="obeys every law, found no steps: program 0, first"):
-        api.measured(Started("cpu"), SimBackend("cpu").capabilities(), found, RunOptions())
+        api.measured(Started("cpu"), SimBackend("cpu").capabilities(), case, RunOptions())

@@ -26,8 +26,7 @@ from zsim.strategies.flat_buffer.groups import regroup
 
 
 def gathered(local: list[list[int | None]], layout: FlatLayout) -> list[int | None]:
-    """What an all-gather of the padded shards delivers, cut to the elements that are not padding.
-    """
+    """Elements that an all-gather of the padded shards delivers, without the padding."""
     return [element for row in local for element in row][: layout.numel]
 
 
@@ -106,8 +105,10 @@ def test_a_piece_lies_in_its_rank_s_shard_where_the_flat_buffer_has_it(
     for rank in range(count):
         for piece in layout.pieces(rank):
             start = sum(sizes[: piece.parameter])
-            found = local[rank][piece.offset : piece.offset + piece.interval.numel]
-            assert found == list(range(start + piece.interval.start, start + piece.interval.stop))
+            elements = local[rank][piece.offset : piece.offset + piece.interval.numel]
+            assert elements == list(
+                range(start + piece.interval.start, start + piece.interval.stop)
+            )
 
 
 @given(sizes=st.lists(numels, max_size=6), count=num_shards)

@@ -1,4 +1,4 @@
-"""Which operators a selective policy keeps, and which of its keys fit together."""
+"""Operators that a selective policy keeps, and keys of the policy that fit together."""
 
 from __future__ import annotations
 

@@ -415,8 +415,8 @@ cluster = { preset = "dgx-h100" }
 strategy = { name = "fsdp2" }
 """
     models = ('huggingface = "config.json"', 'preset = "gpt-2-124m"')
-    found = [
+    cases = [
         scenario.parse(text.replace("MODEL", model).encode(), where="g.toml", folder=tmp_path)
         for model in models
     ]
-    assert metrics.model_flops(found[0]) == metrics.model_flops(found[1]) > 0
+    assert metrics.model_flops(cases[0]) == metrics.model_flops(cases[1]) > 0

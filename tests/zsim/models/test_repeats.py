@@ -49,8 +49,8 @@ def test_runs_are_numbered_on_the_same_unit_and_the_same_parameters() -> None:
 
 
 def test_the_whole_stack_runs_again() -> None:
-    found = scenario(MLP, uses='{ times = 2, order = "stack" }').model.modules
-    assert [module.fqn for module in found] == [
+    modules = scenario(MLP, uses='{ times = 2, order = "stack" }').model.modules
+    assert [module.fqn for module in modules] == [
         "blocks.0", "blocks.1", "blocks.0#2", "blocks.1#2", "head"
     ]
 

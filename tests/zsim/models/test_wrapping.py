@@ -71,7 +71,7 @@ def policies(draw: st.DrawFn) -> Wrapping:
 
 
 def parameters(model: ModelSpec) -> Iterator[Parameter]:
-    """In the order of `named_parameters()` where the root's own come last."""
+    """Parameters in the order of `named_parameters()`, the root's own last."""
     return (
         p
         for unit in sorted(model.units, key=lambda unit: unit.fqn == ROOT)
@@ -104,19 +104,19 @@ def test_every_parameter_is_in_exactly_one_unit_in_its_order_and_every_operator_
 ) -> None:
     if any(problems(asked, model)):
         return
-    found = wrapped(model, asked)
-    place = {p: i for i, p in enumerate(parameters(model))}
-    assert sorted(parameters(found), key=place.__getitem__) == list(place)
-    for unit in found.units:
-        assert [place[p] for p in unit.parameters] == sorted(place[p] for p in unit.parameters)
-    assert [op.name for m in found.modules for op in m.operators] == [
+    cut = wrapped(model, asked)
+    order = {p: i for i, p in enumerate(parameters(model))}
+    assert sorted(parameters(cut), key=order.__getitem__) == list(order)
+    for unit in cut.units:
+        assert [order[p] for p in unit.parameters] == sorted(order[p] for p in unit.parameters)
+    assert [op.name for m in cut.modules for op in m.operators] == [
         op.name for m in model.modules for op in m.operators
     ]
-    names = [unit.fqn for unit in found.units]
+    names = [unit.fqn for unit in cut.units]
     assert len(set(names)) == len(names)
-    assert set(found.wrapped_by.values()) <= {*names, ROOT}
+    assert set(cut.wrapped_by.values()) <= {*names, ROOT}
     sizes = [
-        sum(by == name for m, by in found.wrapped_by.items() if m in {b.fqn for b in model.blocks})
+        sum(by == name for m, by in cut.wrapped_by.items() if m in {b.fqn for b in model.blocks})
         for name in names
     ]
     limit = len(model.blocks) if asked.every == "all" else asked.every
@@ -126,10 +126,10 @@ def test_every_parameter_is_in_exactly_one_unit_in_its_order_and_every_operator_
 
 @given(models(), policies(), policies())
 def test_wrapping_again_forgets_how_a_model_was_wrapped(
-    model: ModelSpec, one: Wrapping, other: Wrapping
+    model: ModelSpec, first: Wrapping, second: Wrapping
 ) -> None:
-    if one.ends == other.ends and not any((*problems(one, model), *problems(other, model))):
-        assert wrapped(wrapped(model, one), other) == wrapped(model, other)
+    if first.ends == second.ends and not any((*problems(first, model), *problems(second, model))):
+        assert wrapped(wrapped(model, first), second) == wrapped(model, second)
     assert wrapped(model, Wrapping()) == model
 
 
@@ -233,8 +233,8 @@ def test_a_traced_model_keeps_its_own_units() -> None:
 def test_one_unit_for_the_whole_model_is_warned_of_with_its_figures(strategy: str) -> None:
     case = scenario('every = "all"', model='preset = "mlp-tiny"', strategy=f'name = "{strategy}"')
     run = SimBackend().run(case, options=RunOptions())
-    found = figures(run, case)
-    assert found.exposed_communication_ns == found.communication_ns
+    step = figures(run, case)
+    assert step.exposed_communication_ns == step.communication_ns
     whole = run.ranks[0].phases["steady"].collectives[0].nbytes
     (text,) = cautions(case)
     by_block = scenario("every = 1", model='preset = "mlp-tiny"', strategy=f'name = "{strategy}"')
@@ -286,8 +286,8 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
 def test_units_of_several_blocks_are_advised_against_where_memory_is_sought() -> None:
     case = scenario("every = 4", model='preset = "gpt-tiny"')
     by_block = scenario("every = 1", model='preset = "gpt-tiny"')
-    found = dict(changes(case))["wrapping.every = 1: one param group per block"]
-    assert (found.model, found.wrapping) == (by_block.model, by_block.wrapping)
+    advised = dict(changes(case))["wrapping.every = 1: one param group per block"]
+    assert (advised.model, advised.wrapping) == (by_block.model, by_block.wrapping)
     assert "wrapping.every = 1: one param group per block" not in dict(changes(by_block))
 
 

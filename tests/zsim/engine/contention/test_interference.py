@@ -1,5 +1,5 @@
-"""What collectives take from kernels beside them, by hand: channels of the multiprocessors, bytes
-of the memory's bandwidth."""
+"""Losses of kernels to collectives beside them, by hand: channels of the multiprocessors, bytes of
+the memory's bandwidth."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NOTHING = KernelLoss(0.0, 0.0)
 
 
 def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_once_more() -> None:
-    found = device_share(
+    share = device_share(
         "all_gather", 2**30, ranks=8, ns=3_000_000, channels=24, in_the_switch=False, device=H100
     )
     rate = 2 * 2**30 * 7 / 8 / 3e-3
-    assert found.multiprocessors == 24 / 132
-    assert found.bandwidth == pytest.approx(rate / (H100.memory_bandwidth * H100.memory_efficiency))
+    assert share.multiprocessors == 24 / 132
+    assert share.bandwidth == pytest.approx(rate / (H100.memory_bandwidth * H100.memory_efficiency))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponent
 def test_a_product_of_as_many_tiles_as_multiprocessors_takes_another_wave_beside_a_collective() -> (
     None
 ):
-    """1,536 × 1,408 is 66 of the largest tiles and 132 of the next, one wave on an H100's 132; 108
-    of them need a second."""
+    """1,536 × 1,408 is 66 of the largest tiles and 132 of the next, one wave on an H100's 132
+    multiprocessors. On 108 of them a second wave is needed."""
     kernel = Kernel("linear", 0, 0, "bfloat16", shape=(1, 1536, 1408, 8192))
     device = replace(H100, wave_cost=1.0)
     left = replace(device, num_sms=108, matmul_efficiency=device.matmul_efficiency * 108 / 132)
@@ -143,9 +143,9 @@ SHARES = st.floats(0, LARGEST_SHARE)
 def test_nothing_is_gained_beside_a_collective_and_never_all_is_lost(
     sms: float, more: float, bandwidth: float, kernel: Kernel
 ) -> None:
-    found = lost_share(kernel, H100, EAGER, DeviceShare(sms, bandwidth))
-    assert 0 <= found < 1
-    assert lost_share(kernel, H100, EAGER, DeviceShare(sms, max(bandwidth, more))) >= found
+    loss = lost_share(kernel, H100, EAGER, DeviceShare(sms, bandwidth))
+    assert 0 <= loss < 1
+    assert lost_share(kernel, H100, EAGER, DeviceShare(sms, max(bandwidth, more))) >= loss
 
 
 def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_channels() -> None:

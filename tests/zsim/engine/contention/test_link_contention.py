@@ -43,19 +43,19 @@ class Clock:
 
 
 def ends(flows: list[tuple[int, int, dict[str, Part]]]) -> list[int]:
-    """When flows of (begin, nanoseconds alone, usage) end."""
-    clock, found = Clock(), [0] * len(flows)
+    """Ends of flows of (begin, nanoseconds alone, usage)."""
+    clock, ended = Clock(), [0] * len(flows)
     links = SharedLinks(clock)
     for index, (begin, alone, usage) in enumerate(flows):
 
         def start(
             index: int = index, alone: int = alone, usage: dict[str, Part] = dict(usage)  # noqa: B006
         ) -> None:
-            links.begin(usage, alone, lambda: found.__setitem__(index, clock.now()))
+            links.begin(usage, alone, lambda: ended.__setitem__(index, clock.now()))
 
         clock.after(begin, start)
     clock.run()
-    return found
+    return ended
 
 
 def test_alone_a_flow_takes_its_own_time() -> None:
@@ -77,8 +77,8 @@ def test_flows_on_different_links_do_not_slow_each_other_down() -> None:
 
 
 def test_remainders_are_kept_exactly_and_only_an_end_is_rounded_up() -> None:
-    """Thirds of a nanosecond: 10 at a third is over at 30; 11 then has 1 left, shared with 12 until
-    32; 12 has 1 left."""
+    """Thirds of a nanosecond are kept. The flow of 10 is over at 30. The flow of 11 then has 1
+    left, shared with the last until 32; the last has 1 left."""
     assert ends([(0, 10, ALL), (0, 11, ALL), (0, 12, ALL)]) == [30, 32, 33]
     assert ends([(0, 1, ALL), (0, 2, {"link": Part(1, 3)})]) == [2, 2]
 
@@ -126,9 +126,9 @@ def test_two_groups_across_nodes_share_the_rails_of_their_members_until_the_shor
     short = COSTS.collective_ns("all_reduce", small, (0, 16))
     issue = COSTS.issue_ns(program.ranks[0].steady[0])
 
-    found = simulate(program, costs=COSTS, all_ranks=all_ranks)
+    timeline = simulate(program, costs=COSTS, all_ranks=all_ranks)
 
-    times = found.ranks[0]
+    times = timeline.ranks[0]
     assert COSTS.usage(tuple(range(16)))[0]["rail"] == COSTS.usage((0, 16))[0]["rail"] == 1
     assert list(times.starts) == [issue, 2 * issue]
     assert list(times.ends) == [issue + alone + short, 2 * issue + 2 * short]
@@ -148,8 +148,8 @@ def test_a_group_inside_a_node_and_one_along_the_rails_do_not_contend() -> None:
 
 
 def test_a_ring_over_a_whole_node_and_one_rank_more_takes_an_eighth_of_that_node_s_rails() -> None:
-    """As wide as the one NIC of the ninth rank, which has no fabric to use; each of the first
-    node's eight carries an eighth of that."""
+    """The ring is as wide as the one NIC of the ninth rank, which has no fabric to use. Each of the
+    first node's eight NICs carries an eighth of that."""
     cluster = load_cluster("dgx-h100", nodes=2, ranks=9)
     usage = cluster.usage(tuple(range(9)))
     assert usage == {
@@ -159,16 +159,16 @@ def test_a_ring_over_a_whole_node_and_one_rank_more_takes_an_eighth_of_that_node
 
 
 def test_what_an_uneven_ring_leaves_of_a_rail_others_have() -> None:
-    """HSDP of 2 × 9: the ring over 0 to 8 is held up where 8 shares its NIC with (8, 17); of rank
-    0's it then takes a sixteenth."""
+    """HSDP of 2 × 9: the ring over 0 to 8 is held up where 8 shares its NIC with (8, 17). The ring
+    then takes a sixteenth of rank 0's NIC."""
     cluster = load_cluster("dgx-h100", nodes=3, ranks=18)
     mesh = Mesh(dp_replicate=2, dp_shard=9)
     groups = (tuple(range(9)), *mesh.groups("dp_replicate"))
-    found = dict(
+    usage = dict(
         zip(groups, speeds(contended([cluster.usage(group) for group in groups])), strict=True)
     )
-    assert found[groups[0]] == found[8, 17] == Part(1, 2)
-    assert found[0, 9] == Part(15, 16)
+    assert usage[groups[0]] == usage[8, 17] == Part(1, 2)
+    assert usage[0, 9] == Part(15, 16)
 
 
 def test_a_slow_rail_is_full_where_its_ring_is_as_wide_and_the_others_of_its_node_are_not() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zsim.engine.contention.max_min_fairness import Usage, speeds
 
 FINE = Part(1, 10**9)
-"""Where two links hold flows up crosswise their speeds are found to this and better."""
+"""Largest error of a speed where two links hold flows up crosswise."""
 USAGES = st.dictionaries(
     st.sampled_from("abcd"), st.fractions(Part(1, 8), Part(1), max_denominator=8), max_size=3
 )
@@ -27,14 +27,15 @@ def test_a_flow_that_needs_little_is_not_slowed_down_and_the_other_gets_the_rest
 
 def test_a_flow_over_two_links_is_as_fast_as_the_busier_one_lets_it_be() -> None:
     """Three flows fill link b at a third each; the second flow then has two thirds of link a."""
-    third, one = Part(1, 3), Part(1)
-    assert speeds([{"a": one, "b": one}, {"a": one}, {"b": one}, {"b": one}]) == (
+    third, whole = Part(1, 3), Part(1)
+    assert speeds([{"a": whole, "b": whole}, {"a": whole}, {"b": whole}, {"b": whole}]) == (
         third, 2 * third, third, third,
     )
 
 
 def test_flows_that_use_a_link_to_different_degrees_get_equal_parts_of_it() -> None:
-    """Of the rails a half each: the one that takes 15/16 of them at full speed is at 8/15 of it."""
+    """Each flow gets half of the rails. The flow that takes 15/16 of them at full speed is at 8/15
+    of that speed."""
     assert speeds([{"rail": Part(15, 16), "fabric": Part(1)}, {"rail": Part(1)}]) == (
         Part(8, 15), Part(1, 2),
     )
@@ -42,8 +43,8 @@ def test_flows_that_use_a_link_to_different_degrees_get_equal_parts_of_it() -> N
 
 
 def test_a_link_that_nobody_shares_changes_nothing() -> None:
-    """A ring over NVLink, 360 GB/s, and one that its own NICs hold to 96 GB/s of it: less than
-    half, so that the other has the rest."""
+    """A ring over NVLink has 360 GB/s. The NICs of another hold it to 96 GB/s of NVLink: less than
+    half, so that the first has the rest."""
     fabric = Part(96, 360)
     assert speeds([{"fabric": fabric, "rail": Part(1)}, {"fabric": Part(1)}]) == (
         Part(1), 1 - fabric,
@@ -56,8 +57,8 @@ def test_a_link_that_nobody_shares_changes_nothing() -> None:
 
 def test_two_flows_that_hold_each_other_up_on_two_links_fill_both() -> None:
     """x + y/4 = 1 on one link and x/2 + y = 1 on the other: six sevenths and four."""
-    found = speeds([{"a": Part(1), "b": Part(1, 2)}, {"a": Part(1, 4), "b": Part(1)}])
-    assert found == (pytest.approx(6 / 7, abs=1e-9), pytest.approx(4 / 7, abs=1e-9))
+    both = speeds([{"a": Part(1), "b": Part(1, 2)}, {"a": Part(1, 4), "b": Part(1)}])
+    assert both == (pytest.approx(6 / 7, abs=1e-9), pytest.approx(4 / 7, abs=1e-9))
 
 
 def test_no_link_no_limit() -> None:
@@ -69,25 +70,25 @@ def test_no_link_no_limit() -> None:
 def test_no_link_is_overfull_and_whoever_is_slowed_down_has_a_full_link_of_which_nobody_gets_more(
     flows: list[Usage]
 ) -> None:
-    found = speeds(flows)
+    fair = speeds(flows)
     taken = {
-        link: [speed * flow.get(link, Part(0)) for flow, speed in zip(flows, found, strict=True)]
+        link: [speed * flow.get(link, Part(0)) for flow, speed in zip(flows, fair, strict=True)]
         for link in "abcd"
     }
     assert all(sum(parts) <= 1 + FINE for parts in taken.values())
-    assert all(0 < speed <= 1 for speed in found)
-    for place, (flow, speed) in enumerate(zip(flows, found, strict=True)):
+    assert all(0 < speed <= 1 for speed in fair)
+    for index, (flow, speed) in enumerate(zip(flows, fair, strict=True)):
         if speed < 1:
             full = [link for link in flow if sum(taken[link]) >= 1 - FINE]
-            assert any(taken[link][place] >= max(taken[link]) - FINE for link in full)
+            assert any(taken[link][index] >= max(taken[link]) - FINE for link in full)
 
 
 @given(st.lists(USAGES, min_size=1, max_size=6), st.data())
 def test_the_order_of_flows_changes_nothing(flows: list[Usage], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(flows))))
-    found = speeds(flows)
+    fair = speeds(flows)
     for speed, index in zip(speeds([flows[index] for index in order]), order, strict=True):
-        assert abs(speed - found[index]) <= FINE
+        assert abs(speed - fair[index]) <= FINE
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.just(Part(1)), max_size=3), max_size=6))

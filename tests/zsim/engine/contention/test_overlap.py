@@ -1,4 +1,4 @@
-"""What kernels and collectives beside one another lose, by hand: each is longer by its share of the
+"""Losses of kernels and collectives beside one another, by hand: each is longer by its share of the
 time in which the other runs."""
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Shares:
     twice_beside: int = -1
     """The bytes of collectives beside which kernels lose twice as much."""
     to_waiting: float | None = None
-    """What kernels lose to a collective that moves nothing, if not the same; links are had whole
-    with it."""
+    """Share that kernels lose to a collective that moves nothing, if not `interference`. With it,
+    each collective takes its whole link."""
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         return sum(kernel.flops for kernel in kernels)
@@ -58,8 +58,8 @@ class Shares:
 
 
 def ends(*, kernels: float, collectives: float) -> list[int]:
-    """A forward of 100 beside a gather of 40; a backward of 100 that waits for it; a gather of 30
-    that waits for the backward."""
+    """Ends of four ops: a forward of 100 beside a gather of 40, and a backward of 100 between that
+    gather and one of 30."""
     ops = (
         Op(
             index=0, kind="forward", unit="a", stream="compute",
@@ -102,10 +102,10 @@ def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(
     "name", ["published/llama-3-8b-8-h100", "published/hsdp-llama-3-8b-4x8-h100"]
 )
 def test_collectives_of_a_step_are_longer_beside_kernels_and_only_there(name: str) -> None:
-    found = scenario.load(SCENARIOS / f"{name}.toml")
-    program, costs = plan(found, device="cuda"), Costs(cluster=found.cluster)
-    off = Costs(cluster=found.cluster, execution=Execution(interference=False))
-    times, alone = (simulate_step(program, costs=one).ranks[0] for one in (costs, off))
+    case = scenario.load(SCENARIOS / f"{name}.toml")
+    program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster)
+    off = Costs(cluster=case.cluster, execution=Execution(interference=False))
+    times, alone = (simulate_step(program, costs=version).ranks[0] for version in (costs, off))
     moving = [op.index for op in program.ranks[0].steady if op.kind in COLLECTIVES]
     longer = [(times.ends[i] - times.starts[i]) / (alone.ends[i] - alone.starts[i]) for i in moving]
     assert max(longer) > 1.05
@@ -183,9 +183,8 @@ def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
 def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -> None:
-    """A forward of 100 beside two collectives that outlast it, each of which takes half of its time
-    or more: it takes ten times as long at most, though they want all of it, however late in the
-    step."""
+    """A forward of 100 takes at most ten times as long, however late in the step. Beside it run two
+    collectives that outlast it; each takes half of its time or more."""
     ops = (
         Op(
             index=0, kind="forward", unit="z", stream="compute",
@@ -208,21 +207,21 @@ def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -
         mesh=Mesh(dp_replicate=2, dp_shard=2),
         ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4,
     )
-    (before, found, *others) = (
+    (before, after, *others) = (
         simulate_step(program, costs=Shares(interference=share, collective_interference=0.0))
         .ranks[0]
         .ends
     )
-    assert 500 < found - before <= 1000
+    assert 500 < after - before <= 1000
     assert [before, *others] == [9000, 14000, 14000]
 
 
 def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> None:
-    """Gathers of 20 and of 30 share a link: one ends at 40, at half its speed, one at 50, at three
-    fifths of it.
+    """Gathers of 20 and of 30 share a link: the first ends at 40, at half its speed, the other at
+    50, at three fifths.
 
-    A forward of 100 beside them loses a tenth of both to their channels, 4 + 5, and a fifth of 20 +
-    30 to their bytes.
+    A forward of 100 beside them loses a tenth of both to their channels, 4 + 5. To their bytes it
+    loses a fifth of 20 + 30.
     """
     ops = (
         Op(
@@ -290,8 +289,8 @@ def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_devi
 def test_a_cast_that_waits_for_its_transfer_is_beside_what_runs_then(
     first: Location, expected: list[int]
 ) -> None:
-    """A backward of 10 is over before the cast of 4 behind a transfer of 26 begins, and beside one
-    in front of it both lose 4."""
+    """A backward of 10 is over before the cast of 4 behind a transfer of 26 begins. Where the cast
+    is in front of the transfer, both lose 4."""
     cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
     ops = (
         Op(
@@ -338,8 +337,8 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(
 
 
 def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_three_run() -> None:
-    """Copies of 20 and of 30 beside a backward of 100: all is done once, after 60 and 80 and, as
-    one after another, after 150."""
+    """Copies of 20 and of 30 run beside a backward of 100. They end after 60 and 80, and the
+    backward after 150: the sum of all three."""
     copies = [
         Op(
             index=index, kind="copy", unit="b", stream=stream,
@@ -402,8 +401,8 @@ def test_links_twice_as_fast_do_not_make_a_step_slower_in_which_much_runs_at_onc
     links = replace(case.cluster.links, fabric=replace(fabric, bandwidth=2 * fabric.bandwidth))
     clusters = case.cluster, replace(case.cluster, links=links)
     slow, fast = (
-        simulate_step(program, costs=Costs(cluster=one, execution=case.executed)).step_time_ns
-        for one in clusters
+        simulate_step(program, costs=Costs(cluster=cluster, execution=case.executed)).step_time_ns
+        for cluster in clusters
     )
     assert fast < slow
 
