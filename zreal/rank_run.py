@@ -107,7 +107,8 @@ def run_rank(
     del trained
     step = timed(plain_step, device=device)
     return replace(
-        run, numerics=numerics, step_time_ns=step.ns, bytes_sent=step.bytes_sent
+        run, numerics=numerics, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
+        step_times_ns=step.times_ns, others_share=step.others_share,
     )
 
 

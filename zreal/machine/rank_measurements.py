@@ -26,6 +26,7 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
+COMPUTE_NS = 1_000_000
 DTYPE = torch.float32
 
 
@@ -102,6 +103,13 @@ def _trained(scenario: Scenario, rank: int) -> TrainedRank:
     return execute(scenario, program=plan(scenario, device="cpu"), rank=rank)
 
 
+def _compute(ns: int) -> None:
+    """Keeps this rank's core at work for `ns`, as a step's compute does before a collective."""
+    end, square = time.perf_counter_ns() + ns, torch.ones(64, 64)
+    while time.perf_counter_ns() < end:
+        torch.mm(square, square)
+
+
 def _own_group(size: int, rank: int, world_size: int) -> dist.ProcessGroup:
     """This rank's group among consecutive groups of `size` ranks, all of which communicate at
     once."""
@@ -134,6 +142,7 @@ def _collective_times(
     times = []
     for _ in range(repeats):
         dist.barrier(group)
+        _compute(COMPUTE_NS)
         start = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - start)

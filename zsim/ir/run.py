@@ -133,6 +133,11 @@ class RankRun:
     step_time_ns: int | None = None
     """Nanoseconds of a steady step by this rank's own clock, where one was timed; the Run's is the
     largest."""
+    step_times_ns: tuple[int, ...] = ()
+    """Nanoseconds of each timed step, whose median that is."""
+    others_share: float | None = None
+    """Share of the machine's cores that work other than the run's took while steps were timed; None
+    where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from zsim.ir.run import RunRecord, band_of, sees
 from zsim.runs.compare.check import Check
 
 NAME = "step time"
+BUSY = 0.1
+"""Share of a machine's cores from which work other than the run's makes its time no evidence."""
 TOO_FAR = 10
 """Factor between the times at which no band and no assumed constant is an excuse."""
 
@@ -38,7 +40,7 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
             name=NAME, status="failed", predicted=left, measured=right,
             relative_error=(left - right) / right, detail=far,
         )
-    reason = reason or _assumed(predicted, measured)
+    reason = reason or _assumed(predicted, measured) or _busy(measured)
     if reason:
         detail = (
             f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
@@ -114,6 +116,17 @@ def _assumed(predicted: RunRecord, measured: RunRecord) -> str:
             f"constants are assumed){_remedy(assumed[0])}"
         )
     return ""
+
+
+def _busy(measured: RunRecord) -> str:
+    """The reason that a time beside other work says little of the machine, or ""."""
+    share = max((rank.others_share or 0.0 for rank in measured.ranks), default=0.0)
+    if share <= BUSY:
+        return ""
+    return (
+        f"other work took {share:.0%} of this machine's cores while steps were timed (at most "
+        f"{BUSY:.0%} is judged)"
+    )
 
 
 def _remedy(run: RunRecord) -> str:

@@ -1,0 +1,129 @@
+"""Predicted against measured step times on this machine: `python -m tests.measured.step_times`.
+
+It measures the machine as `zsim calibrate --here` does. Then it validates scenarios that
+calibration has not seen, on gloo ranks with real compute, and records both times of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import zsim
+from zsim.calibration.machine import here, machine_file
+from zsim.runs import registry
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
+APART = 0.1
+"""Share by which two strategies' measured times must differ for their order to count."""
+
+
+def models() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Name, model table and batch table: three families in two sizes."""
+    for layers, width, batch in ((4, 128, 8), (6, 512, 16)):
+        sizes = {"dims": [width] * (layers + 1), "hidden": 4 * width, "num_classes": 10}
+        yield f"mlp {layers}x{width}", {"family": "mlp", "sizes": sizes}, {"micro_batch": batch}
+    for layers, width, length in ((2, 128, 64), (4, 256, 128)):
+        sizes = {"num_layers": layers, "hidden_size": width, "num_heads": 4, "vocabulary": 1024}
+        batch_table = {"micro_batch": 4, "sequence_length": length}
+        yield f"gpt {layers}x{width}", {"family": "gpt", "sizes": sizes}, batch_table
+        grouped = {**sizes, "num_kv_heads": 2, "feed_forward": 3 * width}
+        yield f"llama {layers}x{width}", {"family": "llama", "sizes": grouped}, batch_table
+
+
+def scenarios(ranks: int) -> Iterator[tuple[str, str, zsim.Scenario]]:
+    """Model, variant and scenario: every strategy on every model, and options on some."""
+    for name, model, batch in models():
+        for strategy in STRATEGIES:
+            table: dict[str, Any] = {"name": strategy}
+            if strategy == "hsdp":
+                table |= {"dp_replicate": ranks, "dp_shard": 1} if ranks == 2 else {"dp_shard": 2}
+            tables = {
+                "model": model, "batch": batch, "strategy": table,
+                "cluster": {"preset": "cpu-gloo", "ranks": ranks},
+                "optimizer": {"name": "adamw", "implementation": "foreach"},
+            }
+            yield name, strategy, zsim.Scenario(**tables)
+            if name.startswith("gpt 2") and strategy in ("ddp", "zero3", "fsdp2"):
+                accumulated = {**batch, "accumulation": 3}
+                yield name, f"{strategy}, accumulation", zsim.Scenario(
+                    **{**tables, "batch": accumulated}
+                )
+            if name.startswith("llama 2") and strategy in ("ddp", "fsdp2"):
+                yield name, f"{strategy}, checkpointing", zsim.Scenario(
+                    **tables, activation_checkpointing={"mode": "full"}
+                )
+
+
+def order_faults(rows: list[dict[str, Any]]) -> list[str]:
+    """Pairs of strategies on a model whose measured times differ enough and whose predicted order
+    is the other one."""
+    wrong = []
+    for left, right in combinations(rows, 2):
+        if left["model"] != right["model"]:
+            continue
+        apart = left["measured_ns"] / right["measured_ns"]
+        if max(apart, 1 / apart) <= 1 + APART:
+            continue
+        if (apart > 1) != (left["predicted_ns"] > right["predicted_ns"]):
+            wrong.append(f"{left['model']}: {left['variant']} and {right['variant']}")
+    return wrong
+
+
+def measure(ranks: int, *, quick: bool) -> dict[str, Any]:
+    """The record: provenance, constants' own errors, and one row a scenario."""
+    calibrated = here.calibrated(registry.find("gloo"), world_size=ranks, quick=quick)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.toml"
+        path.write_text(calibrated.text, encoding="utf-8")
+        for model, variant, scenario in scenarios(ranks):
+            comparison = zsim.validate(scenario, against="gloo", cluster=path)
+            predicted = comparison.predicted.step_time_ns or 0
+            measured = comparison.measured.step_time_ns or 0
+            check = next(item for item in comparison.checks if item.name == "step time")
+            rows.append({
+                "model": model, "variant": variant, "predicted_ns": predicted,
+                "measured_ns": measured, "error": round(predicted / measured - 1, 4),
+                "status": check.status,
+            })
+            print(f"{model:14} {variant:22} {predicted / 1e6:9.3f} ms {measured / 1e6:9.3f} ms "
+                  f"{predicted / measured - 1:+7.1%} {check.status}", flush=True)
+    errors = [abs(row["error"]) for row in rows]
+    return {
+        "command": f"python -m tests.measured.step_times --ranks {ranks}{' --quick' * quick}",
+        "date": time.strftime("%Y-%m-%d"), "processor": machine_file.processor(),
+        "system": f"{platform.system()} {platform.release()}", "torch": torch.__version__,
+        "python": platform.python_version(), "ranks": ranks,
+        "calibration_s": round(calibrated.seconds, 1),
+        "half_width": round(calibrated.fitted.width, 4),
+        "median_error": round(median(errors), 4), "largest_error": max(errors),
+        "orders_wrong": order_faults(rows), "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="the calibration's quick form")
+    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    options = parser.parse_args()
+    record = measure(options.ranks, quick=options.quick)
+    summary = {key: value for key, value in record.items() if key != "rows"}
+    print(json.dumps(summary, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
