@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -97,8 +98,10 @@ def measure(ranks: int, *, quick: bool) -> dict[str, Any]:
                 "measured_ns": measured, "error": round(predicted / measured - 1, 4),
                 "status": check.status,
             })
-            print(f"{model:14} {variant:22} {predicted / 1e6:9.3f} ms {measured / 1e6:9.3f} ms "
-                  f"{predicted / measured - 1:+7.1%} {check.status}", flush=True)
+            sys.stderr.write(
+                f"{model:14} {variant:22} {predicted / 1e6:9.3f} ms {measured / 1e6:9.3f} ms "
+                f"{predicted / measured - 1:+7.1%} {check.status}\n"
+            )
     errors = [abs(row["error"]) for row in rows]
     return {
         "command": f"python -m tests.measured.step_times --ranks {ranks}{' --quick' * quick}",
@@ -120,7 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     record = measure(options.ranks, quick=options.quick)
     summary = {key: value for key, value in record.items() if key != "rows"}
-    print(json.dumps(summary, indent=2))
+    sys.stdout.write(json.dumps(summary, indent=2) + "\n")
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

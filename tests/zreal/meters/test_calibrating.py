@@ -112,10 +112,18 @@ def test_what_a_step_takes_on_an_unknown_machine_is_told_and_not_judged(tmp_path
     assert min(check["predicted"], check["measured"]) > 1
 
 
-def test_the_first_step_does_not_count_and_an_interrupted_one_does_not_move_the_median():
-    pauses = iter((0.2, 0.01, 0.2, 0.01))
+def test_the_first_steps_do_not_count_and_an_interrupted_one_does_not_move_the_median():
+    pauses = iter((0.2, 0.15, 0.01, 0.2, 0.01))
     with torch_private.fake_group(rank=0, world_size=2):
         assert dist.is_initialized()
-        found = step_time.timed(lambda: time.sleep(next(pauses)), device="cpu").ns
-    assert 10_000_000 <= found < 200_000_000
+        cost = step_time.timed(lambda: time.sleep(next(pauses)), device="cpu")
+    # half a second holds three steps as long as the last untimed one
+    assert len(cost.times_ns) == step_time.LEAST_TIMED == 3
+    assert 10_000_000 <= cost.ns < 150_000_000
     assert next(pauses, None) is None
+
+
+def test_short_steps_are_timed_more_often_up_to_a_number():
+    with torch_private.fake_group(rank=0, world_size=2):
+        cost = step_time.timed(lambda: None, device="cpu")
+    assert len(cost.times_ns) == step_time.MOST_TIMED

@@ -270,6 +270,22 @@ def test_a_run_whose_time_is_another_simulators_is_held_to_the_bound_and_to_no_b
     assert (check.status, "at most 10% allowed" in check.detail) == (status, True)
 
 
+@pytest.mark.parametrize(
+    ("share", "status"), [(None, "failed"), (0.1, "failed"), (0.101, "unsupported")]
+)
+def test_a_time_beside_other_work_is_not_judged_unless_it_is_ten_times_off(share, status):
+    predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
+    for ns, verdict in ((5000, status), (10_000, "failed")):
+        timed = a_run("gloo", step_time_ns=ns, provenance=TIMED)
+        ranks = tuple(replace(rank, others_share=share) for rank in timed.ranks)
+        check = named(compare(predicted, replace(timed, ranks=ranks)), "step time")
+        assert check.status == verdict
+    if status == "unsupported":
+        assert "other work took 10% of this machine's cores" in named(
+            compare(predicted, replace(timed, step_time_ns=5000, ranks=ranks)), "step time"
+        ).detail
+
+
 def test_both_times_their_error_and_the_band_are_said():
     predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
     details = [

@@ -176,11 +176,15 @@ def total(coefficients: Sequence[float], row: Sequence[float]) -> float:
 def _times(
     request: MachineRequest, measured: MachineMeasurements
 ) -> tuple[MeasuredTimes, ...]:
-    """The collectives' times: medians, made to grow with the size."""
+    """The collectives' times: means, as a step holds many, made to grow with the size.
+
+    A thread that gloo wakes may wait for a tick of the scheduler, 4 ms, so that a median is either
+    the one or the other.
+    """
     curves: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
     for asked, times in zip(request.collectives, measured.collectives, strict=True):
         curves.setdefault((asked.kind, asked.ranks), []).append(
-            (asked.nbytes, round(sum(times)/len(times)), _spread(times))
+            (asked.nbytes, round(_mean(times)), _spread(times))
         )
     return tuple(
         MeasuredTimes(

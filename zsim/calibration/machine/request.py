@@ -14,9 +14,9 @@ from zsim.scenario.scenario import Scenario
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 SIZES = (2**9, 2**13, 2**15, 2**17, 2**19, 2**21, 2**23)
 """Bytes of the full messages."""
-REPEATS = {False: 40, True: 12}
+REPEATS = {False: 60, True: 24}
 """Repetitions of a collective, in the full form and in the quick one."""
-STEP_REPEATS = {False: 15, True: 7}
+STEP_REPEATS = {False: 25, True: 15}
 
 
 def request(world_size: int, *, quick: bool) -> MachineRequest:
