@@ -29,8 +29,8 @@ from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
 COMPUTE_NS = 1_000_000
-"""Work of each rank before a collective, as in a step: ranks that only wait find their threads on
-cores of their own, and gloo answers sooner. In a shaped network the network takes the time."""
+"""Compute of each rank before a collective, as in a step. Threads of ranks that only wait have cores
+of their own, so gloo answers sooner. In a shaped network the network takes the time."""
 DTYPE = torch.float32
 
 
