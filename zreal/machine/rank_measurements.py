@@ -29,8 +29,8 @@ from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
 COMPUTE_NS = 1_000_000
-"""Compute of each rank before a collective, as in a step. Threads of ranks that only wait have cores
-of their own, so gloo answers sooner. In a shaped network the network takes the time."""
+"""Compute of each rank before a collective, as in a step: threads of ranks that only wait have cores
+of their own. In a shaped network the network takes the time."""
 DTYPE = torch.float32
 
 
