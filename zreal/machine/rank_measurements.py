@@ -29,7 +29,7 @@ from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
 COMPUTE_NS = 1_000_000
-"""Compute of each rank before a collective, as in a step: threads of ranks that only wait have cores
+"""Compute of each rank before a collective, as in a step: threads of waiting ranks have cores
 of their own. In a shaped network the network takes the time."""
 DTYPE = torch.float32
 
