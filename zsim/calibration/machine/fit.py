@@ -176,10 +176,10 @@ def total(coefficients: Sequence[float], row: Sequence[float]) -> float:
 def _times(
     request: MachineRequest, measured: MachineMeasurements
 ) -> tuple[MeasuredTimes, ...]:
-    """The collectives' times: means, as a step holds many, made to grow with the size.
+    """The collectives' times: means, made to grow with the size.
 
-    A thread that gloo wakes may wait for a tick of the scheduler, 4 ms, so that a median is either
-    the one or the other.
+    A thread that gloo wakes may wait 4 ms for a tick of the scheduler. A median would have all of
+    that or nothing; a step has the mean.
     """
     curves: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
     for asked, times in zip(request.collectives, measured.collectives, strict=True):
