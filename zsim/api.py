@@ -303,6 +303,11 @@ def shaped_cluster(
     itself without a testbed."""
     if testbed is None:
         return base
+    if getattr(backend, "measure", None) is None:
+        raise ArgumentError(
+            where="testbed", expected="a backend whose ranks use the network", found=backend.name,
+            remedy="--against gloo",
+        )
     if testbed.hosts != scenario.world_size:
         raise ArgumentError(
             where="testbed", expected=f"{scenario.world_size} hosts, one for each rank",

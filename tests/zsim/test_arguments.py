@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 import zsim
+from tests.support.folders import SCENARIOS
 from zsim.cli.main import main
 from zsim.cli.option_names import OPTIONS, said
 from zsim.errors import ArgumentError, RankError
@@ -49,6 +50,27 @@ def test_what_is_no_run_is_refused(wrong):
 def test_what_is_no_path_is_refused(wrong):
     assert refusal(zsim.load, wrong).startswith("path: expected the path of a scenario's file,")
     assert refusal(RUN.save, wrong).startswith("path: expected a path, found ")
+
+
+def test_a_path_with_a_null_byte_is_refused():
+    for function in (zsim.load, RUN.save):
+        assert 'found "a\\u0000b"' in refusal(function, "a\0b")
+
+
+@pytest.mark.parametrize("wrong", ["70", None, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("unit", ["MiB", "GiB", "ms"])
+def test_a_unit_takes_finite_numbers(unit, wrong):
+    assert refusal(getattr(zsim, unit), wrong).startswith(
+        f"{unit}: expected a number, as zsim.{unit}(70), found "
+    )
+
+
+@pytest.mark.gloo
+def test_a_testbed_needs_ranks_that_use_its_network(capsys):
+    pytest.importorskip("torch")
+    path = str(SCENARIOS / "parity" / "fsdp2-mlp-2.toml")
+    assert main(["validate", path, "--against", "fake", "--testbed", "2x1gbit"]) == 2
+    assert "expected a backend whose ranks use the network, found fake" in capsys.readouterr().err
 
 
 WRONG_OPTIONS = [

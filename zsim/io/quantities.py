@@ -10,6 +10,10 @@ True
 
 from __future__ import annotations
 
+from math import isfinite
+
+from zsim.errors import ArgumentError
+from zsim.io.arguments import told
 from zsim.io.units import format_bytes, format_time, parse_bytes, parse_time
 
 
@@ -56,7 +60,7 @@ def MiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
     >>> MiB(1.5)
     1,572,864 B (1.50 MiB)
     """
-    return Bytes(round(number * 2**20))
+    return Bytes(_whole("MiB", number, 2**20))
 
 
 def GiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
@@ -65,7 +69,7 @@ def GiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
     >>> GiB(70)
     75,161,927,680 B (70.00 GiB)
     """
-    return Bytes(round(number * 2**30))
+    return Bytes(_whole("GiB", number, 2**30))
 
 
 def ms(number: float) -> Duration:
@@ -74,4 +78,14 @@ def ms(number: float) -> Duration:
     >>> ms(2)
     2.000 ms
     """
-    return Duration(round(number * 10**6))
+    return Duration(_whole("ms", number, 10**6))
+
+
+def _whole(unit: str, number: float, scale: int) -> int:
+    """`number` times `scale`, to the nearest; ArgumentError for what is no finite number."""
+    if isinstance(number, int | float) and isfinite(number):
+        return round(number * scale)
+    raise ArgumentError(
+        where=unit, expected=f"a number, as zsim.{unit}(70)", found=told(number),
+        remedy='zsim.Bytes("70 GiB") and zsim.Duration("5 ms") read texts',
+    )
