@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
-from zsim.errors import ArgumentError, ScenarioError
+from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import path_of, told
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
@@ -27,7 +27,7 @@ from zsim.runs.backend import (
 )
 from zsim.runs.compare import compare as comparing
 from zsim.runs.compare.agreement import ASPECTS, Aspect
-from zsim.runs.run import Comparison, Run
+from zsim.runs.run import Comparison, DeviceMemory, Run
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
 
@@ -81,7 +81,27 @@ def run(
     )
     record = observed(*found(backend, options), scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
-    return Run(record=record, scenario=scenario, warnings=warnings)
+    needs = device_memory(scenario, record)
+    return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
+
+
+def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
+    """The verdict of `zsim show --memory` on a simulated scenario; None for real runs and CPUs, and
+    for a GPU whose memory besides torch's nobody knows."""
+    if record.interpreter != "simulator" or scenario.cluster.kind != "cuda":
+        return None
+    from zsim.memory import fits
+    from zsim.scenario.plan import planned
+
+    try:
+        verdict = fits.assess(planned(scenario))
+    except ZsimError:  # what a GPU without figures holds besides torch is not known
+        return None
+    return DeviceMemory(
+        verdict=verdict.verdict, needed_bytes=verdict.needed.nbytes,
+        low_bytes=verdict.needed.low, high_bytes=verdict.needed.high,
+        capacity_bytes=verdict.capacity.nbytes,
+    )
 
 
 def validate(

@@ -53,8 +53,7 @@ def test_what_is_no_path_is_refused(wrong):
 
 
 def test_a_path_with_a_null_byte_is_refused():
-    for function in (zsim.load, RUN.save):
-        assert 'found "a\\u0000b"' in refusal(function, "a\0b")
+    assert refusal(RUN.save, "a\0b").startswith("path: expected a path without a null byte, found ")
 
 
 @pytest.mark.parametrize("wrong", ["70", None, float("nan"), float("inf"), [1]])

@@ -31,7 +31,7 @@ SIGNATURES = {
     "Fit": None,
     "GiB": "number",
     "MiB": "number",
-    "Run": "record, scenario, warnings",
+    "Run": "record, scenario, warnings, device_memory",
     "Scenario": f"{TABLES}, name, folder, unknown",
     "ScenarioError": "problems",
     "Why": None,
@@ -47,10 +47,11 @@ SIGNATURES = {
 }
 """Public names and their parameters; None where users read an object and make none."""
 MEMBERS = {
-    "Run": "backend collectives expectations exposed_communication figures memory mfu ok "
-           "peak_memory ranks record save scenario spans step_time to_dict to_json warnings "
-           "world_size",
-    "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict to_json",
+    "Run": "backend collectives device_memory expectations exposed_communication figures fits "
+           "memory mfu needed_memory ok peak_memory ranks record save scenario spans step_time "
+           "to_dict to_json warnings world_size",
+    "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict "
+                  "to_json",
     "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "
                  "to_json",
     "Fit": "candidates reason recommended refused scenario to_dict to_json",

@@ -105,7 +105,8 @@ def _run(
     if trace:
         chrome_trace.write(record, trace)
         report.wrote(trace, "; open it in ui.perfetto.dev")
-    return Run(record=record, scenario=scenario, warnings=warnings)
+    needs = api.device_memory(scenario, record)
+    return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
 
 
 def validate(options: argparse.Namespace) -> int:

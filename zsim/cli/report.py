@@ -110,6 +110,9 @@ def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
 
 def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
     figures = run.figures
+    if run.device_memory is not None:
+        allocated = format_bytes(figures.peak_memory_bytes)
+        yield "memory", f"{run.device_memory} (torch allocates {allocated})"
     if figures.step_time_ns is not None:
         known = run.record.provenance.get("calibration", "measured")
         yield "step time", step_words(figures.step_time_ns, figures.step_time_band_ns, known)
@@ -133,7 +136,8 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
     if figures.bytes_sent_per_rank is not None:
         yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
     peak = figures.peak_memory_bytes
-    yield "peak memory", f"{peak:,} B ({format_bytes(peak)}){_room(figures)}"
+    room = "" if run.device_memory is not None else _room(figures)
+    yield "peak memory", f"{peak:,} B ({format_bytes(peak)}){room}"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
             yield f"  {kind}", f"{nbytes:,} B"

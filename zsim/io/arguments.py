@@ -21,7 +21,7 @@ def told(value: object) -> str:
 
 
 def path_of(path: object, *, where: str, expected: str = "a path", remedy: str = "") -> Path:
-    """The `path` of a file; ArgumentError for what is none, or holds a null byte."""
-    if isinstance(path, str | PathLike) and "\0" not in str(path):
+    """The `path` of a file; ArgumentError for what is none."""
+    if isinstance(path, str | PathLike):
         return Path(path)
     raise ArgumentError(where=where, expected=expected, found=told(path), remedy=remedy)

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
 
-from zsim.io.arguments import path_of
+from zsim.errors import ArgumentError
+from zsim.io.arguments import path_of, told
 from zsim.io.quantities import Bytes, Duration
-from zsim.io.units import counted
+from zsim.io.units import counted, format_bytes
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, sees
 from zsim.runs import metrics, saved
@@ -23,6 +24,27 @@ from zsim.runs.metrics import Figures, Traffic
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict
 from zsim.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Bytes of the device that the scenario needs, with all that torch does not count.
+
+    `verdict` is FITS, TIGHT or OOM. The true need is expected between `low_bytes` and `high_bytes`.
+    """
+
+    verdict: str
+    needed_bytes: int
+    low_bytes: int
+    high_bytes: int
+    capacity_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verdict}: needs {format_bytes(self.needed_bytes)} "
+            f"({format_bytes(self.low_bytes)} to {format_bytes(self.high_bytes)}) of "
+            f"{format_bytes(self.capacity_bytes)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,20 +60,38 @@ class Run:
     scenario: Scenario
     warnings: tuple[str, ...] = ()
     """Warnings about what runs but costs more than its user may think."""
+    device_memory: DeviceMemory | None = None
+    """The need of the device's memory, of a simulated run on GPUs; None otherwise."""
     figures: Figures = field(init=False)
     expectations: tuple[Verdict, ...] = field(init=False)
     """A verdict on each entry of the scenario's `expect`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "figures", metrics.figures(self.record, self.scenario))
-        figures = _expectable(self.record, self.figures)
+        figures = _expectable(self.record, self.figures, self.device_memory)
         verdicts = expect.check(self.scenario.expect, figures=figures)
         object.__setattr__(self, "expectations", verdicts)
 
     @property
     def ok(self) -> bool:
-        """True where every expectation held and the run reached its end."""
-        return self.record.complete and all(item.ok is not False for item in self.expectations)
+        """True where every expectation held, the run reached its end, and the device has room.
+
+        An OOM that the scenario expects (`fits = false`) is no failure.
+        """
+        told = any(item.name == "fits" for item in self.expectations)
+        room = told or self.fits is not False
+        held = all(item.ok is not False for item in self.expectations)
+        return self.record.complete and held and room
+
+    @property
+    def fits(self) -> bool | None:
+        """False where the device has too little memory (OOM); None where that is not asked."""
+        return None if self.device_memory is None else self.device_memory.verdict != "OOM"
+
+    @property
+    def needed_memory(self) -> Bytes | None:
+        """Bytes of the device that the scenario needs, beyond what torch allocates."""
+        return None if self.device_memory is None else Bytes(self.device_memory.needed_bytes)
 
     @property
     def backend(self) -> str:
@@ -132,6 +172,7 @@ class Run:
             "collectives": {kind: asdict(traffic) for kind, traffic in figures.collectives.items()},
             "peak_memory_bytes": figures.peak_memory_bytes,
             "device_memory_bytes": figures.device_memory_bytes,
+            "device_memory": None if self.device_memory is None else asdict(self.device_memory),
             "peak_first_step_bytes": figures.peak_first_step_bytes,
             "peak_memory_by_kind": dict(figures.peak_memory_by_kind),
             "peak_memory_by_part": dict(figures.peak_memory_by_part),
@@ -147,7 +188,12 @@ class Run:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to a file that `zsim compare` reads."""
-        saved.save(self.record, path_of(path, where="path"))
+        target = path_of(path, where="path")
+        if "\0" in str(target):
+            raise ArgumentError(
+                where="path", expected="a path without a null byte", found=told(str(target))
+            )
+        saved.save(self.record, target)
 
     def __repr__(self) -> str:
         step = "" if self.step_time is None else f", step {self.step_time}"
@@ -158,11 +204,15 @@ class Run:
         )
 
 
-def _expectable(run: RunRecord, figures: Figures) -> dict[str, expect.Number | None]:
+def _expectable(
+    run: RunRecord, figures: Figures, needs: DeviceMemory | None
+) -> dict[str, expect.Number | None]:
     """The figures of `run` by the names that a scenario's `expect` has for them."""
     # the time of a machine that is not calibrated is reported, and no expectation is held to it
     judged = sees(run, "time")
     return {
+        "fits": None if needs is None else needs.verdict != "OOM",
+        "needed_memory": None if needs is None else needs.needed_bytes,
         "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,
         "step_time": figures.step_time_ns if judged else None,

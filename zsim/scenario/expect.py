@@ -70,6 +70,11 @@ class Figure:
     meaning: str = ""
 
 
+def _format_bool(value: Number) -> str:
+    return str(bool(value)).lower()
+
+
+_BOOL = Figure(parse=_parse_count, show=_format_bool)
 _BYTES = Figure(parse=_parse_exact_bytes, show=_format_exact_bytes, integer=True)
 _COUNT = Figure(parse=_parse_count, show=_format_count, integer=True, count=True)
 _TIME = Figure(parse=parse_time, show=_format_time)
@@ -78,6 +83,8 @@ _SHARE = Figure(parse=parse_fraction, show=_format_share)
 FIGURES: dict[str, Figure] = {
     name: replace(figure, meaning=meaning)
     for name, figure, meaning in (
+        ("fits", _BOOL, "true: the device has the memory that is needed; false: it has not."),
+        ("needed_memory", _BYTES, "Bytes of the device, with what torch does not count."),
         ("peak_memory", _BYTES, "The most bytes that torch has allocated at once, on any rank."),
         ("peak_first_step", _BYTES, "The same of the first step."),
         ("bytes_sent_per_rank", _BYTES, "Bytes on the wire of the rank that sends most."),
@@ -133,10 +140,15 @@ def expectation(name: str, written: int | str) -> Expectation:
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIGURES)}"
         raise ScenarioError((f"{key}: unknown key, {hint}",))
     figure = FIGURES[name]
+    if figure is FIGURES["fits"]:
+        if not isinstance(written, bool):
+            raise ScenarioError((f"{key}: expected true or false, found {shown(written)}",))
+        text = _format_bool(written)
+        return Expectation(name=name, operator="==", value=written, text=text)
     if isinstance(written, int):
         if isinstance(written, bool):
             raise ScenarioError(
-                (f"{key}: expected a number or text, found {str(written).lower()}",)
+                (f"{key}: expected a whole number or text, found {str(written).lower()}",)
             )
         if figure.integer and written < 0:
             raise ScenarioError((f"{key}: expected a whole number of at least 0, or text as \"<= "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim
+from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
+from zsim.cli.main import main
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span
 from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.run import DeviceMemory
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.scenario import Scenario, parse
@@ -224,6 +228,8 @@ def test_the_slower_rank_counts_in_every_figure_of_time():
 def test_each_expectation_reads_its_own_figure():
     text = """
 [expect]
+fits = true
+needed_memory = 33
 peak_memory = 31
 peak_first_step = 31
 bytes_sent_per_rank = 51
@@ -237,9 +243,39 @@ broadcasts = 0
 """
     wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
-    verdicts = zsim.Run(record=run, scenario=wanted).expectations
+    needs = DeviceMemory(
+        verdict="TIGHT", needed_bytes=33, low_bytes=32, high_bytes=35, capacity_bytes=34
+    )
+    verdicts = zsim.Run(record=run, scenario=wanted, device_memory=needs).expectations
     assert {verdict.name for verdict in verdicts} == set(FIGURES)
     assert [verdict for verdict in verdicts if verdict.ok is not True] == []
+
+
+def test_an_oom_fails_a_run_unless_the_scenario_expects_it():
+    needs = DeviceMemory(
+        verdict="OOM", needed_bytes=33, low_bytes=32, high_bytes=35, capacity_bytes=31
+    )
+    record, text = a_run(*SPANS, step=400), scenario().to_toml()
+    for expected, ok in (("", False), ("[expect]\nfits = false", True), (
+        "[expect]\nfits = true", False
+    )):
+        wanted = parse(f"{text}\n{expected}".encode(), where="oom.toml")
+        run = zsim.Run(record=record, scenario=wanted, device_memory=needs)
+        assert (run.ok, run.fits, run.needed_memory) == (ok, False, 33)
+    assert zsim.Run(record=record, scenario=scenario()).fits is None
+
+
+def test_the_need_of_a_run_is_that_of_show_memory(capsys):
+    case = str(SCENARIOS / "published" / "llama-3-8b-128-h100.toml")
+    assert main(["run", case, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["device_memory"]
+    assert main(["show", case, "--memory", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert told == {
+        "verdict": shown["verdict"], "needed_bytes": shown["needed_bytes"]["nbytes"],
+        "low_bytes": shown["needed_bytes"]["low"], "high_bytes": shown["needed_bytes"]["high"],
+        "capacity_bytes": shown["capacity_bytes"]["nbytes"],
+    }
 
 
 def test_an_incomplete_run_is_never_fine_whatever_it_reached():

@@ -101,7 +101,7 @@ def test_any_text_is_read_or_refused_with_its_key(name, written):
     [
         ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text '
                             'as "<= 9", found -1'),
-        ("peak_memory", True, "expect.peak_memory: expected a number or text, found true"),
+        ("peak_memory", True, "expect.peak_memory: expected a whole number or text, found true"),
         ("step_time", 5, 'expect.step_time: expected text with a unit, as "<= 5 ms" or "<= 10 '
                          '%", found 5'),
     ],
@@ -110,3 +110,10 @@ def test_a_number_that_cannot_be_is_refused_in_its_own_words(name, written, word
     with pytest.raises(ScenarioError) as caught:
         expectation(name, written)
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("written", ["true", 1, "== 1"])
+def test_whether_it_fits_is_true_or_false(written):
+    with pytest.raises(ScenarioError, match=r"expect\.fits: expected true or false, found"):
+        expectation("fits", written)
+    assert expectation("fits", False).text == "false"

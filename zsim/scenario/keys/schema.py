@@ -332,7 +332,7 @@ KEYS: dict[str, Any] = {
         Field(default=0, ge=0, le=2**31, description="Seed of initial parameters and batches."),
     ),
     "expect": (
-        dict[str, int | str],
+        dict[str, bool | int | str],
         Field(default={}, description="Assertions about the steady step."),
     ),
 }
