@@ -10,12 +10,9 @@ from errno import EINVAL
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from zsim.errors import ZsimError, shown
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
-from zsim.io.json_tables import complaint, reader
 from zsim.ir.program import PARTS, PHASES
 from zsim.ir.run import SCHEMA_VERSION, RankRun, RunRecord
 
@@ -215,6 +212,10 @@ def from_table(kind: type[Part], table: Any) -> Part:
 
 
 def _typed(kind: Any, table: Any, where: str) -> Any:
+    from pydantic import ValidationError  # 10 ms, for those who read a file only
+
+    from zsim.io.json_tables import complaint, reader
+
     try:
         return reader(kind).validate_python(table)
     except ValidationError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zsim.autograd.traced import traced_file
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
 from zsim.models.families import FAMILIES, build, huggingface, load_preset
@@ -74,6 +73,8 @@ def _refuse_repeated_trace(table: ModelTable, batch: Batch) -> None:
 
 
 def _traced(path: str, folder: Path | None) -> ModelSpec:
+    from zsim.autograd.traced import traced_file  # start-up: the schema of files takes 20 ms
+
     try:
         return traced_file.load((folder or Path()) / path)
     except ZsimError as error:
