@@ -20,7 +20,7 @@ from tests.support.folders import ROOT
 GLOSSARY = ROOT / "zsim" / "GLOSSARY.md"
 FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).rglob("*.py"))
 
-PLAIN_TESTS = ("zsim/cluster", "zsim/engine", "zsim/ir", "zsim/models")
+PLAIN_TESTS = ("zreal/tracing", "zsim/cluster", "zsim/engine", "zsim/ir", "zsim/models")
 """Folders of tests whose docstrings and names follow the rules, with all that they hold."""
 
 

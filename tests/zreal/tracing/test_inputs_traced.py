@@ -1,5 +1,5 @@
-"""What a user's module is given, and what it sees of its parameters' dtype: every phase and every
-event against torch's."""
+"""Inputs of a user's module, and the dtype that it sees of its parameters: every phase and event
+against torch's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zsim.scenario.parts.assemble import DTYPES
 from zsim.scenario.scenario import parse
 
 WIDTH = 24
-UNITS = [f"layers.{place}" for place in range(4)]
+UNITS = [f"layers.{index}" for index in range(4)]
 FSDP2, DDP, ZERO = 'name = "fsdp2"', 'name = "ddp"', 'name = "zero_redundancy"'
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 HSDP = 'name = "hsdp", dp_shard = 2, dp_replicate = 2'
@@ -45,8 +45,7 @@ def differences(
     parameters: str = "bf16",
     ranks: int = 2,
 ) -> dict[str, Any]:
-    """By phase, and of the order of events: what is predicted and what is measured, where these
-    differ."""
+    """Prediction and measurement, by phase and of the order of events, where these differ."""
     torch.manual_seed(0)
     model = trace(
         make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced"
@@ -71,14 +70,14 @@ optimizer = {{ name = "sgd" }}
         name: (figures(ours[name]), figures(phase))
         for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)
     }
-    found: dict[str, Any] = {
+    wrong: dict[str, Any] = {
         name: (of, measured) for name, (of, measured) in pairs.items() if of != measured
     }
-    return found | ({"order": (of_program(case), events)} if of_program(case) != events else {})
+    return wrong | ({"order": (of_program(case), events)} if of_program(case) != events else {})
 
 
 class Denoiser(nn.Module):
-    """Of several floating-point inputs, some of which only the loss reads."""
+    """A module of several floating-point inputs, some of which only the loss reads."""
 
     def __init__(self, *, mixes: bool) -> None:
         super().__init__()
@@ -129,8 +128,8 @@ def test_inputs_that_come_in_the_parameters_dtype_are_cast_by_nobody(
 
 
 class Casts(nn.Module):
-    """Casts its input to the dtype of a weight, as vision models do: that of a sharded one is
-    float32, in any of the ways to ask."""
+    """Casts its input to the dtype of a weight, as vision models do. The dtype of a sharded weight
+    is float32, in any of the ways to ask."""
 
     def __init__(self, cast: Callable[[Tensor, nn.Parameter], Tensor]) -> None:
         super().__init__()
@@ -156,7 +155,8 @@ ASKED = [
     ("dtype", "float32", FSDP2), ("dtype", "bfloat16", FSDP2),
     *product(CASTS, ["float32", "bfloat16"], [DDP, ZERO]),
 ]
-"""With FSDP2 torch refuses the others itself: a DTensor beside a plain tensor."""
+"""Ways to ask for a dtype; with FSDP2 torch refuses the others itself: a DTensor beside a plain
+tensor."""
 
 
 @pytest.mark.parametrize(("cast", "given", "strategy"), one_in(3, ASKED))
@@ -230,8 +230,8 @@ class Mixes(nn.Module):
         self.mix, self.weight = mix, nn.Parameter(torch.randn(WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.mix(x.float(), self.weight).sum()
-        return found
+        output: Tensor = self.mix(x.float(), self.weight).sum()
+        return output
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -253,8 +253,8 @@ class Gains(nn.Module):
         self.gain, self.norm = nn.Parameter(torch.ones(WIDTH, WIDTH)), nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.norm(x) @ self.gain
-        return found
+        output: Tensor = self.norm(x) @ self.gain
+        return output
 
 
 class Prompted(nn.Module):
@@ -286,8 +286,8 @@ class Residual(nn.Module):
         self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.b(functional.silu(self.a(x)))
-        return found
+        output: Tensor = x + self.b(functional.silu(self.a(x)))
+        return output
 
 
 class Residuals(nn.Module):
@@ -346,8 +346,8 @@ class Calls(nn.Module):
         if self.how == "twice":
             return x + self.inner(self.inner(x)[0])[0]
         y, z = self.inner(x)
-        found: Tensor = self.own(y) if self.how == "keeps" else self.inner(y)[0]
-        return found + z[..., :WIDTH]
+        output: Tensor = self.own(y) if self.how == "keeps" else self.inner(y)[0]
+        return output + z[..., :WIDTH]
 
 
 class Calling(nn.Module):
@@ -395,15 +395,15 @@ class Siamese(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         target = self.encode(y).detach() if self.first else None
-        found = self.encode(x)
-        return functional.mse_loss(found, self.encode(y).detach() if target is None else target)
+        encoded = self.encode(x)
+        return functional.mse_loss(encoded, self.encode(y).detach() if target is None else target)
 
 
 def test_fsdp1_loses_gradients_where_the_first_run_does_not_go_into_the_loss(
     tmp_path: Path
 ) -> None:
-    """Of two bytes: its flat parameter's dtype changes between runs, and with it the node that its
-    hook is on. Elsewhere it is exact."""
+    """A flat parameter of two bytes changes its dtype between runs, and with it the node that its
+    hook is on. Elsewhere FSDP1 is exact."""
     data: Data = lambda: (torch.randn(6, WIDTH), torch.randn(6, WIDTH))  # noqa: E731
     with pytest.raises(ZsimError, match=r"the first run of layers\.0 does not go into the loss"):
         differences(lambda: Siamese(first=True), data, FSDP1, tmp_path)

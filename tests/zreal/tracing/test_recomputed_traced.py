@@ -62,15 +62,15 @@ KEPT = {
 def seen(name: str, form: str) -> TracedModel:
     """The case with and without what is asked for, through a file."""
     case = CASES[name]
-    found = trace(
+    model = trace(
         case.make,
         case.data(),
         units=case.all_units,
         sums_in_place=False,
         checkpointing=[ASKED[form]],
     )
-    assert parse(dump(found).encode()) == found
-    return found
+    assert parse(dump(model).encode()) == model
+    return model
 
 
 def recomputing(name: str, form: str) -> TracedModel:

@@ -67,27 +67,27 @@ def records(
     )
     mesh = Mesh(**dict.fromkeys(strategy.axes, 2))
     program = strategy.plan(training, mesh=mesh, options=strategy.options())
-    found = (replay(rank, timeline=False)[phase] for rank in program.ranks for phase in PHASES)
-    return [(record.start_bytes, record.peak_bytes, record.end_bytes) for record in found]
+    phases = (replay(rank, timeline=False)[phase] for rank in program.ranks for phase in PHASES)
+    return [(record.start_bytes, record.peak_bytes, record.end_bytes) for record in phases]
 
 
 def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
     """Every memory event of forward and backward: births by size, deaths by the size of what dies.
     """
     nbytes: dict[str, int] = {}
-    found: list[tuple[str, str | int]] = []
+    changes: list[tuple[str, str | int]] = []
     passes = [module.forward for module in lowered] + [module.backward for module in lowered[::-1]]
     for event in (event for computation in passes for event in computation.memory):
         if isinstance(event, Accumulated | NodeOver):
             continue
         if isinstance(event, Alloc):
             nbytes[event.buffer] = event.nbytes
-        found.append(
+        changes.append(
             ("gradient", event.fqn)
             if isinstance(event, ParameterGradient)
             else ("-" if isinstance(event, Free) else "+", nbytes[event.buffer])
         )
-    return found
+    return changes
 
 
 # -- the built-in families
@@ -98,8 +98,8 @@ def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
     one_in(
         3,
         [
-            (*one, dtype, strategy)
-            for one in FAMILIES
+            (*pair, dtype, strategy)
+            for pair in FAMILIES
             for dtype in ("float32", "bfloat16")
             for strategy in STRATEGIES
         ],

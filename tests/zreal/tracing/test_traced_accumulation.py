@@ -22,9 +22,9 @@ from zsim.autograd.traced.model import TracedModel
 from zsim.autograd.traced.traced_file import save
 from zsim.scenario.scenario import Scenario, parse
 
-UNITS = [f"layers.{place}" for place in range(NUM_UNITS)]
+UNITS = [f"layers.{index}" for index in range(NUM_UNITS)]
 STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}
-"""With how many ranks."""
+"""Number of ranks of each strategy."""
 TEXTS = {
     "ddp, views": 'name = "ddp", gradient_as_bucket_view = true',
     "hsdp": 'name = "hsdp", dp_shard = 2, dp_replicate = 2',
@@ -32,7 +32,7 @@ TEXTS = {
 TIMES = [("last", 2), ("every", 2), ("last", 3)]
 CASES = [(*pair, *times) for pair in itertools.product(SPLIT, STRATEGIES) for times in TIMES]
 QUICK = [case for case in CASES if case[1] in ("ddp", "fsdp2") and case[3] == 2]
-"""What the suite takes every time, besides some of the others."""
+"""Cases that the suite takes every time, besides some of the others."""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ without those, some sums are earlier."""
 
 
 def events_of_torch(case: Scenario, name: str) -> list[int]:
-    """What the third step on rank 0 allocates and, negative, frees."""
+    """Bytes that the third step on rank 0 allocates and, negative, frees."""
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         real = Subject(Case(SPLIT[name], "", rows, num_units=0, more=tuple(UNITS)), case, log=True)
         for _ in range(3):

@@ -59,13 +59,13 @@ def measured(
                 setattr(model.get_submodule(path), last, buffer)
             wrapped = DistributedDataParallel(model)
             wrapped.register_comm_hook(None, hook)
-        issued = [[(one.op, one.nbytes) for one in recorder.take()]]
+        issued = [[(collective.op, collective.nbytes) for collective in recorder.take()]]
         for _ in range(3):
             with meter.uncounted():
                 given = case.data()
             case.run(wrapped, given).backward()
             wrapped.zero_grad()
-            issued.append([(one.op, one.nbytes) for one in recorder.take()])
+            issued.append([(collective.op, collective.nbytes) for collective in recorder.take()])
     del kept
     return (span.start, span.peak, span.end), issued
 

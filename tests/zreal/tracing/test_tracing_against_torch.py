@@ -48,7 +48,7 @@ def traced(case: Case, *, dtype: Dtype, casts_input: bool = True) -> TracedModel
 
 
 def measured_events(case: Case, *, dtype: Dtype) -> list[int]:
-    """What one forward and backward of the plain module allocates and, negative, frees."""
+    """Bytes that one forward and backward of the plain module allocates and, negative, frees."""
     model, meter = case.make(), MemoryMeter(log=True)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
@@ -84,15 +84,15 @@ def traced_events(model: TracedModel) -> list[int]:
             continue
         if isinstance(event, Alloc):
             nbytes[event.buffer] = event.nbytes
-        found = (
+        change = (
             -nbytes[event.buffer]
             if isinstance(event, Free)
             else nbytes[getattr(event, "buffer", "") or event.fqn]
         )
         if "halves.1" in getattr(event, "fqn", ""):
-            events[-1] += found
+            events[-1] += change
         else:
-            events.append(found)
+            events.append(change)
     return events
 
 
@@ -185,18 +185,18 @@ def simulated_phases(
     )
     program = strategy.plan(training, mesh=mesh, options=options)
     records = replay(program.ranks[program.assignment[rank]], timeline=False)
-    found = ((phase, records[phase]) for phase in ("first", "steady"))
+    steps = ((phase, records[phase]) for phase in ("first", "steady"))
     return {
-        phase: (record.start_bytes, record.peak_bytes, record.end_bytes) for phase, record in found
+        phase: (record.start_bytes, record.peak_bytes, record.end_bytes) for phase, record in steps
     }
 
 
 def recomputed(model: TracedModel, asked: Checkpointing) -> TracedModel:
     """`model` as it is with `asked` of what it was traced with."""
     hook_variants = tuple(
-        replace(one, checkpointing=NO_CHECKPOINTING)
-        for one in model.hook_variants
-        if one.checkpointing == asked
+        replace(variant, checkpointing=NO_CHECKPOINTING)
+        for variant in model.hook_variants
+        if variant.checkpointing == asked
     )
     return replace(
         model, lowered=dict(model.recomputing)[asked], recomputing=(), hook_variants=hook_variants

@@ -1,4 +1,4 @@
-"""What cannot be traced is refused by name, never counted as zero bytes."""
+"""Refusals of modules that cannot be traced: each by name, never counted as zero bytes."""
 
 from __future__ import annotations
 
@@ -249,9 +249,9 @@ def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what
             (
                 cast(bias=bias), X, {"dtype": dtype},
                 f"layers.1.bias: expected parameters of one "
-                f"dtype, as most are float32, found {found}",
+                f"dtype, as most are float32, found {dtype_and_remedy}",
             )
-            for bias, found in (
+            for bias, dtype_and_remedy in (
                 (torch.bfloat16, "bfloat16; mixed dtypes are not modelled: cast the module first"),
                 (torch.int8, "int8; mixed dtypes are not modelled: make it a buffer"),
                 (torch.complex64, "complex64; mixed dtypes are not modelled: make it a buffer"),
@@ -338,8 +338,8 @@ def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), units={}, dtype=None)
     visits = [
         visit
-        for place in range(2)
-        for visit in (Visit(f"layers.{place}", begins=True, needs_gradient=True), Visit("root"))
+        for index in range(2)
+        for visit in (Visit(f"layers.{index}", begins=True, needs_gradient=True), Visit("root"))
     ]
     boundaries.visits += visits
     boundaries.begin_backward(torch.ones(1, requires_grad=True).sum())

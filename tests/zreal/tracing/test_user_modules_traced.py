@@ -1,5 +1,5 @@
-"""What users write and chains of blocks do not have: values that pass units by, losses of every
-kind, one buffer alone. To the byte."""
+"""Users' modules, to the byte: values that pass units by, losses of every kind, one buffer alone.
+Chains of blocks have none of these."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class Teacher(nn.Module):
         super().__init__()
         self.frozen = frozen
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        for place in frozen:
-            self.layers[place].requires_grad_(False)
+        for index in frozen:
+            self.layers[index].requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        for place, layer in enumerate(self.layers):
-            if place in self.frozen:
+        for index, layer in enumerate(self.layers):
+            if index in self.frozen:
                 with torch.no_grad():
                     told = layer(x)
                 x = (x - told).abs()
@@ -162,8 +162,8 @@ def test_a_frozen_unit_that_runs_under_no_grad_and_with_a_gradient(
 
 def test_a_trained_unit_under_no_grad_is_refused_with_what_to_do() -> None:
     def make() -> nn.Module:
-        found = Teacher((2,))
-        return found.requires_grad_(True)
+        teacher = Teacher((2,))
+        return teacher.requires_grad_(True)
 
     with pytest.raises(
         ZsimError,
@@ -181,8 +181,8 @@ class Regression(nn.Module):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        found = self.loss(x.sigmoid(), target, reduction=self.reduction)
-        return found.sum() if self.reduction == "none" else found
+        losses = self.loss(x.sigmoid(), target, reduction=self.reduction)
+        return losses.sum() if self.reduction == "none" else losses
 
 
 LOSSES = {
@@ -202,8 +202,8 @@ class Buffered(nn.Module):
     def __init__(self, buffers: tuple[tuple[torch.dtype, int], ...]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        for place, (dtype, numel) in enumerate(buffers):
-            self.register_buffer(f"buffer_{place}", torch.ones(numel, dtype=dtype))
+        for index, (dtype, numel) in enumerate(buffers):
+            self.register_buffer(f"buffer_{index}", torch.ones(numel, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -233,8 +233,8 @@ def traced(
 def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",  # noqa: E501
                 parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,  # noqa: E501
                 layers: str = "layers") -> dict[str, Any]:  # fmt: skip
-    """By phase: what is predicted and what is measured, where these differ."""
-    units = tuple(f"{layers}.{place}" for place in range(4))
+    """Prediction and measurement, by phase, where these differ."""
+    units = tuple(f"{layers}.{index}" for index in range(4))
     model = traced(make, data, units, DTYPES[parameters])
     save(model, tmp_path / "traced.json")
     text = f"""
@@ -256,7 +256,9 @@ optimizer = {{ {optimizer} }}
         for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)
     }
     return {
-        name: (found, measured) for name, (found, measured) in pairs.items() if found != measured
+        name: (simulated, measured)
+        for name, (simulated, measured) in pairs.items()
+        if simulated != measured
     }
 
 
@@ -274,11 +276,11 @@ def test_values_that_pass_units_by(name: str, strategy: str, tmp_path: Path) -> 
 def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(
     name: str, tmp_path: Path
 ) -> None:
-    found = differences(
+    wrong = differences(
         lambda: Layers(SKIPS[name]), inputs, FSDP2, tmp_path, ranks=2, parameters="bf16",
         accumulation=2,
     )
-    assert found == {}
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("name", SKIPS)
@@ -310,15 +312,15 @@ def test_losses_whose_single_number_keeps_the_room_of_all(
 def test_some_losses_make_those_of_all_elements_beside_on_a_device(
     name: str, reduction: str
 ) -> None:
-    """From source, for no CUDA is here: what lives in the operator alone."""
+    """Source alone, for no CUDA is here: bytes that live in the operator only."""
     data = (torch.randn(6, WIDTH), torch.randint(2, (6, WIDTH)).float())
-    units = [f"layers.{place}" for place in range(4)]
+    units = [f"layers.{index}" for index in range(4)]
     model = trace(lambda: Regression(LOSSES[name], reduction), data, units=units, device="cuda")
     events = model.lowered[-1].forward.memory
     brief = [
-        one.nbytes
-        for one, after in pairwise(events)
-        if isinstance(one, Alloc) and after == Free(one.buffer)
+        event.nbytes
+        for event, after in pairwise(events)
+        if isinstance(event, Alloc) and after == Free(event.buffer)
     ]
     beside = reduction == "mean" and name in ("mse_loss", "smooth_l1_loss", "huber_loss")
     assert brief == [6 * WIDTH * 4] * beside
@@ -366,18 +368,18 @@ def test_folding_begins_with_room_for_what_it_reads(
     )
 
 
-@pytest.mark.parametrize("loss", [Tensor.sum, lambda found: found.square().sum()])
+@pytest.mark.parametrize("loss", [Tensor.sum, lambda output: output.square().sum()])
 def test_products_say_how_their_first_factor_lies(loss: Callable[[Tensor], Tensor]) -> None:
-    """As torch's own backward of a linear multiplies: the weight's gradient is of the transposed
-    gradient of the output."""
+    """Backward of a linear multiplies as torch's own does: the weight's gradient is of the
+    transposed gradient of the output."""
     model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"], loss=loss)
     (linear,) = (module for module in model.lowered if module.fqn == "layers.0")
-    found = {
+    products = {
         (kernel.shape, kernel.transposed)
         for kernel in (*linear.forward.kernels, *linear.backward.kernels)
         if kernel.shape
     }
-    assert found == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}
+    assert products == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}
 
 
 @pytest.mark.parametrize("key", ["norms", "loss"])
@@ -473,10 +475,11 @@ def real_and_fake(operator: Callable[..., Tensor], *given: Tensor) -> list[list[
     have them."""
 
     def run(tensors: list[Tensor]) -> list[tuple[int, ...]]:
-        found = operator(*tensors)
+        result = operator(*tensors)
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
         return [
-            t.stride() for t in (found, *torch.autograd.grad(found, wanted, torch.ones_like(found)))
+            t.stride()
+            for t in (result, *torch.autograd.grad(result, wanted, torch.ones_like(result)))
         ]
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -585,10 +588,10 @@ precision = { parameters = "bf16", reduce = "fp32" }
 @pytest.mark.parametrize("change", ["twice", "of a checkpointing that was not traced"])
 def test_a_file_with_two_forms_for_one_strategy_is_refused(change: str) -> None:
     model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"])
-    one = HookVariant(
+    variant = HookVariant(
         unit_hooks="none",
         checkpointing=Checkpointing(mode="none" if change == "twice" else "full"),
         lowered=(),
     )
     with pytest.raises(ZsimError, match="one form for each way of autograd"):
-        check(replace(model, hook_variants=(one, one) if change == "twice" else (one,)))
+        check(replace(model, hook_variants=(variant, variant) if change == "twice" else (variant,)))

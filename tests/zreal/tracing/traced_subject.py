@@ -47,11 +47,11 @@ class Subject:
             if self.meter.events is not None:
                 self.meter.events.clear()
             with self.meter.span() as span:
-                for place, given in enumerate(batches):
-                    self.meter.begin_part("forward", micro_batch=place)
-                    with subject.micro_batch(place == len(batches) - 1):
+                for micro_batch, given in enumerate(batches):
+                    self.meter.begin_part("forward", micro_batch=micro_batch)
+                    with subject.micro_batch(micro_batch == len(batches) - 1):
                         loss = self.user.run(subject.module, given)
-                        self.meter.begin_part("backward", micro_batch=place)
+                        self.meter.begin_part("backward", micro_batch=micro_batch)
                         loss.backward()
                         del loss
                 self.meter.begin_part("optimizer")

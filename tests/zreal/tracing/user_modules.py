@@ -139,14 +139,14 @@ class _Adapted(nn.Module):
         self.requires_grad_(False)
         if rank:
             self.query, self.value = (
-                Lora(one, rank=rank, dropout=dropout) for one in (self.query, self.value)
+                Lora(linear, rank=rank, dropout=dropout) for linear in (self.query, self.value)
             )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norms[0](x)
         query, key, value = (
-            one(h).unflatten(-1, (4, -1)).transpose(1, 2)
-            for one in (self.query, self.key, self.value)
+            linear(h).unflatten(-1, (4, -1)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
         )
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -318,12 +318,12 @@ def _slow(pair: Any) -> Any:
 
 PAIRS = [
     (name, dtype)
-    if dtype == case.dtypes[place % len(case.dtypes)]
+    if dtype == case.dtypes[index % len(case.dtypes)]
     else pytest.param(name, dtype, marks=pytest.mark.slow)
-    for place, (name, case) in enumerate(CASES.items())
+    for index, (name, case) in enumerate(CASES.items())
     for dtype in case.dtypes
 ]
 """Each module in each of its dtypes; the suite takes every module in one of them."""
-HALF_OF_PAIRS = [pair if place % 2 == 0 else _slow(pair) for place, pair in enumerate(PAIRS)]
-SOME_PAIRS = [pair if place % 6 == 0 else _slow(pair) for place, pair in enumerate(PAIRS)]
+HALF_OF_PAIRS = [pair if index % 2 == 0 else _slow(pair) for index, pair in enumerate(PAIRS)]
+SOME_PAIRS = [pair if index % 6 == 0 else _slow(pair) for index, pair in enumerate(PAIRS)]
 """The same, of which the suite takes half or a sixth."""

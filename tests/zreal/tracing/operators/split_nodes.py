@@ -72,8 +72,8 @@ class Turned(nn.Module):
 
 
 class Placed(nn.Module):
-    """A parameter as large as what it is added to: its gradient goes on as that of the input, and
-    what is kept is a copy."""
+    """A parameter as large as what it is added to: its gradient goes on as that of the input.
+    Autograd accumulates a copy."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -220,7 +220,7 @@ for change in {changes}:
 
 @cache
 def signals_of_real_tensors() -> dict[str, int]:
-    """By change: the signal that ends a process which then puts a hook on the real view."""
+    """Signals, by change, that end a process which then puts a hook on the real view."""
     code = REAL.format(changes=[*UNUSED.values()])
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return dict(zip(UNUSED, map(int, done.stdout.split()), strict=True))

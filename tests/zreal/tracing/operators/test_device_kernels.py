@@ -32,8 +32,8 @@ from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Dtype
 
 WIDTHS = (8, 10, 12, 16, 20, 24)
-"""Of heads. Flash attention wants a multiple of 8, memory-efficient attention one of 4 in float32.
-"""
+"""Widths of heads. Flash attention wants a multiple of 8, memory-efficient attention one of 4 in
+float32."""
 
 
 def family(
@@ -60,14 +60,16 @@ def traced(spec: ModelSpec, batch: Batch, dtype: Dtype, **options: Any) -> Any:
 
 
 Change = tuple[bool, int]
-"""Whether bytes are made or go, and how many."""
+"""Made (True) or freed (False), and the number of bytes."""
 
 
 def changes(
     lowered: tuple[LoweredModule, ...]
 ) -> tuple[list[list[list[Change]]], list[Counter[Change]]]:
-    """Of each forward in order, but for what goes together; of each backward counted, as a node
-    makes gradients and scratch together."""
+    """Changes of each forward, in order but for those that go together, and of each backward.
+
+    Those of a backward are counted, as a node makes gradients and scratch together.
+    """
     passes = [side.memory for module in lowered for side in (module.forward, module.backward)]
     nbytes = {
         event.buffer: event.nbytes
@@ -147,8 +149,8 @@ def test_heads_of_transformers_that_are_turned_lie_by_head_and_are_padded_as_the
     expected = lower(
         spec, batch=Batch(micro_batch=2, sequence_length=20), dtype=dtype, device="cuda"
     )
-    for found, of_family in zip(changes(model.lowered), changes(expected), strict=True):
-        assert found[1] == of_family[1]  # the first block
+    for of_trace, of_family in zip(changes(model.lowered), changes(expected), strict=True):
+        assert of_trace[1] == of_family[1]  # the first block
 
 
 ASKED = {
@@ -171,8 +173,8 @@ def recomputed(width: int, dtype: Dtype, batch: Batch) -> tuple[ModelSpec, Trace
 def test_what_is_recomputed_of_attention_is_what_a_trace_recomputes(
     width: int, dtype: Dtype, asked: Checkpointing
 ) -> None:
-    """Of padded attention a policy keeps the kernel's wide output; pads and the copy of its part
-    are made again. Of the composite, which heads of 10 in float32 take, it keeps nothing."""
+    """Padded attention keeps the kernel's wide output under a policy; pads and the copy of its part
+    are made again. The composite, which heads of 10 in float32 take, keeps nothing."""
     batch = Batch(micro_batch=2, sequence_length=20)
     spec, model = recomputed(width, dtype, batch)
     seen = model.modules_for(
@@ -229,8 +231,8 @@ def test_where_no_fused_kernel_takes_the_heads_torchs_own_composite_runs(
 
 
 def test_values_of_another_width_than_queries_are_not_for_flash_attention() -> None:
-    """As in latent attention, whose queries have a part more: sdp_utils.cpp,
-    check_head_dim_size_flash wants one width of all three."""
+    """Latent attention has queries with a part more: check_head_dim_size_flash in sdp_utils.cpp
+    wants one width of all three."""
 
     class Latent(nn.Module):
         def __init__(self) -> None:
@@ -288,8 +290,8 @@ def test_rows_of_a_mask_are_padded_to_16_for_memory_efficient_attention(length: 
 def test_what_an_embedding_bag_notes_has_the_bytes_that_it_has_really(
     operator: str, mode: int
 ) -> None:
-    """In sums, means and maxima: of each dtype, with padding left out or not, and with factors that
-    lie close or not."""
+    """Sums, means and maxima, of each dtype, with padding left out or not. Factors lie close or
+    not."""
     options = itertools.product(
         (torch.float32, torch.bfloat16, torch.float16, torch.float64), (-1, 0), (False, True),
         (0, 1, 2),
@@ -306,26 +308,26 @@ def test_what_an_embedding_bag_notes_has_the_bytes_that_it_has_really(
         ]
         fakes = FakeTensorMode()
         others = tuple(
-            fakes.from_tensor(one) if isinstance(one, Tensor) else one for one in arguments
+            fakes.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments
         )
         with fakes:
-            found = getattr(torch.ops.aten, operator)(*others)
+            results = getattr(torch.ops.aten, operator)(*others)
         assert [
-            result_nbytes(operator, others, place, one, device="cpu")
-            for place, one in enumerate(found)
+            result_nbytes(operator, others, index, value, device="cpu")
+            for index, value in enumerate(results)
         ] == real
 
 
 def test_on_cuda_it_notes_whose_each_index_is_in_any_mode() -> None:
-    """From EmbeddingBag.cu; nothing of it is measured on a GPU."""
+    """Source: EmbeddingBag.cu; nothing of it is measured on a GPU."""
     results = [torch.empty(0, dtype=torch.int64)] * 4
     for mode in range(3):
         arguments = (
             torch.ones(20, 8), torch.arange(12), torch.tensor([0, 3, 12]), False, mode, False, None,
             True,
         )
-        found = [
-            result_nbytes("_embedding_bag", arguments, place, results[place], device="cuda")
-            for place in (1, 2)
+        nbytes = [
+            result_nbytes("_embedding_bag", arguments, index, results[index], device="cuda")
+            for index in (1, 2)
         ]
-        assert found == [8 * 12, 8 * 3]
+        assert nbytes == [8 * 12, 8 * 3]

@@ -1,5 +1,5 @@
-"""What lies otherwise than new tensors: inputs, gradients of parameters; and activations that are
-leaves. Each held to torch."""
+"""Inputs and gradients of parameters in other layouts than new tensors have, and activations that
+are leaves. Each is held to torch."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Multiplying(nn.Module):
         self.bias, self.product = nn.Parameter(torch.zeros(WIDTH)), product
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = (
+        output: Tensor = (
             x + self.product(functional.silu(self.product(x, self.first)), self.second) + self.bias
         )
-        return found
+        return output
 
 
 class Stacked(nn.Module):
@@ -116,11 +116,11 @@ def test_gradients_that_lie_otherwise_than_their_parameters(
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(2, 6, WIDTH),)
 
-    found = differences(
+    wrong = differences(
         lambda: Stacked(PRODUCTS[name], twice=twice), data, strategy, tmp_path, ranks=2,
         accumulation=accumulation,
     )
-    assert found == {}
+    assert wrong == {}
 
 
 class Adapted(nn.Module):
@@ -151,11 +151,11 @@ def test_activations_that_are_leaves_live_with_their_gradients_until_the_loss_go
     def ids() -> tuple[Tensor, ...]:
         return (torch.randint(0, 40, (2, 256)),)
 
-    found = differences(
+    wrong = differences(
         lambda: Adapted(recomputes=recomputes), ids, strategy, tmp_path, ranks=ranks(strategy),
         parameters=parameters,
     )
-    assert found == {}
+    assert wrong == {}
 
 
 class Scaled(torch.autograd.Function):

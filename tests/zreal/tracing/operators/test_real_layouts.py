@@ -27,13 +27,13 @@ ORDERS = {
     4: ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1)),
     5: ((0, 1, 2, 3, 4), (0, 1, 2, 4, 3), (0, 2, 3, 4, 1)),
 }
-"""Of the dimensions in memory, the slowest first: as new, transposed, and for images channels last.
-"""
+"""Orders of the dimensions in memory, the slowest first: as new, transposed, and for images
+channels last."""
 EXPANDED: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t[..., :1].expand(t.shape),
     lambda t: t.flatten()[0].expand(t.shape),
 )
-"""As the gradients of sums and means are: over one dimension or all of them."""
+"""Expansions that gradients of sums and means have: over one dimension or all of them."""
 
 
 def ones(*shape: int, like: Tensor | None = None) -> Tensor:
@@ -167,7 +167,7 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Call] = []
+        self.recorded: list[Call] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (),
@@ -177,7 +177,7 @@ class Calls(TorchDispatchMode):
             given = tree_map_only(
                 Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs or {})
             )
-            self.found.append((func, *given))
+            self.recorded.append((func, *given))
         return func(*args, **(kwargs or {}))
 
 
@@ -186,7 +186,7 @@ class AsGiven(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (),
@@ -194,23 +194,23 @@ class AsGiven(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view and not func._schema.is_mutable:
-            self.found.append((func, args, kwargs or {}, result))
+            self.recorded.append((func, args, kwargs or {}, result))
         return result
 
 
 def as_given(run: Callable[[], Tensor]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]]:
-    """What `run` calls."""
+    """Calls of `run` with what they were given and made."""
     with AsGiven() as seen:
         run()
-    return seen.found
+    return seen.recorded
 
 
 def calls(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Call]:
-    """What forward and backward of `run` call, with a gradient that has elements of its own."""
+    """Calls of forward and backward of `run`, with a gradient that has elements of its own."""
     with Calls() as seen:
         result = run(x.requires_grad_())
         result.backward(torch.rand(result.shape).to(result.dtype))
-    return seen.found
+    return seen.recorded
 
 
 def laid_out(given: Any) -> Iterator[Any]:
@@ -235,24 +235,24 @@ def ordered(leaf: Any, order: int) -> Any:
         return EXPANDED[order - 3](leaf)
     dims = ORDERS[leaf.dim()][order]
     return (
-        leaf.permute(dims).contiguous().permute([dims.index(place) for place in range(leaf.dim())])
+        leaf.permute(dims).contiguous().permute([dims.index(dim) for dim in range(leaf.dim())])
     )
 
 
 def described(result: Any) -> list[Any]:
     """Dtype, shape and strides of each tensor but for dimensions of one, whose stride says nothing.
     """
-    found = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+    tensors = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
     return [
         (t.dtype, *((n, stride) for n, stride in zip(t.shape, t.stride(), strict=True) if n > 1))
-        for t in found
+        for t in tensors
     ]
 
 
-def differing(found: list[Call]) -> tuple[int, list[Any]]:
-    """How many calls could be made with real tensors, and those that fake ones make otherwise."""
+def differing(recorded: list[Call]) -> tuple[int, list[Any]]:
+    """Number of calls that real tensors could make, and those that fake ones make otherwise."""
     made, wrong = 0, []
-    for func, *given in found:
+    for func, *given in recorded:
         alike = f"{func} {tree_map_only(Tensor, lambda t: (t.dtype, t.shape, t.stride()), given)}"
         if alike not in COMPARED:  # many functions end in the same operators
             COMPARED[alike] = compared(func, *given)
@@ -279,7 +279,7 @@ def fake_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 def compared(
     func: Any, given: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[int, list[Any]]:
-    """As `differing`, of one call in each layout."""
+    """The same as `differing`, for one call in each layout."""
     made, wrong = 0, []
     name = func._schema.name.partition("::")[2]
     for args, kwargs in laid_out((given, options)):
@@ -350,16 +350,16 @@ UNKNOWN = {("sub", torch.bool), ("rsub", torch.bool)}
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), one_in(1, [one for one in product(OF_TWO, DTYPES) if one not in UNKNOWN])
+    ("name", "first"), one_in(1, [pair for pair in product(OF_TWO, DTYPES) if pair not in UNKNOWN])
 )
 def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dtype) -> None:
     """A CPU casts one of another dtype before it goes through the elements, and an expanded one
     gets room by that."""
     orders, wrong, made = (0, 1, 3, 4), [], 0
-    for second, one, other in product(DTYPES, orders, orders):
+    for second, first_order, second_order in product(DTYPES, orders, orders):
         given = [
             ordered(torch.rand(SHAPES[3]).to(dtype), order)
-            for dtype, order in ((first, one), (second, other))
+            for dtype, order in ((first, first_order), (second, second_order))
         ]
         try:
             seen = as_given(lambda given=given: OF_TWO[name](*given))
@@ -371,7 +371,7 @@ def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dty
                 fake = as_real(func, fakes, func(*fakes, **options), device="cpu")
             made += 1
             if described(fake) != described(result):
-                wrong.append((func, second, one, other))
+                wrong.append((func, second, first_order, second_order))
     assert made
     assert wrong == []
 
@@ -391,12 +391,12 @@ def test_each_rule_is_held_to_real_results() -> None:
 def test_norms_of_two_bytes_with_weights_of_four_keep_statistics_of_four(
     dims: int, name: str, dtype: torch.dtype
 ) -> None:
-    found = calls(NORMS[name], torch.rand(SHAPES[dims]).to(dtype))
-    forward = next(call for call in found if call[0]._schema.name == f"aten::native_{name}")
+    recorded = calls(NORMS[name], torch.rand(SHAPES[dims]).to(dtype))
+    forward = next(call for call in recorded if call[0]._schema.name == f"aten::native_{name}")
     assert [result[0] for result in described(forward[0](*forward[1], **forward[2]))] == [
         dtype, torch.float32, torch.float32
     ]
-    _, wrong = differing(found)
+    _, wrong = differing(recorded)
     assert wrong == []
 
 

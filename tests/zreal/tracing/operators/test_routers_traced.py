@@ -43,13 +43,13 @@ class Router(nn.Module):
 
 
 def one_hot(index: Tensor, num_classes: int) -> Tensor:
-    """What functional.one_hot runs on real tensors."""
+    """Operators that functional.one_hot runs on real tensors."""
     zeros = index.new_zeros(*index.shape, num_classes)
     return zeros.scatter_(-1, index.unsqueeze(-1), 1)
 
 
 def balanced(weights: Tensor, chosen: Tensor, _: Tensor) -> Tensor:
-    """How often each expert was chosen, as load balancing asks."""
+    """Loss that grows with how often each expert was chosen, as load balancing asks."""
     share = one_hot(chosen, EXPERTS).sum((0, 1, 2)).float() / chosen.numel()
     return EXPERTS * (share * weights.mean((0, 1))).sum()
 
@@ -87,8 +87,9 @@ def test_one_hot_is_refused_with_what_to_write_instead(name: str) -> None:
 
 @pytest.mark.parametrize("use", [balanced, recomputed])
 def test_what_torch_runs_for_it_is_traced(use: Use) -> None:
-    found = case(use)
-    assert traced_events(traced(found, dtype="float32")) == measured_events(found, dtype="float32")
+    router = case(use)
+    events = traced_events(traced(router, dtype="float32"))
+    assert events == measured_events(router, dtype="float32")
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, DDP])
@@ -135,8 +136,9 @@ BESIDE: dict[str, Use] = {
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_functions_of_routers_make_what_torch_makes(name: str) -> None:
-    found = case(BESIDE[name])
-    assert traced_events(traced(found, dtype="float32")) == measured_events(found, dtype="float32")
+    router = case(BESIDE[name])
+    events = traced_events(traced(router, dtype="float32"))
+    assert events == measured_events(router, dtype="float32")
 
 
 SHAPES_OF_DATA: dict[str, Use] = {

@@ -13,7 +13,7 @@ def lives(*entries: Entry) -> Lives:
 
 
 def test_a_sum_as_large_as_the_earlier_gradient_that_dies_there_is_that_gradient() -> None:
-    found = lives(
+    log = lives(
         Born(1, 8, "mm"), Born(2, 8, "mm"), Born(3, 8, "add"), Summed(3, earlier=1), Died(1),
         Died(2), Born(4, 8, "mm"), Died(3),
     )
@@ -21,8 +21,8 @@ def test_a_sum_as_large_as_the_earlier_gradient_that_dies_there_is_that_gradient
         Born(1, 8, "mm"), Born(2, 8, "mm"), Summed(3, earlier=1), Died(2), Born(4, 8, "mm"),
         Died(1),
     ]
-    assert [entry for _, entry in found.entries] == kept
-    assert (found.same, found.used_up) == ({3: 1}, {1, 2})
+    assert [entry for _, entry in log.entries] == kept
+    assert (log.same, log.used_up) == ({3: 1}, {1, 2})
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,6 @@ def test_a_sum_of_another_size_or_with_an_earlier_gradient_that_lives_on_is_a_st
         Born(1, earlier, "mm"), Born(2, 8, "mm"), Born(3, 8, "add"), Summed(3, earlier=1),
         *map(Died, deaths),
     )
-    found = lives(*entries)
-    assert [entry for _, entry in found.entries] == list(entries)
-    assert (found.same, found.used_up) == ({}, set(deaths))
+    log = lives(*entries)
+    assert [entry for _, entry in log.entries] == list(entries)
+    assert (log.same, log.used_up) == ({}, set(deaths))

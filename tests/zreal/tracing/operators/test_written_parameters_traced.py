@@ -131,8 +131,8 @@ def test_data_is_changed_under_fsdp1_too(strategy: str, tmp_path: Path) -> None:
 def test_only_their_traces_have_no_form_for_views() -> None:
     make, data, _ = MAKES["a weight"]
     assert [
-        (one.unit_hooks, one.lowered)
-        for one in trace(make, data(), units=["layers.0"]).hook_variants
+        (variant.unit_hooks, variant.lowered)
+        for variant in trace(make, data(), units=["layers.0"]).hook_variants
     ] == [("fsdp1_views", ())]
     assert (
         trace(

@@ -24,7 +24,7 @@ from zsim.autograd.traced.traced_file import save
 from zsim.scenario.scenario import parse
 
 WIDTH = 16
-UNITS = [f"layers.{place}" for place in range(4)]
+UNITS = [f"layers.{index}" for index in range(4)]
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 STRATEGIES = (
     FSDP2,
@@ -53,10 +53,10 @@ class Siamese(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         seen = []
-        for place, view in enumerate(self.views):
-            y = self.first(x + place)
-            for one in self.layers:
-                y = y + one(y)
+        for index, view in enumerate(self.views):
+            y = self.first(x + index)
+            for layer in self.layers:
+                y = y + layer(y)
             seen.append(y.detach() if view == "d" else y)
         return torch.stack(
             [(a * b).sum() for a, b in zip(seen, [*seen[1:], seen[0]], strict=True)]
@@ -91,8 +91,7 @@ MAKES: dict[str, Callable[[], nn.Module]] = {
 }
 PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"
 IN_ORDER = ("gd", "dg", "01b23", "0a1b2c3d")
-"""Those whose units first run as they stand there: which ones prefetch which is told in that order.
-"""
+"""Models whose units first run in the order of their numbers: prefetching is told in that order."""
 CASES = [
     *((name, strategy) for name in MAKES for strategy in STRATEGIES),
     *((name, PREFETCH) for name in IN_ORDER),
@@ -122,7 +121,7 @@ def test_nor_has_it_in_two_bytes_and_two_micro_batches(strategy: str, tmp_path: 
 
 
 class Frozen(Siamese):
-    """Of which one layer is frozen, and runs with a gradient all the same."""
+    """A `Siamese` with one layer frozen, which runs with a gradient all the same."""
 
     def __init__(self, views: str) -> None:
         super().__init__(views)
@@ -143,8 +142,8 @@ class Around(nn.Module):
         self.inner, self.outer = layer(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.outer(self.inner(x)) + self.inner(x * 2).detach()
-        return found
+        output: Tensor = self.outer(self.inner(x)) + self.inner(x * 2).detach()
+        return output
 
 
 def test_in_a_unit_that_goes_on_it_is_refused_with_the_reason_and_traced_as_told() -> None:
@@ -180,7 +179,7 @@ class Local(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
         self.layers = nn.ModuleList(
-            Detaching(str(place) in places, adds=how == "added") for place in range(4)
+            Detaching(str(index) in places, adds=how == "added") for index in range(4)
         )
         self.how = how
 
@@ -248,8 +247,8 @@ def test_the_root_works_on_between_units_whose_end_no_hook_sees(
 
 
 class Beside(nn.Module):
-    """As `Aside`, with nothing that the loss does not depend on: FSDP1 ends a unit when autograd
-    comes to the split of its views."""
+    """The same as `Aside`, with nothing that the loss does not depend on: FSDP1 ends a unit when
+    autograd comes to the split of its views."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def test_products_of_groups_lie_as_real_ones_do_and_are_refused_as_those(
     )
     mode = FakeTensorMode()
     given = tuple(
-        None if one is None else mode.from_tensor(one) for one in (first, second, offsets)
+        None if tensor is None else mode.from_tensor(tensor) for tensor in (first, second, offsets)
     )
     try:
         real = GROUPED(first, second, offsets)
@@ -58,19 +58,20 @@ def test_products_of_groups_lie_as_real_ones_do_and_are_refused_as_those(
         return
     with mode:
         fake = call(GROUPED, given, {}, device="cpu")
-    found, expected = (
-        (one.dtype, one.shape, one.stride(), one.untyped_storage().nbytes()) for one in (fake, real)
+    layout, expected = (
+        (tensor.dtype, tensor.shape, tensor.stride(), tensor.untyped_storage().nbytes())
+        for tensor in (fake, real)
     )
-    assert found == expected
+    assert layout == expected
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_token_meets_one_expert(name: str) -> None:
     first, second = (torch.ones(shape) for shape in SHAPES[name])
-    found = kernel(GROUPED, (first, second, None), {}, torch.ones(1))
+    grouped = kernel(GROUPED, (first, second, None), {}, torch.ones(1))
     groups = 3 if name == "one by one" else 1
-    assert found is not None
-    assert found.flops == 2 * groups * first.shape[-2] * first.shape[-1] * second.shape[-1]
+    assert grouped is not None
+    assert grouped.flops == 2 * groups * first.shape[-2] * first.shape[-1] * second.shape[-1]
 
 
 class Mixture(nn.Module):
@@ -158,8 +159,8 @@ def test_mixtures_of_transformers_are_exact(name: str, parameters: str, tmp_path
     def data() -> tuple[Tensor, ...]:
         return (torch.randint(0, 64, (2, 16)),)
 
-    found = differences(
+    wrong = differences(
         lambda: Looked(name), data, FSDP2, tmp_path, ranks=2, parameters=parameters,
         layers="inner.model.layers",
     )
-    assert found == {}
+    assert wrong == {}

@@ -62,7 +62,7 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 
 
 def differences(name: str, case: Scenario, *, rank: int) -> list[str]:
-    """What `compare` does not find exact: order, bytes, memory of all phases and kinds."""
+    """Checks of `compare` that are not exact: order, bytes, memory of all phases and kinds."""
     predicted = SimBackend("cpu").run(
         case, options=RunOptions(ranks=(rank,), interpreter="observer")
     )
@@ -71,17 +71,18 @@ def differences(name: str, case: Scenario, *, rank: int) -> list[str]:
         first, _, steady = (real.step() for _ in range(3))
     phases = {"construction": real.construction, "first": first, "steady": steady}
     measured = replace(predicted, backend="fake", ranks=(RankRun(rank=rank, phases=phases),))
-    checks = [one for one in compare(predicted, measured) if one.status != "unsupported"]
+    checks = [check for check in compare(predicted, measured) if check.status != "unsupported"]
     assert len(checks) > 4
-    return [f"{one.name}: {one.detail}" for one in checks if not one.detail.startswith("exact")]
+    inexact = [check for check in checks if not check.detail.startswith("exact")]
+    return [f"{check.name}: {check.detail}" for check in inexact]
 
 
 def quick(*chosen: tuple[str, ...], **of: tuple[str, ...]) -> list[Any]:
     """Every combination of `of`; those that are not `chosen` have no time in the suite."""
     combinations = itertools.product(*of.values())
     return [
-        pytest.param(*one, marks=[] if one in chosen else [pytest.mark.slow])
-        for one in combinations
+        pytest.param(*values, marks=[] if values in chosen else [pytest.mark.slow])
+        for values in combinations
     ]
 
 
@@ -153,8 +154,8 @@ def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(
         for _ in range(3):
             real.step()
     events = real.meter.events or ()
-    found = in_order(delta for _, delta in events)
-    assert of_program(case) == found
+    measured = in_order(delta for _, delta in events)
+    assert of_program(case) == measured
 
 
 @pytest.mark.parametrize(
@@ -195,9 +196,9 @@ def test_what_is_frozen_is_known_of_a_file() -> None:
     assert model.trained == {
         "head.weight",
         *(
-            f"blocks.{i}.{one}.{part}.weight"
+            f"blocks.{i}.{projection}.{part}.weight"
             for i in range(2, 6)
-            for one in ("query", "value")
+            for projection in ("query", "value")
             for part in ("down", "up")
         ),
     }

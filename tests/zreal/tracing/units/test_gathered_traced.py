@@ -31,8 +31,8 @@ class Attention(nn.Module):
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        found: Tensor = self.attention(x, memory, memory, need_weights=False)[0]
-        return found
+        output: Tensor = self.attention(x, memory, memory, need_weights=False)[0]
+        return output
 
 
 class Latents(nn.Module):
@@ -45,8 +45,8 @@ class Latents(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         latents = self.inner(self.latents.expand(x.shape[0], -1, -1), x)
-        found: Tensor = x + self.inner(x, latents)
-        return found
+        output: Tensor = x + self.inner(x, latents)
+        return output
 
 
 class Projection(nn.Module):
@@ -66,8 +66,8 @@ class Middle(nn.Module):
         self.inmost, self.linear = Projection(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        found: Tensor = self.linear(self.inmost(x, weight)).relu()
-        return found
+        output: Tensor = self.linear(self.inmost(x, weight)).relu()
+        return output
 
 
 class Weight(nn.Module):
@@ -80,8 +80,8 @@ class Weight(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.inner(x, self.weight)
-        return found + self.weight[1] if self.again else found
+        output: Tensor = x + self.inner(x, self.weight)
+        return output + self.weight[1] if self.again else output
 
 
 def model(block: Callable[[], nn.Module]) -> nn.Module:
@@ -112,7 +112,7 @@ MAKES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, ("float32", "bfloat16")[place % 2]) for place, name in enumerate(MAKES)],
+    [(name, ("float32", "bfloat16")[index % 2]) for index, name in enumerate(MAKES)],
 )
 def test_a_unit_reads_parameters_of_the_unit_that_it_lies_in(
     name: str, dtype: Dtype, reshard: bool
@@ -156,15 +156,15 @@ class Tied(nn.Module):
 
 
 class Beside(nn.Module):
-    """Its last layer is called with the first one's weight."""
+    """Layers, of which the last is called with the first one's weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Projection()])
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layers[1](self.layers[0](x), self.layers[0].weight)
-        return found
+        output: Tensor = self.layers[1](self.layers[0](x), self.layers[0].weight)
+        return output
 
 
 LAYERS = ["layers.0", "layers.1"]

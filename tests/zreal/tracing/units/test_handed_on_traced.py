@@ -1,5 +1,5 @@
-"""What a unit in a block made and the block returns: whose hook comes first in backward, that of
-the unit or that of the block."""
+"""Values that a unit in a block made and the block returns. The hook of the unit or that of the
+block comes first in backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zsim.autograd.traced.traced_file import dump, save
 from zsim.autograd.traced.traced_file import parse as parse_model
 from zsim.scenario.scenario import parse
 
-UNITS = tuple(f"blocks.{place}{inner}" for place in range(4) for inner in (".up", ""))
+UNITS = tuple(f"blocks.{index}{inner}" for index in range(4) for inner in (".up", ""))
 
 
 class Block(nn.Module):

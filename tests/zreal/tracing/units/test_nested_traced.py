@@ -171,12 +171,12 @@ class Halves(nn.Module):
         self.down, self.up = nn.Linear(12, 5), nn.Linear(5, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.up(self.down(x))
-        return found
+        output: Tensor = x + self.up(self.down(x))
+        return output
 
 
 class Passing(nn.Module):
-    """Of three layers the first never runs."""
+    """Layers of which the first never runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Passing(nn.Module):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_unit_in_one_that_never_runs_is_wrapped_before_it(world_size: int) -> None:
-    inside_out = ("layers.0.up", *(f"layers.{place}" for place in range(4)))
+    inside_out = ("layers.0.up", *(f"layers.{index}" for index in range(4)))
     case = Case(Passing, "", lambda: (torch.randn(4, 12),), num_units=0, more=inside_out)
     model = trace(case.make, case.data(), units=case.all_units, sums_in_place=False)
     order = [unit.fqn for unit in model.inside_out]

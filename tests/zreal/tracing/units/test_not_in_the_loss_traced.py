@@ -65,17 +65,17 @@ class Pooled(nn.Module):
     """Layers, of which one whole is read into what is dropped, detached or thresholded: its unit
     runs and has no backward."""
 
-    def __init__(self, place: int, how: str) -> None:
+    def __init__(self, pooled: int, how: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)
         )
-        self.place, self.how = place, how
+        self.pooled, self.how = pooled, how
 
     def forward(self, x: Tensor) -> Tensor:
-        for place, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             y = layer(x)
-            if place != self.place:
+            if index != self.pooled:
                 x = x + y
             elif self.how == "detached":
                 x = x + y.detach()
@@ -118,7 +118,7 @@ def test_such_parameters_of_units_that_are_trained(
 
 
 @pytest.mark.parametrize(
-    ("place", "how", "strategy", "accumulation"),
+    ("pooled", "how", "strategy", "accumulation"),
     one_in(
         4,
         product(
@@ -127,13 +127,13 @@ def test_such_parameters_of_units_that_are_trained(
     ),
 )
 def test_whole_units_that_run_for_nothing(
-    place: int, how: str, strategy: str, accumulation: int, tmp_path: Path
+    pooled: int, how: str, strategy: str, accumulation: int, tmp_path: Path
 ) -> None:
-    found = differences(
-        lambda: Pooled(place, how), inputs, strategy, tmp_path, ranks=ranks(strategy),
+    wrong = differences(
+        lambda: Pooled(pooled, how), inputs, strategy, tmp_path, ranks=ranks(strategy),
         accumulation=accumulation,
     )
-    assert found == {}
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("name", KINDS)

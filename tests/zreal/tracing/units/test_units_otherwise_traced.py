@@ -1,5 +1,5 @@
-"""What autograd has of a traced module's units besides operators: fully_shard's hooks, nothing, or
-FSDP1's views. Each held to torch."""
+"""Variants of autograd on a traced module's units: with fully_shard's hooks, with none, with
+FSDP1's views. Each is held to torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WIDTH = 24
 LENGTH = 4
 """Tokens of a sample: a recurrent layer's operators are traced for each of them."""
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
-UNITS = [f"layers.{place}" for place in range(4)]
+UNITS = [f"layers.{index}" for index in range(4)]
 
 
 class Attention(nn.Module):
@@ -54,8 +54,8 @@ class Attention(nn.Module):
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        found: Tensor = self.attention(x, keys, values, need_weights=False)[0]
-        return found
+        output: Tensor = self.attention(x, keys, values, need_weights=False)[0]
+        return output
 
 
 class Both(nn.Module):
@@ -66,19 +66,19 @@ class Both(nn.Module):
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        found: Tensor = self.first(x) * self.second(memory) + x
-        return found
+        output: Tensor = self.first(x) * self.second(memory) + x
+        return output
 
 
 class Recurrent(nn.GRU):
-    """Which keeps a list of its parameters besides."""
+    """A GRU, which keeps a list of its parameters besides."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, WIDTH, batch_first=True)
 
     def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
-        found: Tensor = super().forward(x)[0]
-        return found
+        output: Tensor = super().forward(x)[0]
+        return output
 
 
 class OneWeight(nn.Module):
@@ -90,8 +90,8 @@ class OneWeight(nn.Module):
         self.weight, self.norm = nn.Parameter(torch.eye(WIDTH)), nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor, _: Tensor) -> Tensor:
-        found: Tensor = self.norm(x @ self.weight) @ self.weight
-        return found
+        output: Tensor = self.norm(x @ self.weight) @ self.weight
+        return output
 
 
 class Positions(nn.Module):
@@ -102,8 +102,8 @@ class Positions(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        found: Tensor = (self.linear(x) * positions).to(x.dtype) + x
-        return found
+        output: Tensor = (self.linear(x) * positions).to(x.dtype) + x
+        return output
 
 
 class Decoder(nn.Module):
@@ -117,14 +117,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(50, WIDTH)
         self.layers = nn.ModuleList(layer() for _ in range(4))
-        self.given, self.order, self.past = given, [int(place) for place in order], past
+        self.given, self.order, self.past = given, [int(digit) for digit in order], past
 
     def forward(self, tokens: Tensor, others: Tensor) -> Tensor:
         x, memory = self.embedding(tokens), self.embedding(others)
         positions = torch.sin(others.float()).unsqueeze(-1) * torch.ones(WIDTH)
-        for place in self.order:
+        for index in self.order:
             values = {"memory": memory, "itself": x, "positions": positions}
-            y = self.layers[place](x, *(values[name] for name in self.given.split()))
+            y = self.layers[index](x, *(values[name] for name in self.given.split()))
             x = x + y if self.past else y
         return x.float().sum()
 
@@ -163,7 +163,7 @@ def test_without_hooks_every_allocation_and_free_is_that_of_the_plain_module_in_
     name: str
 ) -> None:
     model = seen(SHARED[name])
-    plain = next(one.lowered for one in model.hook_variants if one.unit_hooks == "none")
+    plain = next(variant.lowered for variant in model.hook_variants if variant.unit_hooks == "none")
     case = Case(SHARED[name], "", tokens, num_units=0, more=tuple(UNITS))
     assert traced_events(replace(model, lowered=plain)) == measured_events(case, dtype="float32")
     assert traced_events(model) != measured_events(case, dtype="float32")
@@ -256,11 +256,11 @@ def test_what_is_the_same_without_hooks_is_kept_once() -> None:
     chain = seen(lambda: Decoder(Recurrent, given=""))
     assert chain.hook_variants == ()
     again = seen(lambda: Decoder(Recurrent, given="", order="01230"), checkpointing=[EVERY_BLOCK])
-    assert [(one.unit_hooks, one.checkpointing) for one in again.hook_variants] == [
+    assert [(variant.unit_hooks, variant.checkpointing) for variant in again.hook_variants] == [
         ("fsdp1_views", NO_CHECKPOINTING), ("fsdp1_views", EVERY_BLOCK)
     ]
     both = seen(SHARED["two runs and a memory"])
-    assert [one.unit_hooks for one in both.hook_variants] == ["none", "fsdp1_views"]
+    assert [variant.unit_hooks for variant in both.hook_variants] == ["none", "fsdp1_views"]
     assert read(dump(again).encode()) == again
     assert read(dump(both).encode()) == both
 
@@ -330,9 +330,8 @@ def test_what_a_unit_takes_and_does_not_use_gets_zeros_from_fully_shard_alone(
     assert differences(lambda: Unused(True), tokens, FSDP2, tmp_path, ranks=2) == {}
     for strategy in (DDP, FSDP1):
         assert differences(lambda: Unused(False), tokens, strategy, tmp_path, ranks=2) == {}
-    assert [(one.unit_hooks, one.lowered) for one in seen(lambda: Unused(True)).hook_variants] == [
-        ("none", ())
-    ]
+    variants = seen(lambda: Unused(True)).hook_variants
+    assert [(variant.unit_hooks, variant.lowered) for variant in variants] == [("none", ())]
 
 
 def test_nodes_of_a_graph_are_numbered_in_the_order_in_which_they_are_made() -> None:
@@ -347,7 +346,7 @@ def test_nodes_of_a_graph_are_numbered_in_the_order_in_which_they_are_made() -> 
     ]
     assert [torch_private.sequence_number(node) - before for node in nodes] == [0, 1, 3]
     seen: list[int] = []
-    for place, node in enumerate(nodes):
-        node.register_prehook(lambda _, place=place: seen.append(place))  # type: ignore[misc]
+    for index, node in enumerate(nodes):
+        node.register_prehook(lambda _, index=index: seen.append(index))  # type: ignore[misc]
     total.backward()
     assert seen == [2, 1, 0]

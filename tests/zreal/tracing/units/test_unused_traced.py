@@ -32,8 +32,8 @@ class Skipping(nn.Module):
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(ids)
-        for place, layer in enumerate(self.layers):
-            x = x if place == 2 else layer(x)
+        for index, layer in enumerate(self.layers):
+            x = x if index == 2 else layer(x)
         return nn.functional.cross_entropy(x.flatten(0, 1), targets.flatten() % 32)
 
 
