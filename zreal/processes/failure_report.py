@@ -7,10 +7,15 @@ to it are consequences.
 from __future__ import annotations
 
 import signal
-from contextlib import suppress
 from typing import Any
 
-from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
+from zreal.processes.fork_server import (
+    CLOSING_S,
+    STOPPED,
+    is_stopped,
+    killed_by,
+    server_end,
+)
 from zreal.processes.rank_status import (
     RECENT_S,
     REFERENCE,
@@ -59,7 +64,7 @@ def server_ended(end: str, ranks: list[RankStatus], when: str) -> LaunchError:
         expected="the process that starts ranks, and that tells how they end, to live until all "
                  "are done",
         found=f"{end}, {when}",
-        remedy="find out what ended it; by itself it only loads torch, as "
+        remedy="find out what stopped or ended it; by itself it only loads torch, as "
                "`python -c 'import torch'` does",
         results=_results(ranks),
     )
@@ -115,7 +120,7 @@ def _not_in_time(ranks: list[RankStatus], timeout_s: float) -> LaunchError:
     """
     expected = f"every rank to finish within {timeout_s:g} s"
     waiting = [rank for rank in ranks if not rank.done]
-    stopped = [rank for rank in waiting if _is_stopped(rank.process.pid)]
+    stopped = [rank for rank in waiting if is_stopped(rank.process.pid)]
     progress = "" if stopped else _slow_progress(waiting)
     if progress:
         return LaunchError(
@@ -161,14 +166,4 @@ def _hung(ranks: list[RankStatus], stopped: list[RankStatus]) -> tuple[str, str]
 def _stopped_text(stopped: list[RankStatus]) -> str:
     last = ", ".join(dict.fromkeys(rank.last_collective for rank in stopped))
     verb = "it is" if len(stopped) == 1 else "they are"
-    return f"{verb} stopped (as by SIGSTOP or a debugger), last collective: {last}"
-
-
-def _is_stopped(pid: int) -> bool:
-    """True where the system shows the process as stopped; False where it shows nothing."""
-    with (
-        suppress(OSError, IndexError),
-        open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat,
-    ):
-        return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
+    return f"{verb} {STOPPED}, last collective: {last}"

@@ -1,19 +1,34 @@
 """The fork server, from which ranks are forked: its process, how it ended, and what ranks do not
-import."""
+import.
+
+A server that is stopped neither starts ranks nor tells how they end, so nothing that waits for it
+returns. It is killed then: ranks end with it, and the next launch starts another.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from typing import Any
 
 CLOSING_S = 1.0
 """Seconds between the end of a large process's connections and its exit status."""
+LOOK_S = 0.25
+"""Seconds between two looks at the server."""
+STOPPED_S = 1.0
+"""Seconds for which the server may be stopped: Ctrl-Z and fg stop and continue it shortly before or
+after its controller."""
+START_S = 180.0
+"""Seconds that the server may take to start all ranks. It loads torch first, from a cold disk in a
+minute."""
+REASONS: dict[int, str] = {}
+"""Servers that were killed here, by process id, with the reason as text."""
 
 
 @contextmanager
@@ -40,6 +55,50 @@ def server_pid() -> int | None:
     return pid
 
 
+@contextmanager
+def watched_server(all_started: threading.Event) -> Iterator[None]:
+    """Context manager in which a server is killed that is stopped, or that has not started all
+    ranks in time. It runs in a thread, since a launch waits for the server without a limit."""
+    over = threading.Event()
+    watch = threading.Thread(target=_watch_server, args=(all_started, over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
+
+
+def _watch_server(all_started: threading.Event, over: threading.Event) -> None:
+    begin = running_at = time.monotonic()
+    while not over.wait(LOOK_S):
+        pid, now = server_pid(), time.monotonic()
+        if pid is None or not is_stopped(pid):
+            running_at = now
+        reason = ""
+        if now - running_at > STOPPED_S:
+            reason = f"it was {STOPPED}, and was ended"
+        elif now - begin > START_S and not all_started.is_set():
+            reason = f"it had not started all ranks within {START_S:g} s, and was ended"
+        if pid is not None and reason and pid not in REASONS:
+            REASONS[pid] = reason
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+STOPPED = "stopped (as by SIGSTOP or a debugger)"
+
+
+def is_stopped(pid: int) -> bool:
+    """True where the system shows the process as stopped; False where it shows nothing."""
+    with (
+        suppress(OSError, IndexError),
+        open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat,
+    ):
+        return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
 def server_end(*, patience_s: float = 0.0) -> str:
     """The end of the fork server as text; "" while it runs. The next launch starts another.
 
@@ -50,7 +109,7 @@ def server_end(*, patience_s: float = 0.0) -> str:
         while pid is not None:
             status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if status is not None:
-                return (
+                return REASONS.get(pid) or (
                     f"it exited with code {status.si_status}"
                     if status.si_code == os.CLD_EXITED
                     else f"it was {killed_by(status.si_status)}"

@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +21,14 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from zreal.processes.failure_report import launch_error, not_started, server_ended
-from zreal.processes.fork_server import CLOSING_S, server_end, server_pid, without_main
+from zreal.processes.fork_server import (
+    CLOSING_S,
+    REASONS,
+    server_end,
+    server_pid,
+    watched_server,
+    without_main,
+)
 from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
@@ -60,31 +68,27 @@ def launch(
     context.set_forkserver_preload(PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share this machine's cores
     ranks: list[RankStatus] = []
-    server: int | None = None
-    try:
-        for rank in range(world_size):
-            started = _start(
-                context, target, json.dumps(arguments), rank=rank, world_size=world_size,
-                port=store.port, host=hosts[rank] if hosts else (),
-            )
-            ranks.append(started)
-            # Python silently starts another server
-            if ranks[1:] and server != server_pid():
-                raise server_ended("it ended", ranks, f"before rank {rank} of {world_size} was "
-                                                      f"started")
-            server = server_pid()
-        _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
-    except (OSError, EOFError) as error:
-        is_closed = isinstance(error, EOFError | ConnectionError)
-        if end := server_end(patience_s=CLOSING_S if is_closed else 0.0):
-            raise server_ended(
-                end, ranks, f"before rank {len(ranks)} of {world_size} was started"
-            ) from error
-        raise not_started(error) from error
-    finally:
-        with undisturbed():
-            _end(ranks)
-        del store
+    all_started = threading.Event()
+    with watched_server(all_started):
+        try:
+            for rank in range(world_size):
+                started = _start(
+                    context, target, json.dumps(arguments), rank=rank, world_size=world_size,
+                    port=store.port, host=hosts[rank] if hosts else (),
+                )
+                _add(started, ranks, world_size)
+            all_started.set()
+            _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+        except (OSError, EOFError) as error:
+            is_closed = isinstance(error, EOFError | ConnectionError)
+            if end := server_end(patience_s=CLOSING_S if is_closed else 0.0):
+                when = f"before rank {len(ranks)} of {world_size} was started"
+                raise server_ended(end, ranks, when) from error
+            raise not_started(error) from error
+        finally:
+            with undisturbed():
+                _end(ranks)
+            del store
     return [rank.result for rank in ranks]
 
 
@@ -102,7 +106,18 @@ def _start(
         process.start()
     sender.close()
     os.set_blocking(receiver.fileno(), False)
-    return RankStatus(rank=rank, process=process, pipe=receiver, progress=progress)
+    return RankStatus(
+        rank=rank, process=process, pipe=receiver, progress=progress, server=server_pid()
+    )
+
+
+def _add(started: RankStatus, ranks: list[RankStatus], world_size: int) -> None:
+    """Add a started rank; LaunchError where Python has silently started another server for it."""
+    ranks.append(started)
+    if started.server != ranks[0].server:
+        when = f"before rank {started.rank} of {world_size} was started"
+        end = REASONS.get(ranks[0].server or 0, "it ended")
+        raise server_ended(end, ranks, when)
 
 
 def _supervise(ranks: list[RankStatus], *, deadline: float, timeout_s: float) -> None:

@@ -30,6 +30,8 @@ class RankStatus:
     process: Any
     pipe: Connection
     progress: Any
+    server: int | None = None
+    """Process id of the fork server that started it."""
     unread: bytearray = field(default_factory=bytearray)
     """Bytes of a message whose end has not arrived."""
     result: Any = None

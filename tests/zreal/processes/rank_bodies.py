@@ -107,6 +107,20 @@ def slow(
         time.sleep(0.1)
 
 
+def stopping_the_server(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
+    """Rank 0 stops the process that all ranks were forked from, and ends."""
+    progress("all_reduce #4 of 8 B over world")
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    store.set(f"rank {rank}", "has said it")
+    if rank == 0:
+        store.wait(["rank 1"])
+        os.kill(os.getppid(), signal.SIGSTOP)
+        os._exit(0)
+    wait_to_be_ended()
+
+
 def ending_the_server(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> None:

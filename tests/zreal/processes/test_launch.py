@@ -22,6 +22,7 @@ from tests.zreal.processes.conftest import TimeOutWhen
 from zreal.processes import fork_server
 from zreal.processes import launch as launching
 from zreal.processes.failure_report import LaunchError
+from zreal.processes.fork_server import is_stopped
 from zreal.processes.launch import launch
 from zreal.processes.rank_status import REFERENCE, RankStatus
 
@@ -85,7 +86,7 @@ def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call(
 def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all_wait_in(
     time_out_when: TimeOutWhen
 ) -> None:
-    time_out_when(lambda ranks: have_begun(ranks) and _is_stopped(ranks[2].process.pid))
+    time_out_when(lambda ranks: have_begun(ranks) and is_stopped(ranks[2].process.pid))
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:stopped", {}, world_size=3, timeout_s=4)
 
@@ -100,7 +101,7 @@ def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all
 
 def test_every_stopped_rank_is_named(time_out_when: TimeOutWhen) -> None:
     time_out_when(
-        lambda ranks: have_begun(ranks) and all(_is_stopped(rank.process.pid) for rank in ranks[1:])
+        lambda ranks: have_begun(ranks) and all(is_stopped(rank.process.pid) for rank in ranks[1:])
     )
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:three_stopped", {}, world_size=4, timeout_s=3)
@@ -141,6 +142,50 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
     assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=FAR_S)[0]["given"] == 1
 
 
+def test_a_stopped_fork_server_is_named_before_it_starts_a_rank_and_replaced() -> None:
+    launch(f"{BODIES}:fine", {"given": 0}, world_size=1, timeout_s=FAR_S)
+    server = fork_server.server_pid()
+    assert server is not None
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:fine", {"given": 0}, world_size=2, timeout_s=FAR_S)
+
+    assert error.value.where == "the fork server"
+    assert error.value.found == (
+        "it was stopped (as by SIGSTOP or a debugger), and was ended, before rank 0 of 2 was "
+        "started"
+    )
+    assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=FAR_S)[0]["given"] == 1
+
+
+def test_a_fork_server_that_is_stopped_while_ranks_run_is_named_with_the_roll_call() -> None:
+    """Rank 0 ends then, which a stopped server cannot tell."""
+    with pytest.raises(LaunchError) as error:
+        launch(f"{BODIES}:stopping_the_server", {}, world_size=2, timeout_s=FAR_S)
+
+    assert error.value.where == "the fork server"
+    assert error.value.found == (
+        "it was stopped (as by SIGSTOP or a debugger), and was ended, and ranks [0, 1] with it; "
+        "ranks [0, 1] at all_reduce #4 of 8 B over world"
+    )
+    assert multiprocessing.active_children() == []
+
+
+def test_a_fork_server_that_does_not_get_to_the_ranks_is_ended_at_a_limit(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is made anew loads torch, which takes longer than this limit."""
+    server = fork_server.server_pid()
+    if server is not None:
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(fork_server, "START_S", 0.0)
+    with pytest.raises(LaunchError, match="it had not started all ranks within 0 s") as error:
+        launch(f"{BODIES}:fine", {"given": 0}, world_size=2, timeout_s=FAR_S)
+
+    assert error.value.where == "the fork server"
+
+
 SEGFAULT = """
 import os, signal, threading, time
 from multiprocessing import forkserver
@@ -174,7 +219,8 @@ def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_i
         "zsim: the fork server: expected the process that starts ranks, and that tells how they "
         "end, to live until all are done, "
         "found it was killed by SIGSEGV, before rank 0 of 2 was started; "
-        "find out what ended it; by itself it only loads torch, as `python -c 'import torch'` does"
+        "find out what stopped or ended it; by itself it only loads torch, as `python -c "
+        "'import torch'` does"
     )
 
 
@@ -223,7 +269,7 @@ def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("body", [pytest.param("absent", marks=pytest.mark.slow), "stopped"])
-def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped(
+def test_ranks_end_when_their_controller_is_killed_though_one_of_themis_stopped(
     tmp_path: Path, body: str
 ) -> None:
     marker = tmp_path / "controller.py"
@@ -237,7 +283,7 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     controller = subprocess.Popen([sys.executable, str(marker)], cwd=ROOT, env=environment)
     ranks = _descendants_when(controller.pid, at_least=5)
-    while body == "stopped" and not any(_is_stopped(pid) for pid in ranks):
+    while body == "stopped" and not any(is_stopped(pid) for pid in ranks):
         time.sleep(0.1)
     controller.kill()
     controller.wait()
@@ -286,10 +332,6 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "Z"
-
-
-def _is_stopped(pid: int) -> bool:
-    return _state(pid) == "T"
 
 
 def _until_ended(pids: list[int]) -> None:
@@ -357,7 +399,7 @@ def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_
     time_out_when: TimeOutWhen
 ) -> None:
     time_out_when(
-        lambda ranks: ranks[0].done and bool(ranks[1].unread) and _is_stopped(ranks[1].process.pid)
+        lambda ranks: ranks[0].done and bool(ranks[1].unread) and is_stopped(ranks[1].process.pid)
     )
     with pytest.raises(LaunchError, match="a hang") as error:
         launch(f"{BODIES}:half_sent", {}, world_size=2, timeout_s=2)

@@ -513,6 +513,10 @@ def changed(change: Callable[[Any], Any]) -> bytes:
             'file: dtype: expected "float32", "bfloat16" or "float16", found "int64"',
         ),
         (
+            lambda t: t.update(devices=["**/*"]),
+            'file: devices[0]: expected "cpu" or "cuda", found "**/*"',
+        ),
+        (
             lambda t: t["batch"].update(micro_batch=-1),
             "file: batch.micro_batch: expected at least 0, found -1",
         ),
