@@ -1,5 +1,7 @@
-"""Settings of every test: property tests have no deadline, since a machine under load is slow and
-not wrong, and torch has one thread in each process."""
+"""Settings of every test: property tests have no deadline, and torch has one thread per process.
+
+A machine under load is slow and not wrong.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ COVERED_ELSEWHERE = (
     "test_together.py",
     "test_traced_accumulation.py",
 )
-"""Files that run the same lines for the hundredth time, on other cases: following them there would
-take a third of CI's time, and what CI says is covered is covered without them."""
+"""Files that run the same lines for the hundredth time, on other cases.
+
+Coverage of them would take a third of CI's time; what CI says is covered is covered without them.
+"""
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of every later `gc.collect` the million objects that imports and collection made:
-    traces and memory meters collect often, and would take most of their time there."""
+    """Leave out of every later `gc.collect` the million objects that imports and collection made.
+
+    Traces and memory meters collect often, and would take most of their time there.
+    """
     gc.collect()
     gc.freeze()
 

@@ -1,10 +1,9 @@
-"""How fast it is: `python -m tests.benchmarks [--json]` measures what is promised, on this machine,
-and says which one it is.
+"""Speed: `python -m tests.benchmarks [--json]` measures what is promised, and names the machine.
 
-Not part of the suite: a time is a property of a machine. Each figure is the median of several runs,
-of a whole process where it says so; the best of them is shown beside it, since a shared machine
-only ever adds. A first run is not counted: after it modules are compiled, as they are for whoever
-has used `zsim` once.
+Benchmarks are not part of the suite: a time is a property of a machine. Each figure is the median
+of several runs, of a whole process where it says so. The best of them is shown beside it, since a
+shared machine only ever adds. A first run is not counted: after it modules are compiled, as they
+are for whoever has used `zsim` once.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from zsim.scenario.plan import plan
 HERE = Path(__file__).parent
 OTHER = HERE.parents[1] / "scenarios" / "scale" / "fsdp2-gpt-8.toml"
 COMPILED = str(Path(tempfile.gettempdir()) / "zsim-benchmarks")
-"""Where processes keep their compiled modules, so that no earlier run of anything else matters."""
+"""Folder of the processes' compiled modules, so that no earlier run of anything else matters."""
 Measure = Callable[[], float]
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long `work` takes."""
+    """Seconds that `work` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -57,18 +56,20 @@ def process(*arguments: str) -> Measure:
 def folded_step() -> float:
     """One 32-layer FSDP2 step folded to its distinct ranks, from the loaded scenario to the Run, in
     this process."""
-    found = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
-    return seconds(lambda: SimBackend().run(found, options=RunOptions()))
+    case = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
+    return seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
 def memory_timeline(name: str) -> Measure:
-    """From a loaded scenario to the memory timeline of one rank's phases, in an interpreter that
-    has planned something else."""
+    """Seconds from a loaded scenario to the memory timeline of one rank's phases.
+
+    The interpreter has planned something else before.
+    """
 
     def measure() -> float:
-        found, other = scenario.load(HERE / name), scenario.load(OTHER)
+        case, other = scenario.load(HERE / name), scenario.load(OTHER)
         plan(other, device="cuda")
-        return seconds(lambda: replay(plan(found, device="cuda").ranks[0]))
+        return seconds(lambda: replay(plan(case, device="cuda").ranks[0]))
 
     return measure
 
@@ -117,7 +118,7 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
     "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }
-"""By name: the target in seconds, how often it is run, and how it is measured."""
+"""Target in seconds, number of runs and measurement, by name."""
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
-"""What FSDP's hooks take the host: `python -m tests.benchmarks.hooks` measures it per unit, in
-forward and in backward, on this machine.
+"""Host time of FSDP's hooks: `python -m tests.benchmarks.hooks` measures it per unit, in forward
+and in backward, on this machine.
 
-Blocks of two tiny linear layers, with and without units, on the fake process group, where a
-collective is a call and nothing more; the difference between 48 and 16 blocks, so that what the
-root does goes out. The lowest of many steps, as a shared machine only ever adds. It has in it what
-the simulator counts by itself: the copies' kernels and the calls of the collectives. `issue_hook`
-of the cluster presets is what is left, rounded: measured on one processor, so "assumed" for those
-of servers.
+Blocks of two tiny linear layers run with and without units, on the fake process group, where a
+collective is a call and nothing more. The difference between 48 and 16 blocks leaves out what the
+root does. The lowest of many steps counts, as a shared machine only ever adds.
+
+The figure has in it what the simulator counts by itself: the copies' kernels and the calls of the
+collectives. `issue_hook` of the cluster presets is what is left, rounded. It was measured on one
+processor, so it is "assumed" for those of servers.
 """
 
 from __future__ import annotations
@@ -79,11 +80,12 @@ def _lowest(module: nn.Module) -> tuple[float, float]:
 
 
 def per_unit(make: Make) -> tuple[float, float]:
-    """What a unit adds to forward and to backward, in seconds."""
+    """Seconds that a unit adds to forward and to backward."""
     more = []
     for number in (FEW, MANY):
         plain, wrapped = _lowest(nn.Sequential(*_blocks(number))), _lowest(make(_blocks(number)))
-        more.append([one - other for one, other in zip(wrapped, plain, strict=True)])
+        passes = zip(wrapped, plain, strict=True)
+        more.append([with_units - without for with_units, without in passes])
     forward, backward = ((many - few) / (MANY - FEW) for few, many in zip(*more, strict=True))
     return forward, backward
 

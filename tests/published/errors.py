@@ -28,11 +28,11 @@ STEPS = {
 }
 SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "small": "below 1 MiB"}
 LEFT_OUT = {"mpt_llm_foundry.csv": "1.0, 2.9"}
-"""What takes minutes and is recorded: `python -m tests.published.errors left-out`, rows left out
-with their GPU and model."""
+"""Errors of rows left out with their GPU and model; they take minutes and are recorded. Command:
+`python -m tests.published.errors left-out`."""
 WIDER, ROUNDS = 3.0, 4
-"""Of the priors there: the presets have seen these rows, so as they are they would tell what is
-left out."""
+"""Width of the priors for rows left out, and rounds of the fit. The presets have seen these rows,
+so as they are they would tell what is left out."""
 FITTED_IN_PART = {
     "fms_fsdp.csv": "never fitted, but its norms seen",
     SLOW: "its host and pauses are fitted",
@@ -43,17 +43,17 @@ FITTED_IN_PART = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of one source: predicted over measured less 1 of each row, how many lie in their band, and
-    what the table says of rows left out."""
+    """One source: predicted over measured less 1 of each row, the number within their band, and the
+    table's entry for rows left out."""
 
-    words: str
+    title: str
     errors: tuple[float, ...]
     inside: int
     left_out: str
 
     def __str__(self) -> str:
         shares = " | ".join(_percent(value) for value in figures(self.errors))
-        return f"| {self.words} | {len(self.errors)} | {shares} | {self.inside} | {self.left_out} |"
+        return f"| {self.title} | {len(self.errors)} | {shares} | {self.inside} | {self.left_out} |"
 
 
 def figures(errors: Iterable[float]) -> tuple[float, float, float, float]:
@@ -74,7 +74,7 @@ def predicted(file: str, every: int = 1) -> tuple[Predicted, ...]:
 
 
 def in_band(rows: Iterable[Predicted]) -> int:
-    """How many measurements lie within their band."""
+    """Number of measurements within their band."""
     return sum(row.band[0] <= row.measured / row.predicted <= row.band[1] for row in rows)
 
 

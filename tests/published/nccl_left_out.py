@@ -1,9 +1,9 @@
-"""Predictions of a row by constants that its own source had no part in: what the model is worth on
+"""Predictions of a row by constants that its own source had no part in: the model's worth on
 machines it has never seen.
 
-For each group of rows, a system of one source, the constants that were fitted on it are replaced by
-what is left: other sources of the same machine, the same machine's other collectives, another
-generation, or the published defaults. By group, never by row.
+Groups of rows are systems of one source. The constants that were fitted on a group are replaced by
+others, never by row. Others are, in turn: other sources of the same machine, its other collectives,
+another generation, or the published defaults.
 """
 
 from __future__ import annotations

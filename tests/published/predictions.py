@@ -130,8 +130,8 @@ def errors(row: Row, *, is_traced: bool = True) -> tuple[float, float]:
     """Predicted over measured, less 1, in percent, with expandable segments and without."""
     more = besides(row) if is_traced else 0
     segments, expandable = (
-        round(100 * ((found.reserved_bytes + more) / GIB / row.peak - 1), 1)
-        for found in answers(row, is_traced=is_traced)
+        round(100 * ((verdict.reserved_bytes + more) / GIB / row.peak - 1), 1)
+        for verdict in answers(row, is_traced=is_traced)
     )
     return expandable, segments
 
@@ -149,7 +149,7 @@ def table(chosen: Iterable[Row]) -> str:
 
 def _line(row: Row) -> str:
     more = besides(row)
-    segments, expandable = ((found.reserved_bytes + more) / GIB for found in answers(row))
+    segments, expandable = ((verdict.reserved_bytes + more) / GIB for verdict in answers(row))
     cells = (
         f"{row.framework} {row.model}, {row.mode}{', held out' if row.use == 'held out' else ''}",
         f"{row.gpus}",

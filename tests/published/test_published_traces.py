@@ -15,8 +15,7 @@ def test_the_file_is_what_tracing_its_module_gives(name: str) -> None:
 
 
 def test_more_layers_are_what_tracing_as_many_gives() -> None:
-    """All three files were compared so at 7 layers; this is the one whose first two layers differ.
-    """
+    """The file whose first two layers differ; all three files were compared so at 7 layers."""
     assert whole("nanotron-micro-batch-2", num_layers=7) == trace(
         "nanotron-micro-batch-2", num_layers=7
     )

@@ -22,7 +22,7 @@ FILES = {
     "nanotron-micro-batch-1": 1,
     "nanotron-micro-batch-2": 2,
 }
-"""By name: sequences per micro-batch."""
+"""Sequences per micro-batch, by name."""
 
 
 def whole(name: str, *, num_layers: int) -> TracedModel:

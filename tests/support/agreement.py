@@ -16,8 +16,11 @@ from zsim.scenario.scenario import Scenario
 
 
 def steps_until_steady(case: Scenario) -> int:
-    """Steps of torch up to the first steady one: fully_shard's second, while DDP rebuilds its
-    buckets in that and FSDP1 has learnt its order by then."""
+    """Steps of torch up to the first steady one.
+
+    fully_shard's second is steady; DDP rebuilds its buckets in that, and FSDP1 has learnt its order
+    by then.
+    """
     return 2 if case.strategy in ("fsdp2", "hsdp") else 3
 
 
@@ -52,8 +55,11 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
 def inexact(
     case: Scenario, *, ranks: tuple[int, ...] = (), interpreter: str | None = None
 ) -> list[str]:
-    """Details of the checks of a fake run that are not exact: on `ranks`, else on the first and the
-    last, or on the last alone where one Program is for both."""
+    """Details of the checks of a fake run that are not exact.
+
+    Compared are `ranks`, else the first and the last, or the last alone where one Program is for
+    both.
+    """
     program, last = plan(case, device="cpu"), case.world_size - 1
     outer = (last,) if program.of_rank(0) is program.of_rank(last) else (0, last)
     options = RunOptions(ranks=ranks or outer, interpreter=interpreter)

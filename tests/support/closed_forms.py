@@ -51,7 +51,7 @@ def smallest_batch(communication_ns: int, *, compute_ns_per_sequence: int, perce
 
 
 def pipeline_ns(gathers: Sequence[int], computes: Sequence[int], *, lookahead: int) -> int:
-    """When the last compute ends, if gathers form one queue, computes another, and a unit computes
+    """End of the last compute, if gathers form one queue, computes another, and a unit computes
     once gathered.
 
     At most `lookahead` units are gathered beyond the one that computes: gather i waits for compute

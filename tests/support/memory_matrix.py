@@ -33,8 +33,8 @@ NUM_DRAWS = {
 AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
 """Most draws of a strategy by number of ranks: one of fully_shard on 1,024 takes a minute."""
 FULLY_SHARDED = {4: 14, 8: 12}
-"""As `AT_MOST`, of fsdp1, whose steps are cheaper to run. It is never on one rank, where torch
-shards nothing."""
+"""The same as `AT_MOST`, for fsdp1, whose steps are cheaper to run. It is never on one rank, where
+torch shards nothing."""
 TRACED = {"encoder": (2, 16), "adapters": (2, 16), "decoders": (2, 1)}
 """Modules of tests/zreal/tracing/user_modules.py that are drawn traced, with their micro-batch and
 length; under what torch itself has."""
@@ -87,7 +87,7 @@ FROZEN_UNITS = {
     "mlp": ('["blocks.[1-3].*"]', '["head.*", "blocks.0.*"]'), "gpt": ('["blocks.[024].*"]',),
     "llama": ('["blocks.[13].*"]',),
 }
-"""Those of whole units, which fsdp1 takes without use_orig_params too."""
+"""Patterns of whole units, which fsdp1 takes without use_orig_params too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,7 +408,7 @@ def draws(
     recomputed: bool = False,
 ) -> tuple[str, ...]:
     """`number` different scenario texts, the same for the same version of hypothesis."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
 
     @seed(1_000_000 * list(NUM_DRAWS).index(strategy) + ranks)
     @settings(
@@ -426,10 +426,10 @@ def draws(
     def collect(text: str) -> None:
         if recomputed and _is_refused(text):
             reject()
-        found.setdefault(text)
+        texts.setdefault(text)
 
     collect()
-    return tuple(found)
+    return tuple(texts)
 
 
 def _is_refused(text: str) -> bool:

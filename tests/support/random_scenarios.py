@@ -15,8 +15,8 @@ NUM_RANKS = st.sampled_from([1, 2, 3, 4, 6, 8])
 FLAT = ['granularity = "unit"', 'granularity = "parameter"', 'granularity = "900 B"']
 
 WHOLE = settings(max_examples=25)
-"""For tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a second,
-not a microsecond."""
+"""Settings of tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a
+second, not a microsecond."""
 
 FAMILIES = ("mlp", "gpt", "llama")
 STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1")

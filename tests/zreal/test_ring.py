@@ -49,7 +49,7 @@ def compared(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     progress: Callable[[str], None], keep: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """What each collective of this rank sent, and those whose results differ from gloo's."""
+    """Bytes that each collective of this rank sent, and those whose results differ from gloo's."""
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     wrong, sent = [], []

@@ -20,8 +20,11 @@ from tests.support.folders import ROOT
 GLOSSARY = ROOT / "zsim" / "GLOSSARY.md"
 FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).rglob("*.py"))
 
-PLAIN_TESTS = ("zreal/tracing", "zsim/cluster", "zsim/engine", "zsim/ir", "zsim/models")
-"""Folders of tests whose docstrings and names follow the rules, with all that they hold."""
+PLAIN_TESTS = (
+    "conftest.py", "benchmarks", "measured", "published", "support", "zreal",
+    "zsim/cluster", "zsim/engine", "zsim/ir", "zsim/models",
+)
+"""Tests whose docstrings and names follow the rules: files, and folders with all that they hold."""
 
 
 @cache
@@ -57,9 +60,10 @@ def test_docstrings_and_names_follow_the_rules(package):
     assert wrong == []
 
 
-@pytest.mark.parametrize("folder", PLAIN_TESTS)
-def test_docstrings_and_names_of_tests_follow_the_rules(folder):
-    files = sorted((ROOT / "tests" / folder).rglob("*.py"))
+@pytest.mark.parametrize("name", PLAIN_TESTS)
+def test_docstrings_and_names_of_tests_follow_the_rules(name):
+    path = ROOT / "tests" / name
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     assert files
     assert [each for file in files for each in breaches_of_docstrings_and_names(file)] == []
 

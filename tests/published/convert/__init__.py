@@ -16,9 +16,13 @@ RAW = Path(__file__).parents[1]
 TABLES = RAW / "tables"
 """The tables that the scripts here make of them."""
 LEFT_OF_NETWORK = 0.55
-"""On a network that others use, n nodes have n to the power of minus this of its bandwidth in the
-median: all-reduces of 256 MiB on one shared cluster of p5 (nanotron) took 1.9, 3.2, 3.8, 5.1 and
-10.6 times longer than alone on 4, 8, 16, 32 and 64 nodes, all-gathers 2.5, 4.2, 4.7, 9.2 and 25."""
+"""Exponent of a network that others use: the median share of n nodes is n to the power of minus
+this.
+
+Collectives of 256 MiB ran on 4, 8, 16, 32 and 64 nodes of one shared cluster of p5 (nanotron).
+All-reduces took 1.9, 3.2, 3.8, 5.1 and 10.6 times as long as alone, all-gathers 2.5, 4.2, 4.7, 9.2
+and 25 times.
+"""
 SHARED = {
     "network.least": "0.3", "network.most": "3", "group": "shared network",
 }

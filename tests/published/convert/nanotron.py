@@ -2,9 +2,9 @@
 
 Two of seven rows failed and have no time. Gradients are reduced in fp32 once a step, and the loss
 is computed by single calls. Others use the network between nodes, and the row has the bandwidth
-that is left in the median; that bandwidth is lost, and not time, was chosen after two other forms,
-with these five steps in view. Peaks are not converted: the framework holds buffers that no
-strategy here has (README.md).
+that is left in the median. Lost bandwidth, and not lost time, was chosen after two other forms,
+with these five steps in view. Peaks are not converted: the framework holds buffers that no strategy
+here has (README.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Collectives of nccl-tests and like benchmarks: 146 rows of several systems, a sweep of 8 H100,
-and all-reduces of 2 to 8 A100 or V100 in one node.
+"""Collectives of nccl-tests and like benchmarks.
 
-The words of a system name its cluster here. Of A100 on 4 nodes the source names no network: the
-file a100-unknown-network.toml has four HDR per node, and its rows a wider band.
+They are 146 rows of several systems, a sweep of 8 H100, and all-reduces of 2 to 8 A100 or V100 in
+one node. The name of a system names its cluster here. The source names no network for A100 on 4
+nodes: a100-unknown-network.toml has four HDR per node, and its rows a wider band.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def vtrain_all_reduces() -> Iterator[Row]:
 def _rows(name: str) -> Iterator[Row]:
     for row in published(name):
         nodes, ranks = int(row["n_nodes"]), int(row["n_ranks"])
-        words = f"{row.get('notes', '')} {row.get('tool', '')}".replace("Ring", "ring")
+        description = f"{row.get('notes', '')} {row.get('tool', '')}".replace("Ring", "ring")
         system = CLUSTERS[row["gpu"]]
         made: dict[str, object] = {
             "collective": row["collective"],
@@ -61,8 +61,8 @@ def _rows(name: str) -> Iterator[Row]:
             "cluster.nodes": nodes,
             "cluster.ranks": ranks,
             "cluster.fabric": system.get("cluster.fabric", "") if nodes > 1 else "",
-            "nccl.nvls": "" if not any(word in words for word in RING) else False,
-            "nccl.through_torch": any(word in words for word in OF_TORCH) or "",
+            "nccl.nvls": "" if not any(word in description for word in RING) else False,
+            "nccl.through_torch": any(word in description for word in OF_TORCH) or "",
             "measured.time": f"{row.get('time_us') or row['time_us_oop']} us",
             "widens": system.get("widens", ""),
             "assumed": system.get("assumed", ""),
@@ -76,7 +76,8 @@ def _rows(name: str) -> Iterator[Row]:
 
 
 def _shared(nodes: int) -> dict[str, object]:
-    """What is left of a network that others use; on one node nothing of it is used."""
+    """Columns of a network that others use, with the bandwidth that is left; on one node nothing of
+    it is used."""
     if nodes == 1:
         return SHARED | {
             "network.least": "", "network.most": "", "widens": 0.25,

@@ -1,9 +1,9 @@
 """vTrain's iteration times of GPT-like models under Megatron-DeepSpeed on A100, 120 rows.
 
-Its times are linear in layers and in micro-batches to a hundredth of a millisecond, as sums of
-profiled kernels are and runs are not: so products are as fast as they are alone. Scores are scaled,
+Its times are linear in layers and in micro-batches to a hundredth of a millisecond. Sums of
+profiled kernels are so and runs are not: products are as fast as they are alone. Scores are scaled,
 masked and softmaxed in one kernel, other chains are fused. Products add to the gradients of earlier
-micro-batches themselves, Megatron's default; with a kernel for each parameter the table is met less
+micro-batches themselves, Megatron's default. With a kernel for each parameter the table is met less
 well however the host is calibrated, so this is no blind choice.
 """
 

@@ -26,16 +26,16 @@ class Additions(TorchDispatchMode):
 
     def __init__(self, shapes: set[tuple[int, ...]]) -> None:
         super().__init__()
-        self.shapes, self.found = shapes, Counter[int]()
+        self.shapes, self.counts = shapes, Counter[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        added = [one for one in args if isinstance(one, torch.Tensor)]
+        added = [value for value in args if isinstance(value, torch.Tensor)]
         if (
             "add" in str(func)
             and len(added) == 2
-            and all(tuple(one.shape) in self.shapes for one in added)
+            and all(tuple(value.shape) in self.shapes for value in added)
         ):
-            self.found[added[0].numel()] += 1
+            self.counts[added[0].numel()] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -46,7 +46,7 @@ def test_the_second_micro_batch_adds_each_gradient_once_more_than_the_first() ->
     for x, targets in batches.micro_batches(case, rank=0, step=0, dtype="float32"):
         with Additions({tuple(parameter.shape) for parameter in model.parameters()}) as additions:
             model(x, targets).backward()
-        counts.append(additions.found)
+        counts.append(additions.counts)
     ours = Counter(
         k.flops
         for op in plan(case, device="cpu").ranks[0].steady

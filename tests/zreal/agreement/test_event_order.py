@@ -1,12 +1,12 @@
 """Every allocation and every free of a step, in order: torch on the fake process group against the
 Program.
 
-Of small models with one option at a time, and of 50 draws of the matrix with all of them; those of
-ZeRO, which torch does not have, are not among them.
+Cases are small models with one option at a time, and 50 draws of the matrix with all of them. ZeRO,
+which torch does not have, is not among them.
 
-Frees that follow one another are put in order of size: which of several references goes first when
-a frame of Python or a node of autograd ends changes no byte in use at any allocation. Nothing is
-left out.
+Neighbouring frees are put in order of size: the end of a Python frame or of an autograd node drops
+several references in either order. That changes no byte in use at any allocation. Nothing is left
+out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 QUICK_DRAWS = (7, 31)
-"""Of the fifty draws, those that are compared in every run of the suite."""
+"""Draws, of the fifty, that every run of the suite compares."""
 
 SMALL = "num_layers = 2, hidden_size = 16, num_heads = 4, feed_forward = 24, vocabulary = 29"
 MODELS = {
@@ -108,7 +108,7 @@ def of_torch(case: Scenario, *, steps: int | None = None) -> list[int]:
 
 def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
     """The events of wrapping the model, and of each step, of rank 0."""
-    found: list[list[int]] = []
+    logs: list[list[int]] = []
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         meter = MemoryMeter(log=True)
@@ -117,14 +117,14 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
             meter.watch(*model.parameters())
             subject = SUBJECTS[case.strategy](case, model, mesh)
             assert meter.events is not None
-            found.append(in_order(delta for _, delta in meter.events))
+            logs.append(in_order(delta for _, delta in meter.events))
             for step in range(steps):
                 with meter.uncounted():
                     batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 meter.events.clear()
                 of_micro_batch = batching.forwards_of(case, batches)
-                for place, forwards in enumerate(of_micro_batch):
-                    with subject.micro_batch(place == len(of_micro_batch) - 1):
+                for index, forwards in enumerate(of_micro_batch):
+                    with subject.micro_batch(index == len(of_micro_batch) - 1):
                         with batching.autocast(case.precision, device="cpu"):
                             loss = batching.summed_loss(subject.module, forwards)
                         loss.backward()
@@ -136,8 +136,8 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
                     clip(case.optimizer.clip_norm)
                 subject.optimizer.step()
                 subject.optimizer.zero_grad(set_to_none=True)
-                found.append(in_order(delta for _, delta in meter.events))
-    return found
+                logs.append(in_order(delta for _, delta in meter.events))
+    return logs
 
 
 def of_program(case: Scenario, *, step: int = 3) -> list[int]:
@@ -153,7 +153,7 @@ def of_program(case: Scenario, *, step: int = 3) -> list[int]:
 
 
 def deltas(ops: Iterable[Op], live: dict[str, int]) -> Iterator[int]:
-    """What `ops` allocate and, negative, free; `live` are the sizes of what lives."""
+    """Bytes that `ops` allocate and, negative, free; `live` are the sizes of what lives."""
     for op in ops:
         for event in op.memory:
             if isinstance(event, Alloc):
@@ -280,8 +280,7 @@ def test_groups_of_any_form_allocate_and_free_in_torchs_order(
 def test_a_block_resharded_to_two_holds_what_it_was_called_with_until_its_shard_is_made(
     model: str, parameters: str, again: str, frozen: str
 ) -> None:
-    """Nothing else does: these let go of their input at the end of forward, as frozen ones and
-    those that cast it keep none."""
+    """The call alone holds it: frozen blocks, and those that cast it, keep none for backward."""
     case = scenario(
         model, GROUPS["resharded to two"][0], parameters=parameters, again=again, frozen=frozen,
         ranks=4,
@@ -328,16 +327,16 @@ def draws() -> tuple[Scenario, ...]:
     wanted = re.compile(r'ranks = [1-8] }\n.*name = "(ddp|fsdp2|hsdp|zero_r)')
     texts = [text for text in matrix() if wanted.search(text) and "traced = " not in text]
     return tuple(
-        parse(texts[place * len(texts) // 50].encode(), where="matrix.toml") for place in range(50)
+        parse(texts[index * len(texts) // 50].encode(), where="matrix.toml") for index in range(50)
     )
 
 
 @pytest.mark.parametrize(
-    "place",
+    "index",
     [pytest.param(n, marks=[] if n in QUICK_DRAWS else [pytest.mark.slow]) for n in range(50)],
 )
-def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(place: int) -> None:
-    case = draws()[place]
+def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(index: int) -> None:
+    case = draws()[index]
     assert [of_program(case, step=step) for step in (1, 2, 3)] == of_torchs_steps(case)[1:]
 
 
@@ -350,13 +349,13 @@ def flat_draws() -> tuple[Scenario, ...]:
         if re.search(r'ranks = [1-8] }\n.*name = "fsdp1"', text) and "traced = " not in text
     ]
     return tuple(
-        parse(texts[place * len(texts) // 20].encode(), where="matrix.toml") for place in range(20)
+        parse(texts[index * len(texts) // 20].encode(), where="matrix.toml") for index in range(20)
     )
 
 
-@pytest.mark.parametrize("place", one_in(9, range(20)))
-def test_every_allocation_and_free_of_a_draw_of_fsdp1_comes_in_torchs_order(place: int) -> None:
-    case = flat_draws()[place]
+@pytest.mark.parametrize("index", one_in(9, range(20)))
+def test_every_allocation_and_free_of_a_draw_of_fsdp1_comes_in_torchs_order(index: int) -> None:
+    case = flat_draws()[index]
     assert [of_program(case, step=step) for step in (1, 2, 3)] == of_torchs_steps(case)[1:]
 
 
@@ -364,7 +363,7 @@ def test_every_allocation_and_free_of_a_draw_of_fsdp1_comes_in_torchs_order(plac
     "strategy", ['name = "fsdp2", sync = "last"', 'name = "ddp", sync = "last"']
 )
 def test_a_norm_after_two_forwards_accumulates_once_its_node_is_over(strategy: str) -> None:
-    """Its weight's and its bias's sums both wait, until both are made, for what earlier
+    """The sums of its weight and of its bias both wait, until both are made, for what earlier
     micro-batches have left."""
     text = f"""
 model = {{ family = "gpt", sizes = {{ num_layers = 1, hidden_size = 8, num_heads = 1, vocabulary = 5 }} }}

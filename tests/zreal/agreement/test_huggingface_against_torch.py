@@ -99,22 +99,23 @@ precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
 
 
 def lowered_events(case: Scenario, dtype: Dtype) -> list[int]:
-    """What forward and backward of a micro-batch allocate and, negative, free."""
+    """Bytes that forward and backward of a micro-batch allocate and, negative, free."""
     nbytes = {p.fqn: p.numel * DTYPE_NBYTES[dtype] for p in case.model.parameters}
-    found = []
+    changes = []
     lowered = lower(case.model, batch=case.batch, dtype=dtype)
-    for computation in [one.forward for one in lowered] + [one.backward for one in lowered[::-1]]:
+    forwards = [module.forward for module in lowered]
+    for computation in forwards + [module.backward for module in lowered[::-1]]:
         for event in computation.memory:
             if isinstance(event, Recomputed | NodeOver | Accumulated):
                 continue
             if isinstance(event, Alloc):
                 nbytes[event.buffer] = event.nbytes
-            found.append(
+            changes.append(
                 -nbytes[event.buffer]
                 if isinstance(event, Free)
                 else nbytes[getattr(event, "buffer", "") or event.fqn]
             )
-    return found
+    return changes
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
     memory = replay(ops)
     for phase in PHASES:
         issued = [(op.kind, op.nbytes) for op in ops.phase(phase) if op.kind in COLLECTIVES]
-        assert issued == [(one.op, one.nbytes) for one in phases[phase].collectives]
+        assert issued == [(record.op, record.nbytes) for record in phases[phase].collectives]
         seen = phases[phase].memory
         assert (memory[phase].peak_bytes, memory[phase].end_bytes) == (
             seen.peak_bytes, seen.end_bytes,

@@ -67,8 +67,8 @@ Bytes = list[int]
 """Start, peak and end of a phase."""
 
 RESIDUES: Mapping[str, Callable[[Scenario, str], Bytes]] = {}
-"""By name: bytes that a phase's prediction lacks, by a rule that computes them. Nothing else may
-differ."""
+"""Bytes that a phase's prediction lacks, by name, each with a rule that computes them. Nothing else
+may differ."""
 
 
 
@@ -100,7 +100,7 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
 def test_each_option_is_drawn_often_enough() -> None:
     texts = [row["text"] for row in recorded()["rows"]]
     assert {
-        option: found for option in OPTIONS if (found := sum(option in text for text in texts)) < 8
+        option: count for option in OPTIONS if (count := sum(option in text for text in texts)) < 8
     } == {}
     assert sum(bool(re.search(r"reshard_after_forward = \d", text)) for text in texts) >= 8
 
@@ -112,12 +112,12 @@ def test_recorded_peaks_are_predicted_to_the_byte(part: int) -> None:
     assert {row["digest"]: complaints for row in rows if (complaints := wrong(row))} == {}
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_a_draw_is_measured_as_it_is_predicted(place: int) -> None:
+@pytest.mark.parametrize("index", range(5))
+def test_a_draw_is_measured_as_it_is_predicted(index: int) -> None:
     texts = [
         text for text in matrix() if any(f"ranks = {ranks} }}" in text for ranks in (1, 2, 3, 4, 8))
     ]
-    assert wrong(measured(texts[place * len(texts) // 5])) == []
+    assert wrong(measured(texts[index * len(texts) // 5])) == []
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def traced_beside(module: str, parameters: str) -> Path:
 
 
 def digest(text: str) -> str:
-    """What a draw is called."""
+    """Name of a draw."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -172,7 +172,7 @@ def predicted(case: Scenario, *, ranks: tuple[int, ...]) -> list[dict[str, Phase
 
 
 def phases(program: RankProgram, mesh: Mesh) -> dict[str, PhaseRecord]:
-    """What one rank does and holds in each phase."""
+    """Collectives and memory of one rank in each phase."""
     memory = replay(program, timeline=False)
     return {
         name: PhaseRecord(
@@ -200,22 +200,22 @@ def measured(text: str) -> dict[str, Any]:
     """A row of the record: the first and the last rank's phases."""
     case = scenario(text)
     if case.model.family == FAMILY:
-        by, found = (
+        by, by_rank = (
             "observer",
             {rank: traced_phases(case, rank) for rank in sorted({0, case.world_size - 1})},
         )
     else:
         run = find("fake").run(case, options=RunOptions())
-        by, found = run.interpreter, {rank.rank: rank.phases for rank in run.ranks}
+        by, by_rank = run.interpreter, {rank.rank: rank.phases for rank in run.ranks}
     ranks = [
         {"rank": rank, **{name: figures(phases[name]) for name in PHASES}}
-        for rank, phases in found.items()
+        for rank, phases in by_rank.items()
     ]
     return {"digest": digest(text), "text": text, "measured_by": by, "ranks": ranks}
 
 
 def traced_phases(case: Scenario, rank: int) -> Mapping[str, PhaseRecord]:
-    """What the real module of a traced one does on the fake process group, under torch's own
+    """Phases of the real module of a traced one, on the fake process group under torch's own
     strategy."""
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
         real = Subject(USER_MODULES[case.model.name.partition("-")[0]], case)
@@ -241,13 +241,13 @@ def figures(phase: PhaseRecord) -> dict[str, Any]:
 
 
 def wrong(row: dict[str, Any]) -> list[str]:
-    """What the simulator predicts otherwise than the row has it, less the residues."""
+    """Differences of the simulator's prediction from the row, less the residues."""
     case = scenario(row["text"])
     ranks = predicted(case, ranks=tuple(rank["rank"] for rank in row["ranks"]))
     complaints = []
-    for found, real in zip(ranks, row["ranks"], strict=True):
+    for simulated, real in zip(ranks, row["ranks"], strict=True):
         for name in PHASES:
-            ours, theirs = figures(found[name]), real[name]
+            ours, theirs = figures(simulated[name]), real[name]
             lacking = [
                 sum(parts)
                 for parts in zip(

@@ -31,9 +31,9 @@ PROJECTIONS = [
 @pytest.mark.parametrize(
     ("preset", "nested", "parameters"),
     [
-        pytest.param(*case, dtype, marks=() if place % 2 == other else pytest.mark.slow)
-        for place, case in enumerate(PROJECTIONS)
-        for other, dtype in enumerate(["fp32", "bf16"])
+        pytest.param(*case, dtype, marks=() if index % 2 == parity else pytest.mark.slow)
+        for index, case in enumerate(PROJECTIONS)
+        for parity, dtype in enumerate(["fp32", "bf16"])
     ],
 )
 def test_sums_of_gradients_come_after_the_hooks_of_a_unit_that_shares_its_input(

@@ -1,4 +1,4 @@
-"""What is asked for together: torch on the fake process group against the Program, every allocation
+"""Options asked for together: torch on the fake process group against the Program, every allocation
 and free of a step in order."""
 
 from __future__ import annotations
@@ -364,8 +364,8 @@ def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refu
 
 
 def test_a_frozen_unit_that_a_recomputation_leaves_gathered_is_held_as_its_shard() -> None:
-    """Its gathered parameters stand in the module when the optimizer has stepped; what the rank
-    holds are the sharded ones."""
+    """Gathered parameters stand in the module when the optimizer has stepped; what the rank holds
+    are the sharded ones."""
     case = scenario("mlp", own=", uses = 3", strategy=SHARD, more=f'wrapping = {{ nested = '
                                                                   f'["fc1"] }}\nfrozen = '
                                                                   f'["*.fc1.*"]\n{AGAIN}')

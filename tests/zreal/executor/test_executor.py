@@ -61,26 +61,26 @@ precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
 
 
 def executed(case: Scenario) -> tuple[RankRun, ...]:
-    """What the executor did on every gloo rank."""
+    """Runs of the executor on every gloo rank."""
     return GlooBackend().run(case, options=RunOptions(interpreter="executor", all_ranks=True)).ranks
 
 
 def differences(case: Scenario, run: RankRun) -> list[str]:
-    """Where a rank's collectives or its memory in the steps differ from the Program's."""
+    """Differences of a rank's collectives, and of its memory in the steps, from the Program's."""
     program = plan(case, device="cpu").of_rank(run.rank)
-    memory, found = replay(program), []
+    memory, problems = replay(program), []
     for phase in PHASES:
         issued = [
             (op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES
         ]
         seen = run.phases[phase]
-        recorded = [(one.op, one.nbytes, one.group) for one in seen.collectives]
+        recorded = [(record.op, record.nbytes, record.group) for record in seen.collectives]
         if issued != recorded:
-            found.append(f"{phase}: issued {issued}, recorded {recorded}")
+            problems.append(f"{phase}: issued {issued}, recorded {recorded}")
         predicted = (memory[phase].peak_bytes, memory[phase].end_bytes)
         if phase != "construction" and predicted != (seen.memory.peak_bytes, seen.memory.end_bytes):
-            found.append(f"{phase}: peak and end {predicted}, measured {seen.memory}")
-    return found
+            problems.append(f"{phase}: peak and end {predicted}, measured {seen.memory}")
+    return problems
 
 
 def parity(run: RankRun) -> float:
@@ -171,8 +171,8 @@ def test_the_lowest_of_the_last_steps_is_the_steady_one(
     record = measured_step.memory_record
 
     def higher(span: Any, *holds: Any) -> Any:
-        found = record(span, *holds)
-        return replace(found, peak_bytes=found.peak_bytes + next(extra))
+        taken = record(span, *holds)
+        return replace(taken, peak_bytes=taken.peak_bytes + next(extra))
 
     monkeypatch.setattr(measured_step, "memory_record", higher)
     with torch_private.fake_group(rank=0, world_size=case.world_size):

@@ -69,7 +69,7 @@ def test_what_is_not_freed_fails_at_rest_on_fake(
 
 
 @pytest.mark.parametrize(
-    ("seeded", "words"),
+    ("seeded", "message"),
     [
         ("eager optimizer", "away from where torch's takes the same state and gradients"),
         ("rounded master", "away from the model's own parameters"),
@@ -77,7 +77,7 @@ def test_what_is_not_freed_fails_at_rest_on_fake(
     indirect=["seeded"],
 )
 def test_what_two_bytes_would_pass_for_rounding_is_held_to_the_bit(
-    seeded: None, words: str, capsys: pytest.CaptureFixture[str]
+    seeded: None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["validate", ZERO2, "--json"]) == 1
-    assert words in failed(capsys)["numerics"]
+    assert message in failed(capsys)["numerics"]

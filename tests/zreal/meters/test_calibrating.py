@@ -1,5 +1,5 @@
-"""What real ranks took is what calibrate reads: a step that nobody watches, timed on every rank, in
-the Run that --save writes."""
+"""Times of real ranks for calibrate: a step that nobody watches, timed on every rank, in the Run
+that --save writes."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         "calibrate", "--from", *files, "--scenarios", str(SCENARIOS), "--out", str(out), "--json"
     ]
     assert main(asked) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sorted(row["source"] for row in found["rows"]) == sorted(
+    fitted = json.loads(capsys.readouterr().out)
+    assert sorted(row["source"] for row in fitted["rows"]) == sorted(
         Path(file).name for file in files
     )
-    assert found["skipped"] == []
+    assert fitted["skipped"] == []
     assert out.read_text().startswith("# calibrated on 2 steps of ")
 
     # as predicted with that file their times are judged, by the band that their own errors made
@@ -85,21 +85,21 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         assert check["detail"].startswith(f"{'within' if inside else 'beyond'} the band: "
                                           f"predicted ")
         assert (
-            high / told["step_time_ns"] > 1 / (1 - found["width"]) - 0.01
+            high / told["step_time_ns"] > 1 / (1 - fitted["width"]) - 0.01
         )  # as wide as they were off
 
 
 @pytest.mark.gloo
 def test_what_a_step_takes_on_an_unknown_machine_is_told_and_not_judged(tmp_path, capsys):
-    """One that nobody has calibrated: neither an expectation nor validate holds the simulator to
-    it."""
+    """Neither an expectation nor validate holds the simulator to the time of a machine that nobody
+    has calibrated."""
     text = (SCENARIOS / "parity" / "fsdp2-mlp-2.toml").read_text().partition("[expect]")[0]
     asked = tmp_path / "asked.toml"
     asked.write_text(f'{text}\n[expect]\nstep_time = "<= 1 ns"\nmfu = ">= 99 %"\n')
     assert main(["run", str(asked), "--backend", "gloo", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["step_time_ns"] > 1
-    assert [(one["found"], one["ok"]) for one in told["expectations"]] == [
+    assert [(expectation["found"], expectation["ok"]) for expectation in told["expectations"]] == [
         ("unsupported", None)
     ] * 2
     assert main(["validate", str(asked), "--json"]) == 0

@@ -1,4 +1,4 @@
-"""What a rank holds, by kind, against sums of what torch's tensors themselves say."""
+"""Bytes that a rank holds, by kind, against sums of what torch's tensors themselves say."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zreal.meters.held_memory import held_bytes, state_tensors
 
 def test_tensors_that_share_a_storage_count_once_for_the_first_kind_that_has_them():
     weight = torch.ones(10)
-    found = held_bytes(
+    held = held_bytes(
         parameters=[weight, weight[:3]],
         gradients=[None, torch.ones(4, dtype=torch.bfloat16)],
         states=[weight[5:], torch.ones(2)],
     )
-    assert found == {"parameters": 40, "gradients": 8, "optimizer_states": 8}
+    assert held == {"parameters": 40, "gradients": 8, "optimizer_states": 8}
 
 
 def test_a_view_holds_its_whole_storage():
@@ -40,7 +40,7 @@ def test_adamw_keeps_two_states_and_a_step_for_each_parameter():
     module(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     gradients = [parameter.grad for parameter in module.parameters()]
-    found = held_bytes(
+    held = held_bytes(
         parameters=module.parameters(), gradients=gradients, states=state_tensors(optimizer)
     )
-    assert found == {"parameters": 80, "gradients": 80, "optimizer_states": 2 * 80 + 2 * 4}
+    assert held == {"parameters": 80, "gradients": 80, "optimizer_states": 2 * 80 + 2 * 4}

@@ -1,12 +1,14 @@
 """A third oracle: PyTorch's own FSDPMemTracker, which runs the model's code under a FakeTensorMode,
 predicts the same peak.
 
-The module is built in that mode and wrapped outside of it: with a number of ranks to reshard to,
-fully_shard makes a DeviceMesh, which reads its map of ranks as it is made, and a fake tensor has no
-values to read. The map (4 B per rank in host memory, held by the mesh) is then older than the
-tracker, which counts sharded parameters, optimizer states and what operators make inside it: its
-peak lacks those bytes. The meter on the fake process group, which watches the wrapping too, counts
-them, and so do we.
+The module is built in that mode and wrapped outside of it. fully_shard makes a DeviceMesh where it
+has a number of ranks to reshard to. The mesh reads its map of ranks as it is made, and a fake
+tensor has no values to read.
+
+The map (4 B per rank in host memory, held by the mesh) is then older than the tracker. The tracker
+counts sharded parameters, optimizer states and what operators make inside it, so its peak lacks
+those bytes. The meter on the fake process group, which watches the wrapping too, counts them, and
+so do we.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ SLOW = [
         ('name = "fsdp2", reshard_after_forward = 2', "foreach"),
     )
 ]
-"""With QUICK, 20 scenarios."""
+"""Slow scenarios: 18, and 20 with QUICK."""
 
 RANK_MAP = "mesh.rank_map"
 """The buffer of the DeviceMesh's map of ranks in a Program."""

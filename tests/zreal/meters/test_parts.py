@@ -57,9 +57,9 @@ def phase(peak: int, *parts: PartRecord) -> PhaseRecord:
 
 
 def test_of_several_steps_each_part_is_the_lowest() -> None:
-    one = phase(9, PartRecord("forward", 0, 1, 9), PartRecord("backward", 0, 5, 7))
-    other = phase(8, PartRecord("forward", 0, 2, 6), PartRecord("backward", 0, 3, 8))
-    assert lower_peak(one, other) == phase(
+    first = phase(9, PartRecord("forward", 0, 1, 9), PartRecord("backward", 0, 5, 7))
+    second = phase(8, PartRecord("forward", 0, 2, 6), PartRecord("backward", 0, 3, 8))
+    assert lower_peak(first, second) == phase(
         8, PartRecord("forward", 0, 1, 6), PartRecord("backward", 0, 3, 7)
     )
-    assert lower_peak(None, one) is one
+    assert lower_peak(None, first) is first

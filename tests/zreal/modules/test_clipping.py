@@ -47,7 +47,7 @@ optimizer = {{ name = "sgd", learning_rate = 0.1, momentum = 0.9, clip_norm = {c
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "precision"),
-    [(*case, ("fp32", "bf16")[place % 2]) for place, case in enumerate(CASES)],
+    [(*case, ("fp32", "bf16")[index % 2]) for index, case in enumerate(CASES)],
 )
 def test_order_bytes_and_memory_of_clipping_are_exact(
     strategy: str, ranks: int, precision: str
@@ -69,7 +69,7 @@ def test_clipped_training_follows_the_reference_and_differs_from_unclipped(
         )
         numerics = [rank.numerics for rank in run.ranks if rank.numerics is not None]
         assert len(numerics) == ranks
-        return max(one.largest_relative_difference for one in numerics), numerics[0].losses
+        return max(checked.largest_relative_difference for checked in numerics), numerics[0].losses
 
     (clipped, with_clipping), (plain, without) = apart(0.05), apart(0.0)
     assert max(clipped, plain) < 1e-3
@@ -80,7 +80,9 @@ def test_the_norms_of_all_parameters_are_reduced_at_once_over_the_shards() -> No
     case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 2', 4)
     run = SimBackend("cpu").run(case, options=RunOptions(all_ranks=True))
     reductions = [
-        one for one in run.ranks[0].phases["steady"].collectives if one.op == "all_reduce"
+        record
+        for record in run.ranks[0].phases["steady"].collectives
+        if record.op == "all_reduce"
     ]
     assert (reductions[-1].nbytes, reductions[-1].group) == (
         4 * len(case.model.parameters), "dp_shard",

@@ -48,11 +48,11 @@ def _loss(
 @pytest.mark.parametrize("name", [*TINY, "gpt-small", "llama-small"])
 def test_a_module_has_the_parameters_of_its_spec_by_fqn_and_shape(name: str) -> None:
     spec = _spec(name)
-    found = {
+    shapes = {
         fqn: tuple(parameter.shape)
         for fqn, parameter in modules.build(spec, seed=0).named_parameters()
     }
-    assert found == {parameter.fqn: parameter.shape for parameter in spec.parameters}
+    assert shapes == {parameter.fqn: parameter.shape for parameter in spec.parameters}
     assert (
         sum(parameter.numel() for parameter in modules.build(spec, seed=0).parameters())
         == spec.num_parameters
@@ -96,8 +96,8 @@ def test_explicit_attention_and_sdpa_give_the_same_loss_and_gradients(name: str)
     for loss in (explicit_loss, fused_loss):
         loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(explicit_loss, fused_loss)
-    for one, other in zip(explicit.parameters(), fused.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+    for of_explicit, of_fused in zip(explicit.parameters(), fused.parameters(), strict=True):
+        torch.testing.assert_close(of_explicit.grad, of_fused.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_a_gpt_block_computes_what_the_encoder_layer_of_torch_does() -> None:
@@ -227,9 +227,9 @@ def test_inputs_differ_by_seed_rank_step_and_micro_batch_and_by_nothing_else(nam
     torch.manual_seed(0)
     first = [made(key) for key in keys]
     torch.manual_seed(1)
-    for i, one in enumerate(keys):
+    for i, again in enumerate(keys):
         for j, tensor in enumerate(first):
-            assert torch.equal(made(one), tensor) == (i == j)
+            assert torch.equal(made(again), tensor) == (i == j)
 
 
 def test_the_targets_of_a_language_model_are_its_tokens_one_later() -> None:

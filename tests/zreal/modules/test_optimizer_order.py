@@ -15,7 +15,7 @@ NUMELS = (5, 0, 300, 70)
 
 
 def deltas(events: tuple[MemoryEvent, ...]) -> list[int]:
-    """What each event adds to allocated bytes."""
+    """Bytes that each event adds to allocated bytes."""
     sizes = {event.buffer: event.nbytes for event in events if isinstance(event, Alloc)}
     return [event.nbytes if isinstance(event, Alloc) else -sizes[event.buffer] for event in events]
 

@@ -36,10 +36,10 @@ class Traffic(TorchDispatchMode):
 def large(value: Any) -> dict[int, int]:
     if isinstance(value, torch.Tensor):
         return {value.data_ptr(): value.nbytes} if value.numel() == NUMEL else {}
-    found: dict[int, int] = {}
+    by_address: dict[int, int] = {}
     for item in value if isinstance(value, (list, tuple)) else ():
-        found |= large(item)
-    return found
+        by_address |= large(item)
+    return by_address
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop"])

@@ -48,11 +48,11 @@ def difference(case: Scenario, interpreter: str) -> float:
     """The largest relative difference of a parameter on any rank to the single-process reference.
     """
     run = find("gloo").run(case, options=RunOptions(interpreter=interpreter, all_ranks=True))
-    found = [
+    differences = [
         rank.numerics.largest_relative_difference for rank in run.ranks if rank.numerics is not None
     ]
-    assert len(found) == case.world_size
-    return max(found)
+    assert len(differences) == case.world_size
+    return max(differences)
 
 
 @pytest.mark.parametrize(("strategy", "interpreter"), one_in(5, BOTH))
@@ -69,8 +69,7 @@ def test_cutting_and_joining_parameters_changes_no_bit(strategy, interpreter):
 
 @pytest.mark.parametrize(("strategy", "interpreter"), one_in(3, BOTH))
 def test_tied_weights_train_as_in_one_process(strategy, interpreter):
-    """With SGD, in which rounding stays as small as it is: AdamW divides by gradients that are
-    nearly nothing."""
+    """SGD keeps rounding as small as it is: AdamW divides by gradients that are nearly nothing."""
     case = scenario(strategy, model="gpt-tiny", optimizer='name = "sgd", learning_rate = 0.1, '
                                                           'momentum = 0.9')
     head, embedding = case.model.modules[-1].operators, case.model.modules[0].operators
@@ -117,7 +116,7 @@ def test_a_scenario_of_the_project_agrees_with_its_real_run(name, capsys):
 
 
 def test_a_reduce_scatter_and_an_all_gather_give_what_an_all_reduce_gives():
-    """On every rank, bit by bit: gloo adds in the same order in both."""
+    """Equality holds on every rank, bit by bit: gloo adds in the same order in both."""
     results = launch(
         "tests.zreal.processes.rank_bodies:reduced_both_ways", {"numels": [3, 6, 33, 3000]},
         world_size=3,
@@ -161,23 +160,23 @@ optimizer = { name = "adamw", implementation = "fused" }
 """
 
 
-def furthest(found: dict[str, torch.Tensor], reference: Reference) -> float:
-    return largest(relative_differences(found, reference))[0]
+def furthest(parameters: dict[str, torch.Tensor], reference: Reference) -> float:
+    return largest(relative_differences(parameters, reference))[0]
 
 
 def furthest_gradient(
-    found: dict[str, torch.Tensor], want: dict[str, torch.Tensor], **rounding: float
+    gradients: dict[str, torch.Tensor], want: dict[str, torch.Tensor], **rounding: float
 ) -> float:
     expected = ReferenceGradients(whole=want, rounding=rounding)
-    return largest(gradient_differences(found, expected))[0]
+    return largest(gradient_differences(gradients, expected))[0]
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize("place", [0, -1])
-def test_one_changed_element_is_a_difference(place):
+@pytest.mark.parametrize("index", [0, -1])
+def test_one_changed_element_is_a_difference(index):
     whole = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.zeros(3)}
     changed = {name: tensor.clone() for name, tensor in whole.items()}
-    changed["weight"].view(-1)[place] += 1e-3
+    changed["weight"].view(-1)[index] += 1e-3
     reference = reference_of(whole, moved=1e-3)
     assert furthest(whole, reference) == 0.0
     assert furthest(changed, reference) == pytest.approx(12**-0.5, rel=1e-3)
@@ -185,7 +184,7 @@ def test_one_changed_element_is_a_difference(place):
 
 @pytest.mark.quality
 def test_steps_that_the_dtype_rounds_away_are_measured_by_its_rounding():
-    """Without a master copy a bf16 weight of 1 does not move by 0.001; one that rounds up the other
+    """A bf16 weight of 1 without a master copy does not move by 0.001. One that rounds up the other
     way is no error of training."""
     whole = {"weight": torch.ones(4), "bias": torch.ones(4)}
     reference = replace(reference_of(whole, moved=1e-5), rounding=5 * 2**-7)
@@ -200,9 +199,8 @@ def test_steps_that_the_dtype_rounds_away_are_measured_by_its_rounding():
 def test_a_gradient_that_is_half_or_missing_or_not_finite_is_as_far_away():
     want = {"weight": torch.linspace(1, 2, 12).view(3, 4), "bias": torch.full((4,), 1e-6)}
     assert furthest_gradient(want, want) == 0.0
-    assert furthest_gradient({name: one / 2 for name, one in want.items()}, want) == pytest.approx(
-        0.5
-    )
+    halves = {name: gradient / 2 for name, gradient in want.items()}
+    assert furthest_gradient(halves, want) == pytest.approx(0.5)
     assert furthest_gradient({"bias": want["bias"]}, want) == pytest.approx(1.0)
     assert furthest_gradient(want | {"frozen": torch.ones(4)}, want) > 0.5
     assert furthest_gradient(want | {"bias": torch.zeros(4)}, want) < 1e-5, (
@@ -214,10 +212,10 @@ def test_a_gradient_that_is_half_or_missing_or_not_finite_is_as_far_away():
 
 def test_what_differs_most_is_named():
     want = {"weight": torch.ones(4), "bias": torch.ones(4)}
-    found = gradient_differences(
+    differences = gradient_differences(
         want | {"bias": torch.zeros(4)}, ReferenceGradients(whole=want, rounding={})
     )
-    assert largest(found) == (pytest.approx(1.0), "bias")
+    assert largest(differences) == (pytest.approx(1.0), "bias")
     whole = {"weight": torch.ones(3), "bias": torch.zeros(3)}
     assert largest(
         relative_differences({"weight": whole["weight"]}, reference_of(whole, moved=1e-3))
@@ -238,10 +236,10 @@ def test_ranks_whose_gradients_nearly_cancel_agree_in_two_bytes():
     thousandth."""
     case = parse(CANCELLING.encode(), where="cancelling.toml")
     parameters = reference(case, steps=5).parameters
-    found = gradients_at(case, parameters, step=5)
-    sizes = {name: float(gradient.norm()) for name, gradient in found.whole.items()}
-    assert max(found.rounding[name] / sizes[name] for name in sizes) > 0.2
-    assert min(found.rounding[name] / sizes[name] for name in sizes) < 0.02
+    gradients = gradients_at(case, parameters, step=5)
+    sizes = {name: float(gradient.norm()) for name, gradient in gradients.whole.items()}
+    assert max(gradients.rounding[name] / sizes[name] for name in sizes) > 0.2
+    assert min(gradients.rounding[name] / sizes[name] for name in sizes) < 0.02
 
 
 @pytest.mark.quality
@@ -279,9 +277,8 @@ def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatc
         == 1
     )
 
-    check = next(
-        one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "numerics"
-    )
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    check = next(entry for entry in checks if entry["name"] == "numerics")
     assert check["status"] == "failed"
     assert check["measured"] < 0.2
     assert "gradients 0.5 of their size, at most 0.05" in check["detail"]
@@ -311,7 +308,7 @@ def test_a_parameter_without_a_direction_may_be_where_random_steps_take_it_and_n
 @pytest.mark.quality
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
-    """In the gpt family there are keys with biases, in llama no key has one."""
+    """Keys have biases in the gpt family; in llama no key has one."""
     gpt, llama = (
         scenario("zero3", model=f"{name}-tiny", optimizer='name = "adamw"')
         for name in ("gpt", "llama")
@@ -319,8 +316,8 @@ def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
     precision = Precision(parameters=dtype, reduce=dtype)
 
     def random(case: Scenario) -> set[str]:
-        found = reference(case.with_parts(precision=precision), steps=1).directionless
-        return {name for name, elements in found.items() if elements.all()}
+        directionless = reference(case.with_parts(precision=precision), steps=1).directionless
+        return {name for name, elements in directionless.items() if elements.all()}
 
     assert random(gpt) == {f"blocks.{i}.attn.k.bias" for i in range(4)}
     assert random(llama) == set()

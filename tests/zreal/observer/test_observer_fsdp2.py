@@ -1,5 +1,5 @@
-"""What the observer records of fully_shard: every collective with its mesh axis, phase by phase,
-and never silence."""
+"""Records of fully_shard by the observer: every collective with its mesh axis, phase by phase, and
+never silence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FSDP2 = 'name = "fsdp2", dp_shard = 4'
 
 
 def measured(case: Scenario, *, rank: int) -> RankRun:
-    """What torch does on `rank`."""
+    """Run of torch on `rank`."""
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
         return observe(case, rank=rank).run
 
@@ -46,7 +46,7 @@ def measured(case: Scenario, *, rank: int) -> RankRun:
 def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveRecord, ...]]:
     """The Program's collectives by phase, as records; "dp_shard:2" is two ranks of the axis
     dp_shard."""
-    found = {}
+    by_phase = {}
     for phase in PHASES:
         records = []
         for op in program.phase(phase):
@@ -56,8 +56,8 @@ def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveR
                 records.append(
                     CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=axis, group_size=size)
                 )
-        found[phase] = tuple(records)
-    return found
+        by_phase[phase] = tuple(records)
+    return by_phase
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ optimizer = {{ {optimizer} }}
 
 
 def observed(case: Scenario, *, rank: int) -> RankRun:
-    """What torch does on `rank` of the fake process group."""
+    """Run of torch on `rank` of the fake process group."""
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
         return observe(case, rank=rank).run
 
@@ -57,15 +57,18 @@ def observed(case: Scenario, *, rank: int) -> RankRun:
 def wrong_collectives(case: Scenario, measured: RankRun) -> list[str]:
     """The phases whose collectives differ from the Program's in order, op, bytes or axis."""
     program = plan(case, device="cpu").of_rank(measured.rank)
-    found = []
+    problems = []
     for phase in PHASES:
         issued = [
             (op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES
         ]
-        recorded = [(one.op, one.nbytes, one.group) for one in measured.phases[phase].collectives]
+        recorded = [
+            (record.op, record.nbytes, record.group)
+            for record in measured.phases[phase].collectives
+        ]
         if issued != recorded:
-            found.append(f"{phase}: issued {issued}, recorded {recorded}")
-    return found
+            problems.append(f"{phase}: issued {issued}, recorded {recorded}")
+    return problems
 
 
 def peaks(case: Scenario, *, rank: int) -> dict[str, int]:
@@ -122,10 +125,10 @@ def test_ddp_of_transformers_reduces_the_same_buckets_and_peaks_within_five_perc
 ) -> None:
     case = scenario(model, strategy)
     measured = observed(case, rank=0)
-    found, expected = measured_peaks(measured), peaks(case, rank=0)
+    highest, expected = measured_peaks(measured), peaks(case, rank=0)
 
     assert wrong_collectives(case, measured) == []
-    assert expected == {phase: pytest.approx(found[phase], rel=0.05) for phase in found}
+    assert expected == {phase: pytest.approx(highest[phase], rel=0.05) for phase in highest}
 
 
 def test_bucket_caps_are_torchs_own():

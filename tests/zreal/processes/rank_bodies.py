@@ -1,4 +1,4 @@
-"""What ranks of the launch tests do; each takes the arguments that zreal.processes.launch gives a
+"""Bodies of the launch tests' ranks; each takes the arguments that zreal.processes.launch gives a
 rank."""
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def reduced_both_ways(
 def scratch_of_collectives(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> dict[str, list[int]]:
-    """By collective: what a meter keeps apart as scratch."""
+    """Bytes, by collective, that a meter keeps apart as scratch."""
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     assert dist.group.WORLD is not None

@@ -206,7 +206,8 @@ if __name__ == "__main__":
 def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_its_signal(
     tmp_path: Path
 ) -> None:
-    """As it loads torch; nothing was ended by then, and nothing is said of what could be kept."""
+    """The server crashes as it loads torch. Nothing was ended by then, and nothing is said of what
+    could be kept."""
     script = tmp_path / "controller.py"
     script.write_text(SEGFAULT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

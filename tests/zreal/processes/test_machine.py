@@ -18,8 +18,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_validate_judges_the_time_of_a_machine_that_was_measured(cache, capsys):
-    """Only that it is judged, or not judged beside other work: how well it agrees depends on what
-    else this machine does."""
+    """Agreement itself is not asserted: it depends on what else this machine does."""
     scenario = str(SCENARIOS / "parity" / "ddp-mlp-2.toml")
     assert main(["validate", scenario, "--require", "time"]) == 1
     *_, verdict = capsys.readouterr().out.splitlines()
@@ -37,6 +36,6 @@ def test_validate_judges_the_time_of_a_machine_that_was_measured(cache, capsys):
 
 
 def test_here_goes_with_no_files_and_with_its_own_options(capsys):
-    for words in (["--here", "--from", "a.csv"], [], ["--from", "a.csv", "--quick"]):
-        assert main(["calibrate", *words]) == 2
+    for arguments in (["--here", "--from", "a.csv"], [], ["--from", "a.csv", "--quick"]):
+        assert main(["calibrate", *arguments]) == 2
         assert "either --from FILE… or --here" in capsys.readouterr().err

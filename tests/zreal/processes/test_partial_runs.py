@@ -1,5 +1,5 @@
-"""When a rank of a real gloo run fails, what all ranks had ended until then is kept, marked
-incomplete, and never agrees."""
+"""Partial Runs: when a rank of a real gloo run fails, what all ranks had ended until then is kept.
+Such a Run is marked incomplete, and never agrees."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ def test_validate_keeps_the_failed_run_and_says_so(cause, tmp_path, capsys):
 
     assert main(command) == 1
 
-    found = json.loads(capsys.readouterr().out)
-    assert CAUSES[cause] in found["error"][0]
+    answer = json.loads(capsys.readouterr().out)
+    assert CAUSES[cause] in answer["error"][0]
     assert saved.load(tmp_path / "fsdp2-mlp-2.measured.json").complete is False

@@ -30,7 +30,7 @@ Collectives = list[tuple[str, int]]
 
 
 def hook(state: Any, bucket: Any) -> Any:
-    """Without one the fake group's all-reduce returns nothing that DDP can read."""
+    """Communication hook: the fake group's own all-reduce returns nothing that DDP can read."""
     dist.all_reduce(bucket.buffer())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())

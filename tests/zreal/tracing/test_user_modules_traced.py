@@ -130,8 +130,8 @@ class Teacher(nn.Module):
 def test_frozen_units_that_run_under_no_grad(
     frozen: tuple[int, ...], strategy: str, tmp_path: Path
 ) -> None:
-    """They are gathered in forward and have no backward; who comes after them prefetches them all
-    the same."""
+    """Such units are gathered in forward and have no backward; a unit after them prefetches them
+    all the same."""
     assert differences(lambda: Teacher(frozen), inputs, strategy, tmp_path, ranks=2) == {}
 
 
@@ -448,7 +448,7 @@ class Norms(nn.Module):
 def test_norms_of_transposed_activations_lie_as_new_tensors_do(
     bent: Callable[[Tensor], Tensor], strategy: str, tmp_path: Path
 ) -> None:
-    """So that the next reshape needs a copy, which fake tensors alone would not show."""
+    """The next reshape then needs a copy, which fake tensors alone would not show."""
 
     def data() -> tuple[Tensor, ...]:
         return torch.randn(4, 8, WIDTH), torch.randint(WIDTH, (4, 8))

@@ -82,7 +82,7 @@ def test_a_start_without_a_launcher_is_a_usage_error_that_names_one(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["nowhere.toml", "--save", "x.json"], "nowhere.toml: "),
         (
@@ -91,10 +91,10 @@ def test_a_start_without_a_launcher_is_a_usage_error_that_names_one(monkeypatch,
         ),
     ],
 )
-def test_a_wrong_start_says_what_is_wrong(arguments, words):
+def test_a_wrong_start_says_what_is_wrong(arguments, message):
     with pytest.raises(ZsimError) as error:
         main_of_worker(arguments)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert error.value.exit_code == 2
 
 

@@ -48,7 +48,7 @@ def test_a_users_loop_does_what_the_program_says_and_trains_as_one_process(
     ],
 )
 def test_micro_batches_and_clipping_are_in_the_program(choice: dict[str, Any]) -> None:
-    """With SGD: AdamW moves a key's bias, whose gradient is rounding alone, in any direction."""
+    """SGD, since AdamW moves a key's bias, whose gradient is rounding alone, in any direction."""
     for rank in on_ranks("trained", optimizer="sgd", **choice):
         assert rank["differences"] == []
         assert rank["relative"] < 10 * TOLERANCE  # sums of micro-batches are made in another order

@@ -194,8 +194,10 @@ def trained(
 def _differences(
     program: RankProgram, step: int, recorder: CollectiveRecorder, measured: tuple[int, int, int]
 ) -> list[str]:
-    """Collectives and memory of a step that are not the Program's; gloo's threads may hold a
-    buffer a moment too long, so that memory may be higher in some steps."""
+    """Collectives and memory of a step that are not the Program's.
+
+    Memory may be higher in some steps, as gloo's threads may hold a buffer a moment too long.
+    """
     phase = "steady" if step else "first"
     issued = [
         (op.kind, op.nbytes, op.group) for op in program.phase(phase) if op.kind in COLLECTIVES

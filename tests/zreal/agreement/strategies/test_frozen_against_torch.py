@@ -101,8 +101,8 @@ def test_a_gradient_is_over_with_the_addition_of_two_tables_of_which_the_other_i
 def test_a_frozen_block_that_returns_what_a_unit_in_it_made_gathers_after_that(
     strategy: str, more: str
 ) -> None:
-    """Its last part has an op of its own, which only lets go of the block's input: both hooks are
-    on one tensor all the same."""
+    """The block's last part has an op of its own, which only lets go of the block's input. Both
+    hooks are on one tensor all the same."""
     text = f"""
 model = {{ {MODELS["mlp"]}, unused = ["blocks.1"] }}
 batch = {{ micro_batch = 2, forwards = 2 }}
@@ -211,10 +211,10 @@ def test_the_reference_leaves_frozen_and_unused_parameters_as_they_are() -> None
 def test_an_untrained_parameter_that_moves_by_a_bit_is_infinitely_far_from_the_reference() -> None:
     case = scenario("mlp", FSDP2, '["blocks.0.*", "*.bias"]', unused='["blocks.1"]')
     done = reference(case, steps=1)
-    found = {**done.parameters, **done.untrained}
-    assert largest(relative_differences(found, done))[0] == 0.0
-    moved = torch.nextafter(found["head.bias"], torch.ones(()))
-    assert largest(relative_differences(found | {"head.bias": moved}, done)) == (
+    parameters = {**done.parameters, **done.untrained}
+    assert largest(relative_differences(parameters, done))[0] == 0.0
+    moved = torch.nextafter(parameters["head.bias"], torch.ones(()))
+    assert largest(relative_differences(parameters | {"head.bias": moved}, done)) == (
         float("inf"), "head.bias",
     )
     assert largest(relative_differences(dict(done.parameters), done))[0] == float("inf")

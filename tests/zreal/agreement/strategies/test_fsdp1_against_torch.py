@@ -70,12 +70,12 @@ def test_fsdp1_of_uneven_mlp_is_exact(
 ) -> None:
     """Each rank of four in turn, with each optimizer in turn; the last shard of each flat parameter
     is padded."""
-    place = CASES.index((options, precision, accumulation))
+    index = CASES.index((options, precision, accumulation))
     case = scenario(
         "mlp-uneven", options, precision=precision, accumulation=accumulation,
-        optimizer=OPTIMIZERS[place // 5 % 4],
+        optimizer=OPTIMIZERS[index // 5 % 4],
     )
-    assert differences(case, rank=place % 4) == []
+    assert differences(case, rank=index % 4) == []
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_fsdp1_of_transformers_is_exact(model: str, mesh: tuple[int, int], optio
 def test_fsdp1_is_exact_on_the_last_rank_of_larger_worlds(
     mesh: tuple[int, int], options: str
 ) -> None:
-    """Of 64 shards the root's last is nothing but padding: its gradient is forgotten between
+    """The last of the root's 64 shards is nothing but padding: its gradient is forgotten between
     micro-batches."""
     assert (
         differences(scenario("mlp-tiny", options, mesh=mesh, accumulation=(2, "every")), rank=63)
@@ -116,7 +116,7 @@ MARKS = {
 
 def seen(case: Scenario, *, steps: int) -> list[list[str]]:
     """Collectives and waits of the limiter in torch's steps, in order, as the profiler has them."""
-    found = []
+    marked = []
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         model = modules.build(case.model, seed=case.seed)
@@ -126,13 +126,13 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
                 activities=[torch.profiler.ProfilerActivity.CPU]
             ) as profiler:
                 batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
-                for place, forwards in enumerate(batching.forwards_of(case, batches)):
-                    with subject.micro_batch(place == case.batch.accumulation - 1):
+                for index, forwards in enumerate(batching.forwards_of(case, batches)):
+                    with subject.micro_batch(index == case.batch.accumulation - 1):
                         batching.summed_loss(subject.module, forwards).backward()
             subject.optimizer.zero_grad(set_to_none=True)
             events = sorted(profiler.events(), key=lambda event: event.time_range.start)
-            found.append([MARKS[event.name] for event in events if event.name in MARKS])
-    return found
+            marked.append([MARKS[event.name] for event in events if event.name in MARKS])
+    return marked
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_the_limiter_makes_the_host_wait_where_torchs_does(options: str) -> None
 
 
 def waited(case: Scenario, real: list[list[str]]) -> None:
-    """As `real`: in the steady step all but the first waits, which are for frees of earlier steps
-    and thus over."""
+    """Assert that the Program waits as `real` does. Its steady step lacks the first waits, which
+    are for frees of earlier steps and thus over."""
     program = plan(case, device="cpu").ranks[0]
     first, steady = (
         [kind for op in ops if (kind := op.kind.replace("host_wait", "wait")) in MARKS.values()]

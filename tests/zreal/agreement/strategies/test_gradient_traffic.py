@@ -1,9 +1,9 @@
-"""The bytes that are said to move around reductions and the optimizer, against the operands of the
+"""Bytes that are said to move around reductions and the optimizer, against the operands of the
 calls that our engine makes.
 
-Each op of a steady step is carried out under a mode that sees every call: of a copy all bytes are
-compared, of the optimizer's step those of its casts, of backward the zeros that it begins flat
-gradients with.
+Each op of a steady step is carried out under a mode that sees every call. Copies are compared by
+all bytes, the optimizer's step by those of its casts. Backward is compared by the zeros that it
+begins flat gradients with.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 Calls = Counter[tuple[str, int]]
-"""How often what is called moves so many bytes."""
+"""Number of calls by operator and bytes moved."""
 
 
 class GradientCalls(TorchDispatchMode):
@@ -34,26 +34,26 @@ class GradientCalls(TorchDispatchMode):
 
     def __init__(self, casts: set[tuple[torch.dtype, torch.dtype]], numels: set[int]) -> None:
         super().__init__()
-        self.casts, self.numels, self.found = casts, numels, Calls()
+        self.casts, self.numels, self.counts = casts, numels, Calls()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = nbytes(args[:1])
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name == "add_" and isinstance(args[1], Tensor) and args[0].numel() > 1:
-            self.found["add", 2 * nbytes(args[0]) + nbytes(args[1])] += 1
+            self.counts["add", 2 * nbytes(args[0]) + nbytes(args[1])] += 1
         elif name == "div_" and args[0].numel() > 1:
-            self.found["divide", 2 * nbytes(args[0])] += 1
+            self.counts["divide", 2 * nbytes(args[0])] += 1
         elif name == "copy_" and args[0].numel() > 1 and args[0].numel() not in self.numels:
-            self.found["copy", nbytes(args[0]) + nbytes(args[1])] += 1
+            self.counts["copy", nbytes(args[0]) + nbytes(args[1])] += 1
         elif name == "chunk_cat":
-            self.found["copy", before + nbytes(kwargs["out"])] += 1
+            self.counts["copy", before + nbytes(kwargs["out"])] += 1
         elif (
             name == "_to_copy"
             and (args[0].dtype, result.dtype) in self.casts
             and result.numel() > 1
         ):
-            self.found["copy", before + nbytes(result)] += 1
+            self.counts["copy", before + nbytes(result)] += 1
         return result
 
 
@@ -77,14 +77,14 @@ optimizer = {{ name = "adamw", implementation = "fused" }}
 
 def predicted(case: Scenario) -> Calls:
     """The kernels of a steady step that are said to do the like."""
-    found: Calls = Counter()
+    calls: Calls = Counter()
     for op in plan(case, device="cpu").of_rank(0).steady:
         for kernel in op.kernels:
             if kernel.operator == ACCUMULATE:
-                found["add", kernel.nbytes] += 1
+                calls["add", kernel.nbytes] += 1
             elif op.kind == "copy" and not gathers(op):
-                found[kernel.operator, kernel.nbytes] += 1
-    return found
+                calls[kernel.operator, kernel.nbytes] += 1
+    return calls
 
 
 def gathers(op: Op) -> bool:
@@ -112,7 +112,7 @@ AXES = (
 def test_each_kernel_is_a_call_of_torch_and_each_call_a_kernel(
     axes: str, precision: tuple[str, str], sync: str
 ) -> None:
-    """Of three micro-batches, one of which is neither the first nor the last."""
+    """Three micro-batches have one that is neither the first nor the last."""
     case = scenario(axes, precision=precision, sync=sync)
     parameters, reduce = DTYPES[case.precision.parameters], DTYPES[case.precision.reduce]
     with torch_private.fake_group(rank=0, world_size=case.world_size):
@@ -122,4 +122,4 @@ def test_each_kernel_is_a_call_of_torch_and_each_call_a_kernel(
         with GradientCalls({(parameters, reduce), (reduce, torch.float32)}, numels) as calls:
             observation.plain_step()
 
-    assert calls.found == predicted(case)
+    assert calls.counts == predicted(case)

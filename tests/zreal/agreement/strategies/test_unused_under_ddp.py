@@ -93,12 +93,12 @@ def test_torch_steps_no_parameter_that_is_unused() -> None:
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 def test_our_own_executor_holds_what_the_program_says(parameters: str) -> None:
     case = scenario("mlp", SMALL_BUCKETS, "[]", unused='["blocks.1"]', parameters=parameters)
-    found = inexact(case, interpreter="executor")
+    details = inexact(case, interpreter="executor")
     # DDP hands out a copy of the loss, which the executor has not: backward itself, below the
     # step's peak, differs by that scalar or two
     assert all(
         "14 of 16 exact; peak of backward 0" in text and abs(int(text.split(" B, ")[2])) <= 8
-        for text in found
+        for text in details
     )
 
 

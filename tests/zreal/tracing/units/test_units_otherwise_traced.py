@@ -335,8 +335,8 @@ def test_what_a_unit_takes_and_does_not_use_gets_zeros_from_fully_shard_alone(
 
 
 def test_nodes_of_a_graph_are_numbered_in_the_order_in_which_they_are_made() -> None:
-    """And the engine takes them from the last to the first, which nothing but the order of what
-    made them decides."""
+    """Autograd's engine takes nodes from the last to the first; nothing but the order in which they
+    were made decides that."""
     before, x = torch_private.next_sequence_number(), torch.ones(2, requires_grad=True)
     first = x * 2
     second = x + 1
