@@ -100,7 +100,7 @@ class FakeBackend:
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
-        require_host_memory(scenario, backend=self.name, processes=1, parity=False)
+        require_host_memory(scenario, backend=self.name, processes=1)
         ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
         if options.all_ranks:
             ranks = tuple(range(scenario.world_size))
@@ -150,18 +150,23 @@ class GlooBackend:
                 remedy="use the backend fake, or torchrun -m zreal.worker on a cluster",
             )
         from zreal import rank_run
+        from zreal.numerics_choice import choose_numerics
         from zreal.processes import launch
         from zreal.processes.failure_report import LaunchError
-        from zreal.processes.host_memory import require_host_memory
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
-        if self.device == "cpu":
-            require_host_memory(
-                scenario, backend=self.name, processes=scenario.world_size, parity=True
-            )
+        numerics = choose_numerics(
+            scenario,
+            asked=options.numerics,
+            backend=self.name,
+            processes=scenario.world_size,
+            timeout_s=options.timeout_s,
+            device=self.device,
+        )
         failure: LaunchError | None = None
         arguments = self._rank_arguments(scenario, interpreter, options)
+        arguments["numerics"] = numerics.mode
         try:
             with self._hosts(options.testbed, scenario.world_size) as hosts:
                 tables = launch.launch(
@@ -182,7 +187,8 @@ class GlooBackend:
             failure="" if failure is None else str(failure),
             provenance=rank_run.provenance(scenario, device=self.device) | method
             | ({"testbed": options.testbed.text} if options.testbed else {})
-            | ({"compute": EMULATED} if options.emulated_on else {}),
+            | ({"compute": EMULATED} if options.emulated_on else {})
+            | numerics.provenance,
         )
         if failure is not None:
             raise IncompleteRunError(failure, run) from None
@@ -296,6 +302,8 @@ class NcclBackend(GlooBackend):
         """
         import torch
 
+        from zreal.processes.host_memory import require_device_memory
+
         devices = torch.cuda.device_count()
         if scenario.world_size > devices and "NCCL_HOSTID" not in os.environ:
             raise BackendUnavailableError(
@@ -304,4 +312,6 @@ class NcclBackend(GlooBackend):
                 found=f"{devices} on this machine",
                 remedy="start it on a cluster: torchrun … -m zreal.worker SCENARIO --save RUN.json",
             )
+        present = torch.cuda.get_device_properties(0).total_memory
+        require_device_memory(scenario, backend=self.name, present_nbytes=present)
         return super().run(scenario, options=options)

@@ -1,5 +1,4 @@
-"""The run of one rank: a scenario observed or executed, its parity with the single-process
-reference, and its step time."""
+"""The run of one rank: a scenario observed or executed, its numerics, and its step time."""
 
 from __future__ import annotations
 
@@ -13,34 +12,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from zreal import torch_private
 from zreal.executor.executor import RANKS, execute
 from zreal.meters.measured_step import TrainedRank
 from zreal.meters.step_time import METHOD, timed
 from zreal.modules import emulation, reference
-from zreal.modules.optimizers import largest_difference
 from zreal.modules.own_module import OwnModel
-from zreal.modules.parity import gradient_differences, largest, relative_differences
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_status import REFERENCE
 from zreal.processes.rendezvous import rendezvous
+from zreal.rank_numerics import rank_numerics
+from zreal.reference_cost import SAMPLES, num_steps
 from zreal.tracing.own_scenario import with_module
 from zreal.zero.measured_zero import train_own
 from zsim.errors import ArgumentError, BackendUnavailableError
-from zsim.ir.run import Numerics, RankRun
+from zsim.ir.run import RankRun
 from zsim.models.training_options import Device
 from zsim.runs import saved
+from zsim.runs.numerics_mode import NumericsMode
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 RENDEZVOUS_S = 60.0
 """Seconds that ranks may take to meet, beyond the run's own timeout."""
-SAMPLES = 3
-"""Last steps, of which the one with the lowest peak is the steady one. Threads of gloo may hold a
-buffer a moment too long in some of them."""
 
 Keep = Callable[[dict[str, Any]], None]
 
@@ -75,18 +71,21 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
 
 
 def run_rank(
-    scenario: Scenario, *, rank: int, interpreter: str, device: Device, parity: bool,
+    scenario: Scenario, *, rank: int, interpreter: str, device: Device,
+    numerics: NumericsMode | None,
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[RankRun], None] = lambda _: None,
     emulated: Mapping[str, list[int]] | None = None,
 ) -> RankRun:
     """Run `scenario` on this rank of an existing process group.
 
-    With `parity`, compare parameters with the single-process reference and time steps. Timers take
-    the place of compute in timed steps, where `emulated` has nanoseconds by module.
+    `numerics`: the ranks that train a single-process reference to compare with; None on a fake
+    group, whose steps are not timed either. Timers take the place of compute in timed steps, where
+    `emulated` has nanoseconds by module.
     """
-    samples = SAMPLES if parity else 1
-    steps = max(3, scenario.steps, 2 + samples)
+    is_fake = numerics is None
+    samples = 1 if is_fake else SAMPLES
+    steps = max(3, scenario.steps) if is_fake else num_steps(scenario)
     interpret: Callable[..., TrainedRank] = observe
     if interpreter == "executor":
         is_own = isinstance(scenario.model, OwnModel)
@@ -94,58 +93,22 @@ def run_rank(
         interpret = train_own if is_own else executed
     trained = interpret(
         scenario, rank=rank, steps=steps, samples=samples, device=device, progress=progress,
-        keep=keep, parity=parity,
+        keep=keep, parity=numerics in ("full", "sampled"),
     )
-    if not parity:
+    if numerics is None:
         return trained.run
-    progress(REFERENCE)
-    draws = isinstance(scenario.model, OwnModel) and reference.draws(scenario)
-    numerics = None if draws else _numerics(scenario, trained, steps=steps)
+    if numerics != "none":
+        progress(REFERENCE)
+    compared = rank_numerics(scenario, trained, rank=rank, mode=numerics, device=device)
     # Timed last, as it moves parameters on. The tensors for parity are no longer needed.
     plain_step, run = trained.plain_step, trained.run
     emulation.start(trained.module, emulated or {})
     del trained
     step = timed(plain_step, device=device)
     return replace(
-        run, numerics=numerics, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
+        run, numerics=compared, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
         step_times_ns=step.times_ns, others_share=step.others_share,
     )
-
-
-def _numerics(scenario: Scenario, trained: TrainedRank, *, steps: int) -> Numerics:
-    """Differences between `steps` steps of this world and the same steps of a single process."""
-    stepped_in = next(iter(trained.parameters.values())).dtype
-    expected = reference.reference(scenario, steps=steps, stepped_in=stepped_in)
-    difference, parameter = largest(relative_differences(trained.parameters, expected))
-    gradients = reference.gradients_at(scenario, trained.parameters, step=steps)
-    gradient_difference, gradient = largest(gradient_differences(trained.gradients, gradients))
-    return Numerics(
-        losses=tuple(trained.losses),
-        largest_relative_difference=difference,
-        largest_gradient_difference=gradient_difference,
-        furthest_parameter=parameter,
-        furthest_gradient=gradient,
-        steps=steps,
-        dtype=scenario.precision.narrowest,
-        reference_losses=expected.losses,
-        initial_difference=_initial_difference(trained.initial, expected),
-        step_difference=trained.step_difference,
-    )
-
-
-def _initial_difference(
-    initial: Mapping[str, Tensor], expected: reference.Reference
-) -> float | None:
-    """Largest difference between the stepped parameters and the reference's before the first step;
-    None where the interpreter has none."""
-    if not initial:
-        return None
-    reshaped = {
-        name: initial[name].reshape(tensor.shape)
-        for name, tensor in expected.initial.items()
-        if name in initial
-    }
-    return largest_difference(reshaped, expected.initial)
 
 
 def c10d_backend(scenario: Scenario, device: Device) -> str:
@@ -183,8 +146,9 @@ def launched_rank(
         timeout=timeout,
     )
     run = run_rank(
-        scenario, rank=rank, interpreter=arguments["interpreter"], device=device, parity=True,
-        progress=progress, keep=lambda so_far: keep(saved.as_table(so_far)),
+        scenario, rank=rank, interpreter=arguments["interpreter"], device=device,
+        numerics=arguments["numerics"], progress=progress,
+        keep=lambda so_far: keep(saved.as_table(so_far)),
         emulated=arguments.get("emulated"),
     )
     dist.barrier()
@@ -197,7 +161,7 @@ def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
     """Run one rank of any world in this process: real memory and compute, collectives that move
     nothing."""
     with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
-        return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", parity=False)
+        return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", numerics=None)
 
 
 def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from zreal.numerics_choice import choose_numerics
 from zreal.rank_run import c10d_backend, interpreter_of, provenance, run_rank, slowest_step_time
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import saved
+from zsim.runs.numerics_mode import NUMERICS_MODES
 from zsim.scenario.scenario import Scenario, load
 
 
@@ -34,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("scenario")
     parser.add_argument("--save", required=True, type=Path)
     parser.add_argument("--interpreter", choices=("observer", "executor"))
+    parser.add_argument("--numerics", choices=NUMERICS_MODES)
+    parser.add_argument("--timeout", type=float, default=120.0)
     options = parser.parse_args(arguments)
     scenario = load(options.scenario)
     interpreter = interpreter_of(scenario, options.interpreter)
@@ -43,12 +48,26 @@ def main(arguments: list[str] | None = None) -> int:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(c10d_backend(scenario, device))
-    own = run_rank(scenario, rank=rank, interpreter=interpreter, device=device, parity=True)
+    choice = choose_numerics(
+        scenario,
+        asked=options.numerics,
+        backend="zreal.worker",
+        timeout_s=options.timeout,
+        processes=int(os.environ.get("LOCAL_WORLD_SIZE", scenario.world_size)),
+        device=device,
+    )
+    choices: list[Any] = [None] * scenario.world_size
+    dist.all_gather_object(choices, choice)
+    choice = max(choices, key=lambda each: NUMERICS_MODES.index(each.mode))
+    own = run_rank(
+        scenario, rank=rank, interpreter=interpreter, device=device, numerics=choice.mode
+    )
     tables: list[Any] = [None] * scenario.world_size
     dist.all_gather_object(tables, saved.as_table(own))
     if rank == 0:
         ranks = tuple(saved.from_table(RankRun, table) for table in tables)
-        saved.save(_run_of(scenario, ranks, interpreter=interpreter, device=device), options.save)
+        run = _run_of(scenario, ranks, interpreter=interpreter, device=device)
+        saved.save(replace(run, provenance=dict(run.provenance) | choice.provenance), options.save)
     dist.destroy_process_group()
     return 0
 

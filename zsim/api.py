@@ -27,6 +27,7 @@ from zsim.runs.backend import (
 )
 from zsim.runs.compare import compare as comparing
 from zsim.runs.compare.agreement import ASPECTS, Aspect
+from zsim.runs.numerics_mode import NumericsMode
 from zsim.runs.run import Comparison, DeviceMemory, Run
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
@@ -66,18 +67,25 @@ def run(
     all_ranks: bool = False,
     interpreter: str | None = None,
     timeout_s: float = 120.0,
+    numerics: NumericsMode | None = None,
 ) -> Run:
     """The scenario on a backend: "gloo" and "nccl" train it for real, "fake" observes single ranks.
 
     `interpreter`: "executor" or "observer", for a real backend; by default the observer where torch
-    has the strategy. `timeout_s`: seconds until a rank counts as hung. BackendUnavailableError
-    where torch or devices lack; RankError where a rank fails.
+    has the strategy. `timeout_s`: seconds until a rank counts as hung. `numerics`: the ranks that
+    train a single-process reference, "full" for all, "sampled" for the first, "none"; by default as
+    many as memory and time allow. BackendUnavailableError where torch, devices or memory lack;
+    RankError where a rank fails.
     """
     from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
 
     _require_scenario(scenario)
     options = RunOptions(
-        ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s
+        ranks=ranks,
+        all_ranks=all_ranks,
+        interpreter=interpreter,
+        timeout_s=timeout_s,
+        numerics=numerics,
     )
     record = observed(*found(backend, options), scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
@@ -115,6 +123,7 @@ def validate(
     require: tuple[Aspect, ...] = (),
     cluster: str | PathLike[str] | None = None,
     module: str | None = None,
+    numerics: NumericsMode | None = None,
 ) -> Comparison:
     """The scenario run for real, simulated for the same device, and the two compared.
 
@@ -128,6 +137,7 @@ def validate(
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s,
         module=module,
+        numerics=numerics,
     )
     backend, capabilities = found_real(against, options)
     scenario = of_module(backend, scenario, options)

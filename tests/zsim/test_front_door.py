@@ -40,9 +40,9 @@ SIGNATURES = {
     "fit": "scenario",
     "load": "path",
     "ms": "number",
-    "run": f"scenario, backend, {REAL}",
+    "run": f"scenario, backend, {REAL}, numerics",
     "simulate": "scenario, ranks, all_ranks",
-    "validate": f"scenario, against, {REAL}, require, cluster, module",
+    "validate": f"scenario, against, {REAL}, require, cluster, module, numerics",
     "why": "run",
 }
 """Public names and their parameters; None where users read an object and make none."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from zreal.executor.flat_rank import FlatRank
 from zreal.executor.replicated_rank import ReplicatedRank
@@ -60,8 +61,10 @@ def execute(
             trainer.train_step, inputs=inputs, steps=steps, samples=samples,
             prepare=trainer.prepare,
         )
-    parameters, batches, last = trainer.rank.parameters(), inputs(steps), ParityStep()
+    parameters: dict[str, Tensor] = {}
+    batches, last = inputs(steps), ParityStep()
     if parity:
+        parameters = trainer.rank.parameters()
         with measured.recorder:
             last = trainer.parity_step(batches)
     return TrainedRank(

@@ -44,15 +44,16 @@ class Reference:
 
 
 def reference(
-    scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32
+    scenario: Scenario, *, steps: int, stepped_in: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Reference:
     """Train `steps` steps on one process. Gradients are means over ranks and sums over
     micro-batches, as in every strategy.
 
     Parameters, gradients and optimizer are in `stepped_in`. For 2-byte precision with float32
-    stepping, forward and backward run on a rounded copy.
+    stepping, forward and backward run on a rounded copy. Training is on `device`; the result is in
+    host memory.
     """
-    master = modules.build(scenario.model, seed=scenario.seed).to(stepped_in)
+    master = modules.build(scenario.model, seed=scenario.seed).to(device, stepped_in)
     initial = _copies(scenario.model, master)
     optimizer = make_optimizer(scenario.optimizer, trained(master))
     noise = _Noise(scenario) if scenario.optimizer.name == "adamw" else None
@@ -64,9 +65,9 @@ def reference(
         losses.append(total / (scenario.world_size * scenario.batch.accumulation))
     return Reference(
         losses=tuple(losses), initial=initial, parameters=_copies(scenario.model, master),
-        directionless=noise.elements if noise is not None else {},
+        directionless=_in_host_memory(noise.elements) if noise is not None else {},
         untrained={
-            name: parameter.detach()
+            name: parameter.detach().cpu()
             for name, parameter in master.named_parameters()
             if name not in initial
         },
@@ -88,12 +89,12 @@ class ReferenceGradients:
 
 
 def gradients_at(
-    scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int
+    scenario: Scenario, parameters: Mapping[str, Tensor], *, step: int, device: str = "cpu"
 ) -> ReferenceGradients:
     """The gradients of one process in `step` from the given parameters; those without one are
-    omitted."""
+    omitted. They are made on `device` and returned in host memory."""
     model = modules.build(scenario.model, seed=scenario.seed).to(
-        next(iter(parameters.values())).dtype
+        device, next(iter(parameters.values())).dtype
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -103,7 +104,7 @@ def gradients_at(
     share = torch.finfo(DTYPES[scenario.precision.narrowest]).eps / 2
     return ReferenceGradients(
         whole={
-            name: parameter.grad
+            name: parameter.grad.cpu()
             for name, parameter in model.named_parameters()
             if parameter.grad is not None
         },
@@ -168,7 +169,8 @@ def _accumulate(scenario: Scenario, model: modules.Model, *, step: int, dtype: s
     """Accumulate the gradients of one step of all ranks; returns the sum of the losses."""
     total = 0.0
     for rank in range(scenario.world_size):
-        batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype)
+        device = str(next(model.parameters()).device)
+        batches = batching.micro_batches(scenario, rank=rank, step=step, dtype=dtype, device=device)
         if next(model.parameters()).dtype == torch.float64:
             batches = [
                 tuple(t.double() if t.is_floating_point() else t for t in batch)
@@ -210,12 +212,19 @@ def _copies(spec: ModelSpec, model: modules.Model) -> dict[str, Tensor]:
     trained = spec.trained
     named = model.named_parameters()
     return {
-        name: parameter.detach().float().clone() for name, parameter in named if name in trained
+        name: parameter.detach().float().cpu().clone()
+        for name, parameter in named
+        if name in trained
     }
 
 
+def _in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
 def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.Model:
-    copy = modules.build(scenario.model, seed=scenario.seed, dtype=dtype)
+    device = next(master.parameters()).device
+    copy = modules.build(scenario.model, seed=scenario.seed, dtype=dtype).to(device)
     with torch.no_grad():
         for rounded, exact in zip(copy.parameters(), master.parameters(), strict=True):
             rounded.copy_(exact)

@@ -52,8 +52,9 @@ def train_own(
         with measured.construction(module):
             zero.shard(cast(OwnModel, scenario.model), options=scenario.options)
         losses = measured.train(loop.train_step, inputs=inputs, steps=steps, samples=samples)
-    parameters, gradients, batches = zero.rank.parameters(), dict[str, Tensor](), inputs(steps)
+    parameters, gradients, batches = dict[str, Tensor](), dict[str, Tensor](), inputs(steps)
     if parity:
+        parameters = zero.rank.parameters()
         with measured.recorder:
             gradients = loop.gradients(batches)
     return TrainedRank(

@@ -203,6 +203,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         interpreter=options.interpreter,
         timeout_s=options.timeout,
         module=getattr(options, "module", None),
+        numerics=options.numerics,
     )
 
 

@@ -23,6 +23,7 @@ from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
 from zsim.runs.compare.agreement import ASPECTS
+from zsim.runs.numerics_mode import NUMERICS_MODES
 from zsim.version import __version__
 
 EPILOG = (
@@ -284,6 +285,11 @@ def _how(command: argparse.ArgumentParser) -> None:
                                                                   "are alike")
     command.add_argument(
         "--interpreter", choices=("executor", "observer"), help="how a real backend runs it"
+    )
+    command.add_argument(
+        "--numerics", choices=NUMERICS_MODES, default=None,
+        help="the ranks that train a single-process reference of the whole model: all (full), the "
+             "first (sampled), none (default: as many as memory and --timeout allow)",
     )
     command.add_argument(
         "--timeout", type=_seconds, default=120.0, metavar="S",

@@ -9,8 +9,11 @@ from zsim.errors import ZsimError
 OPTIONS = {
     "ranks": "--ranks", "all_ranks": "--all-ranks", "interpreter": "--interpreter",
     "timeout_s": "--timeout",
+    "numerics": "--numerics",
 }
-_ARGUMENT = re.compile(r"^(ranks|interpreter)(?=:)|(?<![\w/.-])(all_ranks|timeout_s)(?![\w/.-])")
+_ARGUMENT = re.compile(
+    r"^(ranks|interpreter|numerics)(?=:)|(?<![\w/.-])(all_ranks|timeout_s)(?![\w/.-])"
+)
 """An argument's name: as the place of the error, or one that is no word of any other sentence."""
 
 

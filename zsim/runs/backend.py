@@ -11,6 +11,7 @@ from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError
 from zsim.io.arguments import told
 from zsim.ir.run import RunRecord
+from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
 if TYPE_CHECKING:
     from zsim.scenario.scenario import Scenario
@@ -50,6 +51,8 @@ class RunOptions:
     compute."""
     module: str | None = None
     """The user's function that makes the module to run, in place of the scenario's model."""
+    numerics: NumericsMode | None = None
+    """Ranks that train the reference; None for as many as bytes and time allow."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.all_ranks, bool):
@@ -63,6 +66,8 @@ class RunOptions:
                 )
         if self.interpreter not in (None, *INTERPRETERS):
             raise _unfit("interpreter", " or ".join(INTERPRETERS), self.interpreter)
+        if self.numerics not in (None, *NUMERICS_MODES):
+            raise _unfit("numerics", ", ".join(NUMERICS_MODES), self.numerics)
         if self.module is not None and not isinstance(self.module, str):
             raise _unfit("module", "text as mypackage.mymodel:build", self.module)
         if self.module is not None and self.emulated_on is not None:

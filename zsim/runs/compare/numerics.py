@@ -55,6 +55,9 @@ def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
     if what := measured.provenance.get("draws"):
         reason = f"unsupported: {what} draws random numbers in forward, on each rank others"
         return Check(name="numerics", status="unsupported", detail=reason)
+    mode, _, how = measured.provenance.get("numerics", "").partition(": ")
+    if mode == "none":
+        return Check(name="numerics", status="unsupported", detail=f"unsupported: {how}")
     seeing = [run for run in (predicted, measured) if sees(run, "numerics")]
     ranked = [
         (rank.rank, rank.numerics)
@@ -74,6 +77,7 @@ def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
     findings = (
         parameters, gradients, _furthest(ranked, parameters, gradients), _finite(told),
         _exact(told), _every_step(seeing, told), _losses(told, measured.world_size),
+        Finding(True, how),
         _remedy(parameters, gradients),
     )
     return Check(
