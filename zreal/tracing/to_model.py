@@ -199,6 +199,7 @@ def _seen(
                 ),
                 caller_frees=tuple(buffers.freed[n] for n in s.caller_frees if n in buffers.freed),
                 returns_inner_output=s.returns_inner_output,
+                after_root=s.after_root,
                 freed_with_autocast_cache=(
                     freed if s is stretches[-1] and step.autocast != "none" else ()
                 ),

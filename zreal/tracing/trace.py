@@ -79,7 +79,8 @@ def trace(
     - `dtype` of the parameters, by default their own. Parameters in float32 may be traced in
       another. Mixed dtypes, float64, integers and complex numbers are refused.
     - `loss` makes the scalar of the output. The default is `output.loss`, else a scalar `output`
-      itself, else `output.float().sum()`. It counts as forward, and the output goes with it.
+      itself, else `output.float().sum()`. It counts as forward, after that of the root, and the
+      output goes with it.
     - `casts_input`: floating-point inputs of the model and its units are cast to `dtype`, as
       fully_shard does; other strategies take the model's as they are given. Otherwise the model's
       inputs are in `dtype`.

@@ -91,7 +91,10 @@ def _run(
     views = RunViews(step.groups, step.parameters, runs)
     parameters = {**step.parameters, **views.parameters}
     boundaries, gradients = (
-        Boundaries(log, units=step.units, dtype=step.cast, unit_hooks=unit_hooks, views=views),
+        Boundaries(
+            log, model=step.model, units=step.units, dtype=step.cast, unit_hooks=unit_hooks,
+            views=views,
+        ),
         ParameterGradients(log),
     )
     versions = {fqn: torch_private.version(parameter) for fqn, parameter in step.parameters.items()}

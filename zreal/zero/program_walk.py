@@ -144,8 +144,9 @@ class ProgramWalk:
         raise ProgramError(where="the step", expected=f"another {kind} op", found="none")
 
     def _perform(self, op: Op) -> None:
-        if op.kind == "recompute":
-            return  # torch recomputes when backward needs a tensor that was not kept
+        # torch recomputes when backward needs a tensor that was not kept; the loop makes the loss
+        if op.kind in ("recompute", "forward"):
+            return
         awaited = self.trained.get(op.unit, frozenset()) if op.kind in REDUCTIONS else frozenset()
         if missing := sorted(awaited - self._arrived):
             raise _otherwise(f"the gradient of {missing[0]} before it is reduced", "none")

@@ -210,8 +210,9 @@ class ZeRO:
         rank = self._constructed(settings, self._program)
         groups = rank.buffers.groups.values()
         names = {module.fqn: module for module in model.modules}
+        own = [names[module.fqn] for module in training.modules if not module.after_root]
         self._walk = walk = ProgramWalk(
-            program=self._program.of_rank(self.group.rank()), rank=rank, modules=model.modules,
+            program=self._program.of_rank(self.group.rank()), rank=rank, modules=own,
             backward=[names[module.fqn] for module in training.backward_modules],
             trained={
                 g.fqn: frozenset(p.fqn for p in g.group.parameters) for g in groups if g.trained

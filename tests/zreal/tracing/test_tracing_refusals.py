@@ -335,7 +335,7 @@ def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_
 
 
 def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
-    boundaries = Boundaries(StorageLog(), units={}, dtype=None)
+    boundaries = Boundaries(StorageLog(), model=nn.Identity(), units={}, dtype=None)
     visits = [
         visit
         for index in range(2)

@@ -222,20 +222,26 @@ BUFFERS = {
 
 @lru_cache(maxsize=8)
 def traced(
-    make: Callable[[], nn.Module], data: Callable[[], Any], units: tuple[str, ...], dtype: Dtype
+    make: Callable[[], nn.Module],
+    data: Callable[[], Any],
+    units: tuple[str, ...],
+    dtype: Dtype,
+    loss: Callable[[Any], Tensor] | None = None,
 ) -> TracedModel:
     """The same for every strategy that a module is tried under: it is traced once, which takes
     longer than its steps."""
     torch.manual_seed(0)
-    return trace(make, data(), units=units, dtype=dtype, sums_in_place=False, name="traced")
+    return trace(
+        make, data(), units=units, dtype=dtype, sums_in_place=False, name="traced", loss=loss
+    )
 
 
 def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",  # noqa: E501
                 parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,  # noqa: E501
-                layers: str = "layers") -> dict[str, Any]:  # fmt: skip
+                layers: str = "layers", loss: Callable[[Any], Tensor] | None = None, rank: int = 0) -> dict[str, Any]:  # noqa: E501  # fmt: skip
     """Prediction and measurement, by phase, where these differ."""
     units = tuple(f"{layers}.{index}" for index in range(4))
-    model = traced(make, data, units, DTYPES[parameters])
+    model = traced(make, data, units, DTYPES[parameters], loss)
     save(model, tmp_path / "traced.json")
     text = f"""
 model = {{ traced = "traced.json" }}
@@ -247,9 +253,9 @@ optimizer = {{ {optimizer} }}
 {more}
 """  # noqa: E501
     case = parse(text.encode(), where="user.toml", folder=tmp_path)
-    ours = predicted(case, ranks=(0,))[0]
-    with torch_private.fake_group(rank=0, world_size=ranks):
-        real = Subject(Case(make, "", data, num_units=0, more=units), case)
+    ours = predicted(case, ranks=(rank,))[0]
+    with torch_private.fake_group(rank=rank, world_size=ranks):
+        real = Subject(Case(make, "", data, num_units=0, more=units, makes_loss=loss), case)
         first, _, steady = (real.step() for _ in range(3))
     pairs = {
         name: (figures(ours[name]), figures(phase))

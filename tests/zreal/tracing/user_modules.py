@@ -237,12 +237,16 @@ class Case:
     num_units: int = 6
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     more: tuple[str, ...] = ()
+    makes_loss: Callable[[Any], Tensor] | None = None
+    """The loss of what the module returns, which its caller makes."""
 
     @property
     def all_units(self) -> list[str]:
         return [*(f"{self.units}.{i}" for i in range(self.num_units)), *self.more]
 
     def loss(self, output: Any) -> Tensor:
+        if self.makes_loss is not None:
+            return self.makes_loss(output)
         return output if isinstance(output, Tensor) else output.loss
 
     def run(self, model: nn.Module, given: Any) -> Tensor:

@@ -438,6 +438,10 @@ def without_last_free() -> TracedModel:
             "blocks.2: expected a unit of the model, found blocks.2",
         ),
         (
+            first_with(after_root=True),
+            "blocks.0: expected the root's last module alone after the root, found another one",
+        ),
+        (
             without_last_free(),
             "expected a buffer that is freed by the end of backward, found it still lives",
         ),
@@ -502,10 +506,10 @@ def changed(change: Callable[[Any], Any]) -> bytes:
     [
         (
             lambda t: t.update(schema="zsim-traced-model-1"),
-            'file: schema: expected zsim-traced-model-2, the form of this version, found '
+            'file: schema: expected zsim-traced-model-3, the form of this version, found '
             '"zsim-traced-model-1"; trace the module again',
         ),
-        (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-2"),
+        (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-3"),
         (lambda t: t.update(more=1), "file: more: expected no such key, found 1"),
         (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
         (

@@ -1,7 +1,8 @@
 """Stretches of a traced step: runs of units, and the parts of the root between them.
 
 Their names are those of modules in `zsim.autograd`. A part of the root is `root.N`; a stretch of a
-unit has the unit's fqn, the number of its part and of its run.
+unit has the unit's fqn, the number of its part and of its run. The loss that the root's caller
+makes is `root.loss`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from zreal.tracing.errors import UntraceableError
 from zreal.tracing.gradients.engine_sums import Lives
 from zreal.tracing.storage_log import Died, Entry, Place
 from zreal.tracing.units.unit_hooks import Visit
+from zsim.autograd.traced.model import LOSS_MODULE
 from zsim.models.spec import PART, ROOT, numbered
 
 
@@ -28,6 +30,7 @@ class Stretch:
     forward: list[Entry]
     backward: list[Entry]
     returns_inner_output: bool = False
+    after_root: bool = False
     caller_frees: list[int] = field(default_factory=list)
     """Storages that its caller drops after it has returned, the last ones of forward."""
 
@@ -92,7 +95,7 @@ def _each(
         late = (fqn for fqn in reads.get(backward, ()) if fqn not in before)
         yield Stretch(
             fqn=fqn, unit=visit.unit, needs_gradient=visit.needs_gradient,
-            returns_inner_output=visit.returns_inner_output,
+            returns_inner_output=visit.returns_inner_output, after_root=visit.after_root,
             reads=dict.fromkeys((*reads.get(forward, ()), *late)),
             forward=entries.get(forward, []), backward=entries.get(backward, []),
         )
@@ -108,10 +111,10 @@ def _names(visits: Sequence[Visit]) -> Iterator[str]:
         parts[unit] = 1 if visit.begins else parts[unit] + 1
         if unit != ROOT:
             yield numbered(numbered(unit, parts[unit], PART), runs[unit])
-        elif f"{ROOT}.{begun}" in units:
+        elif (name := LOSS_MODULE if visit.after_root else f"{ROOT}.{begun}") in units:
             raise UntraceableError(
-                where=f"{ROOT}.{begun}", expected="another name of this unit",
+                where=name, expected="another name of this unit",
                 found="that of the root's", remedy="rename it",
             )
         else:
-            yield f"{ROOT}.{begun}"
+            yield name

@@ -50,12 +50,14 @@ class Visit:
     with inputs that need a gradient.
 
     Or whether it is where the unit ends, and `returns_inner_output` what a unit in it has made.
+    `after_root`: the whole module has returned, and its caller makes the loss.
     """
 
     unit: str
     begins: bool = False
     needs_gradient: bool = False
     returns_inner_output: bool = False
+    after_root: bool = False
 
 
 class Boundaries:
@@ -74,6 +76,7 @@ class Boundaries:
         self,
         log: StorageLog,
         *,
+        model: nn.Module,
         units: Mapping[str, nn.Module],
         dtype: torch.dtype | None,
         unit_hooks: UnitHooks = "fully_shard",
@@ -87,6 +90,7 @@ class Boundaries:
         self._differentiable: set[int] = set()
         self._open: list[int] = []
         self._idle: set[int] = set()
+        self._model = model
         self._units = units
         self._hooked = unit_hooks == "fully_shard"
         self._dtype = dtype if self._hooked else None
@@ -94,20 +98,22 @@ class Boundaries:
         self._since = [0]
         self.casts = self.keeps_apart = self.passes_by = False
         self._forward_is_over = False
+        self._handles: list[Any] = []
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Every unit watched inside."""
-        handles: list[Any] = []
+        """Every unit watched inside, and the return of the whole module."""
+        handles = self._handles
         for fqn, module in self._units.items():
             before = partial(self._before, fqn)
             handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             handles.append(module.register_forward_hook(partial(self._after, fqn)))
+        handles.append(self._model.register_forward_hook(self._root_returns))
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            while handles:
+                handles.pop().remove()
 
     def is_running(self, fqn: str) -> bool:
         """True while forward is inside the unit; in backward always."""
@@ -143,9 +149,16 @@ class Boundaries:
                 )
         worked = {at.stretch for at, entry in self.log.entries if not isinstance(entry, Died)}
         self._idle = set(range(len(self.visits))) - worked
-        self.log.place = Place(backward=True, stretch=len(self.visits) - 1)
+        last = len(self.visits) - 1
+        if last in self._idle:  # the loss is an output: backward begins in the root
+            last -= 1
+            self.begun.add(last)
+        self.log.place = Place(backward=True, stretch=last)
         made = [*self._made(loss)]
         reached = {stretch for stretch, _, _ in made}
+        for index in range(len(self.visits) - 2, len(self.visits)):
+            inner = len(self.visits) - 2 not in reached  # the root has put no node behind a unit's
+            self.visits[index] = replace(self.visits[index], returns_inner_output=inner)
         self._pass_by(reached)
         if self._hooked:
             self._unhook_detached(loss)
@@ -263,6 +276,13 @@ class Boundaries:
         """UntraceableError for a unit that runs elsewhere than in the unit that it is a part of. It
         may run several times."""
         within = self.visits[self._open[-1]].unit if self._open else ROOT
+        if self.visits[-1].after_root:
+            raise UntraceableError(
+                where=fqn,
+                expected="units that run in the module's forward",
+                found="a run of it in the loss",
+                remedy="leave it out of units=, or run it in the forward",
+            )
         if within != self._outer(fqn):
             raise UntraceableError(
                 where=fqn,
@@ -306,6 +326,23 @@ class Boundaries:
             self.constant.add(last)
         self._visit(Visit(self.visits[self._open[-1]].unit if self._open else ROOT))
 
+    def _root_returns(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The whole module returns: the root's backward begins when a gradient of `output` is
+        there. UntraceableError where it is called again."""
+        if self.visits[-1].after_root:
+            raise UntraceableError(
+                where=ROOT,
+                expected="one call of the module in a step",
+                found="another one, in the loss",
+                remedy="make a module of both, whose forward calls this one and makes the loss",
+            )
+        last = self.log.place.stretch
+        for tensor in tensors_in(output) if self._hooked else ():
+            if tensor.requires_grad:
+                require_history(ROOT, tensor)
+                self._handles.append(tensor.register_hook(partial(self.gradient_arrives, last)))
+        self._visit(Visit(ROOT, after_root=True))
+
     def _made_before(self, tensor: Tensor) -> bool:
         """True if the node that made `tensor` is older than this stretch of forward, which then has
         put none of its own behind it."""
@@ -333,7 +370,9 @@ class Boundaries:
         for index in range(self.log.place.stretch, last + 1, -1):
             visit = self.visits[index]
             if visit.needs_gradient or not (
-                visit.begins or index - 1 in self._idle | self.constant
+                visit.begins
+                or index - 1 in self._idle | self.constant
+                or (visit.after_root and visit.returns_inner_output)
             ):
                 self._refuse_order(last)
             self.begun.add(index - 1)

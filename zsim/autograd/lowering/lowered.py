@@ -105,9 +105,10 @@ class LoweredModule:
     - `differentiates=False`: no output needs a gradient, so backward is empty.
     - `input_buffer`: the input of a part of a block; "" for the last buffer of another module.
     - `events_after_hook`, of a nested unit: its input's gradient is added to others there.
-    - `caller_frees`, of a traced unit: the buffers that its caller frees when the unit returns.
+    - `caller_frees`, of a traced unit or the root: what its caller frees when it returns.
     - `returns_inner_output`: the last part of a block returns a nested unit's output, with no
-      autograd node of its own in between.
+      autograd node of its own in between. So may the root.
+    - `after_root`: the caller computes it after the whole module has returned: the loss.
     """
 
     fqn: str
@@ -123,3 +124,4 @@ class LoweredModule:
     events_after_hook: tuple[TapeEvent, ...] = ()
     caller_frees: tuple[str, ...] = ()
     returns_inner_output: bool = False
+    after_root: bool = False

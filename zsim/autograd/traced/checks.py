@@ -139,6 +139,14 @@ def modules_are_lowered(of: Lowering) -> Breaches:
         yield of.model.name, "other ones"
 
 
+def only_the_loss_comes_after_the_root(of: Lowering) -> Breaches:
+    """The caller of the root computes the last module, if any."""
+    for index, module in enumerate(of.lowered):
+        is_last = 0 < index == len(of.lowered) - 1 and module.unit == ROOT
+        if module.after_root and not is_last:
+            yield module.fqn, "another one"
+
+
 def modules_lie_in_units(of: Lowering) -> Breaches:
     """Each module belongs to a unit."""
     units = {ROOT, *(unit.fqn for unit in of.model.units)}
@@ -264,6 +272,7 @@ LAWS: dict[str, Law] = {
     "every parameter registered once": parameters_are_registered,
     "a parameter of at least one dimension, as fully_shard does": parameters_have_dimensions,
     "one lowered module for each module, and at least one": modules_are_lowered,
+    "the root's last module alone after the root": only_the_loss_comes_after_the_root,
     "a unit of the model": modules_lie_in_units,
     "parameters of its own unit, of one that it lies in, or the root's": (
         modules_read_gathered_parameters

@@ -31,6 +31,8 @@ from zsim.models.training_options import Batch, Device, Dtype
 
 FAMILY: Final = "traced"
 LOSS = "loss"
+LOSS_MODULE: Final = f"{ROOT}.loss"
+"""The module of what the caller of the whole one computes of its output."""
 
 DEVICES: Final[tuple[Device, ...]] = ("cpu", "cuda")
 DEVICE_NAMES: Final[dict[Device, str]] = {"cpu": "a CPU", "cuda": "CUDA"}

@@ -104,7 +104,7 @@ LOWERED = table_of(
     LoweredModule,
     fqn=Name, unit=Name, forward=COMPUTATION, backward=COMPUTATION,
     input_needs_gradient=Truth, recompute=(_many(KERNEL), ()),
-    caller_frees=(_many(Name), ()), returns_inner_output=(Truth, False),
+    caller_frees=(_many(Name), ()), returns_inner_output=(Truth, False), after_root=(Truth, False),
     freed_with_autocast_cache=(_many(_event("-")), ()),
 )
 MODULES = _many(LOWERED, MAX_MODULES)

@@ -25,7 +25,7 @@ from zsim.io.json_tables import complaint
 from zsim.models.spec import ROOT, ParamGroup
 from zsim.models.training_options import Device
 
-SCHEMA: Final = "zsim-traced-model-2"
+SCHEMA: Final = "zsim-traced-model-3"
 MAX_FILE_BYTES = 64 * 1024**2
 TRACE_AGAIN = "trace the module again"
 DERIVED: dict[type[Any], frozenset[str]] = {

@@ -153,13 +153,13 @@ class MicroBatchHooks:
                     flat = self.flats[unit]
                     differentiates = at_root or module.differentiates or flat.trained
                     self._post_forward(flat, differentiates=differentiates)
-        self.step.sum_losses(modules[-1])
+        self.step.make_loss(modules)
 
     def backward(self) -> None:
         """Each unit is gathered if need be and runs; once autograd has split its views' gradients
         off, it is freed and reduces."""
         self.step.begin_backward()
-        if ROOT in self.flats:
+        if ROOT in self.flats and not self.step.training.modules[-1].after_root:
             self._pre_backward(self.flats[ROOT])
         for event in self.units.events.backward():
             match event:

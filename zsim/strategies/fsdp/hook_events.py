@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from zsim.autograd.lowering.lowered import LoweredModule
-from zsim.models.spec import ROOT, run_of, without_run
+from zsim.autograd.traced.model import LOSS_MODULE
+from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
+from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.training import Training
 
 
@@ -78,7 +80,9 @@ class HookEvents:
     """The units that wait for a skipped module, in reverse order, as torch lists them."""
 
     def forward(self, modules: tuple[LoweredModule, ...]) -> Iterator[ForwardHookEvent]:
-        """The events of one forward: those of the root first and, after all modules, last."""
+        """The events of one forward: those of the root first and last. Its caller then runs the
+        modules `after_root`."""
+        modules = tuple([module for module in modules if not module.after_root])
         for root in self.root:
             yield PreForward(root, modules[0])
         for module in modules:
@@ -97,11 +101,22 @@ class HookEvents:
         A block that returns the output of a nested unit has no node of its own after it: its hook
         on that output fires second.
         """
-        last = {modules[-1].fqn for modules in self.training.forwards}
+        last = {
+            [module.fqn for module in modules if not module.after_root][-1]
+            for modules in self.training.forwards
+        }
         returned: list[str] = []
+        loss_is_inner = True
         for module in self.training.backward_modules:
+            if module.after_root:
+                yield ModuleRun(module)
+                returned, loss_is_inner = [*self.root], module.returns_inner_output
+                continue
+            if not loss_is_inner:
+                yield from (PreBackward(unit, module) for unit in returned)
+                returned, loss_is_inner = [], True
             if module.fqn in self.root_modules:
-                returned.insert(0, ROOT)
+                returned = [ROOT, *(unit for unit in returned if unit != ROOT)]
             elif module.fqn in self.ends:
                 returned.insert(0, self.ends[module.fqn])
             if not module.returns_inner_output:
@@ -112,6 +127,16 @@ class HookEvents:
             yield ModuleRun(module)
             if module.fqn in self.begins and module.input_needs_gradient:
                 yield PostBackward(self.begins[module.fqn], module)
+
+
+def loss_problems(model: ModelSpec) -> Iterator[str]:
+    """The refusal of a loss that reads parameters, which may be sharded again by then."""
+    read = [fqn for m in model.modules if m.fqn == LOSS_MODULE for fqn in used_parameters(m)]
+    if read:
+        yield (
+            f"model.traced: the loss reads {read[0]} after the module has returned, when it may be "
+            "sharded again; compute that in the module's forward, or use ddp"
+        )
 
 
 def hook_events(training: Training, units: Collection[str]) -> HookEvents:

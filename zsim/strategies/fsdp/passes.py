@@ -116,12 +116,12 @@ class Passes(StepBuilder):
         return held
 
     def _is_input(self, buffer: str, module: LoweredModule) -> bool:
-        """True where the caller of `module` frees `buffer`; for the root's last part only the
+        """True where the caller of `module` frees `buffer`; for a family's last part only the
         model's inputs."""
-        if module.unit == ROOT:
-            return is_model_input(buffer)
         if isinstance(self.training.model, TracedModel):
             return buffer in module.caller_frees
+        if module.unit == ROOT:
+            return is_model_input(buffer)
         return (
             buffer == module.input_buffer
             if module.input_buffer
@@ -135,10 +135,14 @@ class Passes(StepBuilder):
         if cast:
             self.issue("copy", ROOT, micro_batch=self.micro_batch, memory=storage_events(cast))
 
-    def sum_losses(self, module: LoweredModule) -> None:
-        """The caller adds the loss that `module` made to those of earlier forwards."""
-        if module.sums_losses:
-            self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=module.sums_losses)
+    def make_loss(self, modules: tuple[LoweredModule, ...]) -> None:
+        """The caller of the root makes a loss of its output, and adds it to those of earlier
+        forwards."""
+        for module in modules:
+            if module.after_root:
+                self.forward(module)
+        if modules[-1].sums_losses:
+            self.issue("alloc", ROOT, micro_batch=self.micro_batch, memory=modules[-1].sums_losses)
 
     def backward(
         self, module: LoweredModule, *, hook: Callable[[InnerCall], None] | None = None
