@@ -247,7 +247,7 @@ def found(
     """The backend called `name` and its senses; ZsimError where it cannot run with `options`."""
     if not isinstance(name, str):
         raise ArgumentError(where=where, expected="the name of a backend", found=told(name))
-    backend = registry.find(name)
+    backend = registry.find(name, where=where)
     if backend.name == registry.SimBackend.name and options.interpreter:
         raise ArgumentError(where="interpreter", expected="a real backend", found=backend.name)
     return backend, registry.capabilities(backend)

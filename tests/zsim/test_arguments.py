@@ -1,13 +1,14 @@
 """Wrong arguments of `import zsim` are told as such: by name, with what was expected and found."""
 
 import pickle
+from inspect import signature
 
 import pytest
 
 import zsim
 from tests.support.folders import SCENARIOS
+from zsim.cli.arguments import OPTIONS, with_options
 from zsim.cli.main import main
-from zsim.cli.option_names import OPTIONS, said
 from zsim.errors import ArgumentError, RankError
 from zsim.runs.backend import RunOptions
 
@@ -134,5 +135,8 @@ def test_the_command_line_says_its_own_names(tmp_path, capsys):
         assert capsys.readouterr().err.splitlines()[-1] == f"zsim: {text}"
     slow = RankError(where="ranks [0, 1]", expected="a", found="of all_ranks.toml",
                      remedy="raise timeout_s, or take fewer steps")
-    assert said(slow) == str(slow).replace("timeout_s", "--timeout")
-    assert {*OPTIONS} <= {*RunOptions.__dataclass_fields__}
+    assert with_options(slow) == str(slow).replace("timeout_s", "--timeout")
+    names = {*RunOptions.__dataclass_fields__}
+    for function in (zsim.run, zsim.validate):
+        names |= {*signature(function).parameters}
+    assert {*OPTIONS} <= names

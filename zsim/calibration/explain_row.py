@@ -23,21 +23,24 @@ def text(row: Step | Collective | Skipped, *, as_json: bool) -> str:
         return json.dumps(about) + "\n"
     if isinstance(row, Skipped):
         return f"# skipped: {row.reason}\n"
-    assumed = "".join(f"# assumed: {caveat}\n" for caveat in about["assumed"])
+    caveats = "".join(
+        f"# {kind}: {caveat}\n" for kind in ("assumed", "warning") for caveat in about.get(kind, ())
+    )
     lines = about.get("scenario") or "".join(
         f"{key}: {value}\n" for key, value in about["taken_for"].items()
     )
-    return f"# {row.source} line {row.line}, measured {_measured(row)}\n{assumed}{lines}"
+    return f"# {row.source} line {row.line}, measured {_measured(row)}\n{caveats}{lines}"
 
 
 def of_row(row: Step | Collective | Skipped) -> dict[str, Any]:
-    """`measured` in seconds, `assumed`, and the `scenario` or what it was `taken_for`."""
+    """`measured` in seconds, `assumed`, and the `scenario` with a `warning` or what it was
+    `taken_for`."""
     if isinstance(row, Skipped):
         return {"skipped": row.reason}
     if isinstance(row, Step):
         return {
             "scenario": row.scenario.to_toml(), "measured": row.seconds, "peaks": dict(row.peaks),
-            "assumed": _assumed(row, *_pressure(row)),
+            "assumed": _assumed(row), "warning": list(_pressure(row)),
         }
     return {"taken_for": _collective(row), "measured": row.seconds, "assumed": _assumed(row)}
 
@@ -48,12 +51,12 @@ def _measured(row: Step | Collective) -> str:
     return ", ".join((*time, *(f"{format_bytes(size)} {name}" for name, size in peaks.items())))
 
 
-def _assumed(row: Step | Collective, *more: str) -> list[str]:
+def _assumed(row: Step | Collective) -> list[str]:
     """Caveats of a row, and by how much they widen its band."""
     wider = f"so the band is {100 * row.widened:.0f} % wider on both sides"
     shared = "others used the network: collectives take {:g} to {:g} times as long"
     return [
-        *(caveat.text for caveat in row.caveats), *more,
+        *(caveat.text for caveat in row.caveats),
         *([wider] if row.widened else []),
         *([shared.format(*row.network)] if row.is_shared else []),
     ]

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(
             where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty"
         )
+    _require_results(scenarios, options, several=several)
     runs: list[Run] = []
     failures: list[Failure] = []
     for scenario in scenarios:
@@ -87,15 +88,7 @@ def _run(
     how: RunOptions,
     several: bool,
 ) -> Run:
-    target = _target(options.save, scenario, several, ".json") if options.save else None
-    trace = _target(options.trace, scenario, several, ".trace.json.gz") if options.trace else None
-    taken = read(options.scenarios, scenario)
-    for option, kind, path in (("--save", "a Run", target), ("--trace", "a trace", trace)):
-        if path:
-            files.require(path, option=option, apart_from=taken, kind=kind)
-            taken += (path,)
-    if trace:
-        chrome_trace.require(trace)
+    target, trace = _results(scenario, options, several=several)
     warnings = warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
         record = api.observed(backend, capabilities, scenario, how)
@@ -109,6 +102,33 @@ def _run(
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
 
 
+def _results(
+    scenario: Scenario, options: argparse.Namespace, *, several: bool
+) -> tuple[Path | None, Path | None]:
+    """The files of the scenario's Run and trace, where they are asked for."""
+    return (
+        _target(options.save, scenario, several, ".json") if options.save else None,
+        _target(options.trace, scenario, several, ".trace.json.gz") if options.trace else None,
+    )
+
+
+def _require_results(
+    scenarios: Sequence[Scenario], options: argparse.Namespace, *, several: bool
+) -> None:
+    """PlaceError, before anything runs, for the first result that cannot be written."""
+    if not (options.save or options.trace):
+        return
+    for scenario in scenarios:
+        target, trace = _results(scenario, options, several=several)
+        taken = read(options.scenarios, scenario)
+        for option, kind, path in (("--save", "a Run", target), ("--trace", "a trace", trace)):
+            if path:
+                files.require(path, option=option, apart_from=taken, kind=kind)
+                taken += (path,)
+        if trace:
+            chrome_trace.require(trace)
+
+
 def validate(options: argparse.Namespace) -> int:
     """`zsim validate`: 0 when every check that can be made is fine. Of several scenarios one that
     cannot run stops no other."""
@@ -117,6 +137,10 @@ def validate(options: argparse.Namespace) -> int:
         _require_distinct(scenarios)
     backend, capabilities = api.found_real(options.against, how)
     several = len(scenarios) > 1 or len(options.scenarios) > 1
+    for scenario in scenarios:
+        for path in _sides(scenario, options):
+            taken = read(options.scenarios, scenario)
+            files.require(path, option="--save", apart_from=taken, kind="a Run")
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
     for scenario in scenarios:
@@ -137,12 +161,7 @@ def _validated(
     scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace,
     *, how: RunOptions,
 ) -> Comparison:
-    folder, sides = options.save and Path(options.save), ("predicted", "measured")
-    targets = [folder / f"{scenario.name}.{side}.json" for side in sides] if folder else []
-    for path in targets:
-        files.require(
-            path, option="--save", apart_from=read(options.scenarios, scenario), kind="a Run"
-        )
+    targets = _sides(scenario, options)
     warned(scenario)
     machine = api.machine_of(capabilities, scenario, options.cluster)
     cluster = api.machine_cluster(scenario, machine)
@@ -165,6 +184,15 @@ def _validated(
         saved.save(record, path)
         report.wrote(path)
     return comparison
+
+
+def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:
+    """The files of the scenario's two Runs, where they are asked for."""
+    if not options.save:
+        return []
+    return [
+        Path(options.save) / f"{scenario.name}.{side}.json" for side in ("predicted", "measured")
+    ]
 
 
 @contextmanager

@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
-from typing import NoReturn
 
-from zsim.cli.option_names import said
+from zsim.cli import arguments
 from zsim.cli.streams import guarded
-from zsim.cluster.testbed import Layout, layout
-from zsim.errors import ArgumentError, ScenarioError, ZsimError
+from zsim.errors import ScenarioError, ZsimError
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
 from zsim.runs.compare.agreement import ASPECTS
@@ -33,73 +30,13 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser whose errors are ours: one object where JSON was asked for, with the word that may
-    have been meant."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        where = (
-            self.prog.partition(" ")[2] or "command line"
-        )  # messages begin with the program's name anyway
-        raise ArgumentsError(
-            where=where, expected="arguments as in --help", found=message + self._meant(message)
-        )
-
-    def _meant(self, message: str) -> str:
-        """The word that is nearest to the first one that `message` does not know, or the commands
-        that know it."""
-        # only where something is wrong: --help is to be quick
-        from difflib import get_close_matches
-
-        unknown = re.search(
-            r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)' \(choose from (.*)\)",
-            message,
-        )
-        if unknown is None:
-            return ""
-        if unknown[3]:
-            near = get_close_matches(
-                unknown[2], [choice.strip("' ") for choice in unknown[3].split(",")], n=1
-            )
-            return f"; did you mean {near[0]}?" if near else ""
-        word = unknown[1]
-        owners = [
-            name
-            for name, command in self._commands().items()
-            if word in command._option_string_actions
-        ]
-        if owners:
-            return f"; it is an option of {', '.join(owners)}"
-        near = get_close_matches(word, self._names(), n=1)
-        return "; one at a time" if near == [word] else f"; did you mean {near[0]}?" if near else ""
-
-    def _commands(self) -> dict[str, _Parser]:
-        """The parsers of this one's commands, by name."""
-        subparsers = [
-            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        ]
-        return {name: command for action in subparsers for name, command in action.choices.items()}
-
-    def _names(self) -> list[str]:
-        """Every option and choice of this parser and of its commands'."""
-        names: list[str] = []
-        for action in self._actions:
-            names += [*action.option_strings, *(action.choices or ())]
-        return names + [name for command in self._commands().values() for name in command._names()]
-
-
-class ArgumentsError(ZsimError):
-    """Arguments that cannot be read."""
-
-
 class LackError(ZsimError):
     """Error: the machine has not enough memory for what was asked."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> arguments.Parser:
     """The argument parser with its commands."""
-    top = _Parser(
+    top = arguments.Parser(
         prog="zsim",
         description="Simulate a ZeRO or FSDP training step, run the same step for real, and "
                     "compare the two.",
@@ -114,10 +51,14 @@ def parser() -> argparse.ArgumentParser:
     _scenarios(run)
     run.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or "
                                                       "another that is installed")
-    run.add_argument("--save", metavar="FILE", type=_path, help="write the Run as JSON; with "
-                                                                "several scenarios a folder")
-    run.add_argument("--trace", metavar="FILE", type=_path, help="write a trace for Perfetto or "
-                                                                 "Chrome (.json or .json.gz)")
+    run.add_argument(
+        "--save", metavar="FILE", type=arguments.path,
+        help="write the Run as JSON; with several scenarios a folder",
+    )
+    run.add_argument(
+        "--trace", metavar="FILE", type=arguments.path,
+        help="write a trace for Perfetto or Chrome (.json or .json.gz)",
+    )
     _how(run)
     validate = commands.add_parser(
         "validate", help="simulate, run for real, compare: the main job", allow_abbrev=False
@@ -127,17 +68,17 @@ def parser() -> argparse.ArgumentParser:
         "--against", default="gloo", metavar="BACKEND", help="the real backend (default gloo)"
     )
     validate.add_argument(
-        "--save", metavar="FOLDER", type=_path,
+        "--save", metavar="FOLDER", type=arguments.path,
         help="write both Runs of each scenario into a folder",
     )
     _require(validate)
     validate.add_argument(
-        "--cluster", metavar="FILE.toml", type=_path, default=None,
+        "--cluster", metavar="FILE.toml", type=arguments.path, default=None,
         help="this machine's constants (default: what `zsim calibrate --here` has left in the "
              "user's cache; without any, times of CPU ranks are not judged)",
     )
     validate.add_argument(
-        "--testbed", metavar="4x1gbit", type=_layout, default=None,
+        "--testbed", metavar="4x1gbit", type=arguments.layout, default=None,
         help="run gloo's ranks in hosts on a shaped network: HOSTSxRATE, "
              "NODESxHOSTSxRATE/UPLINK, then ,HOST=RATE for a slow link",
     )
@@ -152,15 +93,15 @@ def parser() -> argparse.ArgumentParser:
     )
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
-    compare.add_argument("predicted", type=_path, metavar="RUN_A.json")
-    compare.add_argument("measured", type=_path, metavar="RUN_B.json")
+    compare.add_argument("predicted", type=arguments.path, metavar="RUN_A.json")
+    compare.add_argument("measured", type=arguments.path, metavar="RUN_B.json")
     _require(compare)
     _json(compare)
     show = commands.add_parser(
         "show", help="the mesh, its routes, the Program and the memory of a scenario",
         allow_abbrev=False,
     )
-    show.add_argument("scenario", type=_path, metavar="SCENARIO")
+    show.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     show.add_argument("--program", action="store_true", help="the Program, one line per op")
     show.add_argument("--memory", action="store_true", help="whether it fits, what lives at the "
                                                             "peak, what would help")
@@ -168,25 +109,25 @@ def parser() -> argparse.ArgumentParser:
                                                           "communication is exposed, what would "
                                                           "hide it")
     show.add_argument(
-        "--snapshot", metavar="FILE", type=_path,
+        "--snapshot", metavar="FILE", type=arguments.path,
         help="write the allocator's history for PyTorch's memory visualiser",
     )
     _allocator(show)
     _json(show)
     fit = commands.add_parser("fit", help="the least sharding that fits, of all strategies and "
                                           "checkpointing", allow_abbrev=False)
-    fit.add_argument("scenario", type=_path, metavar="SCENARIO")
+    fit.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     _allocator(fit)
     _json(fit)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print "
                                                     "the errors", allow_abbrev=False)
     accuracy.add_argument(
-        "folder", type=_path, metavar="FOLDER",
+        "folder", type=arguments.path, metavar="FOLDER",
         help="a folder of measurements: tables (zsim/calibration/README.md), nccl-tests' logs, "
              "saved Runs; or one file",
     )
     accuracy.add_argument(
-        "--plot", metavar="FILE.svg", type=_path, help="draw predicted against measured"
+        "--plot", metavar="FILE.svg", type=arguments.path, help="draw predicted against measured"
     )
     accuracy.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, "
                                                                  "and what it assumes")
@@ -207,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         action="extend",
         default=[],
-        type=_path,
+        type=arguments.path,
         metavar="FILE",
         help="tables, nccl-tests' text or JSON, saved Runs",
     )
@@ -217,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
         help="measure this machine: steps and collectives with ranks at work (about 2 minutes)",
     )
     calibrate.add_argument(
-        "--world-size", type=_world_size, default=None, metavar="N",
+        "--world-size", type=arguments.world_size, default=None, metavar="N",
         help="ranks at work while --here measures (default 2)",
     )
     calibrate.add_argument(
@@ -232,14 +173,16 @@ def parser() -> argparse.ArgumentParser:
                                                         "dgx-h100)"
     )
     calibrate.add_argument(
-        "--out", metavar="FILE.toml", type=_path, help="write the cluster with the fitted constants"
+        "--out", metavar="FILE.toml", type=arguments.path,
+        help="write the cluster with the fitted constants",
     )
     _json(calibrate)
     listing = commands.add_parser(
         "list", help="list scenarios, models, clusters, strategies, backends", allow_abbrev=False
     )
     listing.add_argument(
-        "what", nargs="?", choices=LISTS, default="scenarios", metavar="|".join(LISTS)
+        "what", nargs="?", choices=LISTS, metavar="|".join(LISTS),
+        help="a single list, or the JSON Schema of scenario files (default: all lists)",
     )
     _json(listing)
     return top
@@ -247,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _scenarios(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "scenarios", nargs="+", type=_path, metavar="SCENARIO",
+        "scenarios", nargs="+", type=arguments.path, metavar="SCENARIO",
         help="scenario files, or folders of them",
     )
     _json(command)
@@ -255,7 +198,7 @@ def _scenarios(command: argparse.ArgumentParser) -> None:
 
 def _runs_scenarios(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--scenarios", metavar="FOLDER", type=_path,
+        "--scenarios", metavar="FOLDER", type=arguments.path,
         help="folder with the scenarios of saved Runs",
     )
 
@@ -272,14 +215,15 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 def _require(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--require", type=_aspects, default=(), metavar="time,…",
+        "--require", type=arguments.aspects, default=(), metavar="time,…",
         help=f"fail where one of these was not checked: {', '.join(ASPECTS)}",
     )
 
 
 def _how(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--ranks", type=_ranks, metavar="0,7", help="the ranks to observe (default: first and last)"
+        "--ranks", type=arguments.ranks, metavar="0,7",
+        help="the ranks to observe (default: first and last)",
     )
     command.add_argument("--all-ranks", action="store_true", help="every rank, also those that "
                                                                   "are alike")
@@ -292,71 +236,24 @@ def _how(command: argparse.ArgumentParser) -> None:
              "first (sampled), none (default: as many as memory and --timeout allow)",
     )
     command.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="S",
+        "--timeout", type=arguments.seconds, default=120.0, metavar="S",
         help="seconds until a rank counts as hung (default 120)",
     )
 
 
-def _path(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("expected a path, found nothing")
-    return text
-
-
-def _layout(text: str) -> Layout:
-    try:
-        return layout(text)
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected {error.expected}, found {error.found!r}"
-        ) from None
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if len(text) > 10_000 or not all(
-        part.strip().isascii() and part.strip().isdigit() for part in parts
-    ):
-        raise argparse.ArgumentTypeError(f"expected ranks as 0,7, found {text[:40]!r}")
-    return tuple(int(part[:12]) for part in parts)
-
-
-def _aspects(text: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(part.strip() for part in text[:200].split(",")))
-    if unknown := [name for name in chosen if name not in ASPECTS]:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(ASPECTS)}, found "
-                                         f"{unknown[0][:40]!r}")
-    return chosen
-
-
-def _world_size(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 64):
-        raise argparse.ArgumentTypeError(f"expected 1 to 64 ranks, found {text[:40]!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float | str:
-    """The number that `text` is, or `text`, which is refused where a number that does not fit is.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     with guarded(), terminable():
-        return _main(arguments)
+        return _main(argv)
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def _main(argv: Sequence[str] | None) -> int:
     try:
-        options = parser().parse_args(arguments)
+        options = arguments.read(parser(), argv)
     except SystemExit as error:  # --help
         return int(error.code or 0)
-    except ArgumentsError as error:
-        return _say(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
+    except arguments.ArgumentsError as error:
+        return _say(error, as_json="--json" in (sys.argv[1:] if argv is None else argv))
     try:
         with uncollected():
             from zsim.cli import commands  # start-up: `zsim --help` needs none of it
@@ -389,7 +286,10 @@ def _full(error: OSError) -> int:
 
 
 def _say(error: ZsimError, *, as_json: bool) -> int:
-    problems = list(error.problems) if isinstance(error, ScenarioError) else [said(error)]
+    problems = (
+        list(error.problems) if isinstance(error, ScenarioError)
+        else [arguments.with_options(error)]
+    )
     for problem in problems:
         sys.stderr.write(f"zsim: {problem}\n")
     if as_json:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from zsim.cli.option_names import said
+from zsim.cli.arguments import with_options
 from zsim.errors import ZsimError, visible
 from zsim.io.units import counted, format_bytes, format_rate, format_time
 from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
 from zsim.runs.run import Comparison, Run
-from zsim.scenario.keys import schema
 from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -55,6 +54,11 @@ def warn(name: str, warnings: Sequence[str]) -> None:
     """Print warnings about the scenario `name` on standard error."""
     for text in warnings:
         sys.stderr.write(f"warning: {_line(name)}: {_line(text)}\n")
+
+
+def note(text: str) -> None:
+    """Print on standard error what is no error."""
+    sys.stderr.write(f"note: {_line(text)}\n")
 
 
 def wrote(path: object, hint: str = "") -> None:
@@ -165,14 +169,14 @@ def print_checks(comparison: Comparison) -> None:
 
 def _errors(failures: Sequence[tuple[str, ZsimError]]) -> list[dict[str, Any]]:
     return [
-        {"scenario": name, "error": said(error), "exit_code": error.exit_code}
+        {"scenario": name, "error": with_options(error), "exit_code": error.exit_code}
         for name, error in failures
     ]
 
 
 def print_failure(scenario: str, error: ZsimError) -> None:
     """A scenario that could not be run, on standard error."""
-    sys.stderr.write(f"zsim: {_line(scenario)}: {said(error)}\n")
+    sys.stderr.write(f"zsim: {_line(scenario)}: {with_options(error)}\n")
 
 
 def write_checks(
@@ -247,14 +251,17 @@ def bar() -> str:
     return "▇"
 
 
-def print_list(what: str, rows: Sequence[tuple[str, str]], *, as_json: bool) -> None:
-    """Names with a word on each; `schema` is the JSON Schema of scenario files."""
-    if what == "schema":
-        write_json(schema.json_schema())
-    elif as_json:
-        write_json({what: [{"name": name, "about": about} for name, about in rows]})
-    else:
-        table(what, rows)
+def print_lists(lists: Mapping[str, Sequence[tuple[str, str]]], *, as_json: bool) -> None:
+    """Lists by what they list: names with a word on each."""
+    if as_json:
+        write_json({
+            what: [{"name": name, "about": about} for name, about in rows]
+            for what, rows in lists.items()
+        })
+        return
+    for what, rows in lists.items():
+        if rows:
+            table(what, rows)
 
 
 def table(title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -18,6 +18,7 @@ from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
 from zsim.runs import registry, simulator
+from zsim.scenario.keys import schema
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
@@ -137,15 +138,22 @@ def least(options: argparse.Namespace) -> int:
 
 
 def listing(options: argparse.Namespace) -> int:
-    """`zsim list`: names, one per line, with a word on each."""
-    rows = list(LISTINGS[options.what]())
-    if not rows:
+    """`zsim list`: names, one per line, with a word on each; without a name of a list, all."""
+    if options.what == "schema":
+        report.write_json(schema.json_schema())
+        return 0
+    chosen = [options.what] if options.what else list(LISTINGS)
+    lists = {what: list(LISTINGS[what]()) for what in chosen}
+    if not lists.get("scenarios", True):
         expected = "a folder called scenarios with .toml files in this directory"
-        raise UsageError(
+        lack = UsageError(
             where="zsim list scenarios", expected=expected, found="none",
             remedy="the project's checkout has one",
         )
-    report.print_list(options.what, rows, as_json=options.json)
+        if options.what:
+            raise lack
+        report.note(str(lack))
+    report.print_lists(lists, as_json=options.json)
     return 0
 
 
@@ -192,15 +200,10 @@ def _backends() -> Iterator[Row]:
     yield from registry.names().items()
 
 
-def _schema() -> Iterator[Row]:
-    yield "schema", ""
-
-
 LISTINGS: dict[str, Callable[[], Iterator[Row]]] = {
     "scenarios": _scenarios,
     "models": _models,
     "clusters": _clusters,
     "strategies": _strategies,
     "backends": _backends,
-    "schema": _schema,
 }

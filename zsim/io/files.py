@@ -43,7 +43,9 @@ def require(
         obstacle = odd or (
             f"{parent} closed to writing" if inside.is_dir() else f"{inside}, which is a file"
         )
-        raise PlaceError(where=str(path), expected=FILE, found=obstacle)
+        raise PlaceError(
+            where=str(path), expected=FILE, found=obstacle, remedy="name another"
+        )
     for file in apart_from:
         same = (
             path.samefile(file)

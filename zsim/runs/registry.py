@@ -49,9 +49,9 @@ def names() -> dict[str, str]:
     return {name: entry.value for name, entry in sorted(_entries().items())}
 
 
-def find(name: str) -> Backend:
+def find(name: str, *, where: str = "backend") -> Backend:
     """The backend called `name`; UnknownBackendError for no such name, BackendUnavailableError when
-    not importable."""
+    not importable. Messages name the argument `where`."""
     entries = _entries()
     if name not in entries:
         near = difflib.get_close_matches(name, entries, n=1)
@@ -62,7 +62,7 @@ def find(name: str) -> Backend:
         )
         expected = f"one of {', '.join(sorted(entries))}"
         raise UnknownBackendError(
-            where="backend", expected=expected, found=name[:60], remedy=remedy
+            where=where, expected=expected, found=name[:60], remedy=remedy
         )
     entry = entries[name]
     try:

@@ -187,7 +187,7 @@ class Run:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the record to a file that `zsim compare` reads."""
+        """Write the record to a file that `zsim compare` reads, and make its folder if need be."""
         target = path_of(path, where="path")
         if "\0" in str(target):
             raise ArgumentError(

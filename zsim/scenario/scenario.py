@@ -291,8 +291,11 @@ def load(path: str | PathLike[str]) -> Scenario:
                    remedy="zsim.Scenario(**tables) takes the tables themselves")
     try:
         if not file.is_file():
-            raise ScenarioError((f"{file}: no such file, or not a plain one; `zsim list "
-                                 f"scenarios` shows those there are",))
+            remedy = (
+                "`zsim list scenarios` shows those there are" if Path("scenarios").is_dir()
+                else "give the path of a scenario's TOML file"
+            )
+            raise ScenarioError((f"{file}: no such file, or not a plain one; {remedy}",))
         with file.open("rb") as stream:
             data = stream.read(limits.MAX_BYTES + 1)
     except OSError as error:

@@ -137,6 +137,16 @@ def test_a_row_is_explained_as_its_scenario(
     assert "found no such row" in capsys.readouterr().err
 
 
+def test_a_row_that_does_not_fit_is_explained_with_a_warning_and_not_as_an_assumption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(tmp_path / "a.csv", STEP | {"batch.micro_batch": "64"})
+    assert main.main(["accuracy", str(tmp_path), "--explain", "a.csv:2"]) == 0
+    printed = capsys.readouterr().out
+    assert "# warning: the scenario does not fit: " in printed
+    assert "# assumed:" not in printed
+
+
 def test_an_explained_scenario_runs_to_the_nanosecond_as_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

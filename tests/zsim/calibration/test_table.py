@@ -239,6 +239,8 @@ def test_sizes_of_tables_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parse(b"measured.step_time\n" + b"1 s\n" * 20_001, where="a.csv")
     (said,) = problems(table(tmp_path / "a.csv", STEP | {"note": "x" * 2001}))
     assert "note: expected at most 2,000 characters, found 2,001" in said
+    (damaged,) = problems(table(tmp_path / "a.csv", STEP | {"note": "a\0b"}))
+    assert "note: expected text, found a NUL byte in it" in damaged
     monkeypatch.setattr(records, "MAX_FILE_BYTES", 10)
     with pytest.raises(MeasurementError, match="at most 10 bytes"):
         read(tmp_path / "a.csv")

@@ -256,6 +256,21 @@ def test_list_scenarios_describes_those_below_the_folder(capsys, monkeypatch):
     assert "scenarios/parity/zero3-mlp-4.toml" in names
 
 
+def test_list_outside_a_checkout_names_all_but_scenarios(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    listed = output(capsys, "list")
+    assert [what for what, rows in listed.items() if rows] == [
+        "models", "clusters", "strategies", "backends"
+    ]
+    assert main(["list"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("models\n")
+    assert printed.err.startswith("note: zsim list scenarios: expected a folder called scenarios ")
+    assert main(["list", "scenarios"]) == 2
+    assert main(["run", "nope.toml"]) == 2
+    assert "list scenarios" not in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_list_schema_is_the_json_schema(capsys):
     assert main(["list", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(
@@ -323,24 +338,33 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
         (["rnu", FSDP2], 2, "did you mean run?"),
         (["list", "models", "clusters"], 2, "unrecognized arguments: clusters; one at a time"),
         (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
-        (["run", FSDP2, "--qq"], 2, "\nzsim: command line: expected arguments as in --help, "
+        (["run", FSDP2, "--qq"], 2, "\nzsim: run: expected arguments as in `zsim run --help`, "
                                     "found unrecognized arguments: --qq\n"),
+        (["run", FSDP2, "--bogus"], 2, "usage: zsim run "),
+        (["run", FSDP2, "--bogus"], 2, "found unrecognized arguments: --bogus\n"),
         (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; "
                                                       "it is an option of run, calibrate\n"),
+        (["validate", FSDP2, "--compute", "emulate"], 2,
+         "zsim: --compute: expected one of real, emulated, found 'emulate'; did you mean "
+         "emulated?\n"),
         (["run", FSDP2, "--timeout", "nan"], 2, "zsim: --timeout: expected seconds between 0 "
                                                 "and 86400, found nan"),
         (["run"], 2, "SCENARIO"),
         (["run", "none.toml"], 2, "none.toml: no such file"),
+        (["run", FSDP2, "--backend", "ech"], 2, "zsim: --backend: expected one of broken, "),
         (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
+        (["validate", FSDP2, "--against", "ech"], 2, "zsim: --against: expected one of broken, "),
         (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
-        (["validate", FSDP2, "--against", "sim"], 2, "expected a backend that runs for real, "
-                                                     "found sim"),
+        (["validate", FSDP2, "--against", "sim"], 2, "zsim: --against: expected a backend "
+                                                     "that runs for real, found sim"),
         (["run", FSDP2, "--ranks", "0,9"], 2, "expected ranks 0 to 3 of fsdp2-mlp-4, found 9"),
-        (["run", FSDP2, "--ranks", "a"], 2, "expected ranks as 0,7"),
+        (["run", FSDP2, "--ranks", "0-2"], 2, "zsim: --ranks: expected ranks as 0,7, found "
+                                              "'0-2'\n"),
+        (["run", FSDP2, "--save"], 2, "zsim: --save: expected one argument, found none\n"),
         (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
         (["compare", "none.json", "none.json"], 2, "none.json: expected a saved Run"),
         (["show", "none.toml"], 2, "none.toml: no such file"),
-        (["list", "wishes"], 2, "invalid choice"),
+        (["list", "wishes"], 2, "zsim: zsim list: expected one of scenarios, models, "),
     ],
 )
 def test_bad_usage_is_answered_in_words(capsys, arguments, code, words):
@@ -467,6 +491,20 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, caps
         == 2
     )
     assert "expected a file that can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("run", "--save"), ("run", "--trace"), ("validate", "--save")]
+)
+def test_a_file_in_place_of_a_folder_of_results_is_refused_once(tmp_path, capsys, command, option):
+    (tmp_path / "x.json").write_text("{}")
+    backend = [] if option == "--trace" else ["--backend" if command == "run" else "--against"]
+    backend += ["broken"] if backend else []
+    refused = output(
+        capsys, command, FSDP2, ZERO3, *backend, option, str(tmp_path / "x.json"), code=2
+    )
+    (problem,) = refused["error"]
+    assert problem.endswith(f"found {tmp_path / 'x.json'}, which is a file; name another")
 
 
 @pytest.mark.parametrize(

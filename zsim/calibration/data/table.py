@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from zsim.calibration.data.records import (
-    DAMAGED,
     NUL,
     WHOLE_NETWORK,
     Collective,
@@ -158,9 +157,11 @@ class _Row:
             self.problems.append(f"expected {len(columns)} cells as the header has columns, found "
                                  f"{len(cells)}")
         for column, cell in self.cells.items():
-            if NUL in cell or len(cell) > MAX_CELL:
+            if NUL in cell:
+                self.problems.append(f"{column}: expected text, found a NUL byte in it")
+            elif len(cell) > MAX_CELL:
                 self.problems.append(f"{column}: expected at most {MAX_CELL:,} characters, found "
-                                     f"{DAMAGED if NUL in cell else f'{len(cell):,}'}")
+                                     f"{len(cell):,}")
 
     def step(self) -> Any:
         """The row as a Step; None with problems."""

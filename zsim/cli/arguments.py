@@ -1,0 +1,163 @@
+"""Arguments of the command line: a parser whose errors name the option, and kinds of values."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from zsim.cluster import testbed
+from zsim.errors import ArgumentError, ScenarioError, ZsimError
+from zsim.runs.compare.agreement import ASPECTS
+
+OPTIONS = {
+    "ranks": "--ranks", "all_ranks": "--all-ranks", "interpreter": "--interpreter",
+    "timeout_s": "--timeout", "backend": "--backend", "against": "--against",
+    "module": "--module", "testbed": "--testbed", "cluster": "--cluster", "require": "--require",
+    "numerics": "--numerics",
+}
+"""Options of the command line, by the names of arguments in Python."""
+_ARGUMENT = re.compile(
+    rf"^({'|'.join(OPTIONS)})(?=:)|(?<![\w/.-])(all_ranks|timeout_s)(?![\w/.-])"
+)
+"""An argument's name: before the colon, or one that is no word of any other sentence."""
+_OF_AN_ARGUMENT = re.compile(
+    r"argument (?P<name>\S+): (?:expected (?P<expected>.*?)(?:, found (?P<found>.*))?"
+    r"|invalid choice: (?P<wrong>.*) \(choose from (?P<choices>.*)\))",
+    re.DOTALL,
+)
+"""argparse's message about the value of an argument, whose own part may be in our words."""
+
+
+class ArgumentsError(ZsimError):
+    """Arguments that cannot be read."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors are ours: one object where JSON was asked for, with the word that may
+    have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        if refused := _OF_AN_ARGUMENT.fullmatch(message):
+            name = refused["name"]
+            where = self.prog if "|" in name else name
+            if refused["wrong"]:
+                choices = [choice.strip("' ") for choice in refused["choices"].split(",")]
+                raise ArgumentsError(
+                    where=where, expected=f"one of {', '.join(choices)}", found=refused["wrong"],
+                    remedy=_meant(refused["wrong"].strip("'"), choices),
+                )
+            raise ArgumentsError(
+                where=where, expected=refused["expected"], found=refused["found"] or "none"
+            )
+        self.refuse(message.replace("the following arguments are required: ", "no "))
+
+    def refuse(self, problem: str, *, remedy: str = "") -> NoReturn:
+        """ArgumentsError for arguments of this command that cannot be read."""
+        where = self.prog.partition(" ")[2] or "command line"
+        raise ArgumentsError(
+            where=where, expected=f"arguments as in `{self.prog} --help`", found=problem,
+            remedy=remedy,
+        )
+
+    def commands(self) -> dict[str, Parser]:
+        """The parsers of this one's commands, by name."""
+        subparsers = [
+            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
+        return {name: command for action in subparsers for name, command in action.choices.items()}
+
+    def names(self) -> list[str]:
+        """Every option and choice of this parser."""
+        return [
+            name for action in self._actions
+            for name in (*action.option_strings, *(action.choices or ()))
+        ]
+
+
+def read(top: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments by name; ArgumentsError in the words of the command that does not know them."""
+    options, unknown = top.parse_known_args(arguments)
+    if unknown:
+        commands = top.commands()
+        command, option = commands[options.command], unknown[0].partition("=")[0]
+        owners = [name for name, other in commands.items() if option in other.names()]
+        remedy = (
+            "one at a time" if options.command in owners
+            else f"it is an option of {', '.join(owners)}" if owners
+            else _meant(option, command.names())
+        )
+        command.print_usage(sys.stderr)
+        command.refuse(f"unrecognized arguments: {' '.join(unknown)}", remedy=remedy)
+    return options
+
+
+def _meant(word: str, names: Sequence[str]) -> str:
+    """The question after the one of `names` that is nearest to `word`; empty where none is near."""
+    # only where something is wrong: --help is to be quick
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, names, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def with_options(error: ZsimError) -> str:
+    """The text of `error`, with options in place of the names of Python's arguments."""
+    if isinstance(error, ScenarioError):
+        return str(error)
+    return _ARGUMENT.sub(lambda match: OPTIONS[match[0]], str(error))
+
+
+def path(text: str) -> str:
+    """A path, which is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected a path, found nothing")
+    return text
+
+
+def layout(text: str) -> testbed.Layout:
+    """The hosts and links of a testbed."""
+    try:
+        return testbed.layout(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected {error.expected}, found {error.found!r}"
+        ) from None
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Ranks, as 0,7."""
+    parts = text.split(",")
+    if len(text) > 10_000 or not all(
+        part.strip().isascii() and part.strip().isdigit() for part in parts
+    ):
+        raise argparse.ArgumentTypeError(f"expected ranks as 0,7, found {text[:40]!r}")
+    return tuple(int(part[:12]) for part in parts)
+
+
+def aspects(text: str) -> tuple[str, ...]:
+    """Aspects of a comparison, each once."""
+    chosen = tuple(dict.fromkeys(part.strip() for part in text[:200].split(",")))
+    if unknown := [name for name in chosen if name not in ASPECTS]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(ASPECTS)}, found "
+                                         f"{unknown[0][:40]!r}")
+    return chosen
+
+
+def world_size(text: str) -> int:
+    """Ranks at work while the machine is measured."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 64):
+        raise argparse.ArgumentTypeError(f"expected 1 to 64 ranks, found {text[:40]!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float | str:
+    """Number in `text`, or else `text` itself. RunOptions refuses it as it does a number that does
+    not fit."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
