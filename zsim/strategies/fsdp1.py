@@ -38,7 +38,7 @@ from zsim.strategies.flat_parameter.hooks import MicroBatchHooks, Order, Units
 from zsim.strategies.flat_parameter.optimizer import optimizer
 from zsim.strategies.flat_parameter.rank_share import RankShare
 from zsim.strategies.flat_parameter.views import viewed
-from zsim.strategies.fsdp.hook_events import loss_problems
+from zsim.strategies.fsdp.hook_events import traced_problems
 from zsim.strategies.fsdp.passes import ORIGINAL
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
@@ -83,7 +83,7 @@ def model_problems(
             "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found "
             "wrapping.nested; use `recompute`, or leave one of them out"
         )
-    yield from loss_problems(model)
+    yield from traced_problems(model)
     if isinstance(model, TracedModel):
         yield from _traced_problems(model)
     for unit in model.units:

@@ -34,7 +34,7 @@ from zsim.strategies.fsdp.hook_events import (
     PreBackward,
     PreForward,
     hook_events,
-    loss_problems,
+    traced_problems,
 )
 from zsim.strategies.fully_shard.construction import DerivedMesh, construction
 from zsim.strategies.fully_shard.fully_shard_step import FullyShardStep
@@ -92,7 +92,7 @@ def model_problems(
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Iterator[str]:
     """Refusals of torch for `model`, one line each, the scenario's key first."""
-    yield from loss_problems(model)
+    yield from traced_problems(model)
     if model.unused and accumulates:
         yield (
             "model.unused: torch 2.13 looks for the gradient of a block that never ran "

@@ -35,6 +35,24 @@ def convolutions() -> dict[str, Any]:
     }
 
 
+class Scaled(Perceptron):
+    """Likeness of the rows, scaled by a parameter without dimensions, as CLIP's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logit_scale = nn.Parameter(torch.tensor(2.6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.functional.normalize(super().forward(x), dim=-1)
+        likeness = rows @ rows.t() * self.logit_scale.exp()
+        return nn.functional.cross_entropy(likeness, torch.arange(len(x)))
+
+
+def scaled() -> dict[str, Any]:
+    """A scalar parameter."""
+    return {"module": Scaled(), "inputs": (torch.randn(4, 16),)}
+
+
 def dropout() -> dict[str, Any]:
     """A module that draws random numbers."""
     tokens = torch.randint(300, (2, 16)), torch.randint(300, (2, 16))

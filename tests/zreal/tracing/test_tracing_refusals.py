@@ -163,10 +163,6 @@ def keeps(module: Any, x: Tensor) -> Tensor:
             lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})), [],
             "'a b.weight': expected a name without blanks",
         ),
-        (
-            with_parameter(nn.Parameter(torch.tensor(1.0))), None,
-            "extra: expected a parameter of at least one dimension",
-        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")

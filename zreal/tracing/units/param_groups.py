@@ -83,11 +83,6 @@ def param_groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[Para
                 ".to(memory_format=torch.channels_last) makes it",
                 "leave that out of the module; its inputs may have channels that come last",
             )
-        if not parameter.shape:
-            raise refuse(
-                fqn, "a parameter of at least one dimension, as fully_shard does", "a scalar",
-                "give it the shape (1,)",
-            )
         owned = Parameter(
             fqn=fqn, shape=tuple(parameter.shape), requires_grad=parameter.requires_grad
         )

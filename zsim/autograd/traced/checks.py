@@ -125,13 +125,6 @@ def parameters_are_registered(of: Lowering) -> Breaches:
         yield of.model.name, "others"
 
 
-def parameters_have_dimensions(of: Lowering) -> Breaches:
-    """fully_shard refuses scalars."""
-    for parameter in of.model.parameters:
-        if not parameter.shape:
-            yield parameter.fqn, "a scalar"
-
-
 def modules_are_lowered(of: Lowering) -> Breaches:
     """Lowered modules follow the model's, one by one."""
     names, lowered = ([(m.fqn, m.unit) for m in ms] for ms in (of.model.modules, of.lowered))
@@ -270,7 +263,6 @@ def backward_ends_with_the_loss(of: Lowering) -> Breaches:
 LAWS: dict[str, Law] = {
     "one unit, parameter or module of this name": names_are_unique,
     "every parameter registered once": parameters_are_registered,
-    "a parameter of at least one dimension, as fully_shard does": parameters_have_dimensions,
     "one lowered module for each module, and at least one": modules_are_lowered,
     "the root's last module alone after the root": only_the_loss_comes_after_the_root,
     "a unit of the model": modules_lie_in_units,

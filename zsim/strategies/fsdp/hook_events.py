@@ -129,8 +129,15 @@ class HookEvents:
                 yield PostBackward(self.begins[module.fqn], module)
 
 
-def loss_problems(model: ModelSpec) -> Iterator[str]:
-    """The refusal of a loss that reads parameters, which may be sharded again by then."""
+def traced_problems(model: ModelSpec) -> Iterator[str]:
+    """Refusals of both FSDPs: scalar parameters, and a loss that reads what may be sharded again by
+    then."""
+    scalars = [parameter.fqn for parameter in model.parameters if not parameter.shape]
+    if scalars:
+        yield (
+            f"model.traced: torch's FSDP takes no scalar parameters, and {scalars[0]} is one; give "
+            "it the shape (1,), or use ddp"
+        )
     read = [fqn for m in model.modules if m.fqn == LOSS_MODULE for fqn in used_parameters(m)]
     if read:
         yield (

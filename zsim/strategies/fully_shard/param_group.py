@@ -143,7 +143,7 @@ def first_of_each_kind(model: ModelSpec, *, num_shards: int) -> list[int]:
     Full shards come first, then for each size of dim 0 a last partial one, then empty ones.
     """
     starts = {0}
-    for rows in {parameter.shape[0] for parameter in model.parameters if parameter.shape[0]}:
+    for rows in {rows for parameter in model.parameters for rows in parameter.shape[:1] if rows}:
         full = rows // shard_size(rows, num_shards)
         starts |= {full, full + 1} if rows % shard_size(rows, num_shards) else {full}
     return sorted(start for start in starts if start < num_shards)
