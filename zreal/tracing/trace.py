@@ -185,7 +185,7 @@ def _both(
             HookVariant(unit_hooks="fsdp1_views", checkpointing=asked, lowered=(), fails=fails)
         )
     elif most_runs(model) > 1 and not (
-        model.nested or model.frozen or model.not_in_loss or model.autocast != "none"
+        model.nested or model.partly_frozen or model.not_in_loss or model.autocast != "none"
     ):  # FSDP1 is refused
         manners.append("fsdp1_views")
     if hooked.run.cast_inputs or hooked.run.asks_dtypes:

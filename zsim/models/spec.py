@@ -233,6 +233,13 @@ class ModelSpec:
         )
 
     @property
+    def partly_frozen(self) -> tuple[str, ...]:
+        """The fqns of the units of which some parameters are frozen and others are not."""
+        return tuple(
+            [unit.fqn for unit in self.units if len({p.requires_grad for p in unit.parameters}) > 1]
+        )
+
+    @property
     def unused(self) -> frozenset[str]:
         """The fqns of the units that forward passes by."""
         idle = frozenset([unit.fqn for unit in self.units]).difference(

@@ -115,10 +115,11 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
             f"gradients of such parameters, which views "
             "of one flat parameter get; use fsdp2, or drop the parameter"
         )
-    if model.frozen:
+    if model.partly_frozen:
         yield (
             "frozen: a trace has no gradients of frozen parameters, which views of one flat "
-            "parameter get; use fsdp2, or train them all"
+            f"parameter get where others of {model.partly_frozen[0]} are trained; freeze whole "
+            "units, or use fsdp2"
         )
     if model.autocast != "none":
         yield (
@@ -137,6 +138,12 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
             for module, lowered in zip(model.modules, model.lowered, strict=True)
             if module.unit == unit
         ]
+        if any(runs) and not all(runs) and model.frozen.issuperset(model.parameters_of(unit)):
+            yield (
+                f"model.traced: {unit} is frozen, and only some of its runs go into the loss; a "
+                "trace does not tell when FSDP1 is done with each; use fsdp2"
+            )
+            return
         if model.dtype != ORIGINAL and any(runs) and not runs[0]:
             yield (
                 f"model.traced: the first run of {unit} does not go into the loss and a later one "

@@ -160,7 +160,7 @@ def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(
 
 @pytest.mark.parametrize(
     "strategy", [name for name in STRATEGIES if name != "fsdp1"]
-)  # which refuses frozen parts
+)  # which refuses units of which parts are frozen
 @pytest.mark.parametrize(
     ("name", "attention", "frozen"),
     [
