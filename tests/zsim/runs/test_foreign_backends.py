@@ -89,7 +89,7 @@ def test_a_backend_that_breaks_down_is_a_sentence(
     command: list[str], backend: Theirs, words: str, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(registry, "find", lambda name: backend)
+    monkeypatch.setattr(registry, "find", lambda name, where: backend)
     assert main([*command, "theirs", "--json"]) == 1
     said = json.loads(capfd.readouterr().out)
     assert said["exit_code"] == 1
@@ -99,7 +99,7 @@ def test_a_backend_that_breaks_down_is_a_sentence(
 def test_a_simulation_is_no_measurement_to_validate_against(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(registry, "find", lambda name: Theirs())
+    monkeypatch.setattr(registry, "find", lambda name, where: Theirs())
     assert main(["validate", SCENARIO, "--against", "theirs"]) == 1
     assert (
         "backend theirs: expected a Run that was measured, found one of the simulator"
@@ -110,7 +110,7 @@ def test_a_simulation_is_no_measurement_to_validate_against(
 def test_what_a_backend_prints_leaves_standard_output_to_the_report(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(registry, "find", lambda name: Theirs())
+    monkeypatch.setattr(registry, "find", lambda name, where: Theirs())
     assert main(["run", SCENARIO, "--backend", "theirs", "--json"]) == 0
     said = capfd.readouterr()
     assert json.loads(said.out)["ok"] is True
