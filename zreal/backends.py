@@ -204,8 +204,10 @@ class GlooBackend:
         arguments = {
             "scenarios": [scenario.to_toml() for scenario in request.scenarios],
             "collectives": [
-                [each.kind, each.nbytes, each.ranks, each.repeats] for each in request.collectives
+                [each.kind, each.nbytes, each.ranks, each.repeats, each.computed_ns]
+                for each in request.collectives
             ],
+            "products": [list(shape) for shape in request.products],
             "repeats": request.repeats, "timeout_s": request.timeout_s, "backend": self.name,
         }
         with self._hosts(request.testbed, request.world_size) as hosts:
@@ -216,6 +218,7 @@ class GlooBackend:
         return MachineMeasurements(
             steps=_slowest([rank["steps"] for rank in ranks]),
             collectives=_slowest([rank["collectives"] for rank in ranks]),
+            products=_slowest([rank["products"] for rank in ranks]),
             provenance={"torch": torch.__version__, "backend": self.name},
         )
 

@@ -21,6 +21,7 @@ from zreal.modules import emulation, reference
 from zreal.modules.own_module import OwnModel
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
+from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import REFERENCE
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_numerics import rank_numerics
@@ -130,7 +131,7 @@ def launched_rank(
 
     Returns its RankRun as a table, and hands the table so far to `keep` after each phase.
     """
-    torch.set_num_threads(1)
+    settle()
     device: Device = arguments["device"]
     scenario = parse(
         arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])

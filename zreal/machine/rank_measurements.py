@@ -7,7 +7,6 @@ whole cost of hooks and collectives, and nothing of the network.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,17 +19,16 @@ import torch.distributed as dist
 from zreal import torch_private
 from zreal.executor.executor import execute
 from zreal.meters.measured_step import TrainedRank
-from zreal.namespaces import IN_TESTBED
 from zreal.observer.observer import observe
+from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_run import RENDEZVOUS_S, interpreter_of
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
-COMPUTE_NS = 1_000_000
-"""Compute of each rank before a collective, as in a step: threads of waiting ranks have cores
-of their own. In a shaped network the network takes the time."""
+PRODUCT_REPEATS, PRODUCT_NS = 5, 20_000_000
+"""Repetitions of a product, each the mean over so long: ranks that share a core take turns."""
 DTYPE = torch.float32
 
 
@@ -38,13 +36,13 @@ def measured_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     progress: Callable[[str], None], keep: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives" a list by
-    request.
+    """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives" and
+    "products" a list by request.
 
-    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, repeats], `repeats`
-    of steps.
+    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, repeats, ns of
+    compute before], `products` as [m, n, k], `repeats` of steps.
     """
-    torch.set_num_threads(1)
+    settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     timeout = timedelta(seconds=RENDEZVOUS_S + arguments["timeout_s"])
     meet = partial(_meet, store, world_size, timeout)
@@ -58,20 +56,24 @@ def measured_rank(
                 meet=partial(meet, f"step{index}"),
             )
         )
+    products = [
+        _product_times(m, n, k, meet=partial(meet, f"product{index}"))
+        for index, (m, n, k) in enumerate(arguments["products"])
+    ]
     dist.init_process_group(
         arguments["backend"], store=dist.PrefixStore("collectives", store), rank=rank,
         world_size=world_size, timeout=timeout,
     )
-    sizes = sorted({size for _, _, size, _ in arguments["collectives"]})
+    sizes = sorted({size for _, _, size, *_ in arguments["collectives"]})
     # every rank makes every group; ranks that are in none of a size measure with their own
     groups = {size: _own_group(size, rank, world_size) for size in sizes}
     collectives = [
-        _collective_times(kind, nbytes, groups[size], size, repeats)
-        for kind, nbytes, size, repeats in arguments["collectives"]
+        _collective_times(kind, nbytes, groups[size], size, repeats, computed_ns)
+        for kind, nbytes, size, repeats, computed_ns in arguments["collectives"]
     ]
     dist.barrier()
     dist.destroy_process_group()
-    return {"steps": steps, "collectives": collectives}
+    return {"steps": steps, "collectives": collectives, "products": products}
 
 
 def _meet(
@@ -107,6 +109,21 @@ def _trained(scenario: Scenario, rank: int) -> TrainedRank:
     return execute(scenario, program=plan(scenario, device="cpu"), rank=rank)
 
 
+def _product_times(m: int, n: int, k: int, *, meet: Callable[[int], None]) -> list[int]:
+    """Nanoseconds of the product of a linear layer, each the mean of many in a row."""
+    rows, weight = torch.ones(m, k), torch.ones(n, k)
+    times = []
+    for turn in range(PRODUCT_REPEATS):
+        meet(turn)
+        start = now = time.perf_counter_ns()
+        count = 0
+        while now - start < PRODUCT_NS:
+            torch.nn.functional.linear(rows, weight)
+            now, count = time.perf_counter_ns(), count + 1
+        times.append((now - start) // count)
+    return times
+
+
 def _compute(ns: int) -> None:
     """Keeps this rank's core at work for `ns`, as a step's compute does before a collective."""
     end, square = time.perf_counter_ns() + ns, torch.ones(64, 64)
@@ -126,9 +143,10 @@ def _own_group(size: int, rank: int, world_size: int) -> dist.ProcessGroup:
 
 
 def _collective_times(
-    kind: str, nbytes: int, group: dist.ProcessGroup, size: int, repeats: int
+    kind: str, nbytes: int, group: dist.ProcessGroup, size: int, repeats: int, computed_ns: int
 ) -> list[int]:
-    """Nanoseconds of each of `repeats` collectives with a full message of `nbytes`."""
+    """Nanoseconds of each of `repeats` collectives with a full message of `nbytes`, after
+    `computed_ns` of compute."""
     numel = max(1, nbytes // DTYPE.itemsize // size)
     full, shard = torch.ones(numel * size, dtype=DTYPE), torch.ones(numel, dtype=DTYPE)
     first = dist.get_process_group_ranks(group)[0]
@@ -146,8 +164,7 @@ def _collective_times(
     times = []
     for _ in range(repeats):
         dist.barrier(group)
-        if IN_TESTBED not in os.environ:
-            _compute(COMPUTE_NS)
+        _compute(computed_ns)
         start = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - start)

@@ -15,8 +15,8 @@ from statistics import median_low
 import torch
 import torch.distributed as dist
 
-from zreal.meters.machine_load import Window, others_share
 from zreal.namespaces import IN_TESTBED, INTERFACE
+from zsim.calibration.machine.machine_load import Window, others_share
 
 LEAST_TIMED, MOST_TIMED = 3, 100
 """Steps whose median is the step time, at least and at most."""

@@ -1,21 +1,75 @@
 """`zsim calibrate --here`: this machine measured, its constants printed and kept for `zsim
-validate`."""
+validate`, which measures it in the quick form where nobody has.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from pathlib import Path
 from statistics import median
 
 from zsim.calibration.machine import here, machine_file
 from zsim.calibration.machine.fit import constants
-from zsim.cli.report import progress, say, table, warn, write_json, wrote
+from zsim.calibration.machine.machine_load import Window, others_share
+from zsim.cli.report import note, progress, say, table, warn, write_json, wrote
+from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.io.units import format_bytes, format_time
 from zsim.runs import registry
+from zsim.runs.backend import Backend
 
 WORLD_SIZE = 2
 """Ranks at work where nobody asks for others."""
+OFF = "ZSIM_NO_CALIBRATE"
+"""The environment variable with which no machine is measured unasked, as with --no-calibrate."""
+LOOK_S = 0.3
+"""Seconds for which the machine's load is looked at."""
+MOST_LOAD = 0.25
+"""Share of the cores that other work may have while constants are measured."""
+MOST_RANKS_A_CORE = 4
+"""Ranks on a core beyond which a measurement takes minutes, and says little."""
+
+
+def at_first_use(backend: Backend, world_size: int) -> Path | None:
+    """Measure this machine in the quick form and keep its file; None, with the reason on standard
+    error, where it is busy or cannot be measured."""
+    path = machine_file.cached(world_size)
+    if reason := _obstacle(world_size):
+        note(f"this machine is not measured, so times are not judged: {reason}")
+        return None
+    note(
+        f"measuring this machine with {world_size} ranks, once, in about 15 s; --no-calibrate "
+        f"leaves times unjudged"
+    )
+    try:
+        with progress(f"measuring this machine with {world_size} ranks"):
+            made = here.calibrated(backend, world_size=world_size, quick=True)
+        if made.fitted.busy:
+            note(f"equal steps differ by {made.fitted.spread:.0%}, so times are not judged: other "
+                 f"work ran beside them")
+            return None
+        files.write(path, made.text)
+    except ZsimError as error:
+        note(f"this machine could not be measured, so times are not judged: {error}")
+        return None
+    wrote(path)
+    return path
+
+
+def _obstacle(world_size: int) -> str:
+    """The reason for which a measurement now would say little; "" for none."""
+    cores = os.cpu_count() or 1
+    if world_size > MOST_RANKS_A_CORE * cores:
+        return f"{world_size} ranks on {cores} cores take turns"
+    window = Window()
+    time.sleep(LOOK_S)
+    load = window.load()
+    share = 0.0 if load is None else others_share(load.wall_ns, load.own_ns, load.machine_ns)
+    if share > MOST_LOAD:
+        return f"other work takes {share:.0%} of its cores; `zsim calibrate --here` later"
+    return ""
 
 
 def calibrated(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ Commands that need much that others do not have files of their own, imported whe
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -163,7 +164,9 @@ def _validated(
 ) -> Comparison:
     targets = _sides(scenario, options)
     warned(scenario)
-    machine = api.machine_of(capabilities, scenario, options.cluster)
+    machine = api.machine_of(capabilities, scenario, options.cluster) or _measured_now(
+        scenario, backend, capabilities, options
+    )
     cluster = api.machine_cluster(scenario, machine)
     if options.testbed:
         with report.progress(f"{scenario.name}: links of {options.testbed.text}"):
@@ -193,6 +196,20 @@ def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:
     return [
         Path(options.save) / f"{scenario.name}.{side}.json" for side in ("predicted", "measured")
     ]
+
+
+def _measured_now(
+    scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace
+) -> Path | None:
+    """The file of this machine, which real ranks measure at its first use; None where their time
+    does not depend on it, or where the user does not want it."""
+    from zsim.cli import calibrate_here  # start-up: few commands measure anything
+
+    able = capabilities.device == "cpu" and hasattr(backend, "measure")
+    wanted = not options.no_calibrate and not os.environ.get(calibrate_here.OFF)
+    if not able or not wanted or options.compute == "emulated":
+        return None
+    return calibrate_here.at_first_use(backend, scenario.world_size)
 
 
 @contextmanager

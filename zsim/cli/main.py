@@ -75,7 +75,12 @@ def parser() -> arguments.Parser:
     validate.add_argument(
         "--cluster", metavar="FILE.toml", type=arguments.path, default=None,
         help="this machine's constants (default: what `zsim calibrate --here` has left in the "
-             "user's cache; without any, times of CPU ranks are not judged)",
+             "user's cache, else measured now, in some 15 s)",
+    )
+    validate.add_argument(
+        "--no-calibrate", action="store_true",
+        help="do not measure a machine that nobody has measured; then times of CPU ranks are not "
+             "judged",
     )
     validate.add_argument(
         "--testbed", metavar="4x1gbit", type=arguments.layout, default=None,

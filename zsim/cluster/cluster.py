@@ -50,13 +50,18 @@ class Links:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
     """Nanoseconds to start a collective. Nanoseconds of the host to issue a kernel or a collective,
-    and to run a hook of FSDP. Those to dispatch a DTensor that the optimizer steps on a CPU."""
+    and to run a hook of FSDP. Those to dispatch a DTensor that the optimizer steps on a CPU.
+
+    Where ranks compute on the cores that collectives need too, a collective waits up to `wake` for
+    the operating system to run its threads (`zsim.engine.costs.TICK_NS`).
+    """
 
     collective: int
     issue_kernel: int
     issue_collective: int
     issue_hook: int
     step_dtensor: int = 0
+    wake: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "issue_collective": parse_time,
     "issue_hook": parse_time,
     "step_dtensor": parse_time,
+    "wake": parse_time,
 }
 
 

@@ -33,6 +33,10 @@ HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over
 replicas is issued with the reduce-scatter before it."""
 
+TICK_NS = 4_000_000
+"""Compute before a collective after which it waits longest for a core. A tick of Linux at 250 Hz:
+threads that wake beside one that computes wait for the next."""
+
 UNKNOWN_CHANNELS = 24
 """Channels of a collective of a library other than NCCL: those of NCCL's ring on an H100.
 Assumed."""
@@ -227,6 +231,19 @@ class Costs:
             return (overheads.issue_kernel + overheads.step_dtensor) * len(op.kernels)
         own = self.execution.issue_kernel_ns
         return (overheads.issue_kernel if own is None else own) * self._launched(op)
+
+    def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
+        """Waits of a rank's collectives for a core, by op: in proportion to what the rank computes
+        since the collective before, and at most the cluster's `wake`."""
+        waits: dict[int, int] = {}
+        longest, computed = self.cluster.overheads.wake, 0
+        for op in ops if longest else ():
+            if op.kind in COLLECTIVES:
+                waits[op.index] = longest * min(computed, TICK_NS) // TICK_NS
+                computed = 0
+            else:
+                computed += self.compute_ns(op.kernels) + self.issue_ns(op)
+        return waits
 
     def _launched(self, op: Op) -> int:
         """The number of kernels that the host launches for `op`.

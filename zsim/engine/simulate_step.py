@@ -9,6 +9,7 @@ Mostly one such round is enough; FSDP1's copies beside its backward need a few.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from zsim.engine.contention.overlap import OverlapCosts, add, overlap_losses
@@ -34,6 +35,10 @@ class StepCosts(OverlapCosts, Protocol):
         """The scenario's `execution` table."""
         ...
 
+    def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
+        """Waits of a rank's collectives for a core, in ns, by op."""
+        ...
+
 
 def simulate_step(
     program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True
@@ -46,13 +51,20 @@ def simulate_step(
     """
     pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
-    alone = prepared.simulate([Delays(own, own) for own in pauses])
+    waits = [costs.wake_ns(rank.steady) for rank in program.ranks]
+    delays = [
+        Delays(add(own, waiting), own) for own, waiting in zip(pauses, waits, strict=True)
+    ]
+    alone = prepared.simulate(delays)
     losses = overlap_losses(program, alone, costs=costs, pauses=pauses)
     if not any(losses.values()):
         return alone
     for _ in range(ROUNDS):
         timeline = prepared.simulate(
-            [Delays(add(own, losses.get(kind, {})), own) for kind, own in enumerate(pauses)]
+            [
+                replace(known, longer=add(known.longer, losses.get(kind, {})))
+                for kind, known in enumerate(delays)
+            ]
         )
         before, losses = (
             losses, overlap_losses(program, timeline, costs=costs, pauses=pauses, lengthened=True),

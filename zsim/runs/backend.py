@@ -100,18 +100,20 @@ def _unfit(where: str, expected: str, value: object) -> ArgumentError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """One collective to measure: full messages of `nbytes` over `ranks` ranks, `repeats` times."""
+    """One collective to measure: full messages of `nbytes` over `ranks` ranks, `repeats` times,
+    each after `computed_ns` of compute."""
 
     kind: str
     nbytes: int
     ranks: int
     repeats: int
+    computed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequest:
     """Measurements of a machine with `world_size` ranks at work: steps of `scenarios`, each
-    `repeats` times, and `collectives`."""
+    `repeats` times, `collectives`, and `products` of matrices in float32, each (m, n, k)."""
 
     world_size: int
     scenarios: tuple[Scenario, ...]
@@ -119,18 +121,20 @@ class MachineRequest:
     repeats: int
     timeout_s: float
     testbed: Layout | None = None
+    products: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurements:
-    """Nanoseconds of each repetition on the slowest rank, by scenario and by collective of the
-    request.
+    """Nanoseconds of each repetition on the slowest rank, by scenario, collective and product of
+    the request.
 
     A step here moves nothing: it has the host's and the device's work, and no time of the network.
     """
 
     steps: tuple[tuple[int, ...], ...]
     collectives: tuple[tuple[int, ...], ...]
+    products: tuple[tuple[int, ...], ...] = ()
     provenance: dict[str, str]
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from zreal.meters import machine_load
-from zreal.meters.machine_load import Window, others_share
+from zsim.calibration.machine import machine_load
+from zsim.calibration.machine.machine_load import Window, others_share
 
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 

@@ -3,12 +3,15 @@ on which kernels run as well."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from zsim import api
 from zsim.cli import time_report
+from zsim.engine.costs import TICK_NS, Costs
+from zsim.engine.simulate_step import simulate_step
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
@@ -93,3 +96,23 @@ def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(
     assert any(
         link.then.endswith("waits for the host, which awaited it") for link in reasons.critical_path
     )
+
+
+def test_collectives_wait_for_a_core_in_proportion_to_the_compute_before() -> None:
+    case = parsed('name = "fsdp2"')
+    overheads = replace(case.cluster.overheads, wake=1_000_000)
+    cluster = replace(case.cluster, overheads=overheads)
+    program, execution = plan(case, device="cpu"), case.executed
+    plain = Costs(cluster=case.cluster, execution=execution)
+    costs = Costs(cluster=cluster, execution=execution)
+    ops = program.ranks[0].steady
+    waits = costs.wake_ns(ops)
+    assert plain.wake_ns(ops) == {}
+    assert set(waits) == {op.index for op in ops if op.kind in COLLECTIVES}
+    first, second = [op.index for op in ops if op.kind in COLLECTIVES][:2]
+    between = ops[first + 1 : second]
+    computed = sum(costs.compute_ns(op.kernels) + costs.issue_ns(op) for op in between)
+    assert 0 < computed < TICK_NS
+    assert waits[second] == 1_000_000 * computed // TICK_NS
+    longer = simulate_step(program, costs=costs).step_time_ns
+    assert longer - simulate_step(program, costs=plain).step_time_ns == sum(waits.values())

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from zsim.calibration.machine.request import COMPUTED_NS
 from zsim.cluster.devices import Device
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine import kernel_time
+from zsim.engine.costs import TICK_NS
 from zsim.engine.kernel_time import STREAMS
 from zsim.errors import ZsimError
 from zsim.ir.ops import COLLECTIVES, Kernel
@@ -31,6 +33,8 @@ CALLS = {
 }
 """The parts that the host takes: what it calls, and the overhead of each call."""
 TERMS = (*KERNELS, *CALLS)
+MEASURED = TERMS.index("products")
+"""The term that is measured alone, and has the coefficient 1."""
 FITS = 3
 """Fits one after another: which products are bound by their bytes follows from the last one."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -52,6 +56,8 @@ class FittedMachine:
 
     device: Device
     calls: Mapping[str, float]
+    wake: int
+    """Nanoseconds of the longest wait of a collective for a core."""
     times: tuple[MeasuredTimes, ...]
     errors: tuple[float, ...]
     """Relative errors of steps, each predicted by the fit to the others."""
@@ -74,11 +80,13 @@ class FittedMachine:
 def fit(request: MachineRequest, measured: MachineMeasurements) -> FittedMachine:
     """The machine of the measurements; MachineError where there are too few."""
     targets = [median(times) for times in measured.steps]
-    if not targets or any(not times for times in (*measured.steps, *measured.collectives)):
+    everything = (*measured.steps, *measured.collectives, *measured.products)
+    if not targets or not measured.products or not all(everything):
         raise MachineError(
             where="this machine", expected="a time of every measurement", found="some are missing"
         )
     device, programs = request.scenarios[0].cluster.device, _programs(request)
+    device = scaled(device, {"products": _products(request, measured, device)})
     for _ in range(FITS):
         rows = [_terms(scenario, program, device) for scenario, program in programs]
         coefficients = dict(zip(TERMS, _least_squares(rows, targets), strict=True))
@@ -86,6 +94,7 @@ def fit(request: MachineRequest, measured: MachineMeasurements) -> FittedMachine
     return FittedMachine(
         device=device,
         calls={name: coefficients[name] for name in CALLS},
+        wake=_wake(request, measured),
         times=_times(request, measured),
         errors=tuple(_left_out(rows, targets)),
         spread=median(map(_spread, measured.steps)),
@@ -106,7 +115,7 @@ def _left_out(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> Iter
 
 def scaled(device: Device, coefficients: Mapping[str, float]) -> Device:
     """`device` with rates at which its kernels take `coefficients` times as long."""
-    factor = {name: coefficients[name] or 1.0 for name in KERNELS}
+    factor = {name: coefficients.get(name) or 1.0 for name in KERNELS}
     streams = device.memory_bandwidth * device.memory_efficiency / factor["streams"]
     others = device.memory_bandwidth * device.elementwise_efficiency / factor["elementwise"]
     # Shares are at most one: the bandwidth is what the faster of the two kinds reaches.
@@ -154,10 +163,11 @@ def _least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) ->
     products = [[sum(row[i] * row[j] for row in weighted) for j in span] for i in span]
     sums = [sum(row[i] for row in weighted) for i in span]
     solution = [0.0] * len(TERMS)
+    solution[MEASURED] = scales[MEASURED]
     for _ in range(ROUNDS):
         moved = 0.0
         for i in span:
-            if not products[i][i]:
+            if i == MEASURED or not products[i][i]:
                 continue
             rest = sums[i] - sum(products[i][j] * solution[j] for j in span)
             new = max(0.0, solution[i] + rest / products[i][i])
@@ -173,6 +183,33 @@ def total(coefficients: Sequence[float], row: Sequence[float]) -> float:
     return sum(c * value for c, value in zip(coefficients, row, strict=True))
 
 
+def _products(
+    request: MachineRequest, measured: MachineMeasurements, device: Device
+) -> float:
+    """The time of products of matrices over that on `device`: the median of all shapes."""
+    return median(
+        _mean(times) / (1e9 * kernel_time.product_s((1, *shape), device, DTYPES[0]))
+        for shape, times in zip(request.products, measured.products, strict=True)
+    )
+
+
+def _wake(request: MachineRequest, measured: MachineMeasurements) -> int:
+    """The wait for a core after a tick of compute: the mean of collectives after one, less that of
+    the same collectives soon after another."""
+    times = {COMPUTED_NS: list[float](), TICK_NS: list[float]()}
+    asked_late = {
+        (each.kind, each.nbytes) for each in request.collectives if each.computed_ns == TICK_NS
+    }
+    for asked, lasted in zip(request.collectives, measured.collectives, strict=True):
+        if (asked.kind, asked.nbytes) in asked_late and asked.ranks == request.world_size:
+            times[asked.computed_ns].append(_mean(lasted))
+    if not times[TICK_NS]:
+        return 0
+    later = sum(times[TICK_NS]) / len(times[TICK_NS])
+    soon = sum(times[COMPUTED_NS]) / len(times[COMPUTED_NS])
+    return max(0, round((later - soon) / (1 - COMPUTED_NS / TICK_NS)))
+
+
 def _times(
     request: MachineRequest, measured: MachineMeasurements
 ) -> tuple[MeasuredTimes, ...]:
@@ -183,6 +220,8 @@ def _times(
     """
     curves: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
     for asked, times in zip(request.collectives, measured.collectives, strict=True):
+        if asked.computed_ns == TICK_NS:
+            continue
         curves.setdefault((asked.kind, asked.ranks), []).append(
             (asked.nbytes, round(_mean(times)), _spread(times))
         )
@@ -235,5 +274,6 @@ def constants(fitted: FittedMachine) -> dict[str, dict[str, str]]:
         "overheads": {
             "collective": "0 ns",
             **{key: f"{round(fitted.calls[name])} ns" for name, key in CALLS.items()},
+            "wake": f"{fitted.wake} ns",
         },
     }

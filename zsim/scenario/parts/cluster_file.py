@@ -55,7 +55,7 @@ MOST: Mapping[str, float] = {
     "half_length": 10_000_000,
 }
 MOST_TIME_NS = 10**9
-OPTIONAL = ("step_dtensor",)
+OPTIONAL = ("step_dtensor", "wake")
 """Overheads that only clusters of CPUs have."""
 LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
 """Half-widths that a band may have, as shares. No calibration on steps is known to be worth more
@@ -65,7 +65,7 @@ LEAST_LEFT = 0.8
 """Least share of a device's memory that its driver leaves; presets have 0.98 and more."""
 TIMES = (
     "kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook",
-    "step_dtensor",
+    "step_dtensor", "wake",
 )
 MAY_BE_NONE = (
     *("float8", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),

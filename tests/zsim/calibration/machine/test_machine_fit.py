@@ -8,15 +8,18 @@ import pytest
 from zsim.calibration.machine import fit as fitting
 from zsim.calibration.machine import machine_file
 from zsim.calibration.machine.fit import TERMS, MachineError, fit
-from zsim.calibration.machine.request import request
+from zsim.calibration.machine.request import COMPUTED_NS, request
 from zsim.cluster.measured_times import MeasuredTimes
-from zsim.engine.costs import Costs
+from zsim.engine.costs import TICK_NS, Costs
+from zsim.engine.kernel_time import product_s
 from zsim.engine.simulate_step import simulate_step
 from zsim.runs.backend import MachineMeasurements
 from zsim.scenario.parts import cluster_file
 
 ASKED = request(2, quick=True)
 TRUE = dict(zip(TERMS, (0.8, 1.4, 2.0, 9_000.0, 60_000.0, 90_000.0, 150_000.0), strict=True))
+WAKE = 900_000
+"""Nanoseconds that collectives wait for a core after a tick of compute."""
 
 
 DEVICE = fitting.scaled(ASKED.scenarios[0].cluster.device, TRUE)
@@ -31,14 +34,21 @@ def step_ns_of(scenario, program):
 
 
 def measured(*, spread=0.0):
-    """Steps on DEVICE, and collectives of 100 us and 1 ns a byte."""
+    """Steps and products on DEVICE, and collectives of 100 us and 1 ns a byte that wait for a core.
+    """
     steps = [step_ns_of(scenario, program) for scenario, program in PROGRAMS]
     return MachineMeasurements(
         steps=tuple(
             tuple(round(step * (1 + spread * turn)) for turn in (-1, -0.5, 0, 0.5, 1))
             for step in steps
         ),
-        collectives=tuple((100_000 + each.nbytes,) * 3 for each in ASKED.collectives),
+        collectives=tuple(
+            (100_000 + each.nbytes + WAKE * (each.computed_ns - COMPUTED_NS) // TICK_NS,) * 3
+            for each in ASKED.collectives
+        ),
+        products=tuple(
+            (round(1e9 * product_s((1, *shape), DEVICE, "float32")),) for shape in ASKED.products
+        ),
         provenance={},
     )
 
@@ -50,6 +60,7 @@ def test_known_constants_are_recovered():
         assert getattr(fitted.device, name) == pytest.approx(getattr(DEVICE, name), rel=0.02)
     assert max(map(abs, fitted.errors)) < 0.02
     assert (fitted.width, fitted.busy) == (0.08, False)
+    assert fitted.wake == pytest.approx(WAKE, rel=1e-3)
 
 
 def test_a_busy_machine_is_told_and_has_a_band_as_wide():
@@ -74,7 +85,7 @@ def test_a_step_without_communication_is_simulated_as_the_sum_of_its_parts(tmp_p
     path = tmp_path / "machine.toml"
     path.write_text(
         machine_file.text(
-            replace(fitted, times=nothing), world_size=2, date="2026-01-01", seconds=1.0
+            replace(fitted, times=nothing, wake=0), world_size=2, date="2026-01-01", seconds=1.0
         )
     )
     cluster = cluster_file.load(str(path), folder=None, nodes=1, ranks=2)
