@@ -204,7 +204,9 @@ class GlooBackend:
         arguments = {
             "scenarios": [scenario.to_toml() for scenario in request.scenarios],
             "collectives": [
-                [each.kind, each.nbytes, each.ranks, each.repeats, each.computed_ns]
+                [
+                    each.kind, each.nbytes, each.ranks, each.repeats, each.computed_ns, each.beside
+                ]
                 for each in request.collectives
             ],
             "products": [list(shape) for shape in request.products],

@@ -30,6 +30,9 @@ WARMUP = 2
 PRODUCT_REPEATS, PRODUCT_NS = 5, 20_000_000
 """Repetitions of a product, each the mean over so long: ranks that share a core take turns."""
 DTYPE = torch.float32
+SQUARE = torch.ones(64, 64)
+BESIDE_PRODUCTS = 1000
+"""Products of two `SQUARE`s, of some 8 ms: several times what the collective beside them takes."""
 
 
 def measured_rank(
@@ -40,7 +43,7 @@ def measured_rank(
     "products" a list by request.
 
     Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, repeats, ns of
-    compute before], `products` as [m, n, k], `repeats` of steps.
+    compute before, whether beside compute], `products` as [m, n, k], `repeats` of steps.
     """
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
@@ -68,8 +71,8 @@ def measured_rank(
     # every rank makes every group; ranks that are in none of a size measure with their own
     groups = {size: _own_group(size, rank, world_size) for size in sizes}
     collectives = [
-        _collective_times(kind, nbytes, groups[size], size, repeats, computed_ns)
-        for kind, nbytes, size, repeats, computed_ns in arguments["collectives"]
+        _collective_times(kind, nbytes, groups[size], size, *how)
+        for kind, nbytes, size, *how in arguments["collectives"]
     ]
     dist.barrier()
     dist.destroy_process_group()
@@ -126,9 +129,14 @@ def _product_times(m: int, n: int, k: int, *, meet: Callable[[int], None]) -> li
 
 def _compute(ns: int) -> None:
     """Keeps this rank's core at work for `ns`, as a step's compute does before a collective."""
-    end, square = time.perf_counter_ns() + ns, torch.ones(64, 64)
+    end = time.perf_counter_ns() + ns
     while time.perf_counter_ns() < end:
-        torch.mm(square, square)
+        torch.mm(SQUARE, SQUARE)
+
+
+def _compute_fixed(products: int) -> None:
+    for _ in range(products):
+        torch.mm(SQUARE, SQUARE)
 
 
 def _own_group(size: int, rank: int, world_size: int) -> dist.ProcessGroup:
@@ -143,14 +151,15 @@ def _own_group(size: int, rank: int, world_size: int) -> dist.ProcessGroup:
 
 
 def _collective_times(
-    kind: str, nbytes: int, group: dist.ProcessGroup, size: int, repeats: int, computed_ns: int
+    kind: str, nbytes: int, group: dist.ProcessGroup, size: int, repeats: int, computed_ns: int,
+    beside: bool,
 ) -> list[int]:
     """Nanoseconds of each of `repeats` collectives with a full message of `nbytes`, after
-    `computed_ns` of compute."""
+    `computed_ns` of compute; or those that compute beside it loses."""
     numel = max(1, nbytes // DTYPE.itemsize // size)
     full, shard = torch.ones(numel * size, dtype=DTYPE), torch.ones(numel, dtype=DTYPE)
     first = dist.get_process_group_ranks(group)[0]
-    calls: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[..., Any]] = {
         "all_gather": partial(dist.all_gather_into_tensor, full, shard, group=group),
         "reduce_scatter": partial(dist.reduce_scatter_tensor, shard, full, group=group),
         "all_reduce": partial(dist.all_reduce, full, group=group),
@@ -166,7 +175,17 @@ def _collective_times(
         dist.barrier(group)
         _compute(computed_ns)
         start = time.perf_counter_ns()
-        call()
-        times.append(time.perf_counter_ns() - start)
+        if beside:
+            work = call(async_op=True)
+            _compute_fixed(BESIDE_PRODUCTS)
+            work.wait()
+            both = time.perf_counter_ns() - start
+            dist.barrier(group)
+            start = time.perf_counter_ns()
+            _compute_fixed(BESIDE_PRODUCTS)
+            times.append(max(1, both - (time.perf_counter_ns() - start)))
+        else:
+            call()
+            times.append(time.perf_counter_ns() - start)
         full.fill_(1.0)  # sums of sums would overflow, and infinities are slow on some machines
     return times

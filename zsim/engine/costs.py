@@ -33,9 +33,10 @@ HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over
 replicas is issued with the reduce-scatter before it."""
 
-TICK_NS = 4_000_000
-"""Compute before a collective after which it waits longest for a core. A tick of Linux at 250 Hz:
-threads that wake beside one that computes wait for the next."""
+SOON_NS, TICK_NS = 1_000_000, 4_000_000
+"""Compute before a collective after which it waits no longer than measured alone, and after which
+it waits longest. A tick of Linux at 250 Hz: threads that wake beside one that computes wait for
+the next."""
 
 UNKNOWN_CHANNELS = 24
 """Channels of a collective of a library other than NCCL: those of NCCL's ring on an H100.
@@ -111,6 +112,9 @@ class Costs:
         """The share of their time beside a collective that `kernels` lose; 0 where the scenario
         switches interference off."""
         device = self.cluster.device
+        if self.cluster.kind == "cpu":  # threads of the collective take cores that ranks compute on
+            taken = device.interference if self.execution.interference else 0.0
+            return KernelLoss(taken, 0.0)
         if not (self.execution.interference and device.interference) or len(ranks) == 1:
             return KernelLoss(0.0, 0.0)
         key = id(kernels), kind, nbytes, self._layout(ranks)
@@ -234,12 +238,13 @@ class Costs:
 
     def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
         """Waits of a rank's collectives for a core, by op: in proportion to what the rank computes
-        since the collective before, and at most the cluster's `wake`."""
+        since the collective before, beyond `SOON_NS`, and at most the cluster's `wake`."""
         waits: dict[int, int] = {}
         longest, computed = self.cluster.overheads.wake, 0
         for op in ops if longest else ():
             if op.kind in COLLECTIVES:
-                waits[op.index] = longest * min(computed, TICK_NS) // TICK_NS
+                beyond = max(0, min(computed, TICK_NS) - SOON_NS)
+                waits[op.index] = longest * beyond // (TICK_NS - SOON_NS)
                 computed = 0
             else:
                 computed += self.compute_ns(op.kernels) + self.issue_ns(op)

@@ -101,13 +101,14 @@ def _unfit(where: str, expected: str, value: object) -> ArgumentError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
     """One collective to measure: full messages of `nbytes` over `ranks` ranks, `repeats` times,
-    each after `computed_ns` of compute."""
+    each after `computed_ns` of compute; or `beside` compute, for what that loses."""
 
     kind: str
     nbytes: int
     ranks: int
     repeats: int
     computed_ns: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

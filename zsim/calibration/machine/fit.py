@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from zsim.calibration.machine.request import COMPUTED_NS
+from zsim.calibration.machine.request import BESIDE_NBYTES
 from zsim.cluster.devices import Device
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine import kernel_time
-from zsim.engine.costs import TICK_NS
+from zsim.engine.contention.overlap import LARGEST_LOSS
+from zsim.engine.costs import SOON_NS, TICK_NS
 from zsim.engine.kernel_time import STREAMS
 from zsim.errors import ZsimError
 from zsim.ir.ops import COLLECTIVES, Kernel
@@ -92,7 +93,7 @@ def fit(request: MachineRequest, measured: MachineMeasurements) -> FittedMachine
         coefficients = dict(zip(TERMS, _least_squares(rows, targets), strict=True))
         device = scaled(device, coefficients)
     return FittedMachine(
-        device=device,
+        device=replace(device, interference=_interference(request, measured)),
         calls={name: coefficients[name] for name in CALLS},
         wake=_wake(request, measured),
         times=_times(request, measured),
@@ -196,18 +197,37 @@ def _products(
 def _wake(request: MachineRequest, measured: MachineMeasurements) -> int:
     """The wait for a core after a tick of compute: the mean of collectives after one, less that of
     the same collectives soon after another."""
-    times = {COMPUTED_NS: list[float](), TICK_NS: list[float]()}
-    asked_late = {
-        (each.kind, each.nbytes) for each in request.collectives if each.computed_ns == TICK_NS
+    alone = _alone(request, measured)
+    waits = [
+        _mean(lasted) - alone[asked.kind, asked.nbytes]
+        for asked, lasted in zip(request.collectives, measured.collectives, strict=True)
+        if asked.computed_ns == TICK_NS
+    ]
+    return max(0, round(sum(waits) / len(waits))) if waits else 0
+
+
+def _interference(request: MachineRequest, measured: MachineMeasurements) -> float:
+    """The share of a collective's time that compute beside it loses: all that kinds lose, over all
+    that they take."""
+    alone = _alone(request, measured)
+    lost = {
+        asked.kind: _mean(lasted)
+        for asked, lasted in zip(request.collectives, measured.collectives, strict=True)
+        if asked.beside
     }
-    for asked, lasted in zip(request.collectives, measured.collectives, strict=True):
-        if (asked.kind, asked.nbytes) in asked_late and asked.ranks == request.world_size:
-            times[asked.computed_ns].append(_mean(lasted))
-    if not times[TICK_NS]:
-        return 0
-    later = sum(times[TICK_NS]) / len(times[TICK_NS])
-    soon = sum(times[COMPUTED_NS]) / len(times[COMPUTED_NS])
-    return max(0, round((later - soon) / (1 - COMPUTED_NS / TICK_NS)))
+    taken = sum(alone[kind, BESIDE_NBYTES] for kind in lost)
+    return min(LARGEST_LOSS, sum(lost.values()) / taken) if taken else 0.0
+
+
+def _alone(
+    request: MachineRequest, measured: MachineMeasurements
+) -> dict[tuple[str, int], float]:
+    """The mean time of collectives over all ranks soon after another, by kind and bytes."""
+    return {
+        (asked.kind, asked.nbytes): _mean(lasted)
+        for asked, lasted in zip(request.collectives, measured.collectives, strict=True)
+        if asked.computed_ns == SOON_NS and asked.ranks == request.world_size and not asked.beside
+    }
 
 
 def _times(
@@ -220,7 +240,7 @@ def _times(
     """
     curves: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
     for asked, times in zip(request.collectives, measured.collectives, strict=True):
-        if asked.computed_ns == TICK_NS:
+        if asked.computed_ns == TICK_NS or asked.beside:
             continue
         curves.setdefault((asked.kind, asked.ranks), []).append(
             (asked.nbytes, round(_mean(times)), _spread(times))
@@ -264,7 +284,9 @@ def _quantile(values: Sequence[float], share: float) -> float:
 def constants(fitted: FittedMachine) -> dict[str, dict[str, str]]:
     """The fitted constants as a cluster's file has them: of the device and of the overheads."""
     device = fitted.device
-    shares = ("memory_efficiency", "elementwise_efficiency", "matmul_efficiency")
+    shares = (
+        "memory_efficiency", "elementwise_efficiency", "matmul_efficiency", "interference"
+    )
     return {
         "device": {
             "memory_bandwidth": f"{device.memory_bandwidth / 10**9:.4g} GB/s",

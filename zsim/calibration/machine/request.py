@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.engine.costs import TICK_NS
+from zsim.engine.costs import SOON_NS, TICK_NS
 from zsim.runs.backend import CollectiveRequest, MachineRequest
 from zsim.scenario.scenario import Scenario
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 SIZES = (2**9, 2**13, 2**15, 2**17, 2**19, 2**21, 2**23)
 """Bytes of the full messages."""
-COMPUTED_NS = 250_000
-"""Compute before a collective, as between those of a small model: threads of waiting ranks have
-cores of their own."""
 WAKE_SIZES = (2**9, 2**15)
 """Bytes of the messages whose wait for a core is measured, after a tick of compute."""
+BESIDE_NBYTES = 2**19
+"""Bytes of the messages that are measured beside compute."""
 PRODUCTS = ((96, 160, 640), (384, 640, 160), (512, 320, 320), (192, 448, 448))
 """(m, n, k) of products of matrices, beside those of the presets."""
 REPEATS = {False: 60, True: 24}
@@ -37,15 +36,15 @@ def request(world_size: int, *, quick: bool) -> MachineRequest:
 
 
 def _collectives(world_size: int, *, quick: bool) -> Iterator[CollectiveRequest]:
-    """Each kind over each size of group, by size of message; and over all ranks after a tick of
-    compute."""
+    """Each kind over each size of group, by size of message; over all ranks also after a tick of
+    compute, and beside compute."""
     for ranks in _group_sizes(world_size):
         for kind in KINDS:
             for nbytes in SIZES[::2] if quick else SIZES:
                 repeats = REPEATS[quick] if nbytes < 2**22 else REPEATS[quick] // 2
                 yield CollectiveRequest(
                     kind=kind, nbytes=nbytes, ranks=ranks, repeats=repeats,
-                    computed_ns=COMPUTED_NS,
+                    computed_ns=SOON_NS,
                 )
     if world_size == 1:
         return
@@ -55,6 +54,10 @@ def _collectives(world_size: int, *, quick: bool) -> Iterator[CollectiveRequest]
                 kind=kind, nbytes=nbytes, ranks=world_size, repeats=REPEATS[quick],
                 computed_ns=TICK_NS,
             )
+        yield CollectiveRequest(
+            kind=kind, nbytes=BESIDE_NBYTES, ranks=world_size, repeats=REPEATS[quick],
+            computed_ns=SOON_NS, beside=True,
+        )
 
 
 def _group_sizes(world_size: int) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from zsim.calibration.machine import fit as fitting
 from zsim.calibration.machine import machine_file
 from zsim.calibration.machine.fit import TERMS, MachineError, fit
-from zsim.calibration.machine.request import COMPUTED_NS, request
+from zsim.calibration.machine.request import request
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.costs import TICK_NS, Costs
 from zsim.engine.kernel_time import product_s
@@ -20,6 +20,8 @@ ASKED = request(2, quick=True)
 TRUE = dict(zip(TERMS, (0.8, 1.4, 2.0, 9_000.0, 60_000.0, 90_000.0, 150_000.0), strict=True))
 WAKE = 900_000
 """Nanoseconds that collectives wait for a core after a tick of compute."""
+LOST = 80
+"""Percent of a collective's time that compute beside it loses."""
 
 
 DEVICE = fitting.scaled(ASKED.scenarios[0].cluster.device, TRUE)
@@ -43,7 +45,10 @@ def measured(*, spread=0.0):
             for step in steps
         ),
         collectives=tuple(
-            (100_000 + each.nbytes + WAKE * (each.computed_ns - COMPUTED_NS) // TICK_NS,) * 3
+            (
+                LOST * (100_000 + each.nbytes) // 100 if each.beside else
+                100_000 + each.nbytes + WAKE * (each.computed_ns == TICK_NS),
+            ) * 3
             for each in ASKED.collectives
         ),
         products=tuple(
@@ -60,7 +65,8 @@ def test_known_constants_are_recovered():
         assert getattr(fitted.device, name) == pytest.approx(getattr(DEVICE, name), rel=0.02)
     assert max(map(abs, fitted.errors)) < 0.02
     assert (fitted.width, fitted.busy) == (0.08, False)
-    assert fitted.wake == pytest.approx(WAKE, rel=1e-3)
+    assert fitted.wake == WAKE
+    assert fitted.device.interference == pytest.approx(LOST / 100, rel=1e-3)
 
 
 def test_a_busy_machine_is_told_and_has_a_band_as_wide():

@@ -47,6 +47,9 @@ class Shares:
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         return {} if self.to_waiting is None else {rank: {"link": Fraction(1)} for rank in ranks}
 
+    def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
+        return {}
+
     def kernel_loss(
         self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
     ) -> KernelLoss:
