@@ -27,8 +27,9 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
-PRODUCT_REPEATS, PRODUCT_NS = 5, 20_000_000
-"""Repetitions of a product, each the mean over so long: ranks that share a core take turns."""
+PRODUCT_REPEATS = 5
+TURN_NS = 20_000_000
+"""Steps and products are repeated for so long: ranks that share a core take turns of some 4 ms."""
 DTYPE = torch.float32
 SQUARE = torch.ones(64, 64)
 BESIDE_PRODUCTS = 1000
@@ -92,18 +93,12 @@ def _meet(
 def _step_times(
     scenario: Scenario, *, rank: int, repeats: int, meet: Callable[[int], None]
 ) -> list[int]:
-    """Nanoseconds of each of `repeats` steps that neither meter nor recorder watches."""
+    """Nanoseconds of a step that neither meter nor recorder watches, `repeats` times."""
     with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
         step = _trained(scenario, rank).plain_step
         for _ in range(WARMUP):
             step()
-        times = []
-        for turn in range(repeats):
-            meet(turn)
-            start = time.perf_counter_ns()
-            step()
-            times.append(time.perf_counter_ns() - start)
-        return times
+        return [_mean_ns(step, meet=partial(meet, turn)) for turn in range(repeats)]
 
 
 def _trained(scenario: Scenario, rank: int) -> TrainedRank:
@@ -113,18 +108,21 @@ def _trained(scenario: Scenario, rank: int) -> TrainedRank:
 
 
 def _product_times(m: int, n: int, k: int, *, meet: Callable[[int], None]) -> list[int]:
-    """Nanoseconds of the product of a linear layer, each the mean of many in a row."""
+    """Nanoseconds of the product of a linear layer, `PRODUCT_REPEATS` times."""
     rows, weight = torch.ones(m, k), torch.ones(n, k)
-    times = []
-    for turn in range(PRODUCT_REPEATS):
-        meet(turn)
-        start = now = time.perf_counter_ns()
-        count = 0
-        while now - start < PRODUCT_NS:
-            torch.nn.functional.linear(rows, weight)
-            now, count = time.perf_counter_ns(), count + 1
-        times.append((now - start) // count)
-    return times
+    product = partial(torch.nn.functional.linear, rows, weight)
+    return [_mean_ns(product, meet=partial(meet, turn)) for turn in range(PRODUCT_REPEATS)]
+
+
+def _mean_ns(work: Callable[[], object], *, meet: Callable[[], None]) -> int:
+    """Nanoseconds of `work`: the mean of as many as fill `TURN_NS`, on all ranks at once."""
+    meet()
+    start = now = time.perf_counter_ns()
+    count = 0
+    while now - start < TURN_NS:
+        work()
+        now, count = time.perf_counter_ns(), count + 1
+    return (now - start) // count
 
 
 def _compute(ns: int) -> None:

@@ -40,8 +40,8 @@ def at_first_use(backend: Backend, world_size: int) -> Path | None:
         note(f"this machine is not measured, so times are not judged: {reason}")
         return None
     note(
-        f"measuring this machine with {world_size} ranks, once, in about 15 s; --no-calibrate "
-        f"leaves times unjudged"
+        f"measuring this machine with {world_size} ranks, once, in about half a minute; "
+        f"--no-calibrate leaves times unjudged"
     )
     try:
         with progress(f"measuring this machine with {world_size} ranks"):

@@ -1,12 +1,15 @@
 """The present machine measured by real ranks: its file, and a verdict on time that stands on it."""
 
 import json
+import os
 
 import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim.calibration.machine import machine_file
+from zsim.cli import calibrate_here
 from zsim.cli.main import main
+from zsim.runs import registry
 
 pytestmark = pytest.mark.gloo
 
@@ -33,6 +36,25 @@ def test_validate_judges_the_time_of_a_machine_that_was_measured(cache, capsys):
     assert result["not_checked"] == {}
     assert ("time" in result["checked"]) != reason.startswith("other work took ")
     assert result["provenance"]["predicted"]["calibration"] == "calibrated"
+
+
+def test_validate_measures_the_machine_at_its_first_use(cache, capsys, monkeypatch):
+    """Other tests may run beside it, so that equal steps differ: it says so, and keeps no file."""
+    monkeypatch.delenv(calibrate_here.OFF)
+    monkeypatch.setattr(calibrate_here, "MOST_LOAD", 1.0)
+    main(["validate", str(SCENARIOS / "parity" / "ddp-mlp-2.toml"), "--json"])
+    printed = capsys.readouterr()
+    calibration = json.loads(printed.out)["provenance"]["predicted"]["calibration"]
+    assert "note: measuring this machine with 2 ranks, once" in printed.err
+    measured = machine_file.cached(2).exists()
+    assert calibration == ("calibrated" if measured else "assumed")
+    assert measured != ("equal steps differ by" in printed.err)
+
+
+def test_a_machine_with_too_many_ranks_is_not_measured(cache, capsys):
+    ranks = calibrate_here.MOST_RANKS_A_CORE * (os.cpu_count() or 1) + 1
+    assert calibrate_here.at_first_use(registry.find("gloo"), ranks) is None
+    assert f"times are not judged: {ranks} ranks on" in capsys.readouterr().err
 
 
 def test_here_goes_with_no_files_and_with_its_own_options(capsys):

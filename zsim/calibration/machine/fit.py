@@ -7,9 +7,10 @@ relative errors finds them. How well they carry is judged on each model left out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, stdev
 
 from zsim.calibration.machine.request import BESIDE_NBYTES
 from zsim.cluster.devices import Device
@@ -243,7 +244,7 @@ def _times(
         if asked.computed_ns == TICK_NS or asked.beside:
             continue
         curves.setdefault((asked.kind, asked.ranks), []).append(
-            (asked.nbytes, round(_mean(times)), _spread(times))
+            (asked.nbytes, round(_mean(times)), _doubt(times))
         )
     return tuple(
         MeasuredTimes(
@@ -269,6 +270,12 @@ def growing(points: list[tuple[int, int, float]]) -> list[tuple[int, int]]:
 
 def _mean(values: Sequence[int]) -> float:
     return sum(values) / len(values)
+
+
+def _doubt(times: Sequence[int]) -> float:
+    """Twice the standard error of the mean, over the mean: a step has many collectives, so their
+    sum lies as near to the sum of means as these are known."""
+    return 2 * stdev(times) / math.sqrt(len(times)) / _mean(times) if len(times) > 1 else MOST_WIDTH
 
 
 def _spread(times: Sequence[int]) -> float:

@@ -23,7 +23,7 @@ PRODUCTS = ((96, 160, 640), (384, 640, 160), (512, 320, 320), (192, 448, 448))
 """(m, n, k) of products of matrices, beside those of the presets."""
 REPEATS = {False: 60, True: 24}
 """Repetitions of a collective, in the full form and in the quick one."""
-STEP_REPEATS = {False: 25, True: 15}
+STEP_REPEATS = {False: 20, True: 10}
 
 
 def request(world_size: int, *, quick: bool) -> MachineRequest:
@@ -82,6 +82,7 @@ def _cases(
     proportions; hooks and calls with and without much work."""
     yield _mlp(3, 96), _batch(2), ("ddp", "fsdp2", "zero3")
     yield _mlp(3, 288), _batch(24), ("ddp", "zero3")
+    yield _mlp(3, 640), _batch(24), ("ddp",)  # its states do not fit into a cache
     yield _gpt(3, 96), _batch(2, 24), ("fsdp2", "zero3")
     yield _gpt(3, 96), _batch(6, 80), ("ddp",)
     yield _llama(3, 96), _batch(2, 24), ("ddp", "fsdp2")
@@ -89,6 +90,8 @@ def _cases(
     yield _gpt(4, 160), _batch(4, 96), ("fsdp2",)
     if not quick:
         yield _mlp(5, 160), _batch(8), ("ddp", "zero1", "zero2", "fsdp2", "zero3")
+        yield _mlp(3, 640), _batch(24), ("zero3",)
+        yield _mlp(4, 448), _batch(12), ("ddp", "fsdp2")
         yield _gpt(3, 96), _batch(2, 24), ("ddp", "zero1", "zero2")
         yield _gpt(4, 160), _batch(3, 48), ("ddp", "zero2", "zero3")
         yield _llama(3, 96), _batch(4, 48), ("ddp", "zero1", "zero3")
