@@ -237,7 +237,7 @@ class Costs:
         return (overheads.issue_kernel if own is None else own) * self._launched(op)
 
     def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
-        """Waits of a rank's collectives for a core, by op: in proportion to what the rank computes
+        """Waits of a rank's collectives for a core, by op. They are in proportion to the compute
         since the collective before, beyond `SOON_NS`, and at most the cluster's `wake`."""
         waits: dict[int, int] = {}
         longest, computed = self.cluster.overheads.wake, 0

@@ -273,8 +273,8 @@ def _mean(values: Sequence[int]) -> float:
 
 
 def _doubt(times: Sequence[int]) -> float:
-    """Twice the standard error of the mean, over the mean: a step has many collectives, so their
-    sum lies as near to the sum of means as these are known."""
+    """Twice the standard error of the mean, over the mean. A step has many collectives, whose sum
+    is as near to the sum of means as these are known."""
     return 2 * stdev(times) / math.sqrt(len(times)) / _mean(times) if len(times) > 1 else MOST_WIDTH
 
 
