@@ -53,13 +53,14 @@ def with_module(scenario: Scenario, name: str, *, device: Device) -> Scenario:
 
 
 def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
-    precision = scenario.precision
+    precision, strategy = scenario.precision, strategies.STRATEGIES[scenario.strategy]
+    units = own.units if strategy.nests != "nothing" else []  # DDP has no units, nor their rules
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a module that is one unit: reports of it are enough
         model = trace(
-            own.make(scenario.seed), own.inputs, units=own.units, dtype=precision.parameters,
+            own.make(scenario.seed), own.inputs, units=units, dtype=precision.parameters,
             loss=own.loss, autocast=precision.autocast, device=device,
-            casts_input=strategies.STRATEGIES[scenario.strategy].casts_input,
+            casts_input=strategy.casts_input,
         )
     kept = {slot.name: getattr(model, slot.name) for slot in fields(TracedModel)}
     return OwnModel(**kept, own=own)

@@ -53,6 +53,28 @@ def scaled() -> dict[str, Any]:
     return {"module": Scaled(), "inputs": (torch.randn(4, 16),)}
 
 
+class Towers(nn.Module):
+    """Two towers side by side that share a weight; two layers are read and never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.layers[2].weight = self.layers[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = right = x
+        for index in range(2):
+            left = self.layers[index](left).relu()
+            right = nn.functional.linear(right, self.layers[2 + index].weight).relu()
+        unused = self.layers[2].bias + self.layers[3].bias
+        return (left * right + unused).sum()
+
+
+def towers() -> dict[str, Any]:
+    """A module that breaks the rules of units."""
+    return {"module": Towers(), "inputs": (torch.randn(4, 16),)}
+
+
 def dropout() -> dict[str, Any]:
     """A module that draws random numbers."""
     tokens = torch.randint(300, (2, 16)), torch.randint(300, (2, 16))

@@ -13,6 +13,7 @@ import pytest
 import zsim
 from tests.support.sampling import one_in
 from zsim.cli.main import main
+from zsim.errors import ZsimError
 
 OWN = "tests.zreal.own.own_modules:"
 STRATEGIES = {
@@ -73,6 +74,15 @@ def test_a_parameter_without_dimensions_is_trained_by_what_does_not_cut_it(
 ) -> None:
     case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
     assert zsim.validate(case, against="fake", module=f"{OWN}scaled").ok
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero_redundancy"])
+def test_ddp_trains_a_module_that_breaks_the_rules_of_units(strategy: str, tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    assert zsim.validate(case, against="fake", module=f"{OWN}towers").ok
+    sharded = zsim.load(scenario(tmp_path, STRATEGIES["fsdp2"]))
+    with pytest.raises(ZsimError, match="a parameter of one unit, found one tied between"):
+        zsim.validate(sharded, against="fake", module=f"{OWN}towers")
 
 
 @pytest.mark.gloo

@@ -352,14 +352,13 @@ def test_ddp_cannot_look_for_unused_parameters_of_a_module_whose_outputs_are_not
 
 
 def test_fsdp1_refuses_what_a_trace_does_not_tell_of_views() -> None:
-    """Parameters are leaves in it: frozen ones have no gradients, casts are cached, and a unit in a
-    unit begins where it computes."""
-    still = tuple(
-        replace(parameter, requires_grad=False) for parameter in MODEL.units[-1].parameters
-    )
+    """Parameters are leaves in it: frozen ones beside others have no gradients, casts are cached,
+    and a unit in a unit begins where it computes."""
+    first, *others = MODEL.units[-1].parameters
+    partly = (replace(first, requires_grad=False), *others)
     cases = {
         "frozen": replace(
-            MODEL, units=(*MODEL.units[:-1], replace(MODEL.units[-1], parameters=still))
+            MODEL, units=(*MODEL.units[:-1], replace(MODEL.units[-1], parameters=partly))
         ),
         "precision.autocast": replace(MODEL, autocast="bfloat16"),
         "model.traced": replace(
