@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from zsim.api import simulate as simulate
     from zsim.api import validate as validate
     from zsim.api import why as why
+    from zsim.errors import ArgumentError as ArgumentError
+    from zsim.errors import BackendUnavailableError as BackendUnavailableError
+    from zsim.errors import DeadlockError as DeadlockError
+    from zsim.errors import RankError as RankError
     from zsim.errors import ScenarioError as ScenarioError
     from zsim.errors import ZsimError as ZsimError
     from zsim.io.quantities import Bytes as Bytes
@@ -26,22 +30,30 @@ if TYPE_CHECKING:
     from zsim.io.quantities import GiB as GiB
     from zsim.io.quantities import MiB as MiB
     from zsim.io.quantities import ms as ms
+    from zsim.io.units import UnitError as UnitError
     from zsim.runs.run import Comparison as Comparison
     from zsim.runs.run import Run as Run
+    from zsim.runs.saved import SavedRunError as SavedRunError
     from zsim.scenario.scenario import Scenario as Scenario
     from zsim.scenario.scenario import load as load
 
 _MODULES = {
+    "ArgumentError": "zsim.errors",
+    "BackendUnavailableError": "zsim.errors",
     "Bytes": "zsim.io.quantities",
     "Candidate": "zsim.analysis.fit",
     "Comparison": "zsim.runs.run",
+    "DeadlockError": "zsim.errors",
     "Duration": "zsim.io.quantities",
     "Fit": "zsim.analysis.fit",
     "GiB": "zsim.io.quantities",
     "MiB": "zsim.io.quantities",
+    "RankError": "zsim.errors",
     "Run": "zsim.runs.run",
+    "SavedRunError": "zsim.runs.saved",
     "Scenario": "zsim.scenario.scenario",
     "ScenarioError": "zsim.errors",
+    "UnitError": "zsim.io.units",
     "Why": "zsim.analysis.critical_path",
     "ZsimError": "zsim.errors",
     "compare": "zsim.api",

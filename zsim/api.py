@@ -363,10 +363,16 @@ def machine_of(
     """The file of the machine that real ranks run on: `cluster` where it is given, else what
     `zsim calibrate --here` has left in the user's cache; None where there is none."""
     if cluster is not None:
-        return path_of(
-            cluster, where="cluster", expected="the path of a cluster's file",
-            remedy="`zsim calibrate --here --out FILE.toml` writes one",
+        remedy = "`zsim calibrate --here --out FILE.toml` writes one"
+        path = path_of(
+            cluster, where="cluster", expected="the path of a cluster's file", remedy=remedy
         )
+        if not path.is_file():
+            raise ArgumentError(
+                where="cluster", expected="a cluster's file", found=f"none at {path}",
+                remedy=remedy,
+            )
+        return path
     from zsim.calibration.machine import machine_file
 
     cached = machine_file.cached(scenario.world_size)
@@ -379,9 +385,12 @@ def compared(
 ) -> Comparison:
     """The checks of `measured` against `predicted`; `replaced` and `required` as Comparison has
     them."""
-    if unknown := [name for name in required if name not in ASPECTS]:
+    named = isinstance(required, tuple | list | set | frozenset)
+    unknown = [name for name in required if name not in ASPECTS] if named else [required]
+    if unknown:
         raise ArgumentError(
-            where="require", expected=f"some of {', '.join(ASPECTS)}", found=unknown[0][:40]
+            where="require", expected=f"some of {', '.join(ASPECTS)} in a tuple",
+            found=told(unknown[0]), remedy='as require=("time",)',
         )
     return Comparison(
         checks=comparing.compare(predicted, measured), predicted=predicted, measured=measured,

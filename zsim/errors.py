@@ -6,6 +6,7 @@ This module knows nothing else of the package.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,6 +17,12 @@ MOST_ITEMS = 8
 """Longest excerpt of a list or a table, in items."""
 MOST_INT = 10**MOST_SHOWN
 """Largest integer that an error message shows."""
+
+_PARTS = re.compile(
+    r"(?P<where>.*?): expected (?P<expected>.*?), found (?P<found>.*?)(?:; (?P<remedy>.*))?",
+    re.DOTALL,
+)
+"""Regular expression of a problem's parts: where, expected, found, remedy."""
 
 
 def visible(text: str) -> str:
@@ -104,7 +111,10 @@ class ScenarioError(ZsimError):
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         self.problems = tuple(map(visible, problems))
-        super().__init__(where=problems[0] if problems else "scenario", expected="", found="")
+        first = self.problems[0] if problems else "scenario"
+        parts = _PARTS.fullmatch(first)
+        named = parts.groupdict("") if parts else {"where": first, "expected": "", "found": ""}
+        super().__init__(**named)
 
     def __str__(self) -> str:
         return "\n".join(self.problems)

@@ -57,11 +57,58 @@ def test_a_path_with_a_null_byte_is_refused():
     assert refusal(RUN.save, "a\0b").startswith("path: expected a path without a null byte, found ")
 
 
-@pytest.mark.parametrize("wrong", ["70", None, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("wrong", [None, True, 1.9, float("nan"), float("inf"), b"", 10**400])
+def test_a_size_and_a_time_are_whole(wrong):
+    for kind, unit in ((zsim.Bytes, "bytes"), (zsim.Duration, "ns")):
+        assert refusal(kind, wrong).startswith(
+            f"{kind.__name__}: expected a whole number of {unit} up to 10^24, or a text with its "
+        )
+
+
+@pytest.mark.parametrize("wrong", [3, (3,), "12"])
+def test_a_band_is_two_times(wrong):
+    assert refusal(zsim.Duration, 1, band=wrong).startswith("Duration: band: expected two times")
+
+
+@pytest.mark.parametrize("wrong", [3, (3,), None, "time", ("tme",)])
+def test_what_is_required_is_some_aspects(wrong):
+    assert refusal(zsim.compare, RUN, RUN, require=wrong).startswith("require: expected some of ")
+
+
+def test_scenarios_that_mean_the_same_are_equal_under_any_name():
+    assert zsim.Scenario(**TABLES) == SMALL.with_(name="other")
+    assert len({SMALL, SMALL.with_(name="other")}) == 1
+
+
+def test_a_run_is_hashed_and_its_figures_are_not_edited():
+    assert hash(RUN) == hash(zsim.simulate(SMALL))
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        RUN.collectives["all_gather"] = None
+
+
+def test_another_folder_is_refused():
+    assert refusal(SMALL.with_, folder="x").startswith("with_: folder: expected tables and a name")
+    assert refusal(zsim.load, "").startswith("path: expected the path of a scenario's file, found ")
+
+
+def test_a_cluster_file_that_is_not_there_is_told_by_its_argument():
+    pytest.importorskip("torch")
+    wrong = refusal(zsim.validate, SMALL, cluster="nope.toml")
+    assert wrong.startswith("cluster: expected a cluster's file, found none at nope.toml; ")
+
+
+def test_a_problem_of_a_scenario_has_its_parts():
+    with pytest.raises(zsim.ScenarioError) as caught:
+        SMALL.with_(seed=1.5)
+    error = caught.value
+    assert (error.where, error.expected, error.found) == ("Scenario: seed", "a whole number", "1.5")
+
+
+@pytest.mark.parametrize("wrong", ["70", None, True, 1e308, float("nan"), float("inf"), [1]])
 @pytest.mark.parametrize("unit", ["MiB", "GiB", "ms"])
 def test_a_unit_takes_finite_numbers(unit, wrong):
     assert refusal(getattr(zsim, unit), wrong).startswith(
-        f"{unit}: expected a number, as zsim.{unit}(70), found "
+        f"{unit}: expected a number of a machine's size, as zsim.{unit}(70), found "
     )
 
 

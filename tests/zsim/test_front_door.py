@@ -23,7 +23,13 @@ TABLES = (
     "execution, allocator, frozen, steps, seed, expect, description"
 )
 REAL = "ranks, all_ranks, interpreter, timeout_s"
+PARTS = "where, expected, found, remedy"
 SIGNATURES = {
+    **dict.fromkeys(
+        ("ArgumentError", "BackendUnavailableError", "DeadlockError", "RankError", "SavedRunError",
+         "UnitError", "ZsimError"),
+        PARTS,
+    ),
     "Bytes": "size",
     "Candidate": None,
     "Comparison": "checks, predicted, measured, replaced, required",
@@ -35,7 +41,6 @@ SIGNATURES = {
     "Scenario": f"{TABLES}, name, folder, unknown",
     "ScenarioError": "problems",
     "Why": None,
-    "ZsimError": "where, expected, found, remedy",
     "compare": "predicted, measured, require",
     "fit": "scenario",
     "load": "path",

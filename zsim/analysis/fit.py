@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.analysis import fit_table
@@ -44,7 +44,7 @@ class Candidate:
 
     name: str
     scenario: Scenario
-    memory: MemoryVerdict
+    memory: MemoryVerdict = field(hash=False)
     """FITS, TIGHT or OOM as its `verdict`, with the bytes that decide: `needed` of `capacity`."""
     step_time_ns: int
     step_time_band_ns: tuple[int, int]

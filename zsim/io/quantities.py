@@ -10,11 +10,12 @@ True
 
 from __future__ import annotations
 
-from math import isfinite
-
 from zsim.errors import ArgumentError
 from zsim.io.arguments import told
 from zsim.io.units import format_bytes, format_time, parse_bytes, parse_time
+
+LARGEST = 10**24
+"""The largest size and time, in bytes and nanoseconds: beyond it a mistake is likelier."""
 
 
 class Bytes(int):
@@ -24,7 +25,9 @@ class Bytes(int):
     """
 
     def __new__(cls, size: int | str) -> Bytes:
-        return super().__new__(cls, parse_bytes(size) if isinstance(size, str) else size)
+        return super().__new__(
+            cls, parse_bytes(size) if isinstance(size, str) else _int("Bytes", size, "bytes")
+        )
 
     def __repr__(self) -> str:
         exact = f"{int(self):,} B"
@@ -43,7 +46,14 @@ class Duration(int):
     band: tuple[Duration, Duration] | None
 
     def __new__(cls, time: int | str, band: tuple[int, int] | None = None) -> Duration:
-        made = super().__new__(cls, parse_time(time) if isinstance(time, str) else time)
+        made = super().__new__(
+            cls, parse_time(time) if isinstance(time, str) else _int("Duration", time, "ns")
+        )
+        if band is not None and not (isinstance(band, tuple) and len(band) == 2):
+            raise ArgumentError(
+                where="Duration: band", expected="two times in ns, as (900, 1100)",
+                found=told(band),
+            )
         made.band = None if band is None else (Duration(band[0]), Duration(band[1]))
         return made
 
@@ -83,9 +93,21 @@ def ms(number: float) -> Duration:
 
 def _whole(unit: str, number: float, scale: int) -> int:
     """`number` times `scale`, to the nearest; ArgumentError for what is no finite number."""
-    if isinstance(number, int | float) and isfinite(number):
+    real = isinstance(number, int | float) and not isinstance(number, bool)
+    if real and abs(number) * scale <= LARGEST:
         return round(number * scale)
     raise ArgumentError(
-        where=unit, expected=f"a number, as zsim.{unit}(70)", found=told(number),
+        where=unit, expected=f"a number of a machine's size, as zsim.{unit}(70)",
+        found=told(number),
         remedy='zsim.Bytes("70 GiB") and zsim.Duration("5 ms") read texts',
+    )
+
+
+def _int(name: str, number: object, unit: str) -> int:
+    """`number` itself; ArgumentError for what is no whole number, or larger than any machine's."""
+    if isinstance(number, int) and not isinstance(number, bool) and abs(number) <= LARGEST:
+        return number
+    raise ArgumentError(
+        where=name, expected=f"a whole number of {unit} up to 10^24, or a text with its unit",
+        found=told(number), remedy='as zsim.Bytes("70 GiB") or zsim.Duration("5 ms")',
     )

@@ -9,9 +9,10 @@ PaLM, appendix B).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zsim.autograd.traced.model import TracedModel
+from zsim.io.read_only import ReadOnly
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, RunRecord, Span, band_of
 from zsim.models.operators import Operator
@@ -44,11 +45,11 @@ class Figures:
     tokens_per_second_per_gpu: float | None
     mfu: float | None
     bytes_sent_per_rank: int | None
-    collectives: Mapping[str, Traffic]
+    collectives: ReadOnly[str, Traffic]
     peak_memory_bytes: int
     peak_first_step_bytes: int
-    peak_memory_by_kind: Mapping[str, int | None] = field(default_factory=dict)
-    peak_memory_by_part: Mapping[str, int] = field(default_factory=dict)
+    peak_memory_by_kind: ReadOnly[str, int | None]
+    peak_memory_by_part: ReadOnly[str, int]
     """The highest peak of each part of the step (forward, backward, optimizer, zero_grad) on the
     rank that peaks highest."""
     device_memory_bytes: int | None = None
@@ -79,12 +80,13 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
         exposed_share=exposed / time if time and exposed is not None else None,
         tokens_per_second_per_gpu=tokens(scenario) * 1e9 / time if time else None,
         mfu=_mfu(run, scenario, time), bytes_sent_per_rank=_bytes_sent(run),
-        collectives=traffic(run.ranks[0]), peak_memory_bytes=memory.peak_bytes,
+        collectives=ReadOnly(traffic(run.ranks[0])),
+        peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
-        peak_memory_by_kind={
+        peak_memory_by_kind=ReadOnly({
             kind: memory.by_kind.get(kind, 0) if memory.by_kind else None for kind in MEMORY_KINDS
-        },
-        peak_memory_by_part=memory.highest_by_part,
+        }),
+        peak_memory_by_part=ReadOnly(memory.highest_by_part),
         device_memory_bytes=scenario.cluster.device.memory
         if _on_own_device(run, scenario)
         else None,

@@ -16,7 +16,7 @@ from zsim.io.arguments import path_of, told
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import counted, format_bytes
 from zsim.ir.ops import COLLECTIVES
-from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, sees
+from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, band_of, sees
 from zsim.runs import metrics, saved
 from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
@@ -55,7 +55,7 @@ class Run:
     None.
     """
 
-    record: RunRecord
+    record: RunRecord = field(hash=False)
     """The record that the backend returned: every rank's phases, spans and memory."""
     scenario: Scenario
     warnings: tuple[str, ...] = ()
@@ -117,7 +117,8 @@ class Run:
     def step_time(self) -> Duration | None:
         """The steady step's time; its `band` says between which times the true one is expected."""
         time, band = self.figures.step_time_ns, self.figures.step_time_band_ns
-        return None if time is None else Duration(time, band)
+        predicted = band_of(self.record) is not None  # a measured time is its own band
+        return None if time is None else Duration(time, band if predicted else None)
 
     @property
     def exposed_communication(self) -> Duration | None:
@@ -226,8 +227,8 @@ class Comparison:
     """The checks of a predicted against a measured record, the most rigorous first."""
 
     checks: tuple[Check, ...]
-    predicted: RunRecord
-    measured: RunRecord
+    predicted: RunRecord = field(hash=False)
+    measured: RunRecord = field(hash=False)
     replaced: str = ""
     """The cluster that the real backend replaced by its own devices, as a sentence; "" for none."""
     required: tuple[Aspect, ...] = ()

@@ -60,7 +60,7 @@ class Scenario:
     4
     """
 
-    name: str
+    name: str = field(compare=False)
     """The file's without its suffix; "scenario" by default for one from Python."""
     description: str
     model: ModelSpec
@@ -82,10 +82,10 @@ class Scenario:
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
-    folder: str
+    folder: str = field(compare=False)
     """Folder of the files that its tables name."""
     _tables: dict[str, Any] = field(compare=False)
-    """Scenarios are equal that mean the same, however they are written."""
+    """Scenarios are equal that mean the same, however they are written, named or kept."""
 
     def __init__(
         self,
@@ -182,6 +182,11 @@ class Scenario:
             "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
             "seed": seed, "expect": expect, **unknown,
         }
+        if "folder" in unknown:
+            raise ArgumentError(
+                where="with_: folder", expected="tables and a name", found=told(unknown["folder"]),
+                remedy="zsim.load reads a scenario's file in another folder",
+            )
         there = {key: change for key, change in changes.items() if change is not KEPT}
         tables: Any = scenario_tables.merged(self._tables, there)
         made = Scenario(**tables, name="scenario" if name is KEPT else name, folder=self.folder)
@@ -287,8 +292,10 @@ def load(path: str | PathLike[str]) -> Scenario:
 
     ScenarioError lists every problem, each with file and key, and how to mend it.
     """
-    file = path_of(path, where="path", expected="the path of a scenario's file",
-                   remedy="zsim.Scenario(**tables) takes the tables themselves")
+    expected, remedy = "the path of a scenario's file", "zsim.Scenario(**tables) takes the tables"
+    if path == "":
+        raise ArgumentError(where="path", expected=expected, found='""', remedy=remedy)
+    file = path_of(path, where="path", expected=expected, remedy=remedy)
     try:
         if not file.is_file():
             remedy = (

@@ -160,6 +160,6 @@ def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
         product = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
         ranks = counted(sized, "rank")
         raise ScenarioError((f"strategy.{axes[0]}: {product} = {ranks}, but the cluster has "
-                             f"{cluster.num_ranks}",))
+                             f"{cluster.num_ranks}; leave one axis out to fill it",))
     assert set(sizes) <= set(AXES)
     return Mesh(**sizes)
