@@ -27,7 +27,7 @@ EPILOG = (
     "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
 )
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-LISTS = ("scenarios", "models", "clusters", "strategies", "backends", "schema")
+LISTS = ("scenarios", "models", "clusters", "devices", "strategies", "backends", "schema")
 
 
 class LackError(ZsimError):

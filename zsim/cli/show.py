@@ -188,6 +188,16 @@ def _clusters() -> Iterator[Row]:
         yield name, cluster.load_cluster(name).description
 
 
+def _devices() -> Iterator[Row]:
+    from zsim.cluster.devices import devices, load_device
+
+    for name in devices():
+        device = load_device(name)
+        node = f", in {device.node}" if device.node else ""
+        if device.runtime is not None:  # a core of a CPU is no device to choose
+            yield name, f"{device.name}, {device.bfloat16 / 1e12:,.0f} TFLOP/s in bf16{node}"
+
+
 def _strategies() -> Iterator[Row]:
     from zsim.scenario.keys.schema import strategy_table
     from zsim.strategies import STRATEGIES
@@ -204,6 +214,7 @@ LISTINGS: dict[str, Callable[[], Iterator[Row]]] = {
     "scenarios": _scenarios,
     "models": _models,
     "clusters": _clusters,
+    "devices": _devices,
     "strategies": _strategies,
     "backends": _backends,
 }

@@ -163,7 +163,7 @@ def device_of(table: Mapping[str, Any]) -> Device:
     )
 
 
-CARDS = frozenset({"L40S"})
+CARDS = frozenset({"A10", "L4", "L40S", "RTX"})
 """GPU models that are sold only as cards for PCI Express, though their names do not say so."""
 
 
@@ -174,10 +174,12 @@ def is_called(name: str, by_torch: str) -> bool:
     False for a GPU of another memory, or for a card where `name` is none: "NVIDIA H100 PCIe" has
     other clocks and links.
     """
-    model, reported = "".join(name.split()[:1]).upper(), by_torch.upper()
-    sizes, own = (re.findall(r"(\d+)\s?GB", text.upper()) for text in (reported, name))
-    card = re.search("PCIE|NVL", reported) is not None and model not in CARDS
-    return model in re.split(r"[^A-Z0-9]+", reported) and not card and (not sizes or sizes == own)
+    model, _, _ = re.sub(r"\bSXM\d?\b", "", name.upper()).partition(" GB")
+    reported, own = by_torch.upper(), model.split()[:-1] or [model]
+    sizes, written = (re.findall(r"(\d+)\s?GB", text.upper()) for text in (reported, name))
+    card = re.search("PCIE|NVL", reported) is not None and not CARDS.intersection(own)
+    called = {*own} <= {*re.split(r"[^A-Z0-9]+", reported)}
+    return called and not card and (not sizes or sizes == written)
 
 
 _PARSERS: Mapping[str, Callable[[str], int | float]] = {

@@ -14,8 +14,15 @@ from fractions import Fraction
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.buffers import SHARED_NETWORK, Ring, layout
-from zsim.cluster.devices import Device, Provenance, Runtime, devices, load_device
-from zsim.errors import ZsimError
+from zsim.cluster.devices import (
+    Device,
+    Provenance,
+    Runtime,
+    devices,
+    figures_of,
+    load_device,
+    values,
+)
 from zsim.io.units import format_bytes
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import PHASES, Program, RankProgram
@@ -59,17 +66,27 @@ loaded."""
 
 
 def runtime(device: Device) -> Runtime:
-    """Figures of CUDA and NCCL for `device`, or for the preset of its name; ZsimError where neither
-    has any."""
-    known = _with_runtime(device).runtime
-    if known is None:
-        raise ZsimError(
-            where=f'device "{device.name[:60]}"',
-            expected="a table [runtime] in its file, as zsim/presets/devices/h100-80.toml has it",
-            found="a GPU whose context and channels are not known",
-            remedy="add the table, with the source of each figure",
-        )
-    return known
+    """Figures of CUDA and NCCL for `device`, or for the preset of its name. An unknown GPU has
+    those of GPUs in general, in a wide band."""
+    return _with_runtime(device).runtime or _assumed(device.memory)
+
+
+ASSUMED = "assumed: the GPU is unknown, and its file has no table [runtime]"
+
+
+def _assumed(memory: int) -> Runtime:
+    """Figures for an unknown GPU. Presets report 92 to 100 % of their memory, or 7 % more, where
+    vendors write GB for GiB."""
+    texts = {
+        "capability": "80", "channels": "24", "nvls_channels": "0",
+        "capacity": f"{98 * memory // 100} B", "least_capacity": f"{92 * memory // 100} B",
+        "most_capacity": f"{107 * memory // 100} B", "context": "500 MiB",
+    }
+    table = {
+        key: {"value": text, "provenance": "assumed", "source": ASSUMED}
+        for key, text in texts.items()
+    }
+    return Runtime(**values(table), figures=tuple(figures_of("", table)))
 
 
 def _with_runtime(device: Device) -> Device:

@@ -243,7 +243,7 @@ def test_a_trace_is_written(tmp_path, capsys):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize("what", ["models", "clusters", "strategies", "backends"])
+@pytest.mark.parametrize("what", ["models", "clusters", "devices", "strategies", "backends"])
 def test_list_names_what_there_is(capsys, what):
     found = output(capsys, "list", what)
     assert all(set(row) == {"name", "about"} for row in found[what])
@@ -260,7 +260,7 @@ def test_list_outside_a_checkout_names_all_but_scenarios(capsys, monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     listed = output(capsys, "list")
     assert [what for what, rows in listed.items() if rows] == [
-        "models", "clusters", "strategies", "backends"
+        "models", "clusters", "devices", "strategies", "backends"
     ]
     assert main(["list"]) == 0
     printed = capsys.readouterr()

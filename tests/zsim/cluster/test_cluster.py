@@ -11,16 +11,52 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from zsim.api import simulate
 from zsim.cluster.cluster import ClusterSpec, Layout, Path, SlowRail, clusters, load_cluster
 from zsim.cluster.collectives import LIBRARIES
-from zsim.cluster.devices import PresetFigure
+from zsim.cluster.devices import PresetFigure, devices, load_device
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
+from zsim.memory import non_torch
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 
 NAMES = clusters()
+
+
+@pytest.mark.parametrize("name", [name for name in devices() if load_device(name).runtime])
+def test_every_gpu_has_a_verdict_in_nodes_of_another(name: str) -> None:
+    """Figures of the device take the place of the other's, with their sources."""
+    case = scenario.Scenario(
+        model={"preset": "llama-3.2-1b"}, batch={"micro_batch": 1, "sequence_length": 128},
+        cluster={"preset": "pcie-box", "device": name}, strategy={"name": "fsdp2"},
+    )
+    gpu = load_device(name)
+    run = simulate(case)
+    assert run.device_memory is not None
+    capacity = non_torch.capacity(gpu)
+    assert run.device_memory.capacity_bytes == capacity.nbytes
+    assert 0.9 * gpu.memory < capacity.low <= capacity.nbytes <= capacity.high
+    assert capacity.high <= 1.08 * gpu.memory
+    of_device = [figure for figure in case.cluster.figures if figure.key.startswith("device.")]
+    assert tuple(of_device) == gpu.figures
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"preset": "pcie-box", "device": "rtx-4090"}, "unknown GPU .*, did you mean rtx-4090-24"),
+        ({"preset": "pcie-box", "device": "cpu-core"}, "unknown GPU"),
+        ({"preset": "cpu-gloo", "ranks": 2, "device": "l4-24"}, "expected a cluster of GPUs"),
+    ],
+)
+def test_another_gpu_is_refused_where_there_is_none(table: dict[str, str], problem: str) -> None:
+    with pytest.raises(ScenarioError, match=rf"cluster\.device: {problem}"):
+        scenario.Scenario(
+            model={"preset": "gpt-tiny"}, batch={"micro_batch": 1}, cluster=table,
+            strategy={"name": "fsdp2"},
+        )
 
 
 def test_the_presets_are_those_that_the_documentation_names() -> None:

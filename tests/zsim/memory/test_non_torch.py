@@ -22,7 +22,6 @@ from zsim.cluster.collectives.nccl.buffers import (
     Wire,
     layout,
 )
-from zsim.errors import ZsimError
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.memory.non_torch import (
@@ -220,15 +219,6 @@ def test_every_gpu_of_the_presets_has_its_figures_with_sources_and_none_is_calle
         assert item.source
         assert not item.confirmed
         assert 0 <= item.low <= item.nbytes <= item.high
-
-
-def test_a_gpu_without_figures_is_refused_and_said_how_to_add():
-    device = load_cluster("cpu-gloo").device
-    with pytest.raises(
-        ZsimError,
-        match=r'device "CPU core": expected a table \[runtime\] in its file, .* add the table',
-    ):
-        runtime(device)
 
 
 @WHOLE

@@ -952,6 +952,10 @@ def test_the_dtype_that_a_rank_does_not_compute_in_is_the_one_that_is_named():
         ("A100 SXM 40 GB", "NVIDIA A100-PCIE-40GB", False),
         ("H200 SXM 141 GB", "NVIDIA H200", True), ("L40S 48 GB", "NVIDIA L40S", True),
         ("H100 SXM 80 GB", "cpu", False),
+        ("RTX 4090 24 GB", "NVIDIA GeForce RTX 4090", True),
+        ("RTX 4090 24 GB", "NVIDIA RTX A6000", False), ("A10 24 GB", "NVIDIA A10G", False),
+        ("V100 SXM2 32 GB", "Tesla V100-SXM2-32GB", True),
+        ("MI300X 192 GB", "AMD Instinct MI300X", True),
     ],
 )
 def test_a_gpu_is_the_one_that_was_predicted_only_with_its_memory_and_its_form(

@@ -149,6 +149,10 @@ class ClusterTable(Table):
     file: str | None = Field(
         default=None, description="A cluster's file, as `zsim calibrate --out` writes it."
     )
+    device: str | None = Field(
+        default=None,
+        description="Another GPU in the same nodes: a device of `zsim list devices`.",
+    )
     nodes: int = Field(default=1, ge=1, le=100_000, description="Nodes of the cluster.")
     ranks: int | None = Field(
         default=None, ge=1, le=1_000_000,

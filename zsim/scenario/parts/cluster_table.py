@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zsim.cluster.cluster import ClusterSpec, SlowRail, clusters, load_cluster
+from zsim.cluster.devices import devices, load_device
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_rate
 from zsim.scenario.keys.schema import ClusterTable
@@ -34,8 +35,25 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
 
 
 def _with_network(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
-    """`cluster` with all that `table` says of its network."""
+    """`cluster` with its device, and with all that `table` says of its network."""
+    cluster = _with_device(cluster, table)
     return _with_slow_links(_with_narrow_nics(_with_fabric(cluster, table), table), table)
+
+
+def _with_device(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with another GPU in its nodes; ScenarioError for an unknown one, or on CPUs."""
+    if table.device is None:
+        return cluster
+    names = [name for name in devices() if load_device(name).runtime is not None]
+    if table.device not in names:
+        hint = did_you_mean(table.device, names) or "; `zsim list devices` names those there are"
+        raise ScenarioError((f'cluster.device: unknown GPU "{table.device[:60]}"{hint}',))
+    if cluster.kind != "cuda":
+        raise ScenarioError((f"cluster.device: expected a cluster of GPUs, found {cluster.name}",))
+    device, before = load_device(table.device), len(cluster.device.figures)
+    return replace(
+        cluster, device=device, figures=(*device.figures, *cluster.figures[before:])
+    )
 
 
 def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
