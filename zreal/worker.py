@@ -1,7 +1,8 @@
-"""Command line of a rank under a cluster's launcher.
+"""Command line of a rank under a cluster's launcher: torchrun, srun, mpirun.
 
 `torchrun --nproc-per-node 8 -m zreal.worker SCENARIO --save RUN.json` runs the scenario on every
-rank that torchrun started; rank 0 saves the Run.
+rank that torchrun started; rank 0 saves the Run. With `--results FOLDER` each rank writes a file of
+its own, also when it fails.
 """
 
 from __future__ import annotations
@@ -9,117 +10,269 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from zreal.numerics_choice import choose_numerics
-from zreal.rank_run import c10d_backend, interpreter_of, provenance, run_rank, slowest_step_time
-from zsim.errors import ZsimError
+from zreal.cluster import last_words
+from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
+from zreal.cluster.meeting import meet, store_of
+from zreal.numerics_choice import NumericsChoice, choose_numerics
+from zreal.processes.host_memory import require_device_memory
+from zreal.processes.rank_settings import settle
+from zreal.rank_run import (
+    RENDEZVOUS_S,
+    c10d_backend,
+    interpreter_of,
+    provenance,
+    run_rank,
+    slowest_step_time,
+)
+from zsim.errors import ScenarioError, ZsimError
 from zsim.io import files
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
-from zsim.runs import saved
+from zsim.runs import rank_results, saved
+from zsim.runs.backend import MOST_SECONDS
 from zsim.runs.numerics_mode import NUMERICS_MODES
-from zsim.scenario.scenario import Scenario, load
+from zsim.scenario.scenario import Scenario, load, parse
+from zsim.version import __version__
+
+SHARE_OF_MEETING = 0.5
+"""Most of the timeout that ranks may take to meet, so that those missing are named before it."""
 
 
-class LauncherError(ZsimError):
-    """No launcher started this process, or it started another number of ranks."""
+@dataclass(slots=True)
+class WorkerRun:
+    """The run of this rank: its scenario, where it stands, and the file of its result."""
+
+    scenario: Scenario
+    launched: LaunchedRank
+    device: Device
+    interpreter: str
+    results: Path | None
+    choice: NumericsChoice = field(default_factory=lambda: NumericsChoice(mode="none"))
+    last_collective: str = "no collective yet"
+    so_far: RankRun | None = None
+
+    def write(self, *, failure: str = "") -> None:
+        """Write this rank's result so far, which is complete once it has a step time."""
+        if self.results is None:
+            return
+        own = self.so_far or RankRun(rank=self.launched.rank, phases={})
+        run = self.record((own,))
+        complete = own.step_time_ns is not None and not failure
+        with _WRITING:
+            rank_results.write(
+                self.results, replace(run, complete=complete, failure=failure)
+            )
+
+    def keep(self, own: RankRun) -> None:
+        """Note and write the phases that have ended."""
+        self.so_far = own
+        self.write()
+
+    def note(self, collective: str) -> None:
+        """Note the collective that this rank enters."""
+        self.last_collective = collective
+
+    def record(self, ranks: tuple[RankRun, ...]) -> RunRecord:
+        """The Run of some ranks of this world."""
+        step_time_ns, method = slowest_step_time(ranks)
+        per_node, launched = self.launched.local_world_size, self.launched
+        return RunRecord(
+            scenario=self.scenario.name, backend="nccl" if self.device == "cuda" else "gloo",
+            interpreter=self.interpreter, world_size=self.scenario.world_size,
+            mesh=self.scenario.mesh, ranks=ranks, step_time_ns=step_time_ns,
+            provenance=provenance(self.scenario, device=self.device) | method
+            | self.choice.provenance
+            | {"sees": "memory numerics", "launcher": launched.launcher, "zsim": __version__,
+               "nodes": str(-(-launched.world_size // per_node))},
+        )
+
+
+_WRITING = threading.Lock()
+"""Held while a result is written, since last words may interrupt."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a scenario on every rank that torchrun started; rank 0 saves the Run."""
-    parser = argparse.ArgumentParser(prog="zreal.worker", description=main.__doc__)
-    parser.add_argument("scenario")
-    parser.add_argument("--save", required=True, type=Path)
-    parser.add_argument("--interpreter", choices=("observer", "executor"))
-    parser.add_argument("--numerics", choices=NUMERICS_MODES)
-    parser.add_argument("--timeout", type=float, default=120.0)
-    options = parser.parse_args(arguments)
-    scenario = load(options.scenario)
+    """Run a scenario on every rank that a launcher started."""
+    options = _parser().parse_args(arguments)
+    if options.save is None and options.results is None:
+        raise LauncherError(
+            where="zreal.worker", expected="--save FILE or --results FOLDER", found="neither"
+        )
+    scenario = _scenario(options)
     interpreter = interpreter_of(scenario, options.interpreter)
-    rank = _launched_as(scenario)
-    files.require(options.save, kind="a Run")
-    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(c10d_backend(scenario, device))
-    choice = choose_numerics(
-        scenario,
-        asked=options.numerics,
-        backend="zreal.worker",
-        timeout_s=options.timeout,
-        processes=int(os.environ.get("LOCAL_WORLD_SIZE", scenario.world_size)),
-        device=device,
+    launched = launched_rank(os.environ)
+    device = _device(options.device)
+    if device == "cpu":
+        settle()
+    _require_fit(scenario, launched, device=device)
+    if options.save is not None:
+        files.require(options.save, kind="a Run")
+    run = WorkerRun(scenario, launched, device, interpreter, options.results)
+    last_words.start(
+        options.timeout, last_collective=lambda: run.last_collective,
+        say=lambda reason: _say(run, reason),
     )
-    choices: list[Any] = [None] * scenario.world_size
-    dist.all_gather_object(choices, choice)
-    choice = max(choices, key=lambda each: NUMERICS_MODES.index(each.mode))
-    own = run_rank(
-        scenario, rank=rank, interpreter=interpreter, device=device, numerics=choice.mode
-    )
-    tables: list[Any] = [None] * scenario.world_size
-    dist.all_gather_object(tables, saved.as_table(own))
-    if rank == 0:
-        ranks = tuple(saved.from_table(RankRun, table) for table in tables)
-        run = _run_of(scenario, ranks, interpreter=interpreter, device=device)
-        saved.save(replace(run, provenance=dict(run.provenance) | choice.provenance), options.save)
+    try:
+        own = _trained(run, options)
+    except BaseException as error:
+        run.write(failure=_first_line(error))
+        raise
+    run.keep(own)
+    if options.save is not None:
+        _save(run, own, options.save)
+    dist.barrier()
     dist.destroy_process_group()
     return 0
 
 
-def _run_of(
-    scenario: Scenario, ranks: tuple[RankRun, ...], *, interpreter: str, device: Device
-) -> RunRecord:
-    step_time_ns, method = slowest_step_time(ranks)
-    return RunRecord(
-        scenario=scenario.name, backend="nccl" if device == "cuda" else "gloo",
-        interpreter=interpreter, world_size=scenario.world_size, mesh=scenario.mesh, ranks=ranks,
-        step_time_ns=step_time_ns,
-        provenance=provenance(scenario, device=device) | method | {"sees": "memory numerics"},
-    )
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="zreal.worker", description=main.__doc__)
+    parser.add_argument("scenario")
+    parser.add_argument("--save", type=Path, help="rank 0 writes the Run of all ranks")
+    parser.add_argument("--results", type=Path, help="each rank writes its own into this folder")
+    parser.add_argument("--folder", type=Path, help="the folder of the files that it names")
+    parser.add_argument("--name", help="the scenario's name, if not its file's")
+    parser.add_argument("--interpreter", choices=("observer", "executor"))
+    parser.add_argument("--numerics", choices=NUMERICS_MODES)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one")
+    parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="S")
+    return parser
 
 
-def _launched_as(scenario: Scenario) -> int:
-    """The rank that the launcher gave this process; LauncherError without a launcher, or where it
-    started another number of ranks."""
-    world_size = os.environ.get("WORLD_SIZE")
-    numbers = ("WORLD_SIZE", "RANK", "MASTER_PORT")
-    is_launched = (
-        all(os.environ.get(name, "").isdecimal() for name in numbers)
-        and "MASTER_ADDR" in os.environ
-    )
-    if world_size is None or not is_launched or not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
-        remedy = (
-            f"torchrun --nproc-per-node {scenario.world_size} -m zreal.worker SCENARIO --save "
-            f"RUN.json"
-        )
-        expected = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from a launcher"
-        raise LauncherError(where="zreal.worker", expected=expected, found="none", remedy=remedy)
-    if int(world_size) != scenario.world_size:
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SECONDS:
+        expected = f"seconds up to {MOST_SECONDS}"
+        raise argparse.ArgumentTypeError(f"expected {expected}, found {text[:40]!r}")
+    return seconds
+
+
+def _scenario(options: argparse.Namespace) -> Scenario:
+    if options.folder is None and options.name is None:
+        return load(options.scenario)
+    path = Path(options.scenario)
+    name = f"{options.name or path.stem}.toml"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ScenarioError((f"{path}: cannot be read: {error.strerror}",)) from None
+    return parse(text, where=name, folder=options.folder or path.parent)
+
+
+def _device(choice: Device | None) -> Device:
+    if choice == "cuda" and not torch.cuda.is_available():
         raise LauncherError(
-            where=scenario.name, found=world_size,
+            where="zreal.worker", expected="a CUDA device (--device cuda)", found="none",
+            remedy="leave --device out, or take --device cpu",
+        )
+    return choice or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _require_fit(scenario: Scenario, launched: LaunchedRank, *, device: Device) -> None:
+    """LauncherError where the launcher started another number of ranks than the scenario has, or
+    of other ranks on a node than its GPUs."""
+    if launched.world_size != scenario.world_size:
+        raise LauncherError(
+            where=scenario.name, found=str(launched.world_size),
             expected=f"{scenario.world_size} ranks, as the scenario's mesh has",
             remedy="start as many, or change the mesh",
         )
-    rank = int(os.environ["RANK"])
-    if rank >= scenario.world_size:
+    cluster, per_node = scenario.cluster, launched.local_world_size
+    expected = min(cluster.devices_per_node, cluster.num_ranks)
+    whole = cluster.num_ranks % expected == 0
+    if device == "cuda" and cluster.kind == "cuda" and whole and per_node != expected:
         raise LauncherError(
-            where="zreal.worker", expected=f"a RANK below {scenario.world_size}", found=str(rank)
+            where=scenario.name, found=f"{per_node} by {launched.launcher}",
+            expected=f"{expected} ranks on a node, as its cluster {cluster.name} has",
+            remedy="start as many on each node, or name the cluster that it runs on",
         )
-    return rank
+
+
+def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
+    """Meet the other ranks, then train; returns this rank's record."""
+    scenario, launched, device = run.scenario, run.launched, run.device
+    deadline = time.monotonic() + options.timeout
+    if device == "cuda":
+        torch.cuda.set_device(launched.local_rank % torch.cuda.device_count())
+        present = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        require_device_memory(scenario, backend="nccl", present_nbytes=present)
+    wanted = choose_numerics(
+        scenario, asked=options.numerics, backend="zreal.worker", device=device,
+        processes=launched.local_world_size, timeout_s=options.timeout,
+    )
+    patience_s = min(RENDEZVOUS_S, SHARE_OF_MEETING * options.timeout)
+    store = store_of(launched, timeout_s=patience_s)
+    claims = {
+        "scenario's fingerprint": scenario.fingerprint, "interpreter": run.interpreter,
+        "device": device, "version of zsim": __version__, "version of torch": torch.__version__,
+    }
+    wishes = meet(
+        store, launched, claims, f"{wanted.mode}: {wanted.reason}", timeout_s=patience_s
+    )
+    run.choice = _least(wishes)
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()) + RENDEZVOUS_S)
+    dist.init_process_group(
+        c10d_backend(scenario, device), store=store, rank=launched.rank,
+        world_size=launched.world_size, timeout=left,
+    )
+    return run_rank(
+        scenario, rank=launched.rank, interpreter=run.interpreter, device=device,
+        numerics=run.choice.mode, progress=run.note, keep=run.keep,
+    )
+
+
+def _least(wishes: list[str]) -> NumericsChoice:
+    """The numerics for which every rank's machine has room."""
+    told = [wish.partition(": ") for wish in wishes]
+    mode = max(NUMERICS_MODES, key=lambda mode: any(each == mode for each, _, _ in told) * (
+        1 + NUMERICS_MODES.index(mode)
+    ))
+    return NumericsChoice(mode=mode, reason=next(why for each, _, why in told if each == mode))
+
+
+def _save(run: WorkerRun, own: RankRun, path: Path) -> None:
+    """Gather the records of all ranks on rank 0, which saves the Run."""
+    tables: list[Any] = [None] * run.scenario.world_size
+    dist.all_gather_object(tables, saved.as_table(own))
+    if run.launched.rank == 0:
+        saved.save(run.record(tuple(saved.from_table(RankRun, table) for table in tables)), path)
+
+
+def _say(run: WorkerRun, reason: str) -> None:
+    sys.stderr.write(f"zreal.worker: rank {run.launched.rank}: {reason}\n")
+    run.write(failure=reason)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).partition("\n")[0][:300]
+    return text if isinstance(error, ZsimError) else f"{type(error).__name__}: {text}"
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """The exit code of `command`; errors of ours are printed as one line."""
+    try:
+        return command()
+    except ZsimError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except ZsimError as error:
-        sys.stderr.write(f"{error}\n")
-        code = error.exit_code
+    code = run_command(main)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Python's own exit ends with SIGABRT while a thread of gloo still runs

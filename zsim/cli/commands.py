@@ -136,8 +136,10 @@ def validate(options: argparse.Namespace) -> int:
     scenarios, how = load_all(options.scenarios), _how(options)
     if options.save:
         _require_distinct(scenarios)
-    backend, capabilities = api.found_real(options.against, how)
+    backend, capabilities = _real(options, how)
     several = len(scenarios) > 1 or len(options.scenarios) > 1
+    if options.junit:
+        files.require(Path(options.junit), option="--junit", kind="a report")
     for scenario in scenarios:
         for path in _sides(scenario, options):
             taken = read(options.scenarios, scenario)
@@ -155,7 +157,40 @@ def validate(options: argparse.Namespace) -> int:
                 report.print_checks(comparisons[-1])
     if options.json:
         report.write_checks(comparisons, failures, several=several)
+    if options.junit:
+        from zsim.cli import junit  # start-up: few commands write XML
+
+        junit.write(Path(options.junit), comparisons, failures)
+        report.wrote(options.junit)
     return _exit_code(comparisons, failures)
+
+
+def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabilities]:
+    """The real backend: on ranks of this machine, or on those that --launch starts."""
+    if options.launch is None:
+        return api.found_real(options.against, how)
+    from zsim.runs.launched import LaunchedBackend  # start-up: few commands launch anything
+
+    devices = {"gloo": "cpu", "nccl": "cuda"}
+    if options.against not in devices:
+        raise UsageError(
+            where="--launch", expected="--against gloo or nccl", found=options.against
+        )
+    if not options.save:
+        raise UsageError(
+            where="--launch", expected="--save FOLDER, which all nodes see", found="none"
+        )
+    for option in ("testbed", "module"):
+        if getattr(options, option):
+            raise UsageError(
+                where="--launch", expected=f"no --{option}", found="both",
+                remedy=f"--{option} starts ranks on this machine",
+            )
+    backend = LaunchedBackend(
+        name=options.against, device=devices[options.against], launch=options.launch,
+        folder=Path(options.save),
+    )
+    return backend, backend.capabilities()
 
 
 def _validated(
@@ -180,6 +215,9 @@ def _validated(
         keeping_what_there_is(targets[-1] if targets else None),
     ):
         measured = api.measured(backend, capabilities, scenario, how)
+    if folder := measured.provenance.get("resumed"):
+        report.note(f"{scenario.name}: the ranks' results are taken from {folder}; delete it to "
+                    f"run them again")
     comparison = api.validated(
         scenario, measured, capabilities, required=options.require, cluster=cluster
     )

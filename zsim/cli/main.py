@@ -75,12 +75,22 @@ def parser() -> arguments.Parser:
     validate.add_argument(
         "--cluster", metavar="FILE.toml", type=arguments.path, default=None,
         help="this machine's constants (default: what `zsim calibrate --here` has left in the "
-             "user's cache, else measured now, in some 15 s)",
+             "user's cache, else measured now, in half a minute)",
     )
     validate.add_argument(
         "--no-calibrate", action="store_true",
         help="do not measure a machine that nobody has measured; then times of CPU ranks are not "
              "judged",
+    )
+    validate.add_argument(
+        "--launch", metavar="'srun … {worker}'", default=None,
+        help="start ranks by a cluster's launcher: a command with {worker}, and perhaps {nodes}, "
+             "{ranks_per_node}, {ranks}. Results go to --save, a folder that all nodes see; what "
+             "is there already is not run again",
+    )
+    validate.add_argument(
+        "--junit", metavar="FILE.xml", type=arguments.path, default=None,
+        help="write the verdicts as JUnit's XML, for CI",
     )
     validate.add_argument(
         "--testbed", metavar="4x1gbit", type=arguments.layout, default=None,

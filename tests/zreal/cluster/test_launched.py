@@ -1,0 +1,105 @@
+"""`zsim validate --launch`: a job step for each scenario, by a launcher that sets srun's variables.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from tests.support.folders import PARITY, ROOT
+from zsim.cli.main import main
+
+pytestmark = pytest.mark.gloo
+
+TWO, FOUR = str(PARITY / "fsdp2-mlp-2.toml"), str(PARITY / "zero3-mlp-4.toml")
+SRUN = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
+
+
+def validated(*scenarios: str, launch: str, folder: Path, more: tuple[str, ...] = ()) -> int:
+    """The exit code of `zsim validate --launch`."""
+    return main(["validate", *scenarios, "--launch", launch, "--save", str(folder), *more])
+
+
+def test_ranks_of_a_launcher_are_validated_and_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validated(TWO, launch=SRUN, folder=tmp_path) == 0
+    assert "agrees in order, bytes, memory and numerics" in capsys.readouterr().out
+    assert (tmp_path / "fsdp2-mlp-2.measured.json").is_file()
+    assert validated(TWO, launch="false {worker}", folder=tmp_path) == 0
+    printed = capsys.readouterr()
+    assert "agrees in order, bytes, memory and numerics" in printed.out
+    assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in printed.err
+
+
+def test_one_scenario_that_fails_stops_no_other_and_every_verdict_is_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher of two ranks contradicts the mesh of four."""
+    report = tmp_path / "report.xml"
+    two_ranks = SRUN.replace("{ranks}", "2")
+    more = ("--junit", str(report))
+    assert validated(FOUR, TWO, launch=two_ranks, folder=tmp_path, more=more) == 1
+    printed = capsys.readouterr()
+    assert "fsdp2-mlp-2: sim against gloo" in printed.out
+    assert "zsim: zero3-mlp-4: zero3-mlp-4: expected a result of each of 4 ranks in" in printed.err
+    log = (tmp_path / "zero3-mlp-4" / "launcher.log").read_text()
+    assert "zero3-mlp-4: expected 4 ranks, as the scenario's mesh has, found 2" in log
+    suite = Xml.parse(report).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
+
+
+def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 is killed once its first phase is in its file."""
+    killer = tmp_path / "killer.py"
+    killer.write_text(
+        "import os, signal, subprocess, sys, time\n"
+        "rank = subprocess.Popen(sys.argv[2:])\n"
+        "while os.environ['SLURM_PROCID'] == '1' and not os.path.exists(sys.argv[1]):\n"
+        "    time.sleep(0.001)\n"
+        "if os.environ['SLURM_PROCID'] == '1':\n"
+        "    rank.send_signal(signal.SIGKILL)\n"
+        "signal.signal(signal.SIGTERM, lambda number, frame: rank.terminate())\n"
+        "sys.exit(rank.wait() and 1)\n"
+    )
+    own = tmp_path / "fsdp2-mlp-2"
+    launch = SRUN.replace(
+        "{worker}", f"{sys.executable} {killer} {own / 'rank-1.json'} {{worker}}"
+    )
+    assert validated(TWO, launch=launch, folder=tmp_path) == 1
+    error = capsys.readouterr().err
+    assert "rank 1: expected every rank to finish, found it did not end, and" in error
+    assert f"see {own / 'launcher.log'}" in error
+    assert "marked incomplete" in error
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ("srun -N 2", "--launch: expected {worker} as a word of its own, found srun -N 2"),
+        ("srun {gpus} {worker}", "found {gpus}"),
+        ("srun 'a {worker}", "found No closing quotation"),
+        ("no-such-launcher {worker}", "found no-such-launcher: No such file or directory"),
+    ],
+)
+def test_a_command_that_starts_no_ranks_is_refused(
+    launch: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validated(TWO, launch=launch, folder=tmp_path) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_launch_needs_a_shared_folder_and_a_backend_of_real_ranks(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        (["--against", "gloo"], "--launch: expected --save FOLDER, which all nodes see"),
+        (["--against", "fake"], "--launch: expected --against gloo or nccl, found fake"),
+    ):
+        assert main(["validate", TWO, "--launch", "srun {worker}", *arguments]) == 2
+        assert message in capsys.readouterr().err

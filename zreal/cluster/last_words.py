@@ -1,0 +1,48 @@
+"""Last words of a rank: at its time limit, and at SIGTERM, by which launchers end the other ranks
+when one fails. A thread waits for both, since the main one may be inside a collective."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from zreal.processes.rank_status import REFERENCE
+
+TERMINATED = "ended by SIGTERM"
+
+
+def start(
+    limit_s: float, *, last_collective: Callable[[], str], say: Callable[[str], None]
+) -> None:
+    """Call `say` with the reason when this process is told to end, or after `limit_s` seconds, and
+    then end it."""
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    # The number of a signal goes to the pipe at once, whichever thread the system interrupts;
+    # Python's own handler would wait for the main one.
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    def wait() -> None:
+        reason, code = _ended_by(receiver, limit_s, last_collective)
+        say(reason)
+        sys.stderr.flush()
+        os._exit(code)
+
+    threading.Thread(target=wait, daemon=True, name="last words").start()
+
+
+def _ended_by(
+    receiver: int, limit_s: float, last_collective: Callable[[], str]
+) -> tuple[str, int]:
+    """The reason for the end, once there is one, and the exit code."""
+    told, *_ = select.select([receiver], [], [], limit_s)
+    last = last_collective()
+    if told:
+        return f"{TERMINATED}, last collective: {last}", 128 + signal.SIGTERM
+    what = "a run that is slow" if last == REFERENCE else "a hang"
+    return f"no end within {limit_s:g} s: {what}, last collective: {last}", 1

@@ -1,0 +1,163 @@
+"""A backend whose ranks a cluster's own launcher starts: a job step for each scenario.
+
+The launcher's command has {worker} where each rank's command belongs, and {nodes}, {ranks} and
+{ranks_per_node} for what the scenario's cluster has. Ranks write their results into a folder that
+all nodes see. A scenario whose ranks are all there from an earlier run is not run again.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from zsim.errors import ArgumentError, RankError
+from zsim.io import files
+from zsim.ir.run import RunRecord
+from zsim.runs import rank_results
+from zsim.runs.backend import Capabilities, RunOptions
+from zsim.scenario.scenario import Scenario
+
+START_S = 120.0
+"""Seconds that a launcher may take to start and to end its ranks, beyond the ranks' own limit."""
+END_S = 10.0
+"""Seconds between SIGTERM and SIGKILL for a launcher that ran out of time."""
+WORKER = "{worker}"
+PLACES = ("nodes", "ranks", "ranks_per_node", "worker")
+LOG = "launcher.log"
+
+
+@dataclass(slots=True, kw_only=True)
+class LaunchedBackend:
+    """The backend `name` on ranks that the command `launch` starts.
+
+    `folder`: results of each scenario, in a folder of its name. ArgumentError for a command without
+    {worker}, or with other names in braces.
+    """
+
+    name: str
+    device: str
+    launch: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        _tokens(self.launch, dict.fromkeys(PLACES[:-1], "1"))
+
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the backend, wherever its devices are."""
+        return Capabilities(memory=True, numerics=True, time=False, device=self.device)
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
+        """The Run of all ranks, or the one that is there already; IncompleteRunError with what
+        ranks had ended where one failed."""
+        own = self.folder / scenario.name
+        wanted = {"backend": self.name} | (
+            {"interpreter": options.interpreter} if options.interpreter else {}
+        )
+        if there := rank_results.finished(own, scenario, like=wanted):
+            return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
+        own.mkdir(parents=True, exist_ok=True)
+        rank_results.forget(own)
+        text = scenario.with_(expect=None).to_toml()
+        files.write(own / "scenario.toml", text)
+        worker = _worker(scenario, own, options, device=self.device)
+        ended = _launched(
+            _tokens(self.launch, _numbers(scenario), worker), log=own / LOG,
+            limit_s=options.timeout_s + START_S,
+        )
+        try:
+            return rank_results.gather(own, scenario)
+        except RankError as error:
+            error.remedy = f"{ended}; see {own / LOG}"
+            raise
+
+
+def _worker(
+    scenario: Scenario, own: Path, options: RunOptions, *, device: str
+) -> tuple[str, ...]:
+    """The command of each rank, as words."""
+    folder = Path(scenario.folder or ".").resolve()
+    chosen = {
+        "--interpreter": options.interpreter, "--numerics": options.numerics,
+        "--timeout": f"{options.timeout_s:g}",
+    }
+    return (
+        sys.executable, "-m", "zreal.worker", str((own / "scenario.toml").resolve()),
+        "--results", str(own.resolve()), "--folder", str(folder), "--name", scenario.name,
+        "--device", device,
+        *(word for key, value in chosen.items() if value is not None for word in (key, value)),
+    )
+
+
+def _numbers(scenario: Scenario) -> dict[str, str]:
+    cluster = scenario.cluster
+    per_node = min(cluster.devices_per_node, cluster.num_ranks)
+    return {
+        "nodes": str(-(-cluster.num_ranks // per_node)), "ranks": str(cluster.num_ranks),
+        "ranks_per_node": str(per_node),
+    }
+
+
+def _tokens(
+    launch: str, numbers: dict[str, str], worker: Sequence[str] = ()
+) -> list[str]:
+    """The launcher's command as words, {worker} being several; ArgumentError for another one."""
+    remedy = "as 'srun -N {nodes} --ntasks-per-node {ranks_per_node} {worker}'"
+    try:
+        parts = shlex.split(launch)
+        names = [name for word in parts for _, name, _, _ in Formatter().parse(word) if name]
+    except ValueError as error:
+        raise ArgumentError(
+            where="--launch", expected="a command", found=str(error), remedy=remedy
+        ) from None
+    if unknown := [name for name in names if name not in PLACES]:
+        raise ArgumentError(
+            where="--launch", expected=f"{', '.join(f'{{{name}}}' for name in PLACES)} in braces",
+            found=f"{{{unknown[0][:40]}}}", remedy=remedy,
+        )
+    if WORKER not in parts:
+        raise ArgumentError(
+            where="--launch", expected="{worker} as a word of its own", found=launch[:80],
+            remedy=remedy,
+        )
+    first = parts.index(WORKER)
+    before, after = parts[:first], parts[first + 1 :]
+    fill: dict[str, Any] = {**numbers, "worker": shlex.join(worker)}
+    return [
+        *(word.format(**fill) for word in before), *worker, *(word.format(**fill) for word in after)
+    ]
+
+
+def _launched(command: Sequence[str], *, log: Path, limit_s: float) -> str:
+    """The end of the launcher as text, whose output goes to `log`; it is ended at its limit, with
+    all that it started."""
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise ArgumentError(
+                where="--launch", expected="a launcher that can be started",
+                found=f"{command[0]}: {error.strerror}", remedy="install it, or give its path",
+            ) from None
+        try:
+            code = process.wait(timeout=limit_s)
+        except BaseException as error:
+            process.terminate()  # launchers pass SIGTERM on to their ranks
+            try:
+                process.wait(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return f"the launcher was ended after {limit_s:g} s"
+            raise
+    return f"the launcher ended with code {code}"
+
+
