@@ -19,6 +19,7 @@ def main() -> int:
             "SLURM_NTASKS": str(number), "SLURM_NODEID": "0", "SLURM_NNODES": "1",
             "SLURM_STEP_TASKS_PER_NODE": str(number), "SLURM_STEP_NODELIST": "localhost",
             "SLURM_JOB_ID": step, "SLURM_STEP_ID": "0",
+            "NCCL_HOSTID": str(rank),  # NCCL refuses two ranks of one host on one GPU
         })
         for rank in range(number)
     ]
