@@ -1,8 +1,8 @@
 """Everything that one GPU can confirm: `python -m tests.measured.gpu --out gpu.json`.
 
-First peaks of rank 0 on the fake process group, which has real memory and real compute at any
-world size: allocated and reserved bytes and the step's compute, measured and predicted. Then real
-ranks that share the GPU, as hosts of their own for NCCL. It needs torch and no network. Without a
+Peaks of rank 0 come first: allocated and reserved bytes and the step's time, measured and
+predicted. The fake process group has real memory and real compute at any world size. Real ranks
+that share the GPU follow, as hosts of their own for NCCL. It needs torch and no network. Without a
 GPU it runs smaller models on the CPU, so that every line of it is tried.
 """
 
