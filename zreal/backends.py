@@ -6,7 +6,7 @@ Importing this module loads no torch. A backend loads it, or says how to install
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -16,6 +16,8 @@ from typing import Any
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
 from zsim.errors import BackendUnavailableError
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import SECTIONS
 from zsim.ir.run import IncompleteRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.training_options import Device
@@ -27,6 +29,7 @@ from zsim.runs.backend import (
 )
 from zsim.runs.compare.memory_by_part import EXACT
 from zsim.runs.saved import from_table
+from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
 MAX_PROCESSES = 64
@@ -172,6 +175,7 @@ class GlooBackend:
                 tables = launch.launch(
                     "zreal.rank_run:launched_rank", arguments, world_size=scenario.world_size,
                     timeout_s=options.timeout_s, hosts=hosts,
+                    program=_program(scenario, self.device),
                 )
         except LaunchError as error:
             failure, tables = error, [table for _, table in sorted(error.results.items())]
@@ -261,6 +265,22 @@ class GlooBackend:
 
         with network(testbed) as hosts:
             yield hosts.places
+
+
+def _program(scenario: Scenario, device: Device) -> Callable[[int, int], str]:
+    """The collective that the Program has for a rank and number, as text; "" past its steps."""
+    from zreal.meters.collectives import collective_text
+
+    def planned(rank: int, number: int) -> str:
+        program = plan(scenario, device=device).of_rank(rank)
+        ops = [
+            op for phase in SECTIONS for op in program.phase(phase) if op.kind in COLLECTIVES
+        ]
+        return collective_text(ops[number].kind, ops[number].nbytes, ops[number].group) if (
+            number < len(ops)
+        ) else ""
+
+    return planned
 
 
 def _emulated(scenario: Scenario, cluster: ClusterSpec | None) -> dict[str, list[int]]:

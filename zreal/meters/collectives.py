@@ -117,7 +117,7 @@ class CollectiveRecorder(TorchDispatchMode):
         nbytes = _nbytes(arguments[payload])
         root = int(arguments[_ROOT_ARGUMENT]) if op == "broadcast" else 0
         self.group_ranks.setdefault(group.name, group.ranks)
-        self._progress(f"{op} #{self._issued} of {nbytes:,} B over {group.axis}")
+        self._progress(collective_text(f"{op} #{self._issued}", nbytes, group.axis))
         self._issued += 1
         self.records.append(
             CollectiveRecord(
@@ -137,6 +137,11 @@ class CollectiveRecorder(TorchDispatchMode):
         larger = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
         whole = next(larger, self._world)
         return MeshGroup(whole.axis, len(ranks), ranks, is_part=len(ranks) < whole.size)
+
+
+def collective_text(op: str, nbytes: int, axis: str) -> str:
+    """A collective as reports name it; `op` may have its number: all_gather #3 of 64 B over …"""
+    return f"{op} of {nbytes:,} B over {axis}"
 
 
 def _wait_for_work(result: Any) -> None:

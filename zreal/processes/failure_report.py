@@ -9,20 +9,9 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from zreal.processes.fork_server import (
-    CLOSING_S,
-    STOPPED,
-    is_stopped,
-    killed_by,
-    server_end,
-)
-from zreal.processes.rank_status import (
-    RECENT_S,
-    REFERENCE,
-    RankStatus,
-    roll_call,
-    unfinished_by_collective,
-)
+from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
+from zreal.processes.hang_report import Program, hang, mismatch, slow_progress
+from zreal.processes.rank_status import RankStatus, roll_call
 from zsim.errors import RankError
 
 UNKNOWN_EXIT_CODE = 255
@@ -31,6 +20,9 @@ LOST_CONNECTION = (
     "Connection closed", "Connection reset", "Broken pipe", "Read error", "Timed out"
 )
 """Texts of errors on a rank whose peer has failed."""
+NO_MEMORY = ("can't allocate memory", "MemoryError", "OutOfMemoryError", "out of memory")
+"""Texts of errors where memory ran out."""
+LESS_MEMORY = "where memory ran out, take fewer ranks, a smaller model or a smaller batch"
 MAX_ERROR_CHARS = 300
 
 
@@ -70,8 +62,11 @@ def server_ended(end: str, ranks: list[RankStatus], when: str) -> LaunchError:
     )
 
 
-def launch_error(ranks: list[RankStatus], timeout_s: float) -> LaunchError:
-    """The report of a launch in which some ranks are not done."""
+def launch_error(
+    ranks: list[RankStatus], timeout_s: float, program: Program | None = None
+) -> LaunchError:
+    """The report of a launch in which some ranks are not done. `program` has what each rank should
+    have issued, as far as that is known."""
     bad = [rank for rank in ranks if not rank.done]
     died = [rank for rank in bad if rank.ended_at and not rank.error]
     raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
@@ -80,6 +75,15 @@ def launch_error(ranks: list[RankStatus], timeout_s: float) -> LaunchError:
         with_it = f"and ranks {[rank.rank for rank in died]} with it; {roll_call(ranks)}"
         return server_ended(end, ranks, with_it)
     candidates = [*died, *raised] or [rank for rank in bad if rank.error]
+    # gloo aborts a rank that receives more than it asked for, which is not the one at fault
+    may_differ = all(rank.process.exitcode == -signal.SIGABRT for rank in died) and not raised
+    if differing := mismatch(ranks, program) if may_differ else None:
+        where, cause = differing
+        return LaunchError(
+            where=where, expected="the same collectives on every rank", found=cause,
+            remedy="look for a condition on the rank, or on data that differs between ranks",
+            results=_results(ranks),
+        )
     if not candidates:
         return _not_in_time(ranks, timeout_s)
     first = min(candidates, key=lambda rank: rank.ended_at)
@@ -89,8 +93,7 @@ def launch_error(ranks: list[RankStatus], timeout_s: float) -> LaunchError:
         where=f"rank {first.rank}",
         expected="every rank to finish",
         found=f"{_cause(first)}, last collective: {first.last_collective}{consequence}",
-        remedy="where memory ran out, take fewer ranks, a smaller model or a smaller batch"
-               if first.process.exitcode == -signal.SIGKILL and not first.error else "",
+        remedy=LESS_MEMORY if _may_lack_memory(first) else "",
         results=_results(ranks),
     )
 
@@ -103,6 +106,12 @@ def _is_consequence(error: str) -> bool:
     return any(text in error for text in LOST_CONNECTION)
 
 
+def _may_lack_memory(rank: RankStatus) -> bool:
+    if rank.error:
+        return any(text in rank.error for text in NO_MEMORY)
+    return bool(rank.process.exitcode == -signal.SIGKILL)
+
+
 def _cause(rank: RankStatus) -> str:
     if rank.error:
         first_line, _, raised_at = rank.error.partition("\n")
@@ -113,57 +122,18 @@ def _cause(rank: RankStatus) -> str:
 
 
 def _not_in_time(ranks: list[RankStatus], timeout_s: float) -> LaunchError:
-    """The report at the timeout: a hang, or a run that is only slow.
-
-    A rank announces a collective before it enters it, so one that stops in between looks like those
-    that wait for it.
-    """
+    """The report at the timeout: a hang, or a run that is only slow."""
     expected = f"every rank to finish within {timeout_s:g} s"
-    waiting = [rank for rank in ranks if not rank.done]
-    stopped = [rank for rank in waiting if is_stopped(rank.process.pid)]
-    progress = "" if stopped else _slow_progress(waiting)
-    if progress:
+    if progress := slow_progress(ranks):
         return LaunchError(
-            where="ranks " + str([rank.rank for rank in waiting]),
+            where="ranks " + str([rank.rank for rank in ranks if not rank.done]),
             expected=expected,
             found=f"a run that is slow and does not hang: {progress}; {roll_call(ranks)}",
             remedy="raise timeout_s, or take fewer steps",
             results=_results(ranks),
         )
-    where, cause = _hung(ranks, stopped)
+    where, cause = hang(ranks)
     return LaunchError(
         where=where, expected=expected, found=f"a hang: {cause}",
         remedy="raise timeout_s if the run is only slow", results=_results(ranks),
     )
-
-
-def _slow_progress(waiting: list[RankStatus]) -> str:
-    """Progress of ranks that do not hang, as text; "" where any of them may."""
-    if all(rank.last_collective == REFERENCE for rank in waiting):
-        return f"its steps are over, and ranks are at {REFERENCE}"
-    if all(rank.is_progressing for rank in waiting):
-        return f"each entered another collective within the last {RECENT_S:g} s"
-    return ""
-
-
-def _hung(ranks: list[RankStatus], stopped: list[RankStatus]) -> tuple[str, str]:
-    """The ranks that a hang is blamed on, and its cause, as texts.
-
-    Ranks that the system shows as stopped are blamed, else those furthest behind, since the others
-    wait for them. Where all stand at the same collective, none can be blamed.
-    """
-    groups = unfinished_by_collective(ranks)
-    blamed = [rank.rank for rank in stopped] or groups[0][1]
-    if stopped:
-        where = f"rank {blamed[0]}" if len(blamed) == 1 else f"ranks {blamed}"
-        return where, f"{_stopped_text(stopped)}; {roll_call(ranks)}"
-    if len(blamed) == 1 or len(groups) > 1:
-        return f"rank {blamed[0]}", roll_call(ranks)
-    unknown = "; which of them did not arrive cannot be told"
-    return f"ranks {blamed}", f"{roll_call(ranks)}{unknown}"
-
-
-def _stopped_text(stopped: list[RankStatus]) -> str:
-    last = ", ".join(dict.fromkeys(rank.last_collective for rank in stopped))
-    verb = "it is" if len(stopped) == 1 else "they are"
-    return f"{verb} {STOPPED}, last collective: {last}"

@@ -124,6 +124,10 @@ def server_end(*, patience_s: float = 0.0) -> str:
 
 def killed_by(number: int) -> str:
     """The signal that killed a process, as text."""
-    hint = " (often the system's out-of-memory killer)" if number == signal.SIGKILL else ""
+    hints: dict[int, str] = {
+        signal.SIGKILL: " (often the system's out-of-memory killer)",
+        signal.SIGABRT: " (gloo's end where a rank sends more bytes than this one awaits)",
+    }
+    hint = hints.get(number, "")
     names = {known.value: known.name for known in signal.Signals}
     return f"killed by {names.get(number, f'signal {number}')}{hint}"

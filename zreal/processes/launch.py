@@ -29,6 +29,7 @@ from zreal.processes.fork_server import (
     watched_server,
     without_main,
 )
+from zreal.processes.hang_report import Program
 from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
@@ -47,6 +48,7 @@ def launch(
     world_size: int,
     timeout_s: float = 120.0,
     hosts: Sequence[Sequence[int]] = (),
+    program: Program | None = None,
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
@@ -55,6 +57,7 @@ def launch(
     part of its result that must survive a failure. Parts and results must be JSON.
 
     `hosts`: by rank, the testbed's host that it runs in (Network.places of zreal.testbed).
+    `program`: the collective that a rank should issue as a number, for reports.
 
     LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
@@ -78,7 +81,9 @@ def launch(
                 )
                 _add(started, ranks, world_size)
             all_started.set()
-            _supervise(ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+            _supervise(
+                ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s, program=program
+            )
         except (OSError, EOFError) as error:
             is_closed = isinstance(error, EOFError | ConnectionError)
             if end := server_end(patience_s=CLOSING_S if is_closed else 0.0):
@@ -120,7 +125,9 @@ def _add(started: RankStatus, ranks: list[RankStatus], world_size: int) -> None:
         raise server_ended(end, ranks, when)
 
 
-def _supervise(ranks: list[RankStatus], *, deadline: float, timeout_s: float) -> None:
+def _supervise(
+    ranks: list[RankStatus], *, deadline: float, timeout_s: float, program: Program | None = None
+) -> None:
     """Wait until every rank is done; LaunchError shortly after one fails, or at the deadline."""
     waiting = list(ranks)
     failed_at = 0.0
@@ -143,7 +150,7 @@ def _supervise(ranks: list[RankStatus], *, deadline: float, timeout_s: float) ->
                 waiting.remove(rank)
                 failed_at = failed_at or (0.0 if rank.done else rank.ended_at)
     if not all(rank.done for rank in ranks):
-        raise launch_error(ranks, timeout_s)
+        raise launch_error(ranks, timeout_s, program)
 
 
 def _end(ranks: list[RankStatus]) -> None:

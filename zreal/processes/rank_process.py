@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
+from zreal.processes.stacks import answer_when_asked
 
 PROGRESS_BYTES = 200
 """Shared memory for the last collective of a rank, in bytes."""
@@ -35,6 +36,7 @@ def rank_main(
         enter_host(*host)
         os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, IN_TESTBED: "1"}
     _die_with_controller()
+    answer_when_asked(pipe.fileno())
 
     def announce(text: str) -> None:
         progress.value = (

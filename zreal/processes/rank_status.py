@@ -34,6 +34,8 @@ class RankStatus:
     """Process id of the fork server that started it."""
     unread: bytearray = field(default_factory=bytearray)
     """Bytes of a message whose end has not arrived."""
+    stack: list[bytes] = field(default_factory=list)
+    """Frames of the rank that it has sent when it was asked for them, innermost first."""
     result: Any = None
     error: str = ""
     ended_at: float = 0.0
@@ -48,6 +50,11 @@ class RankStatus:
         """The last collective that the rank announced before it entered it."""
         text = bytes(self.progress).split(b"\0", 1)[0].decode(errors="replace")
         return text or "no collective yet"
+
+    @property
+    def num_entered(self) -> int:
+        """The number of its last collective, -1 before the first."""
+        return _num_entered(self.last_collective)
 
     def note_progress(self) -> None:
         """Note whether the rank has announced another collective since the last call."""
@@ -66,7 +73,7 @@ class RankStatus:
         """Read the messages that the rank has sent: parts of its result, its result or its error.
 
         A message is a line. An incomplete one is kept and never waited for, since its rank may have
-        stopped in the middle of it.
+        stopped in the middle of it. Lines without JSON are of a stack.
         """
         with suppress(BlockingIOError):
             while data := os.read(self.pipe.fileno(), READ_BYTES):
@@ -74,7 +81,10 @@ class RankStatus:
                 if b"\n" in data:
                     *messages, self.unread = self.unread.split(b"\n")
                     for message in messages:
-                        self._take(json.loads(message))
+                        if message.startswith(b"{"):
+                            self._take(json.loads(message))
+                        elif message.startswith(b"  File "):
+                            self.stack.append(bytes(message))
 
     def _take(self, message: dict[str, Any]) -> None:
         self.result = message.get("result", message.get("part", self.result))
@@ -88,6 +98,15 @@ def unfinished_by_collective(ranks: list[RankStatus]) -> list[tuple[str, list[in
         if not rank.done:
             groups.setdefault(rank.last_collective, []).append(rank.rank)
     return sorted(groups.items(), key=lambda item: (_num_entered(item[0]), len(item[1])))
+
+
+def different_collectives(ranks: list[RankStatus]) -> dict[str, list[int]]:
+    """Unfinished ranks by their last collective, where it has the same number on all that have the
+    most, and is not the same: another op, other bytes or another group. Empty where it is."""
+    groups = unfinished_by_collective(ranks)
+    most = max((_num_entered(last) for last, _ in groups), default=-1)
+    last = {text: members for text, members in groups if _num_entered(text) == most}
+    return last if len(last) > 1 and most >= 0 else {}
 
 
 def roll_call(ranks: list[RankStatus]) -> str:
@@ -104,3 +123,8 @@ def _num_entered(last_collective: str) -> int:
         return sys.maxsize
     number = re.search(r"#(\d+)", last_collective)
     return int(number[1]) if number else -1
+
+
+def without_number(collective: str) -> str:
+    """The collective as any rank announces it, at whatever number: "all_gather of 64 B over …"."""
+    return re.sub(r" #\d+", "", collective)

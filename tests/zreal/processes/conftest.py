@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,13 @@ def time_out_when(monkeypatch: pytest.MonkeyPatch) -> TimeOutWhen:
     supervise = launch._supervise
 
     def install(condition: Condition) -> None:
-        def watch(ranks: list[RankStatus], *, deadline: float, timeout_s: float) -> None:
+        def watch(ranks: list[RankStatus], *, deadline: float, **more: Any) -> None:
             while not condition(ranks):
                 time.sleep(0.01)
                 for rank in ranks:
                     rank.note_progress()
                     rank.receive()
-            supervise(ranks, deadline=0.0, timeout_s=timeout_s)
+            supervise(ranks, deadline=0.0, **more)
 
         monkeypatch.setattr(launch, "_supervise", watch)
 

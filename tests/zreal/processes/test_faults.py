@@ -1,0 +1,57 @@
+"""Every kind of fault of one rank of a real run: the rank is named, and nothing is left running.
+
+`python -m tests.measured.faults` has the whole matrix, and tests/measured/faults.json its result.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.measured.faults import KINDS, fail, left_over
+from tests.support.faults import CHANGES, Fault
+from tests.support.folders import PARITY
+from zsim.scenario.scenario import load
+
+pytestmark = pytest.mark.gloo
+
+LIMIT_S = 20.0
+"""Seconds for a run that hangs, on a machine that other tests use too."""
+SLOW = ("hang before", "stopped", "other op")
+"""Kinds that wait for the limit; the random runs have many of each."""
+NAMED = {
+    "SIGKILL": "killed by SIGKILL", "exception": "ValueError: a wrong shard",
+    "exit(3)": "exited with code 3", "sys.exit(3)": "SystemExit: 3", "hang inside": "a hang: ",
+    "out of memory": "can't allocate memory",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW else kind for kind in KINDS],
+)
+def test_a_fault_is_named_and_what_there_is_is_kept(kind: str, tmp_path: Path) -> None:
+    fault = Fault(kind=kind, rank=1, stamp=str(tmp_path / "moment"))
+    row = fail(load(PARITY / "fsdp2-mlp-2.toml"), fault, limit_s=LIMIT_S)
+    assert row["marked"]
+    assert len(row["kept"]) <= 2
+    assert left_over() == []
+    assert NAMED.get(kind, "") in row["found"]
+    if kind in CHANGES:  # gloo may end the other rank, which awaits less
+        assert "rank" in row["blamed"]
+    else:
+        assert row["blamed"] == "rank 1"
+
+
+def test_the_recorded_runs_blame_the_rank_at_fault_and_leave_nothing() -> None:
+    """Verdicts on ranks that send other bytes may be of one that gloo ends for it, where the one at
+    fault has gone on to its next collective. Where nobody awaits them no run fails."""
+    record = json.loads((Path(__file__).parents[2] / "measured/faults.json").read_text())
+    assert (len(record["matrix"]), len(record["random"])) == (44, 200)
+    for row in (*record["matrix"], *record["random"]):
+        assert row["left"] == 0
+        assert row["right"] or row["kind"] in CHANGES
+        assert row["marked"] if row["blamed"] else row["kind"] in CHANGES
+        assert row["verdict_s"] < (record["limit_s"] + 3 if row["at_the_limit"] else 3)

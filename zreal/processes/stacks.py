@@ -1,0 +1,77 @@
+"""The place in the code at which each rank of a hang is.
+
+A rank announces a collective before it enters it, so ranks that hang at the same collective are
+told apart by their stacks alone: those that wait for others are in torch, and one that never
+entered it is elsewhere. faulthandler answers a signal also where Python does not run.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from zreal.processes.rank_status import RankStatus
+
+ASK = getattr(signal, "SIGUSR1", None)
+"""Signal that asks a rank for its stack; Windows has none."""
+ANSWER_S = 0.5
+"""Seconds in which a rank that is not stopped answers."""
+FRAME = re.compile(rb'File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+IN_A_COLLECTIVE = ("/torch/", "/zreal/meters/", "/zreal/ring.py")
+"""Parts of the names of files in which a rank waits for a collective."""
+
+
+class Frame(NamedTuple):
+    """The innermost frame of a rank's main thread."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def waits(self) -> bool:
+        """True where the rank has entered its collective, or waits for it."""
+        return any(part in self.file for part in IN_A_COLLECTIVE)
+
+    def __str__(self) -> str:
+        return f'File "{self.file}", line {self.line}, in {self.function}'
+
+
+def answer_when_asked(descriptor: int) -> None:
+    """Let this process write the stack of its main thread to `descriptor` when it is asked."""
+    if ASK is not None:
+        faulthandler.register(ASK, file=descriptor, all_threads=False)
+
+
+def innermost_frames(ranks: Sequence[RankStatus]) -> dict[int, Frame]:
+    """The frame of each of `ranks` that answers, by rank."""
+    asked = [rank for rank in ranks if ASK is not None and _answers(rank.process.pid)]
+    for rank in asked:
+        rank.stack.clear()
+        with suppress(ProcessLookupError):
+            os.kill(rank.process.pid, ASK or 0)
+    limit = time.monotonic() + ANSWER_S
+    while time.monotonic() < limit and not all(rank.stack for rank in asked):
+        time.sleep(0.01)
+        for rank in asked:
+            rank.receive()
+    frames = {rank.rank: next(map(FRAME.search, rank.stack), None) for rank in asked}
+    return {
+        rank: Frame(match["file"].decode(), int(match["line"]), match["function"].decode())
+        for rank, match in frames.items()
+        if match
+    }
+
+
+def _answers(pid: int) -> bool:
+    """True where the process catches the signal, which ends one that does not."""
+    with suppress(OSError, StopIteration, ValueError), open(f"/proc/{pid}/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+        return ASK is not None and bool(int(caught.split()[1], 16) >> (ASK - 1) & 1)
+    return False
