@@ -1,8 +1,8 @@
 """Faults of single ranks in real gloo runs: `python -m tests.measured.faults`.
 
 The matrix has every kind of fault, with 2 and 4 ranks, on the first rank and the last. Random runs
-follow: another scenario, rank and collective each. A row says who was blamed, how many seconds
-after the fault the verdict came, which processes were left, and which part of the Run was kept.
+follow: another scenario, rank and collective each. A row says who was blamed, and how many
+seconds after the fault. It counts processes that were left, and tells what was kept of the Run.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ ENDS: dict[str, Callable[[], None]] = {
     "stopped": stopped,
     "out of memory": out_of_memory,
 }
-"""What a rank does in place of its collective, by kind of fault."""
+"""Ends of a rank in place of its collective, by kind of fault."""
 INSIDE = ("hang inside", "stopped")
 """Faults after the rank has announced the collective."""
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

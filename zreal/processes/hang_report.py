@@ -64,7 +64,7 @@ def hang(ranks: list[RankStatus]) -> tuple[str, str]:
     """The ranks that a hang is blamed on, and its cause, as texts.
 
     Ranks that the system shows as stopped are blamed, else those furthest behind, since the others
-    wait for them; of these, ranks whose stack is outside the collective they announced.
+    wait for them. Of these it is the ranks whose stack is outside the announced collective.
     """
     waiting = [rank for rank in ranks if not rank.done]
     if stopped := [rank for rank in waiting if is_stopped(rank.process.pid)]:

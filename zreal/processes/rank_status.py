@@ -101,8 +101,8 @@ def unfinished_by_collective(ranks: list[RankStatus]) -> list[tuple[str, list[in
 
 
 def different_collectives(ranks: list[RankStatus]) -> dict[str, list[int]]:
-    """Unfinished ranks by their last collective, where it has the same number on all that have the
-    most, and is not the same: another op, other bytes or another group. Empty where it is."""
+    """Unfinished ranks by their last collective, of those whose number is the highest. Empty where
+    it is the same on all of them: op, bytes and group."""
     groups = unfinished_by_collective(ranks)
     most = max((_num_entered(last) for last, _ in groups), default=-1)
     last = {text: members for text, members in groups if _num_entered(text) == most}

@@ -46,8 +46,8 @@ def test_a_fault_is_named_and_what_there_is_is_kept(kind: str, tmp_path: Path) -
 
 
 def test_the_recorded_runs_blame_the_rank_at_fault_and_leave_nothing() -> None:
-    """Verdicts on ranks that send other bytes may be of one that gloo ends for it, where the one at
-    fault has gone on to its next collective. Where nobody awaits them no run fails."""
+    """Other bytes may end the rank that awaits less, while the sender has gone on. Where nobody
+    awaits them no run fails."""
     record = json.loads((Path(__file__).parents[2] / "measured/faults.json").read_text())
     assert (len(record["matrix"]), len(record["random"])) == (44, 200)
     for row in (*record["matrix"], *record["random"]):

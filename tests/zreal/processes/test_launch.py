@@ -76,13 +76,13 @@ def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call(
         launch(f"{BODIES}:absent", {}, world_size=4, timeout_s=4)
 
     assert error.value.where == "rank 2"
-    report, place = error.value.found.split("; rank 2 in ")
+    report, frame = error.value.found.split("; rank 2 in ")
     assert report == (
         "a hang: ranks [2] at all_reduce #3 of 8 B over world; ranks [0, 1, 3] at all_reduce #4 "
         "of 8 B over world"
     )
-    assert place.startswith('File "')
-    assert place.endswith(", in wait_to_be_ended")
+    assert frame.startswith('File "')
+    assert frame.endswith(", in wait_to_be_ended")
     assert multiprocessing.active_children() == []
 
 
@@ -269,9 +269,9 @@ def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
         launch(f"{BODIES}:silent", {}, world_size=3, timeout_s=1)
 
     assert error.value.where == "ranks [0, 1, 2]"
-    report, place = error.value.found.split("; ranks [0, 1, 2] in ")
+    report, frame = error.value.found.split("; ranks [0, 1, 2] in ")
     assert report.endswith("which of them did not arrive cannot be told")
-    assert place.endswith(", in wait_to_be_ended")
+    assert frame.endswith(", in wait_to_be_ended")
 
 
 @pytest.mark.parametrize("body", [pytest.param("absent", marks=pytest.mark.slow), "stopped"])
