@@ -1,8 +1,8 @@
 """The place in the code at which each rank of a hang is.
 
-A rank announces a collective before it enters it, so stacks alone tell apart ranks that hang at the
-same one: those that wait are in torch. One that never entered is elsewhere. faulthandler answers a
-signal also where Python does not run.
+A rank announces a collective before it enters it. Of ranks that hang at the same one, those that
+wait have a stack in torch; one that never entered it is elsewhere. faulthandler answers a signal
+also where Python does not run.
 """
 
 from __future__ import annotations
