@@ -86,7 +86,8 @@ def _provenance() -> dict[str, str]:
 def _base(hosts: int) -> ClusterSpec:
     """This machine's own constants with as many ranks at work, from the quick calibration."""
     made = here.calibrated(GlooBackend(), world_size=hosts, quick=True)
-    return cluster_file.parse(made.text.encode(), where="here.toml", nodes=1, ranks=hosts)
+    base = cluster_file.parse(made.text.encode(), where="here.toml", nodes=1, ranks=hosts)
+    return base.with_idle_cores
 
 
 def _scenario(name: str, hosts: int) -> Scenario:

@@ -208,6 +208,7 @@ def _validated(
             cluster = api.shaped_cluster(backend, scenario, cluster, options.testbed)
     if options.compute == "emulated":
         cluster = cluster or load_cluster("cpu-gloo", ranks=scenario.world_size)
+        cluster = cluster.with_idle_cores
         how = replace(how, emulated_on=cluster)
     how = replace(how, testbed=options.testbed)
     with (

@@ -11,7 +11,7 @@ import difflib
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
@@ -155,6 +155,15 @@ class ClusterSpec:
     def host_bandwidth(self) -> int:
         """Bytes/s of host memory for one rank, when all ranks of its node use it at once."""
         return self.host_memory_bandwidth // min(self.devices_per_node, self.num_ranks)
+
+    @property
+    def with_idle_cores(self) -> ClusterSpec:
+        """The cluster where compute takes no core from collectives, as emulated compute does not:
+        these neither wait for one nor slow kernels down."""
+        return replace(
+            self, device=replace(self.device, interference=0.0),
+            overheads=replace(self.overheads, wake=0),
+        )
 
     def node_of(self, rank: int) -> int:
         """The node that `rank` runs on."""

@@ -117,3 +117,6 @@ def test_collectives_wait_for_a_core_in_proportion_to_the_compute_before() -> No
     assert 0 < sum(waits.values()) < 1_000_000 * len(waits)
     longer = simulate_step(program, costs=costs).step_time_ns
     assert longer - simulate_step(program, costs=plain).step_time_ns == sum(waits.values())
+    idle = Costs(cluster=cluster.with_idle_cores, execution=execution)
+    assert idle.wake_ns(ops) == {}
+    assert idle.cluster.device.interference == 0
