@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from zsim.version import __version__
 
 if TYPE_CHECKING:
-    from zsim.analysis.critical_path import Why as Why
-    from zsim.analysis.fit import Candidate as Candidate
-    from zsim.analysis.fit import Fit as Fit
+    from zsim.analysis.fit_table import Candidate as Candidate
+    from zsim.analysis.fit_table import Fit as Fit
+    from zsim.analysis.why import Why as Why
     from zsim.api import compare as compare
     from zsim.api import fit as fit
     from zsim.api import run as run
@@ -41,11 +41,11 @@ _MODULES = {
     "ArgumentError": "zsim.errors",
     "BackendUnavailableError": "zsim.errors",
     "Bytes": "zsim.io.quantities",
-    "Candidate": "zsim.analysis.fit",
+    "Candidate": "zsim.analysis.fit_table",
     "Comparison": "zsim.runs.run",
     "DeadlockError": "zsim.errors",
     "Duration": "zsim.io.quantities",
-    "Fit": "zsim.analysis.fit",
+    "Fit": "zsim.analysis.fit_table",
     "GiB": "zsim.io.quantities",
     "MiB": "zsim.io.quantities",
     "RankError": "zsim.errors",
@@ -54,7 +54,7 @@ _MODULES = {
     "Scenario": "zsim.scenario.scenario",
     "ScenarioError": "zsim.errors",
     "UnitError": "zsim.io.units",
-    "Why": "zsim.analysis.critical_path",
+    "Why": "zsim.analysis.why",
     "ZsimError": "zsim.errors",
     "compare": "zsim.api",
     "fit": "zsim.api",

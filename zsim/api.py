@@ -33,8 +33,8 @@ from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
 
 if TYPE_CHECKING:
-    from zsim.analysis.critical_path import Why
-    from zsim.analysis.fit import Fit
+    from zsim.analysis.fit_table import Fit
+    from zsim.analysis.why import Why
     from zsim.engine.timeline import Timeline
     from zsim.ir.program import Program
 

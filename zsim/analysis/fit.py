@@ -6,16 +6,12 @@ Each candidate is planned and simulated; the recommendation is read off their fi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
-from zsim.analysis import fit_table
 from zsim.analysis.advice import REMEDY, Way, together, way_of
 from zsim.analysis.alternatives import assignment, can_checkpoint, dropped, moved
+from zsim.analysis.fit_table import Candidate, Fit
 from zsim.autograd.traced.model import TracedModel
-from zsim.io.quantities import Duration
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict
@@ -32,71 +28,6 @@ faster one."""
 
 MOST_STARTS = 6
 """Candidates with the least needed memory that are changed further where nothing fits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Candidate:
-    """One way to train the scenario: what a rank needs, how long a step takes and between which
-    times that is expected.
-
-    `dropped` are options that it does without.
-    """
-
-    name: str
-    scenario: Scenario
-    memory: MemoryVerdict = field(hash=False)
-    """FITS, TIGHT or OOM as its `verdict`, with the bytes that decide: `needed` of `capacity`."""
-    step_time_ns: int
-    step_time_band_ns: tuple[int, int]
-    dropped: tuple[str, ...] = ()
-
-    @property
-    def step_time(self) -> Duration:
-        """The step's time; its `band` says between which times the true one is expected."""
-        return Duration(self.step_time_ns, self.step_time_band_ns)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The candidate as `zsim fit --json` prints it."""
-        return fit_table.candidate_object(self)
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
-    def __repr__(self) -> str:
-        needed = format_bytes(self.memory.needed.nbytes)
-        return f"<{self.name}: {self.memory.verdict}, needs {needed}, step {self.step_time}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Fit:
-    """All candidates, from the least sharded to the most, the one to take (None when nothing fits),
-    and why.
-
-    `refused` are those that cannot be, each with the reason.
-    """
-
-    scenario: Scenario
-    candidates: tuple[Candidate, ...]
-    recommended: Candidate | None
-    reason: str
-    refused: tuple[tuple[str, str], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `zsim fit --json` prints; its keys are stable."""
-        return fit_table.as_object(self)
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
-    def __str__(self) -> str:
-        """The table of `zsim fit`: a row for each candidate, and the recommendation."""
-        return "\n".join(fit_table.lines(self))
-
-    def __repr__(self) -> str:
-        chosen = "nothing fits" if self.recommended is None else f"take {self.recommended.name}"
-        return f"<Fit of {len(self.candidates)} candidates: {chosen}>"
 
 
 def fit(scenario: Scenario) -> Fit:

@@ -1,17 +1,18 @@
-"""The table of a Fit: its lines as `zsim fit` prints them, and its JSON object."""
+"""Fit: candidates and the recommendation, as data, as the table of `zsim fit` and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from zsim.io.quantities import Duration
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
+from zsim.memory.fits import MemoryVerdict
 from zsim.runs import metrics
-
-if TYPE_CHECKING:
-    from zsim.analysis.fit import Candidate, Fit
+from zsim.scenario.scenario import Scenario
 
 SURER = (
     "bands hold nine of ten measurements; all times rest on the same constants, so differences "
@@ -20,6 +21,71 @@ SURER = (
 """A constant that is off moves the times of all candidates in one direction, and so their
 difference by less than the times. How much less depends on what the two have in common: bands of
 differences are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Candidate:
+    """One way to train the scenario: what a rank needs, how long a step takes and between which
+    times that is expected.
+
+    `dropped` are options that it does without.
+    """
+
+    name: str
+    scenario: Scenario
+    memory: MemoryVerdict = field(hash=False)
+    """FITS, TIGHT or OOM as its `verdict`, with the bytes that decide: `needed` of `capacity`."""
+    step_time_ns: int
+    step_time_band_ns: tuple[int, int]
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def step_time(self) -> Duration:
+        """The step's time; its `band` says between which times the true one is expected."""
+        return Duration(self.step_time_ns, self.step_time_band_ns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The candidate as `zsim fit --json` prints it."""
+        return candidate_object(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __repr__(self) -> str:
+        needed = format_bytes(self.memory.needed.nbytes)
+        return f"<{self.name}: {self.memory.verdict}, needs {needed}, step {self.step_time}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Fit:
+    """All candidates, from the least sharded to the most, the one to take (None when nothing fits),
+    and why.
+
+    `refused` are those that cannot be, each with the reason.
+    """
+
+    scenario: Scenario
+    candidates: tuple[Candidate, ...]
+    recommended: Candidate | None
+    reason: str
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim fit --json` prints; its keys are stable."""
+        return as_object(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        """The table of `zsim fit`: a row for each candidate, and the recommendation."""
+        return "\n".join(lines(self))
+
+    def __repr__(self) -> str:
+        chosen = "nothing fits" if self.recommended is None else f"take {self.recommended.name}"
+        return f"<Fit of {len(self.candidates)} candidates: {chosen}>"
 
 
 def lines(fit: Fit) -> Iterator[str]:

@@ -13,8 +13,7 @@ from textwrap import wrap
 from typing import Any
 
 from zsim.analysis.advice import Effect
-from zsim.analysis.fit import Fit
-from zsim.analysis.fit_table import SURER, without
+from zsim.analysis.fit_table import SURER, Fit, without
 from zsim.cli.report import bar, say, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram

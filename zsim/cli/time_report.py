@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim import api
-from zsim.analysis import why_report
-from zsim.analysis.critical_path import Why
 from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
-from zsim.analysis.why_report import percent
+from zsim.analysis.why import Why, percent, why_lines
 from zsim.cli import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
@@ -155,7 +153,7 @@ def lines(
             "  bound by the host: fewer and larger kernels (a larger micro-batch, "
             "execution.compile) help, faster devices do not"
         )
-    yield from why_report.lines(reasons)
+    yield from why_lines(reasons)
     yield from _proposals(helps)
 
 

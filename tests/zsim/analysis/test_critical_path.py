@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import scenario_texts
 from zsim import api
-from zsim.analysis.critical_path import LONGER, SHARED, explain
-from zsim.analysis.why_report import name
+from zsim.analysis.critical_path import explain
+from zsim.analysis.why import LONGER, SHARED, name
 from zsim.cli import time_report
 from zsim.engine.contention.interference import KernelLoss
 from zsim.engine.costs import Costs

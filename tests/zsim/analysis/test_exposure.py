@@ -10,7 +10,8 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.zsim.analysis.test_critical_path import Toy
 from zsim import api
-from zsim.analysis.critical_path import Why, explain, name
+from zsim.analysis.critical_path import explain
+from zsim.analysis.why import Why, name
 from zsim.cli.time_report import timed
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from zsim import api
-from zsim.analysis.critical_path import Why
-from zsim.analysis.why_report import name
+from zsim.analysis.why import Why, name
 from zsim.cli import time_report
 from zsim.cli.main import main
 from zsim.engine.costs import Costs

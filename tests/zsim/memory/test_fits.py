@@ -18,7 +18,8 @@ from tests.support.folders import SCENARIOS
 from tests.support.random_scenarios import WHOLE, scenarios
 from zsim.analysis.advice import Effect, advice, way_of
 from zsim.analysis.alternatives import changes
-from zsim.analysis.fit import Candidate, fit, recommend
+from zsim.analysis.fit import fit, recommend
+from zsim.analysis.fit_table import Candidate
 from zsim.cli.main import main
 from zsim.cli.memory_report import finding
 from zsim.cluster.cluster import load_cluster

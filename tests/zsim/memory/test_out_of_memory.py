@@ -11,7 +11,8 @@ import pytest
 
 from zsim.analysis.advice import advice, way_of
 from zsim.analysis.alternatives import moved
-from zsim.analysis.fit import Candidate, recommend
+from zsim.analysis.fit import recommend
+from zsim.analysis.fit_table import Candidate
 from zsim.analysis.hide_communication import Change, hiding
 from zsim.cli.main import main
 from zsim.cli.memory_report import print_advice, verdict_words

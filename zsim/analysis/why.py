@@ -1,23 +1,136 @@
-"""The report of a Why: its lines as `zsim show --time` prints them, and its JSON object."""
+"""Causes of exposed communication, and the critical path: as data, as text and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from zsim.analysis.exposure import COMPUTE_STREAM
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 
-if TYPE_CHECKING:
-    from zsim.analysis.critical_path import CriticalOp, Exposed, Why
-
+Reason = Literal[
+    "a dependency",
+    "the host",
+    "its communicator's queue",
+    "its stream",
+    "another rank",
+    "a shared link",
+    "longer than the compute over it",
+]
+SHARED: Reason = "a shared link"
+LONGER: Reason = "longer than the compute over it"
+Waited = Literal["", "the host", "another rank"]
 MOST = 12
-OF_ITSELF = "longer than the compute over it"
-"""The reason that is no cause outside the collective."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """A collective during which the compute stream is idle for `exposed_ns`, and why: `parts` are
+    those nanoseconds by reason, largest first. `waited_for` is the op that the first of them is
+    about, or else the one that it began after ("" for none). Of those nanoseconds `before_ns` are
+    before the first of forward, and `after_ns` follow the last of a backward, on which the
+    collective depends."""
+
+    op: Op
+    start_ns: int
+    duration_ns: int
+    exposed_ns: int
+    parts: tuple[tuple[Reason, int], ...]
+    waited_for: str
+    before_ns: int = 0
+    after_ns: int = 0
+
+    @property
+    def reason(self) -> Reason:
+        """Reason for most of its exposed time."""
+        return self.parts[0][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalOp:
+    """An op on the critical path, how long it takes there, and why the one after it could not start
+    earlier.
+
+    Where no op of the path ran for `waited_ns` before it, it waited for `waited_for`: the host, or
+    another rank.
+    """
+
+    op: Op
+    start_ns: int
+    end_ns: int
+    then: str
+    waited_ns: int = 0
+    waited_for: Waited = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """Exposed collectives of one rank's steady step, largest first, its critical path, and the
+    exposed time by reason."""
+
+    rank: int
+    step_ns: int
+    exposed: tuple[Exposed, ...]
+    critical_path: tuple[CriticalOp, ...]
+    host_bound_ns: int
+
+    def __repr__(self) -> str:
+        exposed = f"{format_time(self.exposed_ns)} of {format_time(self.step_ns)} exposed"
+        reasons = ", ".join(f"{format_time(ns)} {why}" for why, ns in self.by_reason.items())
+        return f"<Why of rank {self.rank}: {exposed}{': ' if reasons else ''}{reasons[:100]}>"
+
+    def __str__(self) -> str:
+        """Exposed communication by reason and by collective, and the critical path."""
+        took = f"step of {format_time(self.step_ns)} on rank {self.rank}"
+        return "\n".join([took, *why_lines(self)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `zsim show --time --json` that says why; its keys are stable."""
+        return as_object(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Exposed nanoseconds of all collectives."""
+        return sum(collective.exposed_ns for collective in self.exposed)
+
+    @property
+    def before_ns(self) -> int:
+        """Exposed nanoseconds before the first forward."""
+        return sum(collective.before_ns for collective in self.exposed)
+
+    @property
+    def after_ns(self) -> int:
+        """Exposed nanoseconds after the last backward, which nothing could hide."""
+        return sum(collective.after_ns for collective in self.exposed)
+
+    @property
+    def at_ends_ns(self) -> int:
+        """Exposed nanoseconds at either end, which no compute could hide."""
+        return self.before_ns + self.after_ns
+
+    @property
+    def by_reason(self) -> dict[str, int]:
+        """Exposed nanoseconds by reason, largest first."""
+        totals: dict[str, int] = {}
+        for collective in self.exposed:
+            for reason, ns in collective.parts:
+                totals[reason] = totals.get(reason, 0) + ns
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    @property
+    def host_bound(self) -> bool:
+        """True where the device waits for the host in more than a tenth of the step."""
+        return self.host_bound_ns * 10 > self.step_ns
 
 
 def as_object(why: Why) -> dict[str, Any]:
@@ -65,14 +178,14 @@ def name(op: Op) -> str:
     return f"{op.kind} {op.unit}"
 
 
-def lines(why: Why) -> Iterator[str]:
+def why_lines(why: Why) -> Iterator[str]:
     """Exposed communication by reason and by collective, and the critical path."""
     yield (
         f"exposed communication {format_time(why.exposed_ns)}, "
         f"{percent(why.exposed_ns / max(1, why.step_ns))}"
     )
     for reason, ns in why.by_reason.items():
-        held = "" if reason == OF_ITSELF else "held back by "
+        held = "" if reason == LONGER else "held back by "
         yield f"  {format_time(ns):>10}  {held}{reason}"
     if why.at_ends_ns:
         where = (
