@@ -116,6 +116,9 @@ class Device:
     straggler: float
     attention: Mapping[str, AttentionRate] = field(hash=False)
     figures: tuple[PresetFigure, ...] = field(repr=False)
+    products_alone: float = 1.0
+    """Time of a product alone, whose clocks are higher, over its time in training; 1.0 where the
+    file has none."""
     runtime: Runtime | None = None
     """None for a CPU, and where the file has no such table."""
 
@@ -205,6 +208,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "half_length": int,
     "matmul_efficiency": parse_fraction,
     "float8_efficiency": parse_fraction,
+    "products_alone": parse_fraction,
     "memory_efficiency": parse_fraction,
     "elementwise_efficiency": parse_fraction,
     "wave_cost": parse_fraction,

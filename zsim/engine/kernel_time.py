@@ -12,7 +12,7 @@ rounded up once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import ceil
 
 from zsim.cluster.devices import Device
@@ -185,7 +185,7 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
     if kernel.shape and not is_attention(kernel.operator):
         dtype = "float8" if _in_eight_bits(kernel, execution) else kernel.dtype
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
-        return seconds * alone(device) if execution.products == "alone" else seconds
+        return seconds * device.products_alone if execution.products == "alone" else seconds
     # dtypes without a rate, as integers, have none
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
 
@@ -216,19 +216,6 @@ def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
     return (
         CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
     )
-
-
-ALONE: Mapping[str, float] = {"A100": 80.3 / 86.9, "A800": 80.3 / 86.9}
-ALONE_LATER = 66.6 / 80.3
-"""Time of the best product alone over its time in training, by GPU, and for later GPUs.
-
-Training's share of the peak (the presets' matmul_efficiency) over that of the best published
-products of A100 and H100. Those are in bf16, and predict other dtypes and GPUs."""
-
-
-def alone(device: Device) -> float:
-    """The time of a product alone over its time in training, whose clocks are lower."""
-    return ALONE.get(device.name.split()[0], ALONE_LATER)
 
 
 def _rate(device: Device, dtype: str) -> float:
@@ -274,11 +261,12 @@ def product_s(
 
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     """Seconds of fused attention: its FLOPs, half of all where it is causal, at a rate that grows
-    with the length."""
+    with the length and stays below the peak of its dtype."""
     keys, width = kernel.shape[2:]
     backward = kernel.operator.endswith("backward")
     rates = device.attention[attention]
-    rate = rates.rate * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
+    best = min(rates.rate, device.peak_flops(kernel.dtype))
+    rate = best * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
     scores = kernel.flops / (width * (FLOPS_OF_BACKWARD if backward else FLOPS_OF_FORWARD))
     # wider heads than the rate is for have as many exponentials and more products
     more = scores * max(0.0, 1 - width / WIDTH)

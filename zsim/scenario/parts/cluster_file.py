@@ -71,7 +71,7 @@ MAY_BE_NONE = (
     *("float8", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
 )
-SHARES = ("_efficiency", "wave_cost", "backward", "waits", "interference", "straggler")
+SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "waits", "interference", "straggler")
 TOP = (
     "description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links",
     "host", "overheads",
@@ -260,8 +260,9 @@ def _require_device(check: _Checked, value: object) -> None:
         return
     names = [
         field.name for field in fields(Device)
-        if field.name not in ("name", "node", "attention", "figures", "runtime")
+        if field.default is MISSING and field.name not in ("name", "attention", "figures")
     ]
+    names += ["products_alone"] if isinstance(value, dict) and "products_alone" in value else []
     table = check.constants("device", value, names, ("name", "node", "attention", "runtime"))
     check.text("device.node", table.get("node", ""))
     if not re.fullmatch(r"[\w .+-]{1,80}", check.text("device.name", table.get("name"))):
