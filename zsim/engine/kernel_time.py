@@ -261,7 +261,7 @@ def product_s(
 
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     """Seconds of fused attention: its FLOPs, half of all where it is causal, at a rate that grows
-    with the length and stays below the peak of its dtype."""
+    with the length. No rate is above the peak of its dtype."""
     keys, width = kernel.shape[2:]
     backward = kernel.operator.endswith("backward")
     rates = device.attention[attention]
