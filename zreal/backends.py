@@ -133,13 +133,14 @@ class GlooBackend:
     device: Device = "cpu"
 
     def capabilities(self) -> Capabilities:
-        """Memory and numerics; no spans of single operators.
+        """Memory, numerics and spans of a recorded step.
 
-        A Run has a step time all the same, to calibrate on and to compare with predictions for
-        calibrated hardware.
+        A Run's step time is one of this machine, which is no prediction for the scenario's.
         """
         _require_torch(self.name)
-        return Capabilities(memory=True, numerics=True, time=False, device=self.device)
+        return Capabilities(
+            memory=True, numerics=True, time=False, spans=True, device=self.device
+        )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of every rank; IncompleteRunError with the phases that had ended when one fails.
@@ -318,7 +319,7 @@ class NcclBackend(GlooBackend):
                 found=f"torch {torch.__version__} without a device",
                 remedy="use the backend gloo or fake here",
             )
-        return Capabilities(memory=True, numerics=True, time=False, device=self.device)
+        return super().capabilities()
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """Run as gloo does; BackendUnavailableError for more ranks than devices.

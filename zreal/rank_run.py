@@ -16,6 +16,7 @@ import torch.distributed as dist
 from zreal import torch_private
 from zreal.executor.executor import RANKS, execute
 from zreal.meters.measured_step import TrainedRank
+from zreal.meters.recording import record
 from zreal.meters.step_time import METHOD, timed
 from zreal.modules import emulation, reference
 from zreal.modules.own_module import OwnModel
@@ -103,12 +104,18 @@ def run_rank(
     compared = rank_numerics(scenario, trained, rank=rank, mode=numerics, device=device)
     # Timed last, as it moves parameters on. The tensors for parity are no longer needed.
     plain_step, run = trained.plain_step, trained.run
+    recorder, model, units = trained.recorder, trained.model, trained.units
     emulation.start(trained.module, emulated or {})
     del trained
     step = timed(plain_step, device=device)
+    recording = record(
+        plain_step, device=device, root=model, units=units, describe=recorder.described,
+        planned=plan(scenario, device=device).of_rank(rank).steady, number=len(step.times_ns),
+    )
     return replace(
         run, numerics=compared, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
-        step_times_ns=step.times_ns, others_share=step.others_share,
+        step_times_ns=step.times_ns, others_share=step.others_share, spans=recording.spans,
+        recorded_step_ns=recording.step_ns, recorded_times_ns=recording.times_ns,
     )
 
 

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -190,3 +190,27 @@ def run_backward(result: torch.Tensor, gradient: torch.Tensor) -> None:
 def when_backward_ends(callback: Callable[[], None]) -> None:
     """Call `callback` at the end of the backward that is running, as DDP and FSDP do."""
     cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(callback)
+
+
+@contextmanager
+def c10d_calls(
+    names: Iterable[str], seen: Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]
+) -> Iterator[None]:
+    """Inside, `seen` gets each of these c10d operators with its arguments, and carries it out.
+
+    Calls from C++, as DDP's, pass here too. Other operators cost nothing, unlike under a dispatch
+    mode.
+    """
+    library = torch.library.Library("c10d", "IMPL")
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    for name in names:
+        op: Any = getattr(torch.ops.c10d, name.removeprefix("c10d::")).default
+
+        def call(keys: Any, *args: Any, op: Any = op, name: str = name) -> Any:
+            return seen(name, args, lambda: op.redispatch(keys & after, *args))
+
+        library.impl(name, call, "BackendSelect", with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()

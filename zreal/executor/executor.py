@@ -16,6 +16,7 @@ from zreal.executor.flat_rank import FlatRank
 from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.executor.trainer import ExecutedRank, ParityStep, ProgramTrainer
 from zreal.meters.measured_step import MeasuredRank, TrainedRank
+from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zsim.ir.program import Program, RankProgram
@@ -70,6 +71,7 @@ def execute(
     return TrainedRank(
         run=measured.run, module=model, losses=losses,
         plain_step=partial(trainer.plain_step, batches),
+        recorder=measured.recorder, model=model, units=units_of(model, scenario.model),
         parameters=parameters, gradients=last.gradients,
         initial=trainer.rank.parameters(stepped) if parity else {},
         step_difference=last.difference,

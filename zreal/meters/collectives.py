@@ -34,6 +34,9 @@ _OPS: dict[str, tuple[str, int]] = {
 }
 """Dispatcher name to the op of a Program, and the position of the payload argument."""
 
+C10D_OPS = tuple(name for name in _OPS if name.startswith("c10d::"))
+"""Operators that every collective comes to; functional ones call them."""
+
 _ROOT_ARGUMENT = 2
 """Position of the argument of a broadcast that is the root's rank in the group."""
 
@@ -103,6 +106,17 @@ class CollectiveRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _record(self, name: str, arguments: tuple[Any, ...]) -> None:
+        record = self.described(name, arguments)
+        if record is None:
+            return
+        self._progress(
+            collective_text(f"{record.op} #{self._issued}", record.nbytes, record.group)
+        )
+        self._issued += 1
+        self.records.append(record)
+
+    def described(self, name: str, arguments: tuple[Any, ...]) -> CollectiveRecord | None:
+        """The record of a c10d operator; None where its group is one rank."""
         if name not in _OPS:
             raise ZsimError(
                 where="collective recorder",
@@ -113,16 +127,12 @@ class CollectiveRecorder(TorchDispatchMode):
         op, payload = _OPS[name]
         group = self._group(arguments)
         if group.size == 1:  # torch calls c10d even where nothing is communicated
-            return
+            return None
         nbytes = _nbytes(arguments[payload])
         root = int(arguments[_ROOT_ARGUMENT]) if op == "broadcast" else 0
         self.group_ranks.setdefault(group.name, group.ranks)
-        self._progress(collective_text(f"{op} #{self._issued}", nbytes, group.axis))
-        self._issued += 1
-        self.records.append(
-            CollectiveRecord(
-                op=op, nbytes=nbytes, group=group.axis, group_size=group.size, root=root
-            )
+        return CollectiveRecord(
+            op=op, nbytes=nbytes, group=group.axis, group_size=group.size, root=root
         )
 
     def _group(self, arguments: tuple[Any, ...]) -> MeshGroup:

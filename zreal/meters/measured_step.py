@@ -5,7 +5,7 @@ It must not know how a step is carried out: an interpreter hands in its construc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -44,6 +44,11 @@ class TrainedRank:
     """Mean loss of this rank in each step."""
     plain_step: Callable[[], object]
     """Takes one more step without meter and recorder, on inputs that exist already."""
+    recorder: CollectiveRecorder
+    model: nn.Module
+    """The model in its wrapper, if it has one."""
+    units: Mapping[str, Sequence[nn.Module]]
+    """The modules of each unit but the root's, in their wrappers likewise."""
     parameters: dict[str, Tensor] = field(default_factory=dict)
     """After the last step."""
     gradients: dict[str, Tensor] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from zreal.meters.held_memory import held_bytes
 from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
+from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.observer.subjects import Subject
@@ -49,6 +50,7 @@ def observe(
     model = modules.build(
         scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing
     ).to(device)
+    units = units_of(model, scenario.model)
     with measured.metering():
         with measured.construction(model):
             subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh)
@@ -64,6 +66,7 @@ def observe(
     observation = Observation(
         run=measured.run, module=subject.module, losses=losses,
         plain_step=partial(trainer.plain_step, batches), subject=subject,
+        recorder=measured.recorder, model=model, units=units,
     )
     if parity:
         with measured.recorder:

@@ -11,6 +11,7 @@ from typing import cast
 from torch import Tensor
 
 from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
+from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.modules.optimizers import make_optimizer, trained
@@ -60,6 +61,7 @@ def train_own(
     return TrainedRank(
         run=measured.run, module=module, losses=losses,
         plain_step=partial(loop.plain_step, batches),
+        recorder=measured.recorder, model=module, units=units_of(module, scenario.model),
         parameters=parameters, gradients=gradients,
     )
 

@@ -48,11 +48,7 @@ def run(options: argparse.Namespace) -> int:
         _require_distinct(scenarios)
     how, several = _how(options), len(scenarios) > 1 or len(options.scenarios) > 1
     backend, capabilities = api.found(options.backend, how)
-    if options.trace and not capabilities.time:
-        expected = "a backend that sees time, as sim does"
-        raise UsageError(
-            where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty"
-        )
+    _require_spans(backend, capabilities, options)
     _require_results(scenarios, options, several=several)
     runs: list[Run] = []
     failures: list[Failure] = []
@@ -63,6 +59,16 @@ def run(options: argparse.Namespace) -> int:
             _note(failures, scenario, error, several=several)
     report.print_runs(runs, failures, as_json=options.json, several=several)
     return _exit_code(runs, failures)
+
+
+def _require_spans(
+    backend: Backend, capabilities: Capabilities, options: argparse.Namespace
+) -> None:
+    if options.trace and not (capabilities.time or capabilities.spans):
+        expected = "a backend that records time, as sim and gloo do"
+        raise UsageError(
+            where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty"
+        )
 
 
 def _note(
@@ -137,19 +143,27 @@ def validate(options: argparse.Namespace) -> int:
     if options.save:
         _require_distinct(scenarios)
     backend, capabilities = _real(options, how)
+    _require_spans(backend, capabilities, options)
     several = len(scenarios) > 1 or len(options.scenarios) > 1
     if options.junit:
         files.require(Path(options.junit), option="--junit", kind="a report")
+    if options.trace:
+        _require_distinct(scenarios)
     for scenario in scenarios:
+        taken = read(options.scenarios, scenario)
         for path in _sides(scenario, options):
-            taken = read(options.scenarios, scenario)
             files.require(path, option="--save", apart_from=taken, kind="a Run")
+        if options.trace:
+            path = _target(options.trace, scenario, several, ".trace.json.gz")
+            files.require(path, option="--trace", apart_from=taken, kind="a trace")
+            chrome_trace.require(path)
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
     for scenario in scenarios:
         try:
             scenario = api.of_module(backend, scenario, how)
             comparisons.append(_validated(scenario, backend, capabilities, options, how=how))
+            _overlay(comparisons[-1], scenario, options, several=several)
         except ZsimError as error:
             _note(failures, scenario, error, several=several)
         else:
@@ -226,6 +240,16 @@ def _validated(
         saved.save(record, path)
         report.wrote(path)
     return comparison
+
+
+def _overlay(
+    comparison: Comparison, scenario: Scenario, options: argparse.Namespace, *, several: bool
+) -> None:
+    """Write both sides' spans into one trace, where that is asked for."""
+    if options.trace:
+        path = _target(options.trace, scenario, several, ".trace.json.gz")
+        chrome_trace.write(comparison.predicted, path, measured=comparison.measured)
+        report.wrote(path, "; open it in ui.perfetto.dev")
 
 
 def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:

@@ -89,6 +89,11 @@ def parser() -> arguments.Parser:
              "is there already is not run again",
     )
     validate.add_argument(
+        "--trace", metavar="FILE", type=arguments.path, default=None,
+        help="write predicted and measured step into one trace for Perfetto or Chrome (.json or "
+             ".json.gz); with several scenarios a folder",
+    )
+    validate.add_argument(
         "--junit", metavar="FILE.xml", type=arguments.path, default=None,
         help="write the verdicts as JUnit's XML, for CI",
     )

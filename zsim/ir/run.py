@@ -135,6 +135,10 @@ class RankRun:
     largest."""
     step_times_ns: tuple[int, ...] = ()
     """Nanoseconds of each timed step, whose median that is."""
+    recorded_step_ns: int | None = None
+    """Nanoseconds of the step that the spans are of, where that is another than the timed ones."""
+    recorded_times_ns: tuple[int, ...] = ()
+    """Nanoseconds of each step that was recorded: what recording costs beside `step_times_ns`."""
     others_share: float | None = None
     """Share of the machine's cores that work other than the run's took while steps were timed; None
     where it is not known."""

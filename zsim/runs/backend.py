@@ -30,6 +30,8 @@ class Capabilities:
     time: bool
     device: str
     """"cpu" or "cuda": what plan() must plan for so that the comparison is fair."""
+    spans: bool = False
+    """True where a Run has spans of a recorded step; of what sees time it has them anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

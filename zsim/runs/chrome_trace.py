@@ -11,6 +11,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,40 @@ Event = dict[str, Any]
 
 def trace(run: RunRecord) -> dict[str, Any]:
     """The trace of the steady step as one JSON object."""
-    events: list[Event] = []
-    for rank in run.ranks:
-        events += _names(rank)
-        events += [_complete(rank.rank, span) for span in rank.spans]
-        events += _counters(rank)
-    events += _flows(run)
+    events = list(_events(run))
     about = {"scenario": run.scenario, "backend": run.backend, **run.provenance}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def overlay(predicted: RunRecord, measured: RunRecord) -> dict[str, Any]:
+    """The trace of both Runs: each rank's predicted process, and its measured one below."""
+    events = list(_events(predicted, side="predicted"))
+    first = 1 + max((event["id"] for event in events if "id" in event), default=0)
+    events += _events(measured, side="measured", offset=predicted.world_size, first=first)
+    about = {
+        "scenario": measured.scenario,
+        **{
+            f"{side} {key}": text
+            for side, run in (("predicted", predicted), ("measured", measured))
+            for key, text in {"backend": run.backend, **run.provenance}.items()
+        },
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def _events(
+    run: RunRecord, *, side: str = "", offset: int = 0, first: int = 1
+) -> Iterator[Event]:
+    """The events of a Run, whose processes are its ranks plus `offset`; flows count from `first`.
+    """
+    for rank in run.ranks:
+        for event in (*_names(rank, side), *map(_complete, repeat(rank.rank), rank.spans),
+                      *_counters(rank)):
+            if event["name"] == "process_sort_index" and side:
+                event["args"]["sort_index"] = 2 * rank.rank + (offset > 0)
+            yield event | {"pid": event["pid"] + offset}
+    for event in _flows(run):
+        yield event | {"pid": event["pid"] + offset, "id": event["id"] + first - 1}
 
 
 def require(path: Path) -> None:
@@ -42,10 +69,13 @@ def require(path: Path) -> None:
         )
 
 
-def write(run: RunRecord, path: Path) -> None:
-    """Write the trace of `run`, compressed when the name ends in .gz; equal Runs give equal bytes.
+def write(run: RunRecord, path: Path, *, measured: RunRecord | None = None) -> None:
+    """Write the trace of `run`, over it that of `measured`, compressed when the name ends in .gz.
+
+    Equal Runs give equal bytes.
     """
-    data = json.dumps(trace(run), separators=(",", ":")).encode()
+    table = trace(run) if measured is None else overlay(run, measured)
+    data = json.dumps(table, separators=(",", ":")).encode()
     files.write(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
@@ -53,11 +83,12 @@ def _thread(stream: str) -> int:
     return STREAMS.index(stream) if stream in STREAMS else len(STREAMS)
 
 
-def _names(rank: RankRun) -> Iterator[Event]:
+def _names(rank: RankRun, side: str) -> Iterator[Event]:
     folded = f" and {rank.stands_for - 1} like it" if rank.stands_for > 1 else ""
+    side = f"{side} " if side else ""
     yield {
         "ph": "M", "name": "process_name", "pid": rank.rank,
-        "args": {"name": f"rank {rank.rank}{folded}"},
+        "args": {"name": f"{side}rank {rank.rank}{folded}"},
     }
     yield {
         "ph": "M", "name": "process_sort_index", "pid": rank.rank,

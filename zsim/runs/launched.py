@@ -50,7 +50,9 @@ class LaunchedBackend:
 
     def capabilities(self) -> Capabilities:
         """Capabilities of the backend, wherever its devices are."""
-        return Capabilities(memory=True, numerics=True, time=False, device=self.device)
+        return Capabilities(
+            memory=True, numerics=True, time=False, spans=True, device=self.device
+        )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of all ranks, or the one that is there already; IncompleteRunError with what

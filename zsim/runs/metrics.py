@@ -71,13 +71,14 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
     # a Run that was only timed says nothing of what made its time
     spans = time is not None and any(rank.spans for rank in distinct)
     exposed = _largest(map(exposed_ns, distinct)) if spans else None
+    shares = [exposed_ns(rank) / (rank.recorded_step_ns or time) for rank in distinct if time]
     memory = steady.phases["steady"].memory
     return Figures(
         step_time_ns=time, step_time_band_ns=band_ns(time, band_of(run)) if time else None,
         compute_ns=_largest(map(compute_ns, distinct)) if spans else None,
         communication_ns=_largest(map(communication_ns, distinct)) if spans else None,
         exposed_communication_ns=exposed,
-        exposed_share=exposed / time if time and exposed is not None else None,
+        exposed_share=max(shares) if spans else None,
         tokens_per_second_per_gpu=tokens(scenario) * 1e9 / time if time else None,
         mfu=_mfu(run, scenario, time), bytes_sent_per_rank=_bytes_sent(run),
         collectives=ReadOnly(traffic(run.ranks[0])),

@@ -217,7 +217,8 @@ def _expectable(
         "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,
         "step_time": figures.step_time_ns if judged else None,
-        "exposed_communication": figures.exposed_share, "mfu": figures.mfu if judged else None,
+        "exposed_communication": figures.exposed_share if judged else None,
+        "mfu": figures.mfu if judged else None,
         **{f"{kind}s": figures.collectives.get(kind, Traffic()).count for kind in COLLECTIVES},
     }
 

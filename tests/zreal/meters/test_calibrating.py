@@ -41,9 +41,8 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         # some hundred operators and several collectives
         assert min(rank.step_time_ns for rank in run.ranks) > 100_000
         assert "neither meter nor recorder" in run.provenance["timed"]
-        assert (told["compute_ns"], told["exposed_communication_ns"]) == (
-            None, None,
-        )  # nobody saw what made the time
+        assert 0 < told["compute_ns"] < max(rank.recorded_step_ns for rank in run.ranks)
+        assert 0 < told["exposed_communication_ns"] <= told["communication_ns"]
         assert "time" not in run.provenance["sees"].split()
 
     files = [str(tmp_path / f"{name}.json") for name in names]

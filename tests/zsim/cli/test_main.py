@@ -392,8 +392,8 @@ def test_help_takes_less_than_200_ms_of_the_processor():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that sees "
-                                                     "time, as sim does, found echo"),
+        (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that records "
+                                                     "time, as sim and gloo do, found echo"),
         (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
     ],
 )

@@ -67,11 +67,12 @@ def one_thing_at_a_time(run: RunRecord, rank: RankRun) -> Iterator[str]:
 
 def spans_lie_in_the_step(run: RunRecord, rank: RankRun) -> Iterator[str]:
     """Nothing begins before the step or ends after it, or before its own beginning."""
+    step_ns = rank.recorded_step_ns or run.step_time_ns or 0
     for span in rank.spans:
-        if not 0 <= span.start_ns <= span.end_ns <= (run.step_time_ns or 0):
+        if not 0 <= span.start_ns <= span.end_ns <= step_ns:
             yield (
                 f"{span.name} runs from {span.start_ns:,} to {span.end_ns:,} ns in a step of "
-                f"{run.step_time_ns or 0:,} ns"
+                f"{step_ns:,} ns"
             )
 
 
