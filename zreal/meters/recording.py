@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zreal.meters.clocks import StepClock, clock_of
-from zreal.meters.timeline import MarkedCall, Describe, Mark, StepMarks, TimelineRecorder
+from zreal.meters.timeline import Describe, Mark, MarkedCall, StepMarks, TimelineRecorder
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.run import Span
 from zsim.models.spec import ModelSpec

@@ -158,7 +158,7 @@ class TimelineRecorder:
             self._on_gradient(output, partial(self._reached, unit))
 
     def _on_gradient(self, value: Any, then: Callable[[], None]) -> None:
-        """MarkedCall `then` in backward when the gradient of the first tensor of `value` is there."""
+        """Call `then` in backward when the gradient of the first tensor of `value` is there."""
         tensor = next((each for each in _tensors(value) if each.requires_grad), None)
         if tensor is not None:
             tensor.register_hook(lambda _: then())
