@@ -98,8 +98,7 @@ def _enter_llama(model: TokensToLoss, tokens: Tensor) -> tuple[Tensor, _ForwardL
     _mask(model, embeddings, positions)
     tables = inner.rotary_emb(embeddings, position_ids=positions)
     kept = {
-        "attention_mask": None, "position_embeddings": tables, "position_ids": positions,
-        "past_key_values": None,
+        "attention_mask": None, "position_embeddings": tables, "position_ids": positions
     }
     return embeddings, _ForwardLocals(
         tokens=tokens, unread=(embeddings,), norm="model.norm", block_arguments=kept
@@ -135,9 +134,8 @@ def _mask(model: Any, embeddings: Tensor, positions: Tensor) -> None:
     """Run transformers' check for packed sequences, which alone need a mask."""
     from transformers import masking_utils  # an extra
 
-    masking_utils.create_causal_mask(
-        config=model.config, inputs_embeds=embeddings, attention_mask=None, past_key_values=None,
-        position_ids=positions,
+    masking_utils.create_causal_mask(  # its cache has another name from release to release
+        model.config, embeddings, None, None, position_ids=positions
     )
 
 
@@ -146,6 +144,8 @@ CLASSES: dict[str, tuple[str, Callable[[TokensToLoss, Tensor], tuple[Tensor, _Fo
     "llama": ("LlamaForCausalLM", _enter_llama),
     "mistral": ("MistralForCausalLM", _enter_llama),
     "qwen2": ("Qwen2ForCausalLM", _enter_llama),
+    "qwen3": ("Qwen3ForCausalLM", _enter_llama),
+    "gemma": ("GemmaForCausalLM", _enter_llama),
 }
 """Class of transformers and its inner model's forward up to the blocks, by the config's
 model_type."""

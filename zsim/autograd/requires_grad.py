@@ -65,7 +65,7 @@ def _partly(
         passes=tuple(name for name in call.passes if name in wanting),
         summed=tuple(item for item in call.summed if item[0] in makes),
         parameters=trained if call.parameters else (),
-        weights=trained if call.weights else (),
+        weights=call.weights if call.parameters else trained,
         backward_scratch=() if call.parameters and not trained else call.backward_scratch,
         backward_flops=(
             0 if constant_weight and not wanting else call.backward_flops // (1 + halves)

@@ -20,6 +20,8 @@ OperatorKind = Literal[
     "cast",
     "cross_entropy",
     "upcast_norm",
+    "shifted_norm",
+    "scale",
     "rotary_tables",
     "heads",
     "rotate",

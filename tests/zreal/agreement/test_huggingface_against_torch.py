@@ -57,6 +57,18 @@ GPT2: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA, "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
     "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 32},
+    "qwen3, biases, tied, not grouped": LLAMA
+    | {
+        "model_type": "qwen3", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+    },
+    "gemma": LLAMA | {"model_type": "gemma", "head_dim": 32},
+    "gemma, biases, untied, one head of keys": LLAMA
+    | {
+        "model_type": "gemma", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": False,
+        "num_key_value_heads": 1,
+    },
     "mistral, a rest of the width": LLAMA
     | {
         "model_type": "mistral", "sliding_window": None, "num_attention_heads": 5,
@@ -75,7 +87,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2, tanh, only attention drops": GPT2
     | {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
 }
-KINDS = ("llama", "mistral", "qwen2", "gpt2")
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2")
 PRECISIONS = {
     "fp32": ("fp32", "fp32"), "bf16": ("bf16", "fp32"), "bf16 all through": ("bf16", "bf16")
 }
@@ -152,7 +164,7 @@ def test_what_torch_holds_and_sends_is_exact(
 
 @pytest.mark.parametrize(
     ("strategy", "config", "precision"),
-    one_in(7, itertools.product(["zero3", "zero1"], ["llama", "gpt2"], ["fp32", "bf16"])),
+    one_in(7, itertools.product(["zero3", "zero1"], KINDS, ["fp32", "bf16"])),
 )
 def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
     strategy: str, config: str, precision: str, tmp_path: Path
@@ -199,7 +211,7 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize(
     ("option", "config", "strategy"),
-    one_in(29, itertools.product(OPTIONS, ["llama", "gpt2"], ["fsdp2", "ddp"])),
+    one_in(29, itertools.product(OPTIONS, KINDS, ["fsdp2", "ddp"])),
 )
 def test_each_option_is_exact(option: str, config: str, strategy: str, tmp_path: Path) -> None:
     asked = dict(OPTIONS[option])
@@ -242,7 +254,7 @@ HEADS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads"), [*itertools.product(["llama", "mistral", "qwen2"], HEADS)]
+    ("kind", "heads"), [*itertools.product(KINDS[:-1], HEADS)]
 )
 def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(
     kind: str, heads: str

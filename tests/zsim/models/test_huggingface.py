@@ -60,9 +60,35 @@ QWEN2: dict[str, Any] = {
 }
 
 
+QWEN3: dict[str, Any] = {  # Qwen/Qwen3-0.6B
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+GEMMA: dict[str, Any] = {  # google/gemma-2b
+    "model_type": "gemma",
+    "num_hidden_layers": 18,
+    "hidden_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 16384,
+    "vocab_size": 256000,
+    "hidden_act": "gelu",
+}
+KINDS = "gpt2, llama, mistral, qwen2, qwen3, gemma"
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [(GPT2, 124_439_808), (LLAMA, 8_030_261_248), (MISTRAL, 7_241_732_096), (QWEN2, 494_032_768)],
+    [(GPT2, 124_439_808), (LLAMA, 8_030_261_248), (MISTRAL, 7_241_732_096), (QWEN2, 494_032_768),
+     (QWEN3, 596_049_920), (GEMMA, 2_506_172_416)],
 )
 def test_a_hugging_face_config_has_the_published_number_of_parameters(
     config: dict[str, Any], expected: int
@@ -92,11 +118,17 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({}, "model_type: missing; expected one of gpt2, llama, mistral, qwen2"),
-        ({"model_type": []}, "model_type: expected one of gpt2, llama, mistral, qwen2, found []"),
+        ({}, f"model_type: missing; expected one of {KINDS}; {huggingface.REMEDY}"),
         (
-            LLAMA | {"model_type": "bert"},
-            'model_type: expected one of gpt2, llama, mistral, qwen2, found "bert"',
+            {"model_type": []},
+            f"model_type: expected one of {KINDS}, found []; {huggingface.REMEDY}",
+        ),
+        *(
+            (
+                LLAMA | {"model_type": kind},
+                f'model_type: expected one of {KINDS}, found "{kind}"; {huggingface.REMEDY}',
+            )
+            for kind in ("bert", "mixtral", "gemma2", "phi", "phi3", "qwen3_moe")
         ),
         (
             GPT2 | {"n_layer": 10**9},

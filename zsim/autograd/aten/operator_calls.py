@@ -317,6 +317,8 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "cast": _cast_to,
     "cross_entropy": _cross_entropy,
     "upcast_norm": transformers.upcast_norm,
+    "shifted_norm": transformers.shifted_norm,
+    "scale": transformers.scale,
     "rotary_tables": transformers.rotary_tables,
     "heads": transformers.heads,
     "rotate": transformers.rotate,

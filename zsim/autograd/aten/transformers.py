@@ -21,40 +21,41 @@ WIDE_NBYTES = DTYPE_NBYTES["float32"]
 INDEX_NBYTES = DTYPE_NBYTES["int64"]
 
 
-def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """LlamaRMSNorm: weight · (x·rsqrt(mean(x²) + ε)) with all in float32 but the last product."""
-    (x,), name, rows = op.inputs, op.output, WIDE_NBYTES * sizes.tokens
-    nbytes, wide = sizes.nbytes * sizes.tokens * op.out_features, rows * op.out_features
-    casts = sizes.nbytes < WIDE_NBYTES
-    source = f"{name}.float" if casts else x
-    square, mean, shifted, rstd, normalised = (
-        f"{name}.{part}" for part in ("square", "mean", "shifted", "rstd", "normalised")
+def _step(
+    inputs: tuple[str, ...], output: str, nbytes: int, moved: int, backward_moved: int, **more: Any
+) -> Call:
+    """One call of a norm: bytes that it makes, and that it and its backward read and write."""
+    way: dict[str, Any] = {} if "passes" in more else {"gradients": inputs}
+    how = {"moved": moved, "backward_moved": backward_moved}
+    return Call(
+        operator=NORM_STEP, inputs=inputs, output=output, nbytes=nbytes, **(how | way | more)
     )
 
-    def call(
-        inputs: tuple[str, ...], output: str, size: int, moved: int, backward_moved: int,
-        **more: Any,
-    ) -> Call:
-        way: dict[str, Any] = {} if "passes" in more else {"gradients": inputs}
-        how = {"moved": moved, "backward_moved": backward_moved}
-        return Call(
-            operator=NORM_STEP, inputs=inputs, output=output, nbytes=size, **(how | way | more)
-        )
 
+def _normalised(
+    op: Operator, *, rows: int, wide: int, nbytes: int, ended: tuple[str, ...] = ()
+) -> Iterator[Call]:
+    """x·rsqrt(mean(x²) + ε) in float32, after a cast where x is narrower. `ended`: values that go
+    before the rsqrt."""
+    (x,), name, casts = op.inputs, op.output, nbytes < wide
+    source = f"{name}.float" if casts else x
+    square, mean, shifted, rstd = (
+        f"{name}.{part}" for part in ("square", "mean", "shifted", "rstd")
+    )
     if casts:
-        yield call((x,), source, wide, nbytes + wide, nbytes + wide)
-    yield call(
+        yield _step((x,), source, wide, nbytes + wide, nbytes + wide)
+    yield _step(
         (source,), square, wide, 2 * wide, 7 * wide, saves=(source,), backward_scratch=(wide, wide)
     )
-    yield call((square,), mean, rows, wide + rows, wide + rows, drops=(square,))
-    yield call((mean,), shifted, rows, 2 * rows, 0, passes=(mean,))
-    yield call(
+    yield _step((square,), mean, rows, wide + rows, wide + rows, drops=(square,))
+    yield _step((mean,), shifted, rows, 2 * rows, 0, passes=(mean,), drops=ended)
+    yield _step(
         (shifted,), rstd, rows, 2 * rows, 8 * rows, saves=(rstd,), backward_scratch=(rows, rows),
         drops=(shifted,),
     )
-    yield call(
+    yield _step(
         (source, rstd),
-        normalised,
+        f"{name}.normalised",
         wide,
         2 * wide + rows,
         6 * wide + 2 * rows,
@@ -62,10 +63,20 @@ def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
         summed=((rstd, (wide,)),),
         drops=(rstd, source) if casts else (rstd,),
     )
+
+
+def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """LlamaRMSNorm: weight · (x·rsqrt(mean(x²) + ε)) with all in float32 but the last product;
+    with `num_heads` of each head."""
+    name, rows = op.output, WIDE_NBYTES * sizes.tokens * (op.num_heads or 1)
+    wide = rows * op.out_features
+    nbytes = wide // WIDE_NBYTES * sizes.nbytes
+    casts, mean, normalised = nbytes < wide, f"{name}.mean", f"{name}.normalised"
+    yield from _normalised(op, rows=rows, wide=wide, nbytes=nbytes)
     factor = f"{name}.factor" if casts else normalised
     if casts:
-        yield call((normalised,), factor, nbytes, wide + nbytes, wide + nbytes)
-    yield call(
+        yield _step((normalised,), factor, nbytes, wide + nbytes, wide + nbytes)
+    yield _step(
         (factor,),
         name,
         nbytes,
@@ -76,6 +87,61 @@ def upcast_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
         summed=((op.weight, (nbytes,)),),
         parameters=(op.weight,),
         drops=(factor, normalised, mean) if casts else (normalised, mean),
+    )
+
+
+def shifted_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """GemmaRMSNorm: (1 + weight)·(x·rsqrt(mean(x²) + ε)), all in float32."""
+    name, row, rows = op.output, WIDE_NBYTES * op.out_features, WIDE_NBYTES * sizes.tokens
+    wide = rows * op.out_features
+    nbytes = wide // WIDE_NBYTES * sizes.nbytes
+    casts = nbytes < wide
+    weight, factor, normalised = (f"{name}.{part}" for part in ("weight", "factor", "normalised"))
+    yield from _normalised(op, rows=rows, wide=wide, nbytes=nbytes, ended=(f"{name}.mean",))
+    if casts:
+        yield _step(
+            (), weight, row, 2 * row, 2 * row, gradients=(op.weight,), parameters=(op.weight,)
+        )
+        yield _step((weight,), factor, row, 2 * row, 0, passes=(weight,), drops=(weight,))
+        factors: dict[str, Any] = {"crossed": True, "summed": ((factor, (wide,)),)}
+    else:  # the sum of a number and the weight passes its gradient on
+        yield constant(factor, row)
+        factors = {
+            "weights": (factor,), "parameters": (op.weight,), "gradients": (normalised, op.weight),
+            "summed": ((op.weight, (wide,)),),
+        }
+    product = f"{name}.product" if casts else name
+    yield _step(
+        (normalised, factor) if casts else (normalised,),
+        product,
+        wide,
+        3 * wide,
+        6 * wide,
+        saves=(factor, normalised),
+        drops=(normalised, factor),
+        **factors,
+    )
+    if casts:
+        yield _step((product,), name, nbytes, wide + nbytes, wide + nbytes, drops=(product,))
+
+
+def scale(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """GemmaTextScaledWordEmbedding: embeddings times one number, a buffer in float32."""
+    (x,), name, nbytes = op.inputs, op.output, sizes.nbytes * sizes.tokens * op.out_features
+    casts = sizes.nbytes < WIDE_NBYTES
+    number = f"{name}.number"
+    if casts:
+        yield constant(number, sizes.nbytes)
+    yield Call(
+        operator="multiply",
+        inputs=(x,),
+        output=name,
+        nbytes=nbytes,
+        saves=(number,) if casts else (),
+        gradients=(x,),
+        drops=(number, x) if casts else (x,),
+        moved=2 * nbytes,
+        backward_moved=2 * nbytes,
     )
 
 

@@ -1,5 +1,4 @@
-"""A Hugging Face config.json of the kinds gpt2, llama, mistral and qwen2 as a ModelSpec. It
-downloads nothing."""
+"""A Hugging Face config.json of the kinds in KINDS as a ModelSpec. It downloads nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from zsim.errors import ScenarioError, shown
 from zsim.models.families import transformers
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.llama import LlamaSizes
+from zsim.models.families.llama_like import llama_like
 from zsim.models.families.transformers import Dropout
 from zsim.models.spec import ModelSpec
 
@@ -20,6 +20,7 @@ MAX_SIZE = 10_000_000
 MAX_LAYERS = 4096
 MISSING = object()
 """The value of a key that is not there."""
+REMEDY = "trace the module of any other (zreal.tracing) and name the file in model.traced"
 NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "initializer_range")
 DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes of a config that transformers can load for a real run; they change no byte and no FLOP."""
@@ -46,7 +47,8 @@ def from_config(
     """
     kind = config.get("model_type", MISSING)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ScenarioError((_problem(where, "model_type", f"one of {', '.join(KINDS)}", kind),))
+        wrong = _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
+        raise ScenarioError((f"{wrong}; {REMEDY}",))
     checked = _Config(where, config)
     checked.require_causal(CAUSAL[kind])
     checked.require_usable()
@@ -223,7 +225,7 @@ class _Config:
         for key in FOREIGN:
             value = self.values.get(key)
             if value not in (None, False):
-                self.wrong(key, "nothing, as it is not modelled", value)
+                self.wrong(key, f"nothing, as it is not modelled ({REMEDY})", value)
 
     def refuse_outputs(self) -> None:
         """Note when the module is to return, and so to hold, more than logits and loss."""
@@ -257,9 +259,10 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
 
 
 def _llama(
-    config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False
+    config: _Config, sequence_length: int, *, name: str = "llama", qkv_bias: bool = False,
+    head_dim: int = 0, tied: bool = False, activations: tuple[str, ...] = ("silu", "swish"),
 ) -> ModelSpec:
-    config.require("hidden_act", ("silu", "swish"))
+    config.require("hidden_act", activations)
     config.refuse_outputs()
     config.refuse_rope()
     heads = config.size("num_attention_heads")
@@ -267,14 +270,14 @@ def _llama(
         num_layers=config.size("num_hidden_layers", most=MAX_LAYERS),
         hidden_size=config.size("hidden_size"),
         num_heads=heads,
-        num_kv_heads=config.size("num_key_value_heads", heads),
-        head_dim=config.size("head_dim", 0),
+        num_kv_heads=config.size("num_key_value_heads", None if head_dim else heads),
+        head_dim=config.size("head_dim", head_dim),
         feed_forward=config.size("intermediate_size"),
         vocabulary=config.size("vocab_size"),
         qkv_bias=qkv_bias or config.flag("attention_bias", False),
         output_bias=config.flag("attention_bias", False),
         mlp_bias=config.flag("mlp_bias", False),
-        tied=config.flag("tie_word_embeddings", False),
+        tied=config.flag("tie_word_embeddings", tied),
     )
     if config.share("attention_dropout", 0.0):
         config.wrong(
@@ -287,7 +290,7 @@ def _llama(
     }
     config.require_heads(**keys, divides=name == "llama")
     config.require_right()
-    return transformers.llama(sizes, name=name, config=config.text)
+    return llama_like(sizes, name=name, config=config.text)
 
 
 def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
@@ -301,11 +304,27 @@ def _qwen2(config: _Config, sequence_length: int) -> ModelSpec:
     return _llama(config, sequence_length, name="qwen2", qkv_bias=True)
 
 
+def _qwen3(config: _Config, sequence_length: int) -> ModelSpec:
+    config.refuse("use_sliding_window")
+    config.require_full_attention()
+    return _llama(config, sequence_length, name="qwen3", head_dim=128)
+
+
+def _gemma(config: _Config, sequence_length: int) -> ModelSpec:
+    config.refuse("use_bidirectional_attention")
+    return _llama(
+        config, sequence_length, name="gemma", head_dim=256, tied=True,
+        activations=("gelu_pytorch_tanh", "gelu"),
+    )
+
+
 KINDS: dict[str, Callable[[_Config, int], ModelSpec]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
 }
 
 CAUSAL = {
@@ -313,6 +332,8 @@ CAUSAL = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
 }
 """The module of each kind that is simulated."""
 

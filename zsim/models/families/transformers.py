@@ -1,5 +1,5 @@
-"""gpt2, llama, mistral and qwen2 as the modules of transformers run them: their names, their
-operators, the order of their parameters.
+"""Modules of transformers as they run: their names, their operators, the order of their parameters.
+GPT-2 is here, `llama_like` has the others.
 
 The sizes are those of the families; what differs is how the code computes. Trained as its Trainer
 does: in training mode, without a cache of keys and values, with labels, from which the module
@@ -8,12 +8,10 @@ itself makes the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.layers import elementwise, embedding, linear, norm, parameters_of
-from zsim.models.families.llama import LlamaSizes
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
@@ -44,14 +42,16 @@ def _conv1d(name: str, source: str, output: str, in_features: int, out_features:
     return replace(linear(name, source, output, in_features, out_features), kind="conv1d")
 
 
-def _dropped(asked: bool, name: str, value: str, width: int) -> tuple[tuple[Operator, ...], str]:
+def dropped(asked: bool, name: str, value: str, width: int) -> tuple[tuple[Operator, ...], str]:
     """Dropout of `value` where it is asked for, and the name of what there is then."""
     if not asked:
         return (), value
     return (elementwise("dropout", name, (value,), f"{value}_dropped", width),), f"{value}_dropped"
 
 
-def _loss(norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: str) -> Module:
+def loss_module(
+    norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: str
+) -> Module:
     """The last norm, after which the inner model's locals go; logits, which the output holds until
     the loss is taken from it."""
     width = norm_f.out_features
@@ -73,7 +73,7 @@ def _loss(norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: 
     )
 
 
-def _assembled(
+def assembled(
     name: str, embed: Module, blocks: tuple[Module, ...], head: Module, *, config: str,
     order: tuple[str, ...], buffers: tuple[int, ...],
 ) -> TransformersModel:
@@ -107,112 +107,6 @@ def _assembled(
     )
 
 
-# -- llama, mistral, qwen2
-
-LLAMA_ORDER = (
-    *(f"self_attn.{part}_proj" for part in "qkvo"),
-    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-    "input_layernorm",
-    "post_attention_layernorm",
-)
-TABLES = (f"{EMBED}:h.cos", f"{EMBED}:h.sin")
-
-
-def llama(sizes: LlamaSizes, *, name: str, config: str) -> TransformersModel:
-    """LlamaForCausalLM and those that are like it."""
-    width, head_dim = sizes.hidden_size, sizes.head_dim or sizes.hidden_size // sizes.num_heads
-    tables = Operator(
-        kind="rotary_tables", name="model.rotary_emb", inputs=("e",), output="h",
-        out_features=width, head_dim=head_dim,
-    )
-    tokens = embedding(
-        "embedding", "model.embed_tokens", "tokens", "e", rows=sizes.vocabulary, width=width
-    )
-    return _assembled(
-        name, Module(fqn=EMBED, unit=ROOT, operators=(tokens, tables)),
-        tuple(_llama_block(sizes, f"model.layers.{i}", head_dim) for i in range(sizes.num_layers)),
-        _loss(
-            norm("upcast_norm", "model.norm", "x", "n", width),
-            frame=(
-                *((f"{EMBED}:e", PLACES) if name == "qwen2" else (PLACES, f"{EMBED}:e")), *TABLES
-            ),
-            vocabulary=sizes.vocabulary,
-            weight="model.embed_tokens.weight" if sizes.tied else "lm_head.weight",
-        ),
-        config=config, order=LLAMA_ORDER, buffers=(2 * head_dim, 2 * head_dim),
-    )
-
-
-def _llama_mlp(sizes: LlamaSizes, fqn: str) -> Iterator[Operator]:
-    """The gated MLP of a block, from "n2" to "m"."""
-    width, wide = sizes.hidden_size, sizes.feed_forward
-    yield linear(f"{fqn}.mlp.gate_proj", "n2", "gate", width, wide, bias=sizes.mlp_bias)
-    yield elementwise("silu", f"{fqn}.mlp.act_fn", ("gate",), "silu", wide)
-    yield linear(f"{fqn}.mlp.up_proj", "n2", "up", width, wide, bias=sizes.mlp_bias)
-    yield elementwise("multiply", f"{fqn}.mlp.product", ("silu", "up"), "act", wide)
-    down = linear(f"{fqn}.mlp.down_proj", "act", "m", wide, width, bias=sizes.mlp_bias)
-    yield replace(down, drops=("act", "n2"))
-
-
-def _llama_block(sizes: LlamaSizes, fqn: str, head_dim: int) -> Module:
-    width, kv_heads = sizes.hidden_size, sizes.num_kv_heads or sizes.num_heads
-    attention = f"{fqn}.self_attn"
-    heads = {"q": sizes.num_heads, "k": kv_heads, "v": kv_heads}
-    shape = Operator(
-        kind="rotate",
-        name=f"{attention}.rotary",
-        inputs=("q_heads", "k_heads"),
-        output="turned",
-        num_heads=sizes.num_heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-    )
-    projections = [
-        linear(f"{attention}.{part}_proj", "n1", part, width, count * head_dim, bias=sizes.qkv_bias)
-        for part, count in heads.items()
-    ]
-    in_heads = [
-        replace(
-            shape, kind="heads", name=f"{attention}.{part}_heads", inputs=(part,),
-            output=f"{part}_heads", num_heads=count,
-        )
-        for part, count in heads.items()
-        if part != "v"  # whose gradient comes as it lies
-    ]
-    query, key, value = projections
-    mix = replace(
-        shape,
-        kind="attention",
-        name=attention,
-        inputs=("turned.query", "turned", "v"),
-        num_by_head=2,
-        output="mixed",
-        implementation=sizes.attention,
-    )
-    attended = linear(
-        f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width,
-        bias=sizes.output_bias,
-    )
-    return Module(
-        fqn=fqn, unit=fqn,
-        operators=(
-            replace(
-                norm("upcast_norm", f"{fqn}.input_layernorm", "x", "n1", width), reads=(PLACES,)
-            ),
-            *(query, in_heads[0], key, in_heads[1], value), replace(shape, reads=TABLES), mix,
-            replace(attended, drops=("mixed", "turned.query", "turned", "v", "n1")),
-            elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
-            norm("upcast_norm", f"{fqn}.post_attention_layernorm", "h", "n2", width),
-            *_llama_mlp(sizes, fqn),
-            replace(
-                elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width), drops=("m", "h")
-            ),
-        ),
-    )
-
-
-# -- gpt2
-
 GPT2_ORDER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 
@@ -226,14 +120,14 @@ def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> 
     indices = embedding(
         "position_embedding", "transformer.wpe", "e", "h", rows=sizes.max_positions, width=width
     )
-    dropping, _ = _dropped(dropout.embedding, "transformer.drop", "h", width)
-    return _assembled(
+    dropping, _ = dropped(dropout.embedding, "transformer.drop", "h", width)
+    return assembled(
         "gpt2", Module(fqn=EMBED, unit=ROOT, operators=(tokens, indices, *dropping)),
         tuple(
             _gpt2_block(sizes, f"transformer.h.{i}", activation, dropout)
             for i in range(sizes.num_layers)
         ),
-        _loss(
+        loss_module(
             norm("layer_norm", "transformer.ln_f", "x", "n", width),
             frame=(PLACES, f"{EMBED}:e", f"{EMBED}:h.rows"), vocabulary=sizes.vocabulary,
             weight="transformer.wte.weight" if sizes.tied else "lm_head.weight",
@@ -245,11 +139,11 @@ def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> 
 def _gpt2_block(sizes: GptSizes, fqn: str, activation: str, dropout: Dropout) -> Module:
     width = sizes.hidden_size
     feed_forward = sizes.feed_forward or 4 * width
-    attended, a = _dropped(dropout.residual, f"{fqn}.attn.resid_dropout", "a", width)
+    attended, a = dropped(dropout.residual, f"{fqn}.attn.resid_dropout", "a", width)
     projected = (_conv1d(f"{fqn}.attn.c_proj", "mixed", "a", width, width), *attended)
     rebound = ("a",) if attended else ()
     projected = (*projected[:-1], replace(projected[-1], drops=(*rebound, "q", "q.key", "q.value")))
-    fed, m = _dropped(dropout.residual, f"{fqn}.mlp.dropout", "m", width)
+    fed, m = dropped(dropout.residual, f"{fqn}.mlp.dropout", "m", width)
     mix = Operator(
         kind="attention",
         name=f"{fqn}.attn",

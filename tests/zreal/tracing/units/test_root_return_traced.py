@@ -169,6 +169,36 @@ def test_whatever_it_returns_lives_on_until_the_loss_is_made(
     assert differing == {}
 
 
+def model_of_transformers(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    config = transformers.AutoConfig.for_model(
+        name, vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4,
+    )
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def sentences() -> dict[str, Tensor]:
+    ids = torch.randint(300, (2, 16))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+@pytest.mark.parametrize("strategy", SHARDED[3:6:2])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("bert", "bert.encoder.layer"), ("qwen3", "model.layers")]
+)
+def test_a_model_output_lives_on_through_the_roots_reshard(
+    name: str, layers: str, strategy: str, tmp_path: Path
+) -> None:
+    differing = differences(
+        lambda: model_of_transformers(name), sentences, strategy, tmp_path, ranks=4,
+        parameters="bf16", layers=layers, loss=lambda output: output.loss,
+    )
+    assert differing == {}
+
+
 def test_a_file_knows_what_comes_after_the_root() -> None:
     model = trace(maker("logits", embeds=True), tokens(), units=UNITS, loss=classes)
     assert [(m.fqn, m.after_root) for m in model.lowered[-2:]] == [
