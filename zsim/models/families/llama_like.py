@@ -32,7 +32,7 @@ TABLES = (f"{EMBED}:h.cos", f"{EMBED}:h.sin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How a kind differs from llama.
+    """Differences of a kind from llama.
 
     - `norm`: its RMS norms. `head_norms`: queries and keys have some too.
     - `scaled`: embeddings are multiplied by a number. `activation` of the gated MLP.
