@@ -31,13 +31,13 @@ def refusal(function, *arguments, **options):
 @pytest.mark.parametrize("function", OF_A_SCENARIO, ids=lambda function: function.__name__)
 def test_what_is_no_scenario_is_refused_with_the_way_to_one(function):
     expected = "scenario: expected a Scenario, found"
-    for wrong, found in (
+    for wrong, described in (
         ("x.toml", "\"x.toml\"; zsim.load reads a scenario's file"),
         (None, "None; zsim.load or zsim.Scenario makes one"),
         (TABLES, "a dict; zsim.Scenario(**tables) makes one"),
         (RUN, "a Run; its `scenario` is one"),
     ):
-        assert refusal(function, wrong) == f"{expected} {found}"
+        assert refusal(function, wrong) == f"{expected} {described}"
 
 
 @pytest.mark.parametrize("wrong", [SMALL, RUN.record, None, 3, RUN.to_dict()])
@@ -133,8 +133,8 @@ WRONG_OPTIONS = [
      "of the two out"),
     ({"all_ranks": "no"}, 'all_ranks: expected True or False, found "no"'),
     ({"interpreter": "foo"}, 'interpreter: expected executor or observer, found "foo"'),
-    *(({"timeout_s": wrong}, f"timeout_s: expected seconds between 0 and 86400, found {found}")
-      for wrong, found in ((0, "0"), (-1, "-1"), (float("nan"), "nan"), ("1", '"1"'),
+    *(({"timeout_s": wrong}, f"timeout_s: expected seconds between 0 and 86400, found {described}")
+      for wrong, described in ((0, "0"), (-1, "-1"), (float("nan"), "nan"), ("1", '"1"'),
                            (True, "True"), (10**6, "1000000"), (None, "None"))),
 ]
 

@@ -20,11 +20,7 @@ from tests.support.folders import ROOT
 GLOSSARY = ROOT / "zsim" / "GLOSSARY.md"
 FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).rglob("*.py"))
 
-PLAIN_TESTS = (
-    "conftest.py", "benchmarks", "measured", "published", "support", "zreal",
-    "zsim/cluster", "zsim/engine", "zsim/ir", "zsim/models",
-)
-"""Tests whose docstrings and names follow the rules: files, and folders with all that they hold."""
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 @cache
@@ -60,11 +56,11 @@ def test_docstrings_and_names_follow_the_rules(package):
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", PLAIN_TESTS)
-def test_docstrings_and_names_of_tests_follow_the_rules(name):
-    path = ROOT / "tests" / name
-    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    assert files
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for file in TESTS}), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_docstrings_and_names_of_tests_follow_the_rules(folder):
+    files = [file for file in TESTS if file.parent == folder]
     assert [each for file in files for each in breaches_of_docstrings_and_names(file)] == []
 
 

@@ -30,14 +30,14 @@ def kinds(package):
     for module in pkgutil.walk_packages(there.__path__, f"{package}."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    found = [ZsimError]
-    for kind in found:
-        found += kind.__subclasses__()
-    return [kind for kind in found if kind.__module__.partition(".")[0] == package]
+    classes = [ZsimError]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    return [kind for kind in classes if kind.__module__.partition(".")[0] == package]
 
 
 def values(error):
-    """What a reader of the error has, with inner errors by their values."""
+    """Values of an error, its inner errors by their values."""
     return {
         name: values(value) if isinstance(value, ZsimError) else value
         for name, value in vars(error).items()
@@ -48,9 +48,9 @@ def values(error):
 def test_every_error_is_pickled_and_copied_whole(package, least):
     if package == "zreal":
         pytest.importorskip("torch")
-    found = kinds(package)
-    assert len(found) >= least
-    for kind in found:
+    classes = kinds(package)
+    assert len(classes) >= least
+    for kind in classes:
         parameters = inspect.signature(kind).parameters
         error = kind(**{name: ARGUMENTS[name] for name in parameters})
         error.remedy = "changed afterwards"

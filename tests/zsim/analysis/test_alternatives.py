@@ -62,14 +62,14 @@ def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it
     None
 ):
     case = scenario(PREFETCHED)
-    found = tried(case)
-    assert found["fsdp2"].options == case.options
-    assert dropped(case, found["fsdp2"]) == ()
-    kept = found["fsdp2, reshard_after_forward = false"].options
+    candidates = tried(case)
+    assert candidates["fsdp2"].options == case.options
+    assert dropped(case, candidates["fsdp2"]) == ()
+    kept = candidates["fsdp2, reshard_after_forward = false"].options
     assert (
         kept.forward_prefetch, kept.backward_prefetch, kept.offload, kept.reshard_after_forward
     ) == (2, 1, True, False)
-    options = found["hsdp, shard groups of 4"].options
+    options = candidates["hsdp, shard groups of 4"].options
     assert (
         options.forward_prefetch, options.backward_prefetch, options.offload,
         options.reshard_after_forward,
@@ -78,7 +78,8 @@ def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it
         "reshard_after_forward = 4", "forward_prefetch = 2", "backward_prefetch = 1",
         "offload = true",
     )
-    assert {dropped(case, found[name]) for name in ("ddp", "zero1", "zero2", "zero3")} == {without}
+    replaced = [candidates[name] for name in ("ddp", "zero1", "zero2", "zero3")]
+    assert {dropped(case, other) for other in replaced} == {without}
 
 
 def test_an_option_that_a_smaller_group_cannot_have_is_left_out_and_said_so() -> None:
@@ -133,14 +134,14 @@ def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(
     case = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = {asked}')
     freed = "hsdp, shard groups of 4" if strategy == "hsdp" else "fsdp2"
     row = f"{freed}, reshard_after_forward = true"
-    found = {one.name: one for one in fit(case).candidates}
-    assert (row in found) is (asked in ("false", "2"))
-    assert found[freed].scenario == case
-    if row in found:
+    by_name = {candidate.name: candidate for candidate in fit(case).candidates}
+    assert (row in by_name) is (asked in ("false", "2"))
+    assert by_name[freed].scenario == case
+    if row in by_name:
         resharded = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = true')
-        assert found[row].scenario == case.with_parts(options=resharded.options)
-        assert found[row].memory.allocated_bytes <= found[freed].memory.allocated_bytes
-        assert found[row].dropped == ()
+        assert by_name[row].scenario == case.with_parts(options=resharded.options)
+        assert by_name[row].memory.allocated_bytes <= by_name[freed].memory.allocated_bytes
+        assert by_name[row].dropped == ()
 
 
 def test_a_move_is_over_all_ranks_unless_a_mesh_is_given() -> None:
@@ -157,14 +158,14 @@ def test_where_no_single_change_is_enough_several_are_tried_together() -> None:
     case = scenario('name = "ddp"', model=model, batch=batch)
     effects = advice(as_asked(case))
     alone, joint = (
-        [one for one in effects if " + " not in one.change],
-        [one for one in effects if " + " in one.change],
+        [effect for effect in effects if " + " not in effect.change],
+        [effect for effect in effects if " + " in effect.change],
     )
-    assert {one.verdict for one in alone} <= {"OOM", "TIGHT"}
+    assert {effect.verdict for effect in alone} <= {"OOM", "TIGHT"}
     assert joint
-    assert {one.verdict for one in joint} == {"FITS"}
+    assert {effect.verdict for effect in joint} == {"FITS"}
     assert "strategy zero1 + activation checkpointing of every block" in {
-        one.change for one in joint
+        effect.change for effect in joint
     }
 
 
@@ -179,7 +180,8 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(
     fastest = min(enough, key=lambda way: step_time(planned(way.scenario)).ns)
     assert fastest != min(enough, key=lambda way: way.memory.needed.nbytes)
     monkeypatch.setattr("zsim.analysis.advice.MOST_SHOWN", 1)
-    assert [one.change for one in advice(as_asked(case)) if " + " in one.change] == [fastest.name]
+    joint = [effect.change for effect in advice(as_asked(case)) if " + " in effect.change]
+    assert joint == [fastest.name]
 
 
 def test_where_several_changes_may_just_fit_they_are_told(
@@ -193,26 +195,28 @@ def test_where_several_changes_may_just_fit_they_are_told(
         )
     )
     assert main(["show", "--memory", "--json", str(path)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     joint = {
-        one["change"]: one["verdict"] for one in found["what_would_help"] if " + " in one["change"]
+        row["change"]: row["verdict"]
+        for row in printed["what_would_help"]
+        if " + " in row["change"]
     }
     assert joint == {"activation checkpointing of every block + strategy zero3": "TIGHT"}
-    assert {one["verdict"] for one in found["what_would_help"] if one["change"] not in joint} == {
+    assert {row["verdict"] for row in printed["what_would_help"] if row["change"] not in joint} == {
         "OOM"
     }
-    assert found["nothing_fits"] is None
+    assert printed["nothing_fits"] is None
     assert main(["fit", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    verdicts = {one["name"]: one["verdict"] for one in told["candidates"]}
+    fitted = json.loads(capsys.readouterr().out)
+    verdicts = {row["name"]: row["verdict"] for row in fitted["candidates"]}
     assert {verdicts[name] for name in verdicts if " + " not in name} == {
         "TIGHT", "OOM"
     }  # more is tried where one may just fit, too
-    assert verdicts[told["recommended"]] == "FITS"
+    assert verdicts[fitted["recommended"]] == "FITS"
 
 
 def test_where_a_single_change_is_enough_none_are_joined() -> None:
-    assert not any(" + " in one.change for one in advice(as_asked(scenario('name = "ddp"'))))
+    assert not any(" + " in effect.change for effect in advice(as_asked(scenario('name = "ddp"'))))
 
 
 def test_where_no_candidate_fits_more_is_changed_of_each(
@@ -223,19 +227,21 @@ def test_where_no_candidate_fits_more_is_changed_of_each(
     path.write_text(text('name = "fsdp2"', model=large, batch="micro_batch = 1, sequence_length "
                                                               "= 128", cluster=cluster))
     assert main(["fit", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert " + offload = true" in found["recommended"]
-    chosen = next(one for one in found["candidates"] if one["name"] == found["recommended"])
+    printed = json.loads(capsys.readouterr().out)
+    assert " + offload = true" in printed["recommended"]
+    chosen = next(row for row in printed["candidates"] if row["name"] == printed["recommended"])
     assert (chosen["verdict"], chosen["options"]["offload"]) == ("FITS", True)
 
 
 def test_fit_says_what_cannot_be_and_why() -> None:
-    found = fit(scenario('name = "ddp"', more='optimizer = { name = "sgd", implementation = '
+    fitted = fit(scenario('name = "ddp"', more='optimizer = { name = "sgd", implementation = '
                                               '"fused" }'))
-    refused = dict(found.refused)
+    refused = dict(fitted.refused)
     assert "torch 2.13 has no fused SGD" in refused["fsdp2"]
-    assert {one.scenario.strategy for one in found.candidates} == {"ddp", "zero1", "zero2", "zero3"}
-    assert all(isinstance(one, Candidate) and one.dropped == () for one in found.candidates)
+    strategies = {candidate.scenario.strategy for candidate in fitted.candidates}
+    assert strategies == {"ddp", "zero1", "zero2", "zero3"}
+    assert all(isinstance(candidate, Candidate) for candidate in fitted.candidates)
+    assert {candidate.dropped for candidate in fitted.candidates} == {()}
 
 
 # -- fsdp1, which replicates and shards by itself
@@ -257,24 +263,24 @@ OVER_ALL, FREED = (
 
 def test_fsdp1_is_advised_what_its_own_shardings_save_and_keeps_its_other_options() -> None:
     case = scenario(FSDP1, **OF_FSDP1)
-    found = dict(changes(case))
-    assert (found[OVER_ALL].strategy, found[OVER_ALL].mesh, found[OVER_ALL].options) == (
+    changed = dict(changes(case))
+    assert (changed[OVER_ALL].strategy, changed[OVER_ALL].mesh, changed[OVER_ALL].options) == (
         "fsdp1", Mesh(dp_shard=16), case.options,
     )
-    assert (found[FREED].strategy, found[FREED].mesh, found[FREED].options) == (
+    assert (changed[FREED].strategy, changed[FREED].mesh, changed[FREED].options) == (
         "fsdp1", case.mesh, replace(case.options, sharding="full"),
     )
-    effects = {one.change: one for one in advice(as_asked(case))}
+    effects = {effect.change: effect for effect in advice(as_asked(case))}
     assert assess(planned(case)).verdict == "OOM"
     assert effects[OVER_ALL].verdict == "FITS"
     assert (
         effects[OVER_ALL].saved_bytes
-        == assess(planned(case)).needed.nbytes - assess(planned(found[OVER_ALL])).needed.nbytes
+        == assess(planned(case)).needed.nbytes - assess(planned(changed[OVER_ALL])).needed.nbytes
         > 0
     )
     assert (
         effects[FREED].saved_bytes
-        == assess(planned(case)).needed.nbytes - assess(planned(found[FREED])).needed.nbytes
+        == assess(planned(case)).needed.nbytes - assess(planned(changed[FREED])).needed.nbytes
         > 0
     )
     # what is changed is not called left out
@@ -292,7 +298,7 @@ def test_what_fsdp1_does_already_is_not_advised() -> None:
 def test_two_changes_of_fsdp1s_shardings_are_joined_where_one_is_not_enough() -> None:
     case = scenario(FSDP1, **OF_FSDP1 | {"more": "", "batch": "micro_batch = 2, sequence_length "
                                                               "= 4096"})
-    (joint,) = (one for one in advice(as_asked(case)) if " + " in one.change)
+    (joint,) = (effect for effect in advice(as_asked(case)) if " + " in effect.change)
     assert joint.change == f"{OVER_ALL} + activation checkpointing of every block"
     assert joint.verdict == "FITS"
 
@@ -301,18 +307,18 @@ def test_fit_has_the_rows_of_fsdp1_for_who_trains_with_it_and_among_them_the_sce
     None
 ):
     case = scenario(FSDP1, **OF_FSDP1)
-    found = {name: other for name, other in tried(case).items() if other.strategy == "fsdp1"}
+    of_fsdp1 = {name: other for name, other in tried(case).items() if other.strategy == "fsdp1"}
     shapes = {
         (other.mesh.dp_replicate, other.mesh.dp_shard, other.options.sharding)
-        for other in found.values()
+        for other in of_fsdp1.values()
     }
     assert shapes == {
         (16 // size, size, sharding) for size in (2, 4, 8, 16) for sharding in ("grad_op", "full")
     }
-    assert {other.options.backward_prefetch for other in found.values()} == {"post"}
-    own = found["fsdp1, shard groups of 4, checkpointing"]
+    assert {other.options.backward_prefetch for other in of_fsdp1.values()} == {"post"}
+    own = of_fsdp1["fsdp1, shard groups of 4, checkpointing"]
     assert own == case
-    (row,) = (one for one in fit(case).candidates if one.scenario == case)
+    (row,) = (candidate for candidate in fit(case).candidates if candidate.scenario == case)
     assert row.memory.needed == assess(planned(case)).needed
     assert row.dropped == ()
     assert not any(
@@ -355,12 +361,13 @@ def test_where_no_change_is_enough_it_is_said(
     shown = " ".join(capsys.readouterr().out.split())
     last = shown[shown.index("nothing fits:") :]
     assert main(["show", "--memory", "--json", str(path)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["nothing_fits"] == last
-    effects = found["what_would_help"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["nothing_fits"] == last
+    effects = printed["what_would_help"]
     assert bool(effects) is bool(least)
-    assert {one["verdict"] for one in effects} <= {"OOM"}
-    needed = min([found["needed_bytes"]["nbytes"], *(one["needed_bytes"] for one in effects)])
+    assert {effect["verdict"] for effect in effects} <= {"OOM"}
+    others = (effect["needed_bytes"] for effect in effects)
+    needed = min([printed["needed_bytes"]["nbytes"], *others])
     assert last.startswith(f"nothing fits: even {least or 'as it is it'} needs "
                            f"{format_bytes(needed)} of 39.50 GiB (peak in ")
     assert ("of several together" in last) is bool(effects)
@@ -376,7 +383,7 @@ def test_where_something_fits_or_may_nobody_is_told_that_nothing_does(
     assert main(["show", "--memory", str(path)]) == 0
     assert "nothing fits" not in capsys.readouterr().out
     case = scenario(FSDP1, **OF_FSDP1)
-    tight = [one for one in advice(as_asked(case)) if one.verdict == "TIGHT"]
+    tight = [effect for effect in advice(as_asked(case)) if effect.verdict == "TIGHT"]
     assert tight
     assert none_fits(assess(planned(case)), tight) == ""
 
@@ -393,11 +400,11 @@ def test_of_what_was_not_tried_nothing_is_said(
         text('name = "zero3"', model=model, batch=batch, cluster='preset = "dgx-a100-40"')
     )
     assert main(["show", "--memory", str(path)]) == 0
-    said = capsys.readouterr()
-    assert "OOM: needs" in said.out
-    assert "what would help is not computed" in said.err
-    assert "nothing fits" not in said.out
-    assert "each planned and simulated again" not in said.out
+    streams = capsys.readouterr()
+    assert "OOM: needs" in streams.out
+    assert "what would help is not computed" in streams.err
+    assert "nothing fits" not in streams.out
+    assert "each planned and simulated again" not in streams.out
 
 
 # -- how long a step takes then
@@ -411,34 +418,37 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(
     changed.write_text(text('name = "fsdp2"', more='optimizer = { name = "adamw", implementation '
                                                    '= "fused" }'))
     times = []
-    for one in (path, changed):
-        assert main(["run", str(one), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        times.append((found["step_time_ns"], found["step_time_band_ns"]))
-        assert found["step_time_band_ns"][0] < found["step_time_ns"] < found["step_time_band_ns"][1]
+    for each in (path, changed):
+        assert main(["run", str(each), "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        times.append((printed["step_time_ns"], printed["step_time_band_ns"]))
+        low, high = printed["step_time_band_ns"]
+        assert low < printed["step_time_ns"] < high
     assert main(["fit", str(path), "--json"]) == 0
     (row,) = (
-        one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2"
+        each
+        for each in json.loads(capsys.readouterr().out)["candidates"]
+        if each["name"] == "fsdp2"
     )
     assert (row["step_time_ns"], row["step_time_band_ns"]) == times[0]
     assert main(["show", "--memory", "--json", str(path)]) == 0
     (effect,) = (
-        one
-        for one in json.loads(capsys.readouterr().out)["what_would_help"]
-        if one["change"] == "fused optimizer"
+        each
+        for each in json.loads(capsys.readouterr().out)["what_would_help"]
+        if each["change"] == "fused optimizer"
     )
     assert (effect["step_time_ns"], effect["step_time_band_ns"]) == times[1]
     assert effect["added_ns"] == times[1][0] - times[0][0]
     low, high = (100 * ns / times[0][0] - 100 for ns in times[0][1])
     assert main(["fit", str(path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{format_time(times[0][0])} {low:.0f}/{high:+.0f} %" in said
-    assert said.count(SURER) == 1
+    printed_lines = " ".join(capsys.readouterr().out.split())
+    assert f"{format_time(times[0][0])} {low:.0f}/{high:+.0f} %" in printed_lines
+    assert printed_lines.count(SURER) == 1
     assert main(["show", "--memory", str(path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    printed_lines = " ".join(capsys.readouterr().out.split())
     low, high = (format_time(ns) for ns in times[1][1])
-    assert f" a step, {format_time(times[1][0])} ({low} to {high}); then" in said
-    assert said.count(f"what would help, each planned and simulated again; {SURER}") == 1
+    assert f" a step, {format_time(times[1][0])} ({low} to {high}); then" in printed_lines
+    assert printed_lines.count(f"what would help, each planned and simulated again; {SURER}") == 1
 
 
 @pytest.mark.parametrize(
@@ -463,7 +473,7 @@ def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differ
             cluster, device=replace(cluster.device, **{off: getattr(cluster.device, off) * 0.8})
         )
     before, after = (
-        {name: step_time(planned(one)).ns for name, one in ways(asked)}
+        {name: step_time(planned(way)).ns for name, way in ways(asked)}
         for asked in (case, case.with_parts(cluster=worse))
     )
     moved_by = [after[name] - ns for name, ns in before.items()]
@@ -478,12 +488,12 @@ def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differ
 def test_expandable_segments_reserve_less_as_the_rest_of_a_fixed_segment_is_not_kept() -> None:
     fixed = scenario('name = "fsdp2"')
     expandable = scenario('name = "fsdp2"', more="allocator = { expandable_segments = true }")
-    found = [assess(planned(case)) for case in (fixed, expandable)]
-    assert found[0].allocated_bytes == found[1].allocated_bytes
+    verdicts = [assess(planned(case)) for case in (fixed, expandable)]
+    assert verdicts[0].allocated_bytes == verdicts[1].allocated_bytes
     # the rest of a segment that no block is in
-    assert found[0].cached_bytes > found[1].cached_bytes
+    assert verdicts[0].cached_bytes > verdicts[1].cached_bytes
     # the rest of a block of a fixed one, which is split off less often
-    assert found[0].rounding_bytes > found[1].rounding_bytes
+    assert verdicts[0].rounding_bytes > verdicts[1].rounding_bytes
 
 
 def test_the_allocator_is_no_part_of_what_is_trained() -> None:

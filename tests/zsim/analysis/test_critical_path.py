@@ -1,5 +1,5 @@
-"""Why a step takes as long as it does, on programs whose times can be seen at a glance; and what
-slows ops down besides their work."""
+"""Reasons for the length of a step, on programs whose times can be seen at a glance. Ops are also
+slowed down by more than their work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from zsim.scenario.plan import plan, planned
 
 @dataclass(frozen=True)
 class Toy:
-    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing
+    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes. Issuing
     takes `issue` each, but for those that are `late`. All communicators use one link whole."""
 
     issue: int = 0
@@ -94,14 +94,14 @@ def all_reduce(index: int, unit: str, ns: int, *waits: int) -> Op:
 def reasons(
     step: Program, costs: Toy | None = None, *, rank: int | None = None
 ) -> dict[str, dict[str, int]]:
-    """By collective its exposed time by reason, each of which adds up."""
-    found = explain(step, simulate(step, costs=costs or Toy()), rank=rank)
+    """Exposed time of each collective by reason; they add up."""
+    why = explain(step, simulate(step, costs=costs or Toy()), rank=rank)
     assert all(
-        sum(ns for _, ns in one.parts) == one.exposed_ns and all(ns > 0 for _, ns in one.parts)
-        for one in found.exposed
+        sum(ns for _, ns in each.parts) == each.exposed_ns and all(ns > 0 for _, ns in each.parts)
+        for each in why.exposed
     )
-    assert sum(found.by_reason.values()) == sum(one.exposed_ns for one in found.exposed)
-    return {name(one.op): dict(one.parts) for one in found.exposed}
+    assert sum(why.by_reason.values()) == sum(each.exposed_ns for each in why.exposed)
+    return {name(each.op): dict(each.parts) for each in why.exposed}
 
 
 def program(*ops: Op) -> Program:
@@ -118,9 +118,9 @@ def over_replicas(*ops: Op) -> Program:
 
 
 def test_each_exposed_collective_says_what_it_waited_for() -> None:
-    """a's gather opens the step, when there is no compute yet; b's runs beside a and outlasts it;
-    c's waits in the queue behind b's while a computes for 20; d's for a dependency that computes
-    for 5."""
+    """a's gather opens the step, when there is no compute yet. b's runs beside a and outlasts it.
+    c's waits in the queue behind b's while a computes for 20. d's waits for a dependency that
+    computes for 5."""
     step = program(
         gather(0, "a", 10),
         forward(1, "a", 20, 0),
@@ -131,8 +131,10 @@ def test_each_exposed_collective_says_what_it_waited_for() -> None:
         gather(6, "d", 7, 5),
         forward(7, "d", 1, 6),
     )
-    found = explain(step, simulate(step, costs=Toy()))
-    by_name = {name(one.op): (one.exposed_ns, one.reason, one.waited_for) for one in found.exposed}
+    why = explain(step, simulate(step, costs=Toy()))
+    by_name = {
+        name(each.op): (each.exposed_ns, each.reason, each.waited_for) for each in why.exposed
+    }
     assert by_name == {
         "all_gather a": (10, LONGER, ""),
         "all_gather b": (10, LONGER, "all_gather a"),
@@ -145,15 +147,15 @@ def test_each_exposed_collective_says_what_it_waited_for() -> None:
         "all_gather c": {"its communicator's queue": 20, LONGER: 15},
         "all_gather d": {"a dependency": 5, LONGER: 2},
     }
-    assert found.by_reason == {LONGER: 37, "its communicator's queue": 20, "a dependency": 5}
-    assert found.step_ns == 93
-    assert not found.host_bound
+    assert why.by_reason == {LONGER: 37, "its communicator's queue": 20, "a dependency": 5}
+    assert why.step_ns == 93
+    assert not why.host_bound
 
 
 def test_a_collective_that_is_issued_late_beside_compute_that_is_long_enough_waited_for_the_host() -> (  # noqa: E501
     None
 ):
-    """Forward runs from 0 to 100, and a gather of 50 is issued at 95: 45 are exposed, and 50 would
+    """Forward runs from 0 to 100, and a gather of 50 is issued at 95. So 45 are exposed; 50 would
     have been hidden in 100."""
     step = program(forward(0, "a", 100), gather(1, "b", 50))
     assert reasons(step, Toy(late={1: 95})) == {"all_gather b": {"the host": 45}}
@@ -175,7 +177,7 @@ def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_c
 
 
 def test_a_collective_that_is_issued_while_its_dependency_runs_never_waited_for_the_host() -> None:
-    """A gather of 200 waits for a, which ends at 100, and is issued at 20 or at once: a host that
+    """A gather of 200 waits for a, which ends at 100, and is issued at 20 or at once. A host that
     costs nothing changes nothing."""
     step = program(forward(0, "a", 100), gather(1, "b", 200, 0))
     for issued in (0, 20, 100):
@@ -196,20 +198,20 @@ def test_the_host_is_no_reason_where_one_that_costs_nothing_changes_nothing(path
     planned = plan(asked, device=asked.cluster.kind)
     free = replace(asked.cluster.overheads, issue_kernel=0, issue_collective=0, issue_hook=0)
     clusters = asked.cluster, replace(asked.cluster, overheads=free)
-    found, at_once = (
+    late, at_once = (
         explain(
             planned, simulate_step(planned, costs=Costs(cluster=cluster, execution=asked.executed))
         )
         for cluster in clusters
     )
-    assert found.exposed_ns == at_once.exposed_ns
-    assert found.by_reason == at_once.by_reason
-    assert "the host" not in found.by_reason
+    assert late.exposed_ns == at_once.exposed_ns
+    assert late.by_reason == at_once.by_reason
+    assert "the host" not in late.by_reason
 
 
 def test_what_is_ahead_of_a_collective_that_something_else_holds_longer_is_no_reason() -> None:
-    """d waits for c, which is issued when b's gather is long over: the copy behind that one, on d's
-    stream, is no matter of d's."""
+    """d waits for c, which is issued when b's gather is long over. The copy behind that gather, on
+    d's stream, is no matter of d's."""
     behind = Op(index=2, kind="copy", unit="b", stream="all_gather", waits=(1,))
     step = program(
         forward(0, "a", 90), gather(1, "b", 40), behind, forward(3, "c", 10), gather(4, "d", 30, 3)
@@ -226,8 +228,8 @@ def test_what_is_ahead_of_a_collective_that_something_else_holds_longer_is_no_re
 
 
 def test_compute_hides_one_collective_of_a_communicator_and_not_two() -> None:
-    """Three gathers of 50 wait for a computation of 120: two would be hidden, and 20 of the third;
-    the second also waits for the first."""
+    """Three gathers of 50 wait for a computation of 120. Two would be hidden, and 20 of the third.
+    The second also waits for the first."""
     step = program(
         forward(0, "a", 120), gather(1, "b", 50, 0), gather(2, "c", 50, 0), gather(3, "d", 50, 0)
     )
@@ -243,10 +245,10 @@ def test_what_a_communicator_hides_elsewhere_is_no_room_for_what_comes_after() -
     so nothing could begin earlier."""
     layers = [
         op
-        for place in range(1, 9, 2)
+        for index in range(1, 9, 2)
         for op in (
-            gather(place, f"{place}", 30, max(0, place - 2)),
-            forward(place + 1, f"{place}", 20, max(0, place - 2)),
+            gather(index, f"{index}", 30, max(0, index - 2)),
+            forward(index + 1, f"{index}", 20, max(0, index - 2)),
         )
     ]
     assert {
@@ -257,7 +259,7 @@ def test_what_a_communicator_hides_elsewhere_is_no_room_for_what_comes_after() -
 
 
 def test_a_collective_that_another_rank_holds_up_says_so() -> None:
-    """Rank 1 arrives at 60; rank 0 was there at 20, and could have hidden 40 more of its 80 under
+    """Rank 1 arrives at 60. Rank 0 was there at 20, and could have hidden 40 more of its 80 under
     b, which ends at 120."""
     ops = [(forward(0, "a", ns), gather(1, "c", 80, 0), forward(2, "b", 100)) for ns in (20, 60)]
     ranks = tuple(RankProgram(construction=(), first=(), steady=each) for each in ops)
@@ -287,10 +289,10 @@ def test_a_queue_that_is_long_since_those_ahead_share_their_links_is_a_shared_li
 
 
 def test_what_a_queue_lost_to_shared_links_is_exposed_once() -> None:
-    """d is exposed for 30 of the 60 that b lost, e for 20 beside d's own 10 of compute; f would
+    """d is exposed for 30 of the 60 that b lost, e for 20 beside d's own 10 of compute. f would
     have been exposed for its other 10 as well.
 
-    Without sharing the step takes 140 instead of 190: what is told are these 50.
+    Without sharing the step takes 140 instead of 190: these 50 are shown.
     """
     ops = (
         forward(0, "a", 120), gather(1, "b", 60), all_reduce(2, "c", 60), gather(3, "d", 30),
@@ -310,7 +312,7 @@ def test_what_a_queue_lost_to_shared_links_is_exposed_once() -> None:
 
 
 def test_a_queue_hands_on_what_it_lost_only_as_far_as_it_alone_held_the_next() -> None:
-    """d waits until 110 for x, which is as long without sharing: b, over at 120 instead of 60,
+    """d waits until 110 for x, which is as long without sharing. b, over at 120 instead of 60,
     holds it for 10 of its 30."""
     ahead = forward(0, "x", 110), gather(1, "b", 60), all_reduce(2, "c", 60)
     step = over_replicas(*ahead, gather(3, "d", 30, 0), forward(4, "y", 10), forward(5, "d", 10, 3))
@@ -321,7 +323,7 @@ def test_a_queue_hands_on_what_it_lost_only_as_far_as_it_alone_held_the_next() -
     )
     assert reasons(hidden) == {"all_gather e": {SHARED: 10, "its communicator's queue": 10}}
     apart = explain(hidden, simulate(hidden, costs=Toy(), contention=False))
-    assert [(name(one.op), one.parts) for one in apart.exposed] == [
+    assert [(name(each.op), each.parts) for each in apart.exposed] == [
         ("all_gather e", (("its communicator's queue", 10),))
     ]
 
@@ -332,11 +334,11 @@ def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_ha
     """Over links of their own: the all-reduce is over at 30 and the gather at 50, of which 10 are
     hidden."""
     step = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 30), gather(2, "c", 50))
-    found = explain(step, simulate(step, costs=Toy(), contention=False))
-    assert [(name(one.op), one.exposed_ns) for one in found.exposed] == [("all_gather c", 40)]
+    why = explain(step, simulate(step, costs=Toy(), contention=False))
+    assert [(name(each.op), each.exposed_ns) for each in why.exposed] == [("all_gather c", 40)]
     turned = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 50), gather(2, "c", 30))
-    found = explain(turned, simulate(turned, costs=Toy(), contention=False))
-    assert [(name(one.op), one.exposed_ns) for one in found.exposed] == [("all_reduce b", 40)]
+    why = explain(turned, simulate(turned, costs=Toy(), contention=False))
+    assert [(name(each.op), each.exposed_ns) for each in why.exposed] == [("all_reduce b", 40)]
 
 
 def test_what_sharing_costs_a_step_that_communication_bounds_is_said_to_be_shared_links() -> None:
@@ -368,14 +370,14 @@ def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() ->
     step = program(
         gather(0, "a", 10), forward(1, "a", 20, 0), gather(2, "b", 30, 0), forward(3, "b", 5, 2)
     )
-    found = explain(step, simulate(step, costs=Toy()))
-    assert [(name(link.op), link.start_ns, link.end_ns) for link in found.critical_path] == [
+    why = explain(step, simulate(step, costs=Toy()))
+    assert [(name(link.op), link.start_ns, link.end_ns) for link in why.critical_path] == [
         ("all_gather a", 0, 10),
         ("all_gather b", 10, 40),
         ("forward b", 40, 45),
     ]
-    assert found.critical_path[0].then == "all_gather b waits for it"
-    assert found.critical_path[-1].then == "the step is over"
+    assert why.critical_path[0].then == "all_gather b waits for it"
+    assert why.critical_path[-1].then == "the step is over"
 
 
 @pytest.mark.parametrize(
@@ -398,9 +400,9 @@ def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_t
         max(sum(by_reason.values()) for by_reason in by_rank)
         == figures(run, asked).exposed_communication_ns
     )
-    found = explain(planned, timeline)
-    links = found.critical_path
-    assert links[-1].end_ns == found.step_ns
+    why = explain(planned, timeline)
+    links = why.critical_path
+    assert links[-1].end_ns == why.step_ns
     assert all(
         earlier.end_ns <= later.start_ns for earlier, later in zip(links, links[1:], strict=False)
     )
@@ -413,36 +415,36 @@ def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_ste
 ) -> None:
     case = scenario.parse(text.encode(), where="path.toml")
     step = planned(case)
-    found = api.reasons(case, step.program, time_report.timed(step).timeline)
-    links = found.critical_path
-    assert sum(link.waited_ns + link.end_ns - link.start_ns for link in links) == found.step_ns
+    why = api.reasons(case, step.program, time_report.timed(step).timeline)
+    links = why.critical_path
+    assert sum(link.waited_ns + link.end_ns - link.start_ns for link in links) == why.step_ns
     assert all(link.waited_for for link in links if link.waited_ns)
     assert all(after.start_ns - link.end_ns == after.waited_ns for link, after in pairwise(links))
 
 
 def test_an_op_that_takes_no_time_does_not_end_the_idle_time_of_the_device() -> None:
-    """b is allocated at 30, when its gather is over, and computed from 35 on, when the host has
-    issued it: 20 and 5 are idle."""
+    """b is allocated at 30, when its gather is over. It is computed from 35 on, when the host has
+    issued it. So 20 and 5 are idle."""
     ready = Op(index=2, kind="alloc", unit="b", stream="compute", waits=(1,))
     step = program(forward(0, "a", 10), gather(1, "b", 30), ready, forward(3, "b", 65, 1))
     assert reasons(step) == {"all_gather b": {LONGER: 20}}
-    found = explain(step, simulate(step, costs=Toy(late={3: 35})))
-    assert (found.step_ns, found.host_bound_ns) == (100, 25)
+    why = explain(step, simulate(step, costs=Toy(late={3: 35})))
+    assert (why.step_ns, why.host_bound_ns) == (100, 25)
 
 
 def test_a_step_that_waits_for_the_host_says_so() -> None:
     step = program(*(forward(index, "a", 1) for index in range(10)))
-    found = explain(step, simulate(step, costs=Toy(issue=5)))
-    assert (found.step_ns, found.host_bound_ns, found.host_bound) == (51, 5 + 9 * 4, True)
+    why = explain(step, simulate(step, costs=Toy(issue=5)))
+    assert (why.step_ns, why.host_bound_ns, why.host_bound) == (51, 5 + 9 * 4, True)
 
 
 @pytest.mark.parametrize(("issue", "is_bound"), [(1, False), (2, True)])
 def test_a_step_is_bound_by_the_host_from_a_tenth_of_it_on(issue: int, is_bound: bool) -> None:
-    """Two computations of 7, the second issued 1 or 2 ns after the first is over: 1 of 15 is below
-    a tenth, 2 of 16 above."""
+    """Two computations of 7: the second is issued 1 or 2 ns after the first is over. 1 of 15 is
+    below a tenth, 2 of 16 above."""
     step = program(forward(0, "a", 7), forward(1, "b", 7))
-    found = explain(step, simulate(step, costs=Toy(late={1: 7 + issue})))
-    assert (found.step_ns, found.host_bound_ns, found.host_bound) == (14 + issue, issue, is_bound)
+    why = explain(step, simulate(step, costs=Toy(late={1: 7 + issue})))
+    assert (why.step_ns, why.host_bound_ns, why.host_bound) == (14 + issue, issue, is_bound)
 
 
 def test_kernels_lose_a_share_of_the_time_in_which_collectives_run_beside_them() -> None:

@@ -1,5 +1,4 @@
-"""What of the exposed communication lies at the ends, where there is no compute that could hide it.
-"""
+"""Exposed communication at the ends of a step, where no compute could hide it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from zsim.scenario.plan import planned
 
 
 def reasons(case: scenario.Scenario) -> Why:
-    """Why the simulated step of `case` takes as long as it does."""
+    """Reasons for the length of the simulated step of `case`."""
     step = planned(case)
     return api.reasons(case, step.program, timed(step).timeline)
 
@@ -57,15 +56,15 @@ def explained(*ops: Op) -> Why:
     return explain(program, simulate(program, costs=Toy()))
 
 
-def ends(found: Why) -> dict[str, tuple[int, int, int]]:
-    """By collective its exposed time, and how much of that is before the first of forward and after
-    a backward."""
-    return {name(one.op): (one.exposed_ns, one.before_ns, one.after_ns) for one in found.exposed}
+def ends(why: Why) -> dict[str, tuple[int, int, int]]:
+    """Exposed time of each collective, and its shares before the first of forward and after a
+    backward."""
+    return {name(each.op): (each.exposed_ns, each.before_ns, each.after_ns) for each in why.exposed}
 
 
 def test_the_first_gather_and_the_last_reduction_are_the_ends_of_a_step() -> None:
     """Between them a gather of 30 under compute of 10: 20 that a larger batch hides."""
-    found = explained(
+    why = explained(
         gather(0, "a", 7),
         gather(1, "b", 30),
         compute(2, "forward", 10, 0),
@@ -74,16 +73,16 @@ def test_the_first_gather_and_the_last_reduction_are_the_ends_of_a_step() -> Non
         reduction(5, "a", 5, 4),
         compute(6, "optimizer", 3, 5),
     )
-    assert ends(found) == {
+    assert ends(why) == {
         "all_gather b": (20, 0, 0), "all_gather a": (7, 7, 0), "all_reduce a": (5, 0, 5)
     }
-    assert (found.exposed_ns, found.before_ns, found.after_ns, found.at_ends_ns) == (32, 7, 5, 12)
+    assert (why.exposed_ns, why.before_ns, why.after_ns, why.at_ends_ns) == (32, 7, 5, 12)
 
 
 def test_a_reduction_that_is_late_since_others_were_ahead_of_it_is_no_end() -> None:
     """Gradients of 40 after a backward of 10, beside another of 10: the 30 left of them are a
     backlog that longer compute hides."""
-    found = explained(
+    why = explained(
         compute(0, "forward", 10),
         compute(1, "backward", 10),
         reduction(2, "b", 40, 1),
@@ -91,13 +90,13 @@ def test_a_reduction_that_is_late_since_others_were_ahead_of_it_is_no_end() -> N
         reduction(4, "a", 5, 3),
         compute(5, "optimizer", 3, 4),
     )
-    assert ends(found) == {"all_reduce b": (30, 0, 0), "all_reduce a": (5, 0, 5)}
+    assert ends(why) == {"all_reduce b": (30, 0, 0), "all_reduce a": (5, 0, 5)}
 
 
 def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_end_too() -> None:
     """Parameters gathered after the optimizer, as ZeRO-1 does, and what only stands behind the
     reduction."""
-    found = explained(
+    why = explained(
         compute(0, "forward", 10),
         compute(1, "backward", 10),
         reduction(2, "a", 5, 1),
@@ -105,7 +104,7 @@ def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_
         compute(4, "optimizer", 3, 2),
         gather(5, "a", 4, 4),
     )
-    assert ends(found) == {
+    assert ends(why) == {
         "all_reduce a": (5, 0, 5), "all_gather a": (4, 0, 4)
     }  # the norm's two are under the optimizer's three
 
@@ -116,9 +115,9 @@ def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_
 def test_every_micro_batch_that_awaits_its_reduction_has_an_end(
     ahead: int, expected: dict[str, tuple[int, int, int]]
 ) -> None:
-    """Both wait for 6; a gather from 0 on is no end though forward waits for it longer: to 34, as
+    """Both wait for 6. A gather from 0 on is no end though forward waits for it longer: to 34, as
     the reduction has half its link."""
-    found = explained(
+    why = explained(
         compute(0, "forward", 10),
         gather(1, "c", ahead),
         compute(2, "backward", 10),
@@ -128,7 +127,7 @@ def test_every_micro_batch_that_awaits_its_reduction_has_an_end(
         reduction(6, "b", 6, 5),
         compute(7, "optimizer", 3, 6),
     )
-    assert ends(found) == {"all_reduce b": (6, 0, 6), **expected}
+    assert ends(why) == {"all_reduce b": (6, 0, 6), **expected}
 
 
 @pytest.mark.parametrize(
@@ -149,20 +148,22 @@ def test_every_micro_batch_that_awaits_its_reduction_has_an_end(
     ],
 )
 def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) -> None:
-    """Of one bucket, as here under DDP, all is at the end; of every strategy the ends are what they
+    """One bucket, as here under DDP, is all at the end. The ends of every strategy are what they
     were with 64 times the batch."""
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
-    found = []
+    both = []
     for times in (1, 64):
         larger = asked.with_parts(
             batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
         )
-        found.append(reasons(larger))
-    few, many = found
+        both.append(reasons(larger))
+    few, many = both
     assert (few.before_ns, few.after_ns) == (many.before_ns, many.after_ns)
     assert (few.at_ends_ns == few.exposed_ns) == all_of_it
     assert 0 < few.at_ends_ns <= many.exposed_ns <= few.exposed_ns
     assert all(
-        one.before_ns + one.after_ns <= one.exposed_ns for each in found for one in each.exposed
+        collective.before_ns + collective.after_ns <= collective.exposed_ns
+        for each in both
+        for collective in each.exposed
     )
     assert (few.before_ns > 0) == path.startswith(("zero3", "fsdp", "hsdp"))

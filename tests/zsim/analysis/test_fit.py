@@ -53,8 +53,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
 
 def test_fit_plans_each_candidate_once(plans: list[Scenario]) -> None:
     """Memory and step time are read off one Program."""
-    found = fit(load(LLAMA))
-    assert plans == [candidate.scenario for candidate in found.candidates]
+    fitted = fit(load(LLAMA))
+    assert plans == [candidate.scenario for candidate in fitted.candidates]
 
 
 def test_show_plans_the_scenario_and_each_change_once(

@@ -1,4 +1,4 @@
-"""What would hide communication: every candidate is a scenario that can be asked for, and the
+"""Candidates that would hide communication: each is a scenario that can be asked for, and the
 smallest of its kind."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ execution = {{ interference = false }}
     return scenario.parse(text.encode(), where="small.toml")
 
 
-def said(asked: Scenario, found: Hiding) -> list[str]:
+def advised(asked: Scenario, proposals: Hiding) -> list[str]:
     """The report on `asked`, with what was found to hide its communication."""
     case = planned(asked)
     step = time_report.timed(case)
     reasons = api.reasons(asked, case.program, step.timeline)
-    return list(time_report.lines(reasons, found, step=time_report.whole(step)))
+    return list(time_report.lines(reasons, proposals, step=time_report.whole(step)))
 
 
 def simulated(asked: Scenario) -> tuple[float, float]:
@@ -53,9 +53,9 @@ def timed(asked: Scenario) -> tuple[float, float, float]:
     """Nanoseconds per token, the exposed share, and that of them which compute could hide."""
     program = plan(asked, device=asked.cluster.kind)
     timeline = simulate_step(program, costs=Costs(cluster=asked.cluster, execution=asked.executed))
-    found = explain(program, timeline)
-    exposed = sum(one.exposed_ns for one in found.exposed)
-    inside = sum(one.exposed_ns - one.before_ns - one.after_ns for one in found.exposed)
+    why = explain(program, timeline)
+    exposed = sum(each.exposed_ns for each in why.exposed)
+    inside = sum(each.exposed_ns - each.before_ns - each.after_ns for each in why.exposed)
     batch = asked.batch
     tokens = batch.micro_batch * batch.sequence_length * batch.accumulation * batch.forwards
     return (
@@ -85,34 +85,34 @@ def llama() -> tuple[Scenario, Hiding]:
     return asked, hiding(planned(asked))
 
 
-def of(found: Hiding, word: str) -> Change:
+def of(proposals: Hiding, word: str) -> Change:
     """The change of the kind that its words begin with."""
-    return next(change for change in found.changes if change.label.startswith(word))
+    return next(change for change in proposals.changes if change.label.startswith(word))
 
 
 def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() -> None:
     """The published claims T3 and T4: one communicator is one queue, so with layers that are alike
     a deeper lookahead gains nothing."""
     asked = small(8192)
-    found = hiding(planned(asked))
+    proposals = hiding(planned(asked))
     times = {
         k: simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0]
         for k in (0, 1, 2, 3)
     }
     assert times[1] < times[0]
     assert times[3] >= times[1] * 0.99
-    assert of(found, "lookahead").label == "lookahead = 1"
+    assert of(proposals, "lookahead").label == "lookahead = 1"
 
 
 def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
     """Llama-3 8B with four units ahead differs from one by a few parts in a million, as collectives
     lie beside other kernels."""
-    asked, found = llama()
-    one, four = (
+    asked, proposals = llama()
+    first, four = (
         simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
     )
-    assert abs(four / one - 1) < 1e-4
-    assert of(found, "lookahead").label == "lookahead = 1"
+    assert abs(four / first - 1) < 1e-4
+    assert of(proposals, "lookahead").label == "lookahead = 1"
 
 
 @pytest.mark.parametrize(
@@ -131,34 +131,35 @@ def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
 )
 def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
-    found = time_report.as_object(planned(asked))
-    exposed = sum(one["exposed_ns"] for one in found["exposed"])
+    step = time_report.as_object(planned(asked))
+    exposed = sum(each["exposed_ns"] for each in step["exposed"])
     assert (
-        sum(found["exposed_by_reason_ns"].values())
+        sum(step["exposed_by_reason_ns"].values())
         == exposed
-        == round(found["step_time_ns"] * found["as_it_is"]["exposed"])
+        == round(step["step_time_ns"] * step["as_it_is"]["exposed"])
     )
-    assert all(sum(one["by_reason_ns"].values()) == one["exposed_ns"] for one in found["exposed"])
-    ends = found["exposed_before_forward_ns"] + found["exposed_after_backward_ns"]
+    assert all(sum(each["by_reason_ns"].values()) == each["exposed_ns"] for each in step["exposed"])
+    ends = step["exposed_before_forward_ns"] + step["exposed_after_backward_ns"]
     assert ends == sum(
-        one["before_forward_ns"] + one["after_backward_ns"] for one in found["exposed"]
+        each["before_forward_ns"] + each["after_backward_ns"] for each in step["exposed"]
     )
-    assert ends == round(found["step_time_ns"] * found["as_it_is"]["exposed_at_ends"])
-    assert found["as_it_is"]["hides"] == (exposed - ends < 0.01 * found["step_time_ns"])
-    assert found["as_it_is"]["hides_all"] or found["what_would_hide_it"]
+    assert ends == round(step["step_time_ns"] * step["as_it_is"]["exposed_at_ends"])
+    assert step["as_it_is"]["hides"] == (exposed - ends < 0.01 * step["step_time_ns"])
+    assert step["as_it_is"]["hides_all"] or step["what_would_hide_it"]
     assert all(
-        one["ns_per_token"] < 0.995 * found["as_it_is"]["ns_per_token"]
-        for one in found["what_would_hide_it"]
+        each["ns_per_token"] < 0.995 * step["as_it_is"]["ns_per_token"]
+        for each in step["what_would_hide_it"]
     )
 
 
 def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> None:
     """Here one unit ahead is 3.5 % slower than two, and a third gains nothing on those."""
-    found = hiding(planned(small(1024)))
-    one, two, three = (simulated(small(1024, lookahead=ahead))[0] for ahead in (1, 2, 3))
-    assert 1.02 < one / two < 1.05
+    proposals = hiding(planned(small(1024)))
+    first, two, three = (simulated(small(1024, lookahead=ahead))[0] for ahead in (1, 2, 3))
+    assert 1.02 < first / two < 1.05
     assert three == two
-    assert [change.label for change in found.changes if change.label.startswith("lookahead")] == [
+    labels = [change.label for change in proposals.changes]
+    assert [label for label in labels if label.startswith("lookahead")] == [
         "lookahead = 2"
     ]
 
@@ -167,14 +168,14 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     """FullyShardedDataParallel wraps one module; what gathers earlier there are options that are no
     numbers."""
     asked = scenario.load(SCENARIOS / "parity/fsdp1-gpt-4.toml")
-    found = hiding(planned(asked))
-    words = [change.label for change in found.changes]
-    assert not any(each.startswith("wrapping") for each in words)
-    assert not any("prefetch" in each for each in words)
-    assert found.useless == ("gathering earlier",)
+    proposals = hiding(planned(asked))
+    labels = [change.label for change in proposals.changes]
+    assert not any(each.startswith("wrapping") for each in labels)
+    assert not any("prefetch" in each for each in labels)
+    assert proposals.useless == ("gathering earlier",)
     eager = asked.with_parts(options=replace(asked.options, forward_prefetch=True))
-    assert simulated(eager)[0] > 0.995 * found.now.ns_per_token
-    lines = said(asked, found)
+    assert simulated(eager)[0] > 0.995 * proposals.now.ns_per_token
+    lines = advised(asked, proposals)
     assert [line for line in lines if "nothing is gained" in line] == [
         "    nothing is gained by gathering earlier"
     ]
@@ -213,18 +214,18 @@ strategy = { name = "zero3", dp_shard = 64, lookahead = 1 }
 precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="breakeven.toml")
-    found = of(hiding(planned(asked)), "micro_batch")
-    size = int(found.label.rpartition(" ")[2])
+    change = of(hiding(planned(asked)), "micro_batch")
+    size = int(change.label.rpartition(" ")[2])
     shares = [
         timed(asked.with_parts(batch=replace(asked.batch, micro_batch=each)))
         for each in (size - 1, size)
     ]
     assert shares[0][2] >= 0.01 > shares[1][2]
-    assert found.inside == pytest.approx(shares[1][2], abs=1e-12)
-    assert shares[1][1] == found.exposed
-    assert found.at_ends > 0.01
+    assert change.inside == pytest.approx(shares[1][2], abs=1e-12)
+    assert shares[1][1] == change.exposed
+    assert change.at_ends > 0.01
     assert size not in (2, 4, 8, 16, 32)
-    assert (found.hides, found.hides_all, found.memory, found.memory_words) == (
+    assert (change.hides, change.hides_all, change.memory, change.memory_words) == (
         True, False, "FITS", "",
     )
 
@@ -232,9 +233,9 @@ precision = { parameters = "bf16", reduce = "bf16" }
 def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fits_stands_before_it() -> (  # noqa: E501
     None
 ):
-    asked, found = llama()
-    ahead = of(found, "lookahead")
-    fitting, batch = (change for change in found.changes if "micro_batch" in change.label)
+    asked, proposals = llama()
+    ahead = of(proposals, "lookahead")
+    fitting, batch = (change for change in proposals.changes if "micro_batch" in change.label)
     assert (fitting.memory, fitting.hides) == ("FITS", False)
     size = int(fitting.label.rpartition(" ")[2])
     assert simulated(asked.with_parts(batch=replace(asked.batch, micro_batch=size))) == (
@@ -247,7 +248,7 @@ def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fi
     assert (ahead.memory, batch.memory) == ("FITS", "OOM")
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
-    lines = said(asked, found)
+    lines = advised(asked, proposals)
     assert [line.endswith(batch.memory_words) for line in lines if "micro_batch" in line] == [
         False, True
     ]
@@ -292,8 +293,8 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
 
 
 def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
-    """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5: 1,750 us of wire, of which a
-    link twice as fast saves half."""
+    """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5, has 1,750 us of wire. A link
+    twice as fast saves half of that."""
     curve = MeasuredCurve(
         scope="ring",
         collective="all_gather",
@@ -317,10 +318,10 @@ def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
 @pytest.mark.parametrize("dp", [8, 16])
 def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> None:
     asked = small(64, dp=dp)
-    found = of(hiding(planned(asked)), "links")
-    factor = float(found.label.split()[1])
+    change = of(hiding(planned(asked)), "links")
+    factor = float(change.label.split()[1])
     assert factor in FACTORS
-    assert (found.ns_per_token, found.exposed) == simulated(
+    assert (change.ns_per_token, change.exposed) == simulated(
         asked.with_parts(cluster=faster(asked.cluster, factor))
     )
 
@@ -345,10 +346,10 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
     slow = asked.with_parts(
         cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)),
     )
-    found = hiding(planned(slow))
-    repaired, links = of(found, "slow_links repaired"), of(found, "links")
+    proposals = hiding(planned(slow))
+    repaired, links = of(proposals, "slow_links repaired"), of(proposals, "links")
     assert (repaired.ns_per_token, repaired.exposed) == simulated(asked)
-    assert repaired.ns_per_token < found.now.ns_per_token
+    assert repaired.ns_per_token < proposals.now.ns_per_token
     factor = float(links.label.split()[1])
     scaled = replace(
         faster(asked.cluster, factor),
@@ -372,16 +373,16 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     """Llama-3 8B under FSDP2: 0.3 % is exposed where compute runs, 3 % in the root's first gather
     and last reduction."""
     asked = scenario.load(SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml")
-    found = hiding(planned(asked))
-    assert (found.now.hides, found.now.hides_all) == (True, False)
-    apart, links = found.changes
+    proposals = hiding(planned(asked))
+    assert (proposals.now.hides, proposals.now.hides_all) == (True, False)
+    apart, links = proposals.changes
     assert apart.label == 'wrapping.ends = "apart"'
     factor = float(links.label.split()[1])
     less = FACTORS[FACTORS.index(factor) - 1]
     faster_links = asked.with_parts(cluster=faster(asked.cluster, factor))
     assert simulated(faster_links)[1] == links.exposed < 0.01
     assert simulated(asked.with_parts(cluster=faster(asked.cluster, less)))[1] >= 0.01
-    lines = said(asked, found)
+    lines = advised(asked, proposals)
     assert (
         "  at the ends, where there is no compute to hide it: 5.158 ms before the first of "
         "forward, 10.299 ms after the last of a backward"
@@ -389,7 +390,8 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
     assert lines[-5:] == [
         "what compute can hide is hidden: 0.3 % of the step is exposed besides 3.0 % at its ends, "
         "which no lookahead hides and a larger micro-batch only spreads over more tokens",
-        f"what would make the ends shorter ({found.now.ns_per_token:,.0f} ns for each token now):",
+        f"what would make the ends shorter ({proposals.now.ns_per_token:,.0f} ns for each token "
+        "now):",
         f"    {apart.label:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the "
         f"ends, ".replace("%", " %")
         + f"{apart.ns_per_token:,.0f} ns for each token",
@@ -401,13 +403,13 @@ def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no
 
 def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     asked = scenario.load(SCENARIOS / "memory/ddp-gpt-small-4.toml")
-    found = hiding(planned(asked))
-    buckets = of(found, "bucket_cap_mb")
+    proposals = hiding(planned(asked))
+    buckets = of(proposals, "bucket_cap_mb")
     cap = float(buckets.label.rpartition(" ")[2])
     assert (buckets.ns_per_token, buckets.exposed) == simulated(
         asked.with_parts(options=replace(asked.options, bucket_cap_mb=cap))
     )
-    assert buckets.at_ends < found.now.at_ends / 2
+    assert buckets.at_ends < proposals.now.at_ends / 2
     assert cap in (1, 5, 10)
 
 
@@ -422,16 +424,16 @@ strategy = { name = "fsdp2", dp_shard = 32 }
 precision = { parameters = "bf16", reduce = "fp32" }
 activation_checkpointing = { mode = "full" }
 """
-    found = hiding(planned(scenario.parse(text.encode(), where="root.toml")))
-    proposed = of(found, "wrapping.ends")
+    proposals = hiding(planned(scenario.parse(text.encode(), where="root.toml")))
+    proposed = of(proposals, "wrapping.ends")
     apart = scenario.parse(f'{text}wrapping = {{ ends = "apart" }}'.encode(), where="apart.toml")
     assert (proposed.ns_per_token, proposed.exposed) == simulated(apart)
-    assert proposed.at_ends < 0.6 * found.now.at_ends
+    assert proposed.at_ends < 0.6 * proposals.now.at_ends
     again = hiding(planned(apart))
     assert not [
-        words
-        for words in (*[one.label for one in again.changes], *again.useless)
-        if "apart" in words
+        label
+        for label in (*[change.label for change in again.changes], *again.useless)
+        if "apart" in label
     ]
 
 
@@ -447,8 +449,8 @@ precision = { parameters = "bf16", reduce = "fp32" }
 optimizer = { name = "adamw", implementation = "fused" }
 """
     asked = scenario.parse(text.encode(), where="ddp.toml")
-    found = hiding(planned(asked))
-    now = found.now.ns_per_token
+    proposals = hiding(planned(asked))
+    now = proposals.now.ns_per_token
     times = {
         factor: simulated(asked.with_parts(cluster=faster(asked.cluster, factor)))
         for factor in FACTORS
@@ -458,7 +460,7 @@ optimizer = { name = "adamw", implementation = "fused" }
         factor for factor, (ns, share) in times.items() if share < 0.01 and ns <= 0.995 * now
     )
     assert hides < gains
-    links = [change for change in found.changes if change.label.startswith("links")]
+    links = [change for change in proposals.changes if change.label.startswith("links")]
     assert [change.label for change in links] == [
         f"links {factor:g} times as fast" for factor in (hides, gains)
     ]
@@ -466,8 +468,8 @@ optimizer = { name = "adamw", implementation = "fused" }
         times[hides], times[gains]
     ]
     assert all(change.memory for change in links)
-    assert "faster links" not in found.useless
-    lines = said(asked, found)
+    assert "faster links" not in proposals.useless
+    lines = advised(asked, proposals)
     assert [
         line.endswith("for each token, which gains nothing")
         for line in lines
@@ -491,35 +493,35 @@ precision = { parameters = "bf16", reduce = "bf16" }
         for size in range(1, 64)
         if timed(asked.with_parts(batch=replace(asked.batch, micro_batch=size)))[2] < 0.01
     )
-    found = hiding(planned(asked.with_parts(batch=replace(asked.batch, micro_batch=size - 1))))
-    assert not found.now.hides
-    batches = [change for change in found.changes if change.label.startswith("micro_batch")]
+    proposals = hiding(planned(asked.with_parts(batch=replace(asked.batch, micro_batch=size - 1))))
+    assert not proposals.now.hides
+    batches = [change for change in proposals.changes if change.label.startswith("micro_batch")]
     assert [change.label for change in batches] == [
         f"micro_batch = {size}", f"micro_batch = {2 * (size - 1)}"
     ]
-    assert [change.ns_per_token <= 0.995 * found.now.ns_per_token for change in batches] == [
+    assert [change.ns_per_token <= 0.995 * proposals.now.ns_per_token for change in batches] == [
         False, True
     ]
-    assert "a larger micro-batch" not in found.useless
+    assert "a larger micro-batch" not in proposals.useless
 
 
 def test_what_leaves_the_ends_as_they_are_is_no_proposal_to_make_them_shorter() -> None:
     """Llama-3 70B on 1,024: two blocks a unit gain 1.2 %, of what lies between the ends and of
     gathers that are fewer."""
     asked = scenario.load(SCENARIOS / "published/zero3-llama-3-70b-1024.toml")
-    found = hiding(planned(asked))
-    assert (found.now.hides, found.now.hides_all) == (True, False)
+    proposals = hiding(planned(asked))
+    assert (proposals.now.hides, proposals.now.hides_all) == (True, False)
     text = (
         SCENARIOS / "published/zero3-llama-3-70b-1024.toml"
     ).read_text() + "\n[wrapping]\nevery = 2\n"
     wrapped = scenario.parse(text.encode(), where="joined.toml")
     ns, exposed, inside = timed(wrapped)
-    assert ns < 0.995 * found.now.ns_per_token
-    assert abs(exposed - inside - found.now.at_ends) < 0.0005
-    assert found.elsewhere == ("other units",)
-    assert [change.label.split()[0] for change in found.changes] == ["links"]
-    assert all(change.at_ends <= found.now.at_ends - 0.001 for change in found.changes)
-    lines = said(asked, found)
+    assert ns < 0.995 * proposals.now.ns_per_token
+    assert abs(exposed - inside - proposals.now.at_ends) < 0.0005
+    assert proposals.elsewhere == ("other units",)
+    assert [change.label.split()[0] for change in proposals.changes] == ["links"]
+    assert all(change.at_ends <= proposals.now.at_ends - 0.001 for change in proposals.changes)
+    lines = advised(asked, proposals)
     assert lines[-1] == "    other units make the step shorter, but not its ends"
 
 

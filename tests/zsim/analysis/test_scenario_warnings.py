@@ -1,4 +1,4 @@
-"""What runs, but costs or does more than its user may think, is said beforehand."""
+"""Warnings before a run that costs or does more than its user may think."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_who_lets_adamw_step_fp16_is_warned(
         f'strategy = {{ name = "{strategy}" }}\nprecision = {{ parameters = "{parameters}" '
         f'}}\noptimizer = {{ name = "{optimizer}" }}\n'
     )
-    found = [line for line in cautions(parse(text.encode(), where="half.toml")) if "fp16" in line]
-    assert bool(found) is warned
+    lines = cautions(parse(text.encode(), where="half.toml"))
+    warnings = [line for line in lines if "fp16" in line]
+    assert bool(warnings) is warned
     assert all(line.startswith("adamw steps fp16 parameters themselves, as zero_redundancy keeps "
-                               "no master copy") for line in found)
+                               "no master copy") for line in warnings)

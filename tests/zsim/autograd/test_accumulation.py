@@ -1,5 +1,5 @@
-"""What adding a gradient to that of earlier micro-batches costs: a kernel for each parameter, where
-autograd finds one to add to."""
+"""Adding a gradient to that of earlier micro-batches costs a kernel for each parameter where
+autograd finds a gradient to add to."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ precision = {{ {precision} }}
 
 
 def accumulated(case: Scenario) -> list[Counter[int]]:
-    """By micro-batch: the elements of each accumulation, and how often."""
-    found = [Counter[int]() for _ in range(case.batch.accumulation)]
+    """Elements of each accumulation and their counts, by micro-batch."""
+    counts = [Counter[int]() for _ in range(case.batch.accumulation)]
     for op in plan(case, device="cuda").ranks[0].steady:
         for kernel in op.kernels:
             if kernel.operator == ACCUMULATE:
                 assert op.kind == "backward"
-                found[op.micro_batch][kernel.flops] += 1
-    return found
+                counts[op.micro_batch][kernel.flops] += 1
+    return counts
 
 
 def all_parameters(case: Scenario) -> Counter[int]:
@@ -77,11 +77,11 @@ def test_gradients_that_wait_in_another_dtype_are_cast_first_and_added_to_later(
         ]
         for number in range(3)
     ]
-    assert added == [[], [one * 10 for one in numels], [one * 10 for one in numels]]
+    assert added == [[], [numel * 10 for numel in numels], [numel * 10 for numel in numels]]
     cast = [
         k.nbytes for op in ops if op.micro_batch == 0 and op.stream == "compute" for k in op.kernels
     ][-len(numels) :]
-    assert cast == [one * 6 for one in numels]
+    assert cast == [numel * 6 for numel in numels]
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])

@@ -1,4 +1,4 @@
-"""What autocast makes of a model: dtypes, casts, and how long the copies of weights live."""
+"""Autocast of a model: dtypes, casts, and the lifetime of the copies of weights."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_a_weight_that_no_gradient_of_an_input_needs_is_held_by_the_cache_alone(
     model = mlp.build(
         MlpSizes(dims=(8, 8, 8), hidden=6, num_classes=3), name="mlp", sequence_length=1
     )
-    found = lower(model, batch=Batch(micro_batch=2), dtype="float32", autocast="bfloat16")
-    assert {module.fqn: module.freed_with_autocast_cache for module in found} == {
+    lowered_model = lower(model, batch=Batch(micro_batch=2), dtype="float32", autocast="bfloat16")
+    assert {module.fqn: module.freed_with_autocast_cache for module in lowered_model} == {
         "blocks.0": (
             Free("blocks.0:wide.bias"), Free("blocks.0:wide.weight"), Free("blocks.0:y.bias")
         ),

@@ -25,12 +25,12 @@ cluster = {{ preset = "dgx-h100", ranks = 2 }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 """  # noqa: E501
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for op in plan(parse(text.encode(), where="sums.toml"), device="cuda").ranks[0].steady:
         for kernel in op.kernels:
             if kernel.operator == "add":
-                found[op.kind] += kernel.nbytes
-    return found
+                counts[op.kind] += kernel.nbytes
+    return counts
 
 
 ATTENTION, MLP, NORMS, EMBEDDING = 4 * 16 * 16, 3 * 16 * 32, 2 * 16, 50 * 16

@@ -47,8 +47,8 @@ def test_blocks_that_differ_in_one_size_are_traced_apart():
     wide = GptSizes(num_layers=6, hidden_size=8, num_heads=2, vocabulary=11)
     model = gpt.build(wide, name="gpt", sequence_length=8)
     odd = gpt.build(replace(wide, feed_forward=20), name="odd", sequence_length=8)
-    place = next(i for i, module in enumerate(model.modules) if module.fqn == "blocks.3")
-    modules = (*model.modules[:place], odd.modules[place], *model.modules[place + 1 :])
+    index = next(i for i, module in enumerate(model.modules) if module.fqn == "blocks.3")
+    modules = (*model.modules[:index], odd.modules[index], *model.modules[index + 1 :])
     mixed = replace(model, modules=modules)
     assert lower(mixed, batch=BATCH, dtype="float32") == lower_each(
         mixed, batch=BATCH, dtype="float32"

@@ -169,7 +169,7 @@ def test_scratch_of_flash_attention_rounds_heads_to_32_up_to_128_and_to_64_above
 
 
 @pytest.mark.parametrize(
-    ("attention", "shared", "dtype", "device", "words"),
+    ("attention", "shared", "dtype", "device", "message"),
     [
         ("efficient", 4, "float32", "cpu", "memory-efficient attention has no kernel on a CPU"),
         ("efficient", 2, "bfloat16", "cuda", "memory-efficient attention has no kernel for "
@@ -181,11 +181,12 @@ def test_scratch_of_flash_attention_rounds_heads_to_32_up_to_128_and_to_64_above
     ],
 )
 def test_a_kernel_that_torch_does_not_have_is_named(
-    attention: str, shared: int, dtype: Dtype, device: Device, words: str
+    attention: str, shared: int, dtype: Dtype, device: Device, message: str
 ) -> None:
     nbytes = 4 if dtype == "float32" else 2
     assert (
-        without_kernel(_attention(attention, shared=shared), device=device, nbytes=nbytes) == words
+        without_kernel(_attention(attention, shared=shared), device=device, nbytes=nbytes)
+        == message
     )
 
 
@@ -196,7 +197,7 @@ def test_a_kernel_that_torch_does_not_have_is_named(
 def test_memory_efficient_attention_that_is_asked_for_wants_heads_that_it_has_a_kernel_for(
     width: int, dtype: Dtype, multiple: int
 ) -> None:
-    words = (
+    message = (
         f"memory-efficient attention has no kernel for heads of {width}, which is no multiple of "
         f"{multiple}"
         if multiple
@@ -205,7 +206,7 @@ def test_memory_efficient_attention_that_is_asked_for_wants_heads_that_it_has_a_
     nbytes = 4 if dtype == "float32" else 2
     assert (
         without_kernel(_attention("efficient", head_dim=width), device="cuda", nbytes=nbytes)
-        == words
+        == message
     )
 
 
@@ -264,15 +265,15 @@ def test_only_matmuls_count_flops_and_everything_moves_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny", "llama-tiny"])
 def test_work_grows_with_the_micro_batch_and_flops_do_not_depend_on_the_dtype(name: str) -> None:
-    one, two = Batch(micro_batch=1, sequence_length=16), Batch(micro_batch=2, sequence_length=16)
+    first, two = Batch(micro_batch=1, sequence_length=16), Batch(micro_batch=2, sequence_length=16)
     for op in _operators(name):
-        single, double = (calls(op, batch=batch, dtype="float32") for batch in (one, two))
+        single, double = (calls(op, batch=batch, dtype="float32") for batch in (first, two))
         assert _flops(double) == tuple(2 * flops for flops in _flops(single))
-        assert _flops(calls(op, batch=one, dtype="bfloat16")) == _flops(single)
+        assert _flops(calls(op, batch=first, dtype="bfloat16")) == _flops(single)
         casts = op.kind == "rms_norm"  # in float32 whatever the dtype, with a cast before and after
         narrow, whole = (
             sum(call.moved for call in made)
-            for made in (calls(op, batch=one, dtype="bfloat16"), single)
+            for made in (calls(op, batch=first, dtype="bfloat16"), single)
         )
         assert (narrow >= whole if casts else narrow <= whole < 4 * narrow), op
 
@@ -290,11 +291,10 @@ def test_the_last_call_makes_the_value_that_the_operator_promises(name: str) -> 
 
 @pytest.mark.parametrize("attention", ["sdpa", "explicit"])
 def test_a_gpt_block_keeps_for_backward_what_its_operators_need(attention):
-    """Per token of width d, in elements: x, n1, q, k, v, mixed, h, n2 of d each, wide and act of
-    4d, two statistics per norm.
+    """Elements per token of width d: d each of x, n1, q, k, v, mixed, h, n2; 4d of wide and act.
 
-    sdpa keeps a float32 logsumexp per head besides; explicit attention the probabilities and the
-    mask.
+    Each norm has two statistics. sdpa keeps a float32 logsumexp per head besides; explicit
+    attention the probabilities and the mask.
     """
     width, heads, length, batch = 8, 2, 4, Batch(micro_batch=3, sequence_length=4)
 

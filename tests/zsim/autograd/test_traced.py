@@ -204,7 +204,7 @@ def with_other_lowered_modules(
         MODEL,
         hook_variants=(
             variant,
-            *(one for one in MODEL.hook_variants if one.unit_hooks != unit_hooks),
+            *(hooked for hooked in MODEL.hook_variants if hooked.unit_hooks != unit_hooks),
         ),
     )
 
@@ -390,7 +390,9 @@ def frozen(*, made: bool) -> TracedModel:
         )
         return replace(first, backward=replace(first.backward, memory=memory)), *others
 
-    otherwise = tuple(replace(one, lowered=kept(*one.lowered)) for one in MODEL.hook_variants)
+    otherwise = tuple(
+        replace(variant, lowered=kept(*variant.lowered)) for variant in MODEL.hook_variants
+    )
     return replace(MODEL, lowered=kept(*MODEL.lowered), hook_variants=otherwise, units=units)
 
 
@@ -502,7 +504,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "where"),
     [
         (
             lambda t: t.update(schema="zsim-traced-model-1"),
@@ -584,14 +586,14 @@ def changed(change: Callable[[Any], Any]) -> bytes:
     ],
 )
 def test_a_file_that_lies_is_refused_with_the_place(
-    change: Callable[[Any], Any], place: str
+    change: Callable[[Any], Any], where: str
 ) -> None:
-    if place == "mlp-tiny":  # a block may read what is the root's, which stays gathered
-        assert parse(changed(change)).name == place
+    if where == "mlp-tiny":  # a block may read what is the root's, which stays gathered
+        assert parse(changed(change)).name == where
         return
     with pytest.raises(TracedModelError) as error:
         parse(changed(change), where="file")
-    assert place in str(error.value)
+    assert where in str(error.value)
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:
@@ -653,12 +655,12 @@ def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(
     )
     parent[key] = data.draw(junk)
     try:
-        found = parse(json.dumps(table).encode())
+        model = parse(json.dumps(table).encode())
     except ZsimError:
         return
-    modules = found.modules_for(found.batch, dtype=found.dtype, casts_input=True)
+    modules = model.modules_for(model.batch, dtype=model.dtype, casts_input=True)
     training = Training(
-        model=found, modules=modules, batch=BATCH, precision=Precision(parameters=found.dtype)
+        model=model, modules=modules, batch=BATCH, precision=Precision(parameters=model.dtype)
     )
     strategy = STRATEGIES["zero3"]
     program = strategy.plan(training, mesh=Mesh(dp_shard=2), options=strategy.options())
@@ -676,9 +678,9 @@ precision = { parameters = "bf16", reduce = "fp32" }
 
 def test_a_scenario_can_be_of_a_traced_model(tmp_path: Path) -> None:
     save(MODEL, tmp_path / "mine.json")
-    found = scenario.parse(TRACED_SCENARIO.encode(), where="x.toml", folder=tmp_path)
-    run = SimBackend().run(found, options=RunOptions())
-    figures = metrics.figures(run, found)
+    case = scenario.parse(TRACED_SCENARIO.encode(), where="x.toml", folder=tmp_path)
+    run = SimBackend().run(case, options=RunOptions())
+    figures = metrics.figures(run, case)
     assert figures.peak_memory_bytes > 0
     assert figures.mfu is not None and figures.mfu > 0  # noqa: PT018
 
@@ -690,8 +692,8 @@ def test_a_traced_step_of_more_micro_batches_has_as_many_times_the_flops(tmp_pat
     for accumulation in (1, 3):
         text = TRACED_SCENARIO.replace("micro_batch = 2", f"micro_batch = 2, accumulation = "
                                                           f"{accumulation}")
-        found = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
-        assert metrics.model_flops(found) == 3 * accumulation * forward
+        case = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
+        assert metrics.model_flops(case) == 3 * accumulation * forward
     assert forward > 0
 
 

@@ -32,11 +32,11 @@ def telling(model: TracedModel, *, at_once: bool = False, copied: str = "") -> T
     """`model` whose gradients are accumulated as soon as they are made, or at the end of their
     module's backward."""
 
-    def told(tape: tuple[TapeEvent, ...]) -> Iterator[TapeEvent]:
+    def with_accumulations(tape: tuple[TapeEvent, ...]) -> Iterator[TapeEvent]:
         due: list[TapeEvent] = []
         end = len(tape) - 2  # the loss and its gradient go last
-        for place, event in enumerate(tape):
-            if place == end:
+        for index, event in enumerate(tape):
+            if index == end:
                 yield from due
             if isinstance(event, ParameterGradient):
                 yield replace(
@@ -51,8 +51,9 @@ def telling(model: TracedModel, *, at_once: bool = False, copied: str = "") -> T
             else:
                 yield event
 
-    def changed(one: LoweredModule) -> LoweredModule:
-        return replace(one, backward=replace(one.backward, memory=tuple(told(one.backward.memory))))
+    def changed(module: LoweredModule) -> LoweredModule:
+        memory = tuple(with_accumulations(module.backward.memory))
+        return replace(module, backward=replace(module.backward, memory=memory))
 
     return check(replace(model, lowered=tuple(map(changed, model.lowered))))
 
@@ -75,14 +76,14 @@ def planned(model: TracedModel, strategy: str) -> tuple[Op, ...]:
 
 
 def added(ops: tuple[Op, ...], fqn: str) -> list[str]:
-    """What the second micro-batch's backward does from the birth of the new gradient of `fqn` to
-    its end, nothing without a birth."""
+    """Events of the second micro-batch's backward from the birth of the new gradient of `fqn` to
+    its end, none without a birth."""
     events = [
         event for op in ops if op.kind == "backward" and op.micro_batch == 1 for event in op.memory
     ]
     made = [
-        place
-        for place, event in enumerate(events)
+        index
+        for index, event in enumerate(events)
         if isinstance(event, Alloc) and event.buffer.startswith(f"{fqn}.")
     ]
     if not made:
@@ -218,7 +219,7 @@ def test_whatever_is_moved_in_a_file_it_is_refused_or_plans(data: st.DataObject)
     """An event of gradients is dropped, said twice, or put elsewhere; nothing but a ZsimError may
     come of it."""
     table = json.loads(dump(telling(MODEL, copied=WEIGHT)))
-    tapes = [backward_of(table, place) for place in range(len(table["modules"]))] + [
+    tapes = [backward_of(table, index) for index in range(len(table["modules"]))] + [
         table["modules"][1]["lowered"]["forward"]["memory"]
     ]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -231,8 +232,8 @@ def test_whatever_is_moved_in_a_file_it_is_refused_or_plans(data: st.DataObject)
             if data.draw(st.booleans()):
                 target.insert(data.draw(st.integers(0, len(target))), row)
     try:
-        found = parse(json.dumps(table).encode())
+        model = parse(json.dumps(table).encode())
     except ZsimError:
         return
     for strategy in ("ddp", "fsdp2", "zero3"):
-        planned(found, strategy)
+        planned(model, strategy)

@@ -74,18 +74,18 @@ def test_pairs_are_rows_that_differ_in_one_field_and_their_times_are_for_each_to
         row(2.0, 2.0, model="b", batch="2"),
         row(0.9, 1.2, model="b", batch="1"),
     ]
-    found = {pair.field: pair for pair in pairs(rows)}
-    assert (found["batch"].n, found["model"].n) == (2, 2)
-    assert found["batch"].sign_right == 1.0
-    assert found["model"].sign_right == 0.5
-    assert found["batch"].median_error_of_ratio == pytest.approx(
+    by_field = {pair.field: pair for pair in pairs(rows)}
+    assert (by_field["batch"].n, by_field["model"].n) == (2, 2)
+    assert by_field["batch"].sign_right == 1.0
+    assert by_field["model"].sign_right == 0.5
+    assert by_field["batch"].median_error_of_ratio == pytest.approx(
         (1 - 0.75 / 0.8 + 1 - 0.9 / 1.2) / 2
     )
 
 
 def test_a_change_that_is_predicted_to_change_nothing_has_no_right_sign() -> None:
-    (found,) = pairs([row(1.0, 1.0, batch="1"), row(1.0, 1.2, batch="2")])
-    assert found.sign_right == 0.0
+    (pair,) = pairs([row(1.0, 1.0, batch="1"), row(1.0, 1.2, batch="2")])
+    assert pair.sign_right == 0.0
 
 
 def test_a_folder_is_predicted_row_by_row_and_what_is_no_measurement_is_named(
@@ -96,19 +96,20 @@ def test_a_folder_is_predicted_row_by_row_and_what_is_no_measurement_is_named(
     table(tmp_path / "b.csv", GATHER)
     table(tmp_path / "c.csv", {"unknown": "1"})
     assert main.main(["accuracy", str(tmp_path), "--json", "--plot", str(tmp_path / "p.svg")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(each["source"], each["line"]) for each in found["rows"]] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert [(each["source"], each["line"]) for each in printed["rows"]] == [
         ("a.csv", 2), ("a.csv", 3), ("b.csv", 2)
     ]
-    assert [(each["source"], each["line"]) for each in found["skipped"]] == [("c.csv", 1)]
+    assert [(each["source"], each["line"]) for each in printed["skipped"]] == [("c.csv", 1)]
     assert {
         "source", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias"
-    } <= set(found["groups"][0])
-    for each in found["rows"]:
+    } <= set(printed["groups"][0])
+    for each in printed["rows"]:
         assert each["error"] == pytest.approx(each["predicted"] / each["measured"] - 1)
         assert each["band"][0] < each["predicted"] < each["band"][1]
         assert (each["unit"], each["assumed"]) == ("s", [])
-    assert abs(found["rows"][0]["error"]) < 0.05  # MPT-1B at 2,048 tokens on A100: a published row
+    # MPT-1B at 2,048 tokens on A100: a published row
+    assert abs(printed["rows"][0]["error"]) < 0.05
 
 
 def test_peaks_are_predicted_as_the_memory_report_says(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_row_that_does_not_fit_is_explained_with_a_warning_and_not_as_an_assum
 def test_an_explained_scenario_runs_to_the_nanosecond_as_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a network of which others take most."""
+    """Others take most of that network."""
     slow = {
         "cluster.nodes": "8", "strategy.dp_shard": "64", "cluster.nic_bandwidth": "5 GB/s",
         "network.least": "0.3", "network.most": "3",
@@ -202,7 +203,7 @@ def test_saved_runs_are_predicted_where_their_scenarios_are_known(
     (tmp_path / "broken.json").write_text('{"schema_version": 1, "run": 3}')
     assert main.main(asked) == 0
     reasons = {
-        one["source"]: one["reason"] for one in json.loads(capsys.readouterr().out)["skipped"]
+        each["source"]: each["reason"] for each in json.loads(capsys.readouterr().out)["skipped"]
     }
     assert reasons["simulated.json"] == "simulated: nobody measured it"
     assert reasons["broken.json"].startswith("expected ")
@@ -227,19 +228,19 @@ def test_a_plot_needs_a_name_that_says_what_it_is(
 ) -> None:
     table(tmp_path / "a.csv", GATHER)
     assert main.main(["accuracy", str(tmp_path), "--plot", str(tmp_path / "p.png")]) == 2
-    said = capsys.readouterr().err
+    streams = capsys.readouterr().err
     assert (
         "expected a file that ends in .svg, found .png; pictures are drawn as SVG alone: --plot "
         "p.svg"
-        in said
+        in streams
     )
 
 
 def test_progress_is_told_every_twenty_rows(tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     table(tmp_path / "a.csv", *([GATHER] * 41))
-    accuracy.accuracy(tmp_path, say=told.append)
-    assert told == ["a.csv: 20 of 41 rows", "a.csv: 40 of 41 rows"]
+    accuracy.accuracy(tmp_path, say=lines.append)
+    assert lines == ["a.csv: 20 of 41 rows", "a.csv: 40 of 41 rows"]
 
 
 def test_collectives_are_predicted_in_seconds_by_collective_and_size(
@@ -248,20 +249,20 @@ def test_collectives_are_predicted_in_seconds_by_collective_and_size(
     large = GATHER | {"bytes": "256 MiB", "measured.time": "729 us"}
     table(tmp_path / "n.csv", GATHER, large, large | {"group": "mine"})
     assert main.main(["accuracy", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     kinds = ["all_gather middle", "all_gather large", "all_gather large, mine"]
-    assert [(each["kind"], each["n"]) for each in found["groups"]] == [
+    assert [(each["kind"], each["n"]) for each in printed["groups"]] == [
         (f"collective {kind}", 1) for kind in kinds
     ]
-    assert set(found["groups"][0]) == set(accuracy_commands.GROUP)
-    assert [each["measured"] for each in found["rows"][:2]] == [
+    assert set(printed["groups"][0]) == set(accuracy_commands.GROUP)
+    assert [each["measured"] for each in printed["rows"][:2]] == [
         pytest.approx(24.6e-6), pytest.approx(729e-6)
     ]
     assert all(
         abs(each["error"]) < 0.1 and each["band"][0] < each["measured"] < each["band"][1]
-        for each in found["rows"]
+        for each in printed["rows"]
     )
-    assert found["pairs"] == []
+    assert printed["pairs"] == []
 
 
 BETWEEN = GATHER | {"bytes": "268435456", "cluster.nodes": "2", "measured.time": "1000 us"}
@@ -306,15 +307,15 @@ def test_what_a_row_was_taken_for_has_the_band_that_its_prediction_has(
 def test_a_collectives_bus_bandwidth_is_that_of_nccl_tests_in_the_predicted_time(
     op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of eight ranks nccl-tests counts 7/8 of the message, 14/8 of an all-reduce's, and a
+    """nccl-tests counts 7/8 of the message on eight ranks, 14/8 of an all-reduce's, and a
     broadcast's as it is."""
     table(tmp_path / "n.csv", BETWEEN | {"collective": op, "cluster.nodes": "1"})
     (row,) = accuracy.accuracy(tmp_path).rows
     assert main.main(["accuracy", str(tmp_path), "--explain", "n.csv:2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["taken_for"]
-    assert found["collective"] == f"{op} of 268,435,456 B over 8 ranks on 1 node"
+    printed = json.loads(capsys.readouterr().out)["taken_for"]
+    assert printed["collective"] == f"{op} of 268,435,456 B over 8 ranks on 1 node"
     factor = {"all_reduce": 14 / 8, "broadcast": 1}.get(op, 7 / 8)
-    assert float(found["bus bandwidth"].partition(" GB/s reached")[0]) == pytest.approx(
+    assert float(printed["bus bandwidth"].partition(" GB/s reached")[0]) == pytest.approx(
         factor * 0.268435456 / row.predicted, rel=1e-3
     )
 
@@ -323,9 +324,9 @@ def test_an_nccl_log_that_was_cut_is_skipped_with_its_count(tmp_path: Path) -> N
     log = tmp_path / "run.txt"
     log.write_text("# nThread 1\n  1024  256  float  sum  -1  30.1  0.03  0.06  0\n  2048  512  "
                    "float  sum  -1  30.2  0.06  0.1  0\n")
-    found = accuracy.accuracy(log)
-    assert [one.reason for one in found.skipped] == ["log cut: no closing summary (2 rows)"]
-    assert not found.rows
+    report = accuracy.accuracy(log)
+    assert [each.reason for each in report.skipped] == ["log cut: no closing summary (2 rows)"]
+    assert not report.rows
 
 
 NCCL_LOG = """# nThread 1 nGpus 2
@@ -357,13 +358,13 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
     (tmp_path / "run.json").write_text('{"schema_version": 1, "scenario": "x"}')
     (tmp_path / "words.md").write_text("# words")
     (tmp_path / ".hidden.csv").write_text("a")
-    found = accuracy.accuracy(tmp_path)
-    assert {row.source for row in found.rows} == {"UPPER.CSV", "sub/a.csv", "sub/all_reduce.txt"}
-    reasons = {one.source: one.reason for one in found.skipped}
+    report = accuracy.accuracy(tmp_path)
+    assert {row.source for row in report.rows} == {"UPPER.CSV", "sub/a.csv", "sub/all_reduce.txt"}
+    reasons = {each.source: each.reason for each in report.skipped}
     assert set(reasons) == {
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("[!.]*") if path.is_file()
-    } - {row.source for row in found.rows}
-    for name, words in {
+    } - {row.source for row in report.rows}
+    for name, reason in {
         "bad.csv": "expected a CSV table in UTF-8, found unexpected end of data",
         "wide.csv": "no measurements: a table has columns that begin with measured.",
         "binary.csv": "no measurements: ",
@@ -374,7 +375,7 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
         "words.md": "no file of measurements",
         "unnamed.log": "no collective named: `--collective` says it",
     }.items():
-        assert reasons[name].startswith(words)
+        assert reasons[name].startswith(reason)
     named = accuracy.accuracy(tmp_path / "unnamed.log", collective="all_reduce")
     assert [row.of for row in named.rows] == ["all_reduce large"]
 
@@ -383,9 +384,9 @@ def test_links_pipes_and_closed_folders_are_skipped_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
-    for place in (folder, elsewhere, folder / "closed"):
-        place.mkdir()
-        table(place / "a.csv", GATHER)
+    for entry in (folder, elsewhere, folder / "closed"):
+        entry.mkdir()
+        table(entry / "a.csv", GATHER)
     (folder / "link.csv").symlink_to(elsewhere / "a.csv")
     (folder / "gone.csv").symlink_to(tmp_path / "nothing.csv")
     (folder / "linked").symlink_to(elsewhere)
@@ -399,10 +400,10 @@ def test_links_pipes_and_closed_folders_are_skipped_by_name(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", without)
-    found = measurements.files(folder)
-    assert [name for _, name in found.files] == ["a.csv", "link.csv"]
+    read = measurements.files(folder)
+    assert [name for _, name in read.files] == ["a.csv", "link.csv"]
     assert {
-        one.source: one.reason.partition(",")[0].partition(":")[0] for one in found.skipped
+        each.source: each.reason.partition(",")[0].partition(":")[0] for each in read.skipped
     } == {
         "gone.csv": "a link to a file that is not here", "linked": "a link to a folder",
         "zero.csv": "no plain file", "pipe.csv": "no plain file",
@@ -416,8 +417,8 @@ def test_files_beyond_the_most_that_are_read_are_skipped_by_name(
     monkeypatch.setattr(measurements, "MAX_FILES", 1)
     for name in ("a.csv", "b.csv"):
         table(tmp_path / name, GATHER)
-    found = accuracy.accuracy(tmp_path)
-    assert ([row.source for row in found.rows], [one.source for one in found.skipped]) == (
+    report = accuracy.accuracy(tmp_path)
+    assert ([row.source for row in report.rows], [each.source for each in report.skipped]) == (
         ["a.csv"], ["b.csv"],
     )
 

@@ -54,9 +54,9 @@ def steps(path: Path) -> list[Step]:
 
 
 def cases(folder: Path) -> list[fit_steps.Case]:
-    found, skipped = fit_steps.prepared(steps(table(folder / "t.csv", *ROWS)))
+    prepared, skipped = fit_steps.prepared(steps(table(folder / "t.csv", *ROWS)))
     assert not skipped
-    return found
+    return prepared
 
 
 def took(seconds: float) -> dict[str, str]:
@@ -65,8 +65,8 @@ def took(seconds: float) -> dict[str, str]:
 
 
 def measured(folder: Path, factors: dict[tuple[str, str], float], *, slower: float = 1.0) -> Path:
-    """The rows as they would be measured on a device whose constants are `factors` times the
-    preset's, where steps of the wide model take `slower` times as long."""
+    """The rows as measured on a device with constants `factors` times the preset's. Steps of the
+    wide model take `slower` times as long there."""
     rows = [
         row | took(fit_steps.predicted(case, factors)
                    * (slower if row["model.sizes.hidden_size"] == WIDE else 1.0))
@@ -91,16 +91,19 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    factors = {(one["generation"], one["name"]): one["factor"] for one in found["constants"]}
+    printed = json.loads(capsys.readouterr().out)
+    factors = {
+        (constant["generation"], constant["name"]): constant["factor"]
+        for constant in printed["constants"]
+    }
     assert factors["A100", "matmul_efficiency"] < 0.97
     assert factors["A100", "attention.rate"] == pytest.approx(1, abs=0.05)
     assert (
         factors["", "matmul_prologue"] > 1
     )  # whose prior is wide, and which makes products slower too
-    assert found["fitted"]["max"] < 0.015
-    assert found["left_out"]["max"] < 0.03
-    assert len({tuple(row["group"]) for row in found["rows"]}) == 2
+    assert printed["fitted"]["max"] < 0.015
+    assert printed["left_out"]["max"] < 0.03
+    assert len({tuple(row["group"]) for row in printed["rows"]}) == 2
     written = tomllib.loads(out.read_text())["device"]["matmul_efficiency"]
     assert written["provenance"] == "calibrated"
     assert written["source"].startswith("measured.csv; before: 80.3 %")
@@ -111,9 +114,9 @@ def test_narrow_priors_keep_a_fit_from_its_rows(tmp_path: Path) -> None:
     """Rows whose products are a fifth slower than the preset's: with priors of a tenth of the width
     most of that is left."""
     path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.8})
-    found, _ = fit_steps.prepared(steps(path))
+    prepared, _ = fit_steps.prepared(steps(path))
     narrow, usual, wide = (
-        max(map(abs, fit_steps.fit(found, wider=wider, rounds=1).errors))
+        max(map(abs, fit_steps.fit(prepared, wider=wider, rounds=1).errors))
         for wider in (0.1, 1.0, 3.0)
     )
     assert narrow > 0.1
@@ -128,20 +131,20 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     path, out = measured(tmp_path, {}, slower=1.5), tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]
     assert main.main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     far = max(
         1 - min(1 + error, 1 / (1 + error))
-        for row in found["rows"]
+        for row in printed["rows"]
         for error in (row["error"], row["left_out"])
     )
-    assert far <= found["width"] <= far + 0.001
+    assert far <= printed["width"] <= far + 0.001
     assert far > 0.25
     text = out.read_text()
-    said = (
-        f"half-width of steps by what was fitted: {100 * found['width']:.1f} %; nine of ten rows "
+    sentence = (
+        f"half-width of steps by what was fitted: {100 * printed['width']:.1f} %; nine of ten rows "
         f"lie within it"
     )
-    assert f"# {said}\n" in text
+    assert f"# {sentence}\n" in text
     for case in fit_steps.prepared(steps(path))[0]:
         costs = Costs(
             cluster=cluster_reader.parse(text.encode(), where="mine.toml"),
@@ -151,7 +154,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
         low, high = error_bands.band(case.program, timeline, costs=costs)
         assert low <= case.seconds / (timeline.step_time_ns / 1e9) <= high
     assert main.main(asked) == 0
-    assert f"{said}\n" in capsys.readouterr().out
+    assert f"{sentence}\n" in capsys.readouterr().out
 
 
 def test_constants_of_which_no_row_speaks_stay_what_they_were(
@@ -161,7 +164,8 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(
     path, out = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94}), tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)]
     assert main.main([*asked, "--json"]) == 0
-    heard = {one["name"]: one["heard"] for one in json.loads(capsys.readouterr().out)["constants"]}
+    printed = json.loads(capsys.readouterr().out)
+    heard = {constant["name"]: constant["heard"] for constant in printed["constants"]}
     (ran,) = {case.scenario.executed.attention_kernels for case in cases(tmp_path)}
     assert (heard["straggler"], heard["matmul_efficiency"]) == ([], ["matmul_efficiency"])
     assert heard["attention.rate"] == [f"attention.{ran}.rate"]
@@ -176,12 +180,14 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(
         "8.0 %"
     )
     assert main.main(asked) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^straggler +all +as before: no row speaks of it$", said, re.MULTILINE)
+    report = capsys.readouterr().out
+    assert re.search(r"^straggler +all +as before: no row speaks of it$", report, re.MULTILINE)
     assert re.search(
-        r"^no row speaks of .*straggler.*: as before, with where it came from$", said, re.MULTILINE
+        r"^no row speaks of .*straggler.*: as before, with where it came from$",
+        report,
+        re.MULTILINE,
     )
-    assert f"attention was run by {ran}: other kernels stay as before" in said
+    assert f"attention was run by {ran}: other kernels stay as before" in report
 
 
 def test_a_constant_that_moves_a_row_by_a_tenth_of_the_noise_is_spoken_of() -> None:
@@ -194,11 +200,11 @@ def test_a_constant_that_moves_a_row_by_a_tenth_of_the_noise_is_spoken_of() -> N
 def test_a_share_that_the_fit_takes_to_all_there_is_has_been_heard(tmp_path: Path) -> None:
     """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing
     upwards, and rows spoke of them."""
-    found = [
+    factors = [
         replace(case, step=replace(case.step, seconds=case.seconds / 3))
         for case in cases(tmp_path)
     ]
-    fitted = fit_steps.fit(found)
+    fitted = fit_steps.fit(factors)
     assert {"matmul_efficiency", "elementwise_efficiency"} <= fitted.heard
 
 
@@ -231,7 +237,7 @@ def test_one_group_alone_cannot_be_calibrated_on(
 def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
     """One model's steps are 20 % slower than the other's say: fitted they meet halfway, left out
     they miss by nearly all of it."""
-    found = [
+    errors = [
         replace(
             case,
             step=replace(
@@ -242,11 +248,11 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
         )
         for case in cases(tmp_path)
     ]
-    fitted = fit_steps.fit(found)
+    fitted = fit_steps.fit(errors)
     for error, left_out in zip(fitted.errors, fitted.left_out, strict=True):
         assert abs(left_out) > abs(error) + 0.02
-    is_wide = [case.step.fields["model.sizes.hidden_size"] == WIDE for case in found]
-    alone = [case for case, wide in zip(found, is_wide, strict=True) if not wide]
+    is_wide = [case.step.fields["model.sizes.hidden_size"] == WIDE for case in errors]
+    alone = [case for case, wide in zip(errors, is_wide, strict=True) if not wide]
     others = [row for row, wide in enumerate(is_wide) if wide]
     # who alone say: nothing moves
     assert all(fit_steps.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone)
@@ -265,10 +271,10 @@ def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(
     )
     asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
     assert main.main(asked) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {one["generation"] for one in found["constants"]} == {"", "A100"}
-    assert all(abs(one["factor"] - 1) < 1e-3 for one in found["constants"])
-    assert [one["reason"] for one in found["skipped"]] == ["a step on H100 SXM 80 GB, not on "
+    printed = json.loads(capsys.readouterr().out)
+    assert {constant["generation"] for constant in printed["constants"]} == {"", "A100"}
+    assert all(abs(constant["factor"] - 1) < 1e-3 for constant in printed["constants"])
+    assert [row["reason"] for row in printed["skipped"]] == ["a step on H100 SXM 80 GB, not on "
                                                            "A100 SXM 40 GB"] * 2
 
 
@@ -284,9 +290,9 @@ def test_a_table_of_something_else_is_refused(
 
 def test_rows_of_one_group_are_left_out_together(tmp_path: Path) -> None:
     """A column groups rows of one model by what else they have in common."""
-    rows = [row | {"group": str(place % 3)} for place, row in enumerate(ROWS)]
-    found, _ = fit_steps.prepared(steps(table(tmp_path / "t.csv", *rows)))
-    assert [case.group for case in found] == [("A100 SXM 40 GB", str(n)) for n in (0, 1, 2, 0)]
+    rows = [row | {"group": str(index % 3)} for index, row in enumerate(ROWS)]
+    prepared, _ = fit_steps.prepared(steps(table(tmp_path / "t.csv", *rows)))
+    assert [case.group for case in prepared] == [("A100 SXM 40 GB", str(n)) for n in (0, 1, 2, 0)]
 
 
 def test_rows_of_peaks_alone_are_skipped_by_name(tmp_path: Path) -> None:
@@ -317,7 +323,7 @@ SIZES = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 
 
 def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
-    """What nccl-tests prints for an all-gather on nodes of eight."""
+    """Output of nccl-tests for an all-gather on nodes of eight."""
     gpu = "[0x00] NVIDIA H100 80GB HBM3"
     devices = [
         f"#  Rank  {rank} Group  0 Pid  1 on  host{rank // 8} device  {rank % 8} {gpu}"
@@ -337,11 +343,11 @@ def slower(times: float) -> dict[int, float]:
     """All-gathers of 8 H100 whose floor, and what is added to it, are `times` the published
     curve's."""
     curve = CURVES.rings["hopper", "all_gather"]
-    found = {}
+    by_size = {}
     for size in SIZES:
-        added = sum(one.microseconds * size / (size + one.half) for one in curve.added)
-        found[size] = times * (curve.floor_us + added) + size * 7 / 8 / (360e3 * curve.share)
-    return found
+        added = sum(term.microseconds * size / (size + term.half) for term in curve.added)
+        by_size[size] = times * (curve.floor_us + added) + size * 7 / 8 / (360e3 * curve.share)
+    return by_size
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "p5"])
@@ -358,9 +364,9 @@ def test_a_log_of_several_nodes_is_taken_to_have_run_over_the_clusters_own_netwo
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    (curve,) = found["collectives"]["curves"]
-    assert (curve["scope"], curve["collective"], found["collectives"]["fitted"]["n"]) == (
+    printed = json.loads(capsys.readouterr().out)
+    (curve,) = printed["collectives"]["curves"]
+    assert (curve["scope"], curve["collective"], printed["collectives"]["fitted"]["n"]) == (
         "network", "all_gather", 5,
     )
 
@@ -376,17 +382,17 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    (curve,) = found["collectives"]["curves"]
+    printed = json.loads(capsys.readouterr().out)
+    (curve,) = printed["collectives"]["curves"]
     published = CURVES.rings["hopper", "all_gather"]
     assert (curve["scope"], curve["collective"]) == ("ring", "all_gather")
     assert curve["floor"] == pytest.approx(1.5 * published.floor_us, rel=0.1)
     assert curve["added"][0][0] == pytest.approx(1.5 * published.added[0].microseconds, rel=0.2)
-    assert found["collectives"]["fitted"]["max"] < 0.04
+    assert printed["collectives"]["fitted"]["max"] < 0.04
     assert (
-        found["collectives"]["left_out"]["max"] > 0.2
+        printed["collectives"]["left_out"]["max"] > 0.2
     )  # the one system, predicted by the published curve
-    (group,) = found["groups"]
+    (group,) = printed["groups"]
     assert (group["group"], group["n"]) == ("ring all_gather, log.txt, H100 SXM 80 GB, 8 "
                                             "ranks on 1 nodes", 6)
     text = out.read_text()
@@ -405,7 +411,7 @@ def test_percentiles_are_the_same_everywhere_and_rows_of_the_preset_alone_are_na
     log, out = PUBLISHED / "tables" / "nccl_h100_sweep.csv", tmp_path / "mine.toml"
     asked = ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out)]
     assert main.main(asked) == 0
-    said = re.findall(
+    percentiles = re.findall(
         r"^rows (fitted|left out with their group): n 33, median ([\d.]+) %,.* p95 ([\d.]+) %",
         capsys.readouterr().out, re.M,
     )
@@ -413,9 +419,9 @@ def test_percentiles_are_the_same_everywhere_and_rows_of_the_preset_alone_are_na
         r"^# errors of rows (.*): median ([\d.]+) %, 95th percentile ([\d.]+) %", out.read_text(),
         re.M,
     )
-    assert [words for words, *_ in written] == ["fitted", "left out with their group"]
+    assert [rows for rows, *_ in written] == ["fitted", "left out with their group"]
     assert written == [
-        (words, *(f"{float(share):.1f}" for share in shares)) for words, *shares in said
+        (rows, *(f"{float(share):.1f}" for share in shares)) for rows, *shares in percentiles
     ]
     groups = [line for line in out.read_text().splitlines() if line.startswith("#   ring ")]
     assert len(groups) == 3
@@ -475,16 +481,16 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    (fitted,) = found["collectives"]["curves"]
+    printed = json.loads(capsys.readouterr().out)
+    (fitted,) = printed["collectives"]["curves"]
     assert (fitted["scope"], fitted["collective"]) == ("nvls", "all_reduce")
-    assert found["collectives"]["fitted"]["max"] < 0.02
+    assert printed["collectives"]["fitted"]["max"] < 0.02
     cluster = cluster_reader.parse(out.read_bytes(), where="mine.toml")
-    words = (
+    warning = (
         "22 rows of a.csv, by which alone NCCL's own choice in a node goes, without the published "
         "ring; before: 8 H200"
     )
-    assert cluster.curves[0].source.startswith(words)
+    assert cluster.curves[0].source.startswith(warning)
     for row in read(path):
         assert isinstance(row, Collective)
         assert predict(row, curves=curves_of(cluster)).microseconds == pytest.approx(
@@ -493,7 +499,7 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
 
 
 def bands_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[float, ...]:
-    """Of the one curve that is calibrated on the file: for large, middle and small messages."""
+    """Half-widths of the one curve calibrated on the file: for large, middle and small messages."""
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
     (curve,) = json.loads(capsys.readouterr().out)["collectives"]["curves"]
     return tuple(curve[name] for name in ("band", "band_middle", "band_small"))
@@ -503,8 +509,8 @@ def bands_of(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[float, ...
 def test_a_machine_that_differs_from_its_preset_is_trusted_as_much_once_it_was_measured(
     times: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its band is what its own sizes miss one another by, and not what the preset misses it by,
-    which is up to half."""
+    """The band is what the machine's own sizes miss one another by. The preset misses them by up to
+    half."""
     path = all_reduces(
         tmp_path / "a.csv", {size: times * us for size, us in on_a_curve(28, 470, 50).items()}
     )
@@ -512,8 +518,8 @@ def test_a_machine_that_differs_from_its_preset_is_trusted_as_much_once_it_was_m
 
 
 def test_the_band_of_a_machine_measured_alone_holds_nine_of_ten_further_measurements() -> None:
-    """Machines of all kinds, noise of 3 and 7 %, half the sizes measured: three to five rows are of
-    each of large, middle and small."""
+    """Machines of all kinds, noise of 3 and 7 %, half the sizes measured. Large, middle and small
+    sizes have three to five rows each."""
     node, draw, held = load_cluster("dgx-h100").nccl, random.Random(7), list[bool]()
     assert node is not None
     for trial in range(8):
@@ -526,9 +532,10 @@ def test_the_band_of_a_machine_measured_alone_holds_nine_of_ten_further_measurem
         ]
         (fitted,) = fit_collectives.fit(rows, node, source="a.csv").curves
         for size in sizes[1::2]:
-            found = predict(of_eight(size), curves=with_curve(CURVES, fitted, node))
+            predicted = predict(of_eight(size), curves=with_curve(CURVES, fitted, node))
             held += [
-                found.low <= curve[size] * exp(draw.gauss(0, noise)) <= found.high for _ in range(5)
+                predicted.low <= curve[size] * exp(draw.gauss(0, noise)) <= predicted.high
+                for _ in range(5)
             ]
     assert len(held) == 8 * 10 * 5
     assert sum(held) >= 0.9 * len(held)
@@ -552,8 +559,8 @@ def test_a_curve_that_its_own_rows_scatter_about_has_a_band_that_says_so_where_t
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = on_a_curve(28, 470, 50)
-    for place, size in enumerate(size for size in times if size < 2**20):
-        times[size] *= 1.5 if place in (2, 6) else 1.0
+    for index, size in enumerate(size for size in times if size < 2**20):
+        times[size] *= 1.5 if index in (2, 6) else 1.0
     large, middle, small = bands_of(all_reduces(tmp_path / "a.csv", times), capsys)
     assert (large, middle) == (0.05, 0.05)
     assert 0.3 <= small < 0.4  # 1 - 1/1.5
@@ -562,8 +569,7 @@ def test_a_curve_that_its_own_rows_scatter_about_has_a_band_that_says_so_where_t
 def test_a_size_that_no_other_vouches_for_is_not_trusted_although_the_fit_meets_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of four sizes 16 MiB alone shows what middle ones have added, which is six times the
-    preset's."""
+    """Only 16 MiB of four sizes shows what middle ones have added: six times the preset's."""
     times = {
         size: us
         for size, us in on_a_curve(28, 470, 300).items()
@@ -612,18 +618,18 @@ def test_one_number_of_nodes_does_not_vouch_for_others(
 def test_a_preset_predicts_what_is_left_out_as_it_does_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the ring that it chooses where that is faster, as of few ranks and small messages."""
+    """NCCL chooses the ring where that is faster, as with few ranks and small messages."""
     path = all_reduces(
         tmp_path / "a.csv", {1 << power: 40.0 for power in range(12, 20)}, {"cluster.ranks": "6"}
     )
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["collectives"]
+    printed = json.loads(capsys.readouterr().out)["collectives"]
     rows = [row for row in read(path) if isinstance(row, Collective)]
-    assert [row["left_out"] for row in found["rows"]] == pytest.approx(
+    assert [row["left_out"] for row in printed["rows"]] == pytest.approx(
         [predict(row).microseconds / 40 - 1 for row in rows]
     )
     assert {predict(row).algorithm for row in rows} == {"ring"}
-    assert [one["scope"] for one in found["curves"]] == ["nvls"]
+    assert [curve["scope"] for curve in printed["curves"]] == ["nvls"]
 
 
 def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice(
@@ -637,9 +643,9 @@ def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)["collectives"]
-    assert [one["scope"] for one in found["curves"]] == ["nvls", "ring"]
-    assert found["fitted"]["max"] < 0.02
+    printed = json.loads(capsys.readouterr().out)["collectives"]
+    assert [curve["scope"] for curve in printed["curves"]] == ["nvls", "ring"]
+    assert printed["fitted"]["max"] < 0.02
 
 
 def test_what_two_files_hold_alike_is_counted_once_and_named(
@@ -656,10 +662,10 @@ def test_what_two_files_hold_alike_is_counted_once_and_named(
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    assert found["collectives"]["fitted"]["n"] == len(SIZES)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["collectives"]["fitted"]["n"] == len(SIZES)
     same = "holds the same as a.txt: counted once"
-    assert found["skipped"] == [
+    assert printed["skipped"] == [
         {"source": name, "line": 1, "reason": same} for name in ("a.txt", "b.txt")
     ]
     assert out.read_text().startswith(f"# calibrated on {len(SIZES)} collectives of a.txt\n")
@@ -672,7 +678,8 @@ def test_rows_that_others_predict_when_they_are_left_out_name_no_preset(
         (tmp_path / f"{number}.txt").write_text(nccl_text(slower(times)))
     logs = [str(tmp_path / f"{number}.txt") for number in range(2)]
     assert main.main(["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--json"]) == 0
-    assert [one["by_preset"] for one in json.loads(capsys.readouterr().out)["groups"]] == ["", ""]
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert [group["by_preset"] for group in groups] == ["", ""]
 
 
 def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(
@@ -686,9 +693,9 @@ def test_rows_of_other_machines_and_shared_networks_are_skipped_by_name(
     ]
     path = table(tmp_path / "n.csv", *rows)
     assert main.main(["calibrate", "--from", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["collectives"]["fitted"]["n"] == 1
-    assert [one["reason"] for one in found["skipped"]] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["collectives"]["fitted"]["n"] == 1
+    assert [each["reason"] for each in printed["skipped"]] == [
         "ampere on nvlink: another machine than the cluster's hopper on nvlink",
         "network efa: another than the cluster's ib",
         "others used the network: congestion, not the cluster",
@@ -725,12 +732,12 @@ def test_saved_runs_are_measurements_of_their_scenarios(
     )
     paths = []
     for name, layers, length in (("two", 2, 8192), ("short", 2, 4096), ("four", 4, 8192)):
-        place = tmp_path / "scenarios" / f"{name}.toml"
-        place.parent.mkdir(exist_ok=True)
+        path = tmp_path / "scenarios" / f"{name}.toml"
+        path.parent.mkdir(exist_ok=True)
         cut = whole.replace('preset = "llama-3-8b"', f'preset = "llama-3-8b", num_layers = '
                                                      f'{layers}')
-        place.write_text(cut.replace("sequence_length = 8192", f"sequence_length = {length}"))
-        run = SimBackend().run(load(place), options=RunOptions())
+        path.write_text(cut.replace("sequence_length = 8192", f"sequence_length = {length}"))
+        run = SimBackend().run(load(path), options=RunOptions())
         longer = replace(
             run, backend="nccl", step_time_ns=round(1.08 * (run.step_time_ns or 0)),
             provenance={
@@ -750,13 +757,13 @@ def test_saved_runs_are_measurements_of_their_scenarios(
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    assert {row["source"] for row in found["rows"]} == {"two.json", "short.json", "four.json"}
-    groups = {row["source"]: tuple(row["group"]) for row in found["rows"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert {row["source"] for row in printed["rows"]} == {"two.json", "short.json", "four.json"}
+    groups = {row["source"]: tuple(row["group"]) for row in printed["rows"]}
     assert groups["two.json"] == groups["short.json"] != groups["four.json"]
     assert groups["two.json"][0] == "H100 SXM 80 GB"
-    assert found["fitted"]["max"] < 0.04
-    factors = {one["name"]: one["factor"] for one in found["constants"]}
+    assert printed["fitted"]["max"] < 0.04
+    factors = {constant["name"]: constant["factor"] for constant in printed["constants"]}
     assert factors["matmul_efficiency"] < 0.98
     saved.save(
         replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}),
@@ -796,7 +803,7 @@ GPT = (
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("written", "other", "same"),
     [
         ('preset = "llama-3-8b"', 'preset = "llama-3-8b", attention = "explicit"', True),
         ('preset = "llama-3-8b"', 'preset = "llama-3-8b", num_layers = 4', False),
@@ -805,14 +812,16 @@ GPT = (
         ('preset = "mpt-125m"', GPT.replace("768", "576"), False),
     ],
 )
-def test_a_model_is_what_it_is_and_not_what_it_is_called(one: str, other: str, same: bool) -> None:
+def test_a_model_is_what_it_is_and_not_what_it_is_called(
+    written: str, other: str, same: bool
+) -> None:
     """Sequences of another length, and another attention, are the same model; other sizes are
     another."""
-    words = [
+    models = [
         model_of(parse(scenario_of(table, length).encode(), where="row"))
-        for table, length in ((one, 2048), (other, 1024))
+        for table, length in ((written, 2048), (other, 1024))
     ]
-    assert (words[0] == words[1]) == same
+    assert (models[0] == models[1]) == same
 
 
 def scenario_of(model: str, length: int) -> str:
@@ -832,7 +841,7 @@ def test_sums_of_profiles_are_skipped_by_name() -> None:
     rows = steps(PUBLISHED / "tables" / "vtrain_megatron_ds_a100.csv")
     cases, skipped = fit_steps.prepared(rows[:3])
     assert cases == []
-    assert {one.reason for one in skipped} == {fit_steps.SUMS}
+    assert {each.reason for each in skipped} == {fit_steps.SUMS}
     assert len(skipped) == 3
 
 

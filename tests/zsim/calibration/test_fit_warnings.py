@@ -33,8 +33,8 @@ def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(
 ) -> None:
     """Times that are twice and half a curve's in turn: no curve comes near both."""
     times = {
-        size: us * (2 if place % 2 else 0.5)
-        for place, (size, us) in enumerate(on_a_curve(30, 180, 0).items())
+        size: us * (2 if index % 2 else 0.5)
+        for index, (size, us) in enumerate(on_a_curve(30, 180, 0).items())
     }
     path, out = all_reduces(tmp_path / "a.csv", times, FORCED), tmp_path / "mine.toml"
     assert (
@@ -43,11 +43,11 @@ def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(
         )
         == 0
     )
-    said = capsys.readouterr()
-    (doubt,) = json.loads(said.out)["doubts"]
+    streams = capsys.readouterr()
+    (doubt,) = json.loads(streams.out)["doubts"]
     assert doubt.startswith("ring all_reduce: the fit misses its own 22 rows by ")
     assert doubt.endswith(fit_warnings.CHECK_CURVE)
-    assert f"warning: calibrate: {doubt}\n" in said.err
+    assert f"warning: calibrate: {doubt}\n" in streams.err
     assert f"# doubtful: {doubt}\n" in out.read_text()
     (curve,) = cluster_file.parse(out.read_bytes(), where="mine.toml").curves
     assert curve.source.endswith(f"; doubtful: {doubt.removeprefix('ring all_reduce: ')}")
@@ -61,9 +61,9 @@ def test_a_curve_that_meets_its_rows_at_another_bandwidth_than_its_links_is_doub
     log = tmp_path / "log.txt"
     log.write_text(nccl_text({size: us * times for size, us in slower(1.0).items()}))
     assert main.main(["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["collectives"]["fitted"]["median"] < 0.1
-    (doubt,) = found["doubts"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["collectives"]["fitted"]["median"] < 0.1
+    (doubt,) = printed["doubts"]
     moved = float(doubt.partition(" comes to ")[2].partition(" % of the bandwidth of published "
                                                              "ones")[0])
     assert moved == pytest.approx(float(share.removesuffix(" %")), rel=0.1)
@@ -72,15 +72,15 @@ def test_a_curve_that_meets_its_rows_at_another_bandwidth_than_its_links_is_doub
 def test_steps_that_no_constants_meet_are_doubted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two models one has steps twice as long."""
+    """Steps of one of two models are twice as long."""
     path, out = measured(tmp_path, {}, slower=2.0), tmp_path / "mine.toml"
     assert (
         main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out)])
         == 0
     )
-    said = capsys.readouterr().err
-    assert "warning: calibrate: the fit misses steps of " in said
-    assert fit_warnings.CHECK_STEPS in said
+    warning = capsys.readouterr().err
+    assert "warning: calibrate: the fit misses steps of " in warning
+    assert fit_warnings.CHECK_STEPS in warning
     assert "# doubtful: the fit misses steps of " in out.read_text()
     written = tomllib.loads(out.read_text())["device"]["matmul_efficiency"]
     assert written["source"].startswith("measured.csv; doubtful: the fit misses steps of ")
@@ -92,8 +92,8 @@ def test_what_presets_and_published_tables_say_is_not_doubted(
 ) -> None:
     path = measured(tmp_path, {})
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
-    said = capsys.readouterr()
-    assert (json.loads(said.out)["doubts"], said.err) == ([], "")
+    streams = capsys.readouterr()
+    assert (json.loads(streams.out)["doubts"], streams.err) == ([], "")
     assert (
         main.main(
             [
@@ -103,16 +103,16 @@ def test_what_presets_and_published_tables_say_is_not_doubted(
         )
         == 0
     )
-    said = capsys.readouterr()
-    assert (json.loads(said.out)["doubts"], said.err) == ([], "")
+    streams = capsys.readouterr()
+    assert (json.loads(streams.out)["doubts"], streams.err) == ([], "")
 
 
 def test_files_may_be_given_together_or_one_by_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")]
-    for place, name in enumerate(names):
-        Path(name).write_text(nccl_text(slower(1 + place / 10)))
+    for index, name in enumerate(names):
+        Path(name).write_text(nccl_text(slower(1 + index / 10)))
     counts = []
     for asked in (
         ["--from", *names], ["--from", names[0], "--from", *names[1:]],

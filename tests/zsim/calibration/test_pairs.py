@@ -31,7 +31,7 @@ def test_every_row_of_a_long_table_counts() -> None:
 
 def test_where_pairs_would_be_millions_each_row_is_held_against_the_next_ones() -> None:
     (only,) = pairs(
-        [row(1.0, compile=("no", "yes")[place % 2], batch="1") for place in range(3000)]
+        [row(1.0, compile=("no", "yes")[index % 2], batch="1") for index in range(3000)]
     )
     each = accuracy.MAX_PAIRS // 3000
-    assert only.n == sum(-(-min(each, 2999 - place) // 2) for place in range(3000))
+    assert only.n == sum(-(-min(each, 2999 - index) // 2) for index in range(3000))

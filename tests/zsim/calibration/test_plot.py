@@ -30,14 +30,14 @@ def texts(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 9, 35, 60])
 def test_sources_are_named_as_far_as_there_are_marks(tmp_path: Path, count: int) -> None:
-    sources = [f"{place}.csv" for place in range(count)]
+    sources = [f"{index}.csv" for index in range(count)]
     rows = [row(source, 10.0**power) for source in sources for power in (-5, 0, 2)]
     plot.write(rows, tmp_path / "p.svg")
-    words = texts(tmp_path / "p.svg")
+    labels = texts(tmp_path / "p.svg")
     room = count if count <= plot.MOST_NAMES else plot.MOST_NAMES - 1
-    assert [name for name in words if name.endswith(".csv")] == sources[:room]
-    assert (f"and {count - room} more sources" in words) == (count > room)
-    assert {"as measured", "± 10 %", "measured, s", "predicted, s"} <= set(words)
+    assert [name for name in labels if name.endswith(".csv")] == sources[:room]
+    assert (f"and {count - room} more sources" in labels) == (count > room)
+    assert {"as measured", "± 10 %", "measured, s", "predicted, s"} <= set(labels)
 
 
 def test_two_pictures_of_the_same_rows_are_the_same_file(tmp_path: Path) -> None:

@@ -29,16 +29,15 @@ def test_the_readmes_errors_of_vtrains_many_steps_are_those_of_the_committed_row
 
 
 def test_the_readme_has_a_line_for_each_source_and_names_the_recorded_ones() -> None:
-    for words in (*errors.STEPS.values(), *errors.SIZES.values(), *errors.LEFT_OUT.values()):
-        assert words in README
+    for label in (*errors.STEPS.values(), *errors.SIZES.values(), *errors.LEFT_OUT.values()):
+        assert label in README
 
 
 def test_vtrains_errors_do_not_grow_with_layers() -> None:
-    """Of a step's two parts, its layers and the rest, neither makes up for the other: rows of 12
-    and of 24 layers are off alike."""
+    """Layers do not make up for the rest of a step: rows of 12 and of 24 layers are off alike."""
     errors_of = dict[str, list[float]]()
     for row in errors.predicted(errors.SLOW, 3):
         errors_of.setdefault(row.fields["model.sizes.num_layers"], []).append(row.error)
     assert {"12", "24"} <= errors_of.keys()
-    assert all(abs(mean(found)) < 0.015 for found in errors_of.values())
+    assert all(abs(mean(errors_of_depth)) < 0.015 for errors_of_depth in errors_of.values())
     assert abs(mean(errors_of["24"]) - mean(errors_of["12"])) < 0.01

@@ -52,10 +52,10 @@ def test_the_table_of_the_page_is_predicted_and_is_a_published_row(
     path = tmp_path / "page.csv"
     path.write_text(block, encoding="utf-8")
     assert main.main(["accuracy", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    (row,) = found["rows"]
+    printed = json.loads(capsys.readouterr().out)
+    (row,) = printed["rows"]
     (shown,) = parse(block.encode(), where="page.csv", folder=TABLES)
-    assert (found["skipped"], row["assumed"]) == ([], [])
+    assert (printed["skipped"], row["assumed"]) == ([], [])
     assert row["band"][0] < row["measured"] < row["band"][1]
     published = [each for each in read(TABLES / "torchtitan.csv") if isinstance(each, Step)]
     assert isinstance(shown, Step)
@@ -84,8 +84,8 @@ def test_the_table_of_the_page_is_predicted_and_is_a_published_row(
 def test_a_problem_is_named_with_file_line_column_expected_and_found(
     tmp_path: Path, cells: dict[str, str], problem: str
 ) -> None:
-    (said,) = problems(table(tmp_path / "a.csv", STEP, STEP | cells))
-    assert said.startswith(f"a.csv line 3: {problem}")
+    (complaint,) = problems(table(tmp_path / "a.csv", STEP, STEP | cells))
+    assert complaint.startswith(f"a.csv line 3: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_a_problem_is_named_with_file_line_column_expected_and_found(
     ],
 )
 def test_an_unknown_column_is_named_once(tmp_path: Path, column: str, problem: str) -> None:
-    (said,) = problems(table(tmp_path / "a.csv", STEP | {column: "1"}, STEP | {column: "1"}))
-    assert said.startswith(f"a.csv line 1: {column or 'a column without a name'}: {problem}")
+    (complaint,) = problems(table(tmp_path / "a.csv", STEP | {column: "1"}, STEP | {column: "1"}))
+    assert complaint.startswith(f"a.csv line 1: {column or 'a column without a name'}: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -120,19 +120,21 @@ def test_an_unknown_column_is_named_once(tmp_path: Path, column: str, problem: s
 def test_a_cell_of_any_kind_is_refused_by_its_key(
     tmp_path: Path, cells: dict[str, str], problem: str
 ) -> None:
-    (said,) = problems(table(tmp_path / "a.csv", STEP | cells))
-    assert said.startswith(f"a.csv line 2: {problem}")
+    (complaint,) = problems(table(tmp_path / "a.csv", STEP | cells))
+    assert complaint.startswith(f"a.csv line 2: {problem}")
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_column_below_one_that_has_a_value_is_refused(tmp_path: Path, order: int) -> None:
     typo = dict([*STEP.items(), ("batch.micro_batch.typo", "9")][::order])
-    (said,) = problems(table(tmp_path / "a.csv", typo))
-    assert said == ("a.csv line 2: batch.micro_batch.typo: expected one of batch.micro_batch and "
-                    "batch.micro_batch.typo, found both")
+    (complaint,) = problems(table(tmp_path / "a.csv", typo))
+    assert complaint == (
+        "a.csv line 2: batch.micro_batch.typo: expected one of batch.micro_batch and "
+        "batch.micro_batch.typo, found both"
+    )
     nodes = {"cluster.nodes.x": "1"}
-    (said,) = problems(table(tmp_path / "b.csv", GATHER | nodes))
-    assert said == ("b.csv line 2: cluster.nodes.x: expected one of cluster.nodes and "
+    (complaint,) = problems(table(tmp_path / "b.csv", GATHER | nodes))
+    assert complaint == ("b.csv line 2: cluster.nodes.x: expected one of cluster.nodes and "
                     "cluster.nodes.x, found both")
 
 
@@ -151,8 +153,8 @@ def test_a_table_with_other_separators_is_told_so(
 
 def test_the_same_problem_of_many_rows_is_one_line(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", *[STEP | {"batch.micro_batch": "0"}] * 3, STEP)
-    (said,) = problems(path)
-    assert said.startswith("a.csv line 2 and 2 more: batch.micro_batch: ")
+    (complaint,) = problems(path)
+    assert complaint.startswith("a.csv line 2 and 2 more: batch.micro_batch: ")
 
 
 def test_every_problem_of_a_table_is_listed(
@@ -161,7 +163,8 @@ def test_every_problem_of_a_table_is_listed(
     path = table(
         tmp_path / "a.csv", STEP | {"strategy.name": "fsdp9"}, STEP | {"cluster.preset": "x"}
     )
-    assert [said.partition(":")[0] for said in problems(path)] == ["a.csv line 2", "a.csv line 3"]
+    lines = [complaint.partition(":")[0] for complaint in problems(path)]
+    assert lines == ["a.csv line 2", "a.csv line 3"]
     for command in (["accuracy", str(tmp_path)], ["calibrate", "--from", str(path)]):
         assert main.main(command) == 2
         assert "a.csv line 3: cluster.preset: unknown cluster" in capsys.readouterr().err
@@ -213,21 +216,21 @@ def test_a_collective_has_its_cluster_its_bytes_and_what_nccl_was_made_to_take(
 
 
 def test_a_cluster_file_is_looked_for_beside_the_table(tmp_path: Path) -> None:
-    (said,) = problems(
+    (complaint,) = problems(
         table(tmp_path / "a.csv", GATHER | {"cluster.preset": "", "cluster.file": "m.toml"})
     )
-    assert "cluster.file: m.toml: no such file" in said
+    assert "cluster.file: m.toml: no such file" in complaint
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b'model.preset,"measured.step_time\n1', "unexpected end of data"),
         (b"model.preset,measured.step_time\n\xff,1 s\n", "can't decode"),
     ],
 )
-def test_what_is_no_csv_is_refused(data: bytes, words: str) -> None:
-    with pytest.raises(MeasurementError, match=words):
+def test_what_is_no_csv_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(MeasurementError, match=message):
         parse(data, where="a.csv")
 
 
@@ -237,8 +240,8 @@ def test_sizes_of_tables_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parse(wide + b",measured.step_time\n", where="a.csv")
     with pytest.raises(TableError, match="at most 200 columns and 20,000 rows"):
         parse(b"measured.step_time\n" + b"1 s\n" * 20_001, where="a.csv")
-    (said,) = problems(table(tmp_path / "a.csv", STEP | {"note": "x" * 2001}))
-    assert "note: expected at most 2,000 characters, found 2,001" in said
+    (complaint,) = problems(table(tmp_path / "a.csv", STEP | {"note": "x" * 2001}))
+    assert "note: expected at most 2,000 characters, found 2,001" in complaint
     (damaged,) = problems(table(tmp_path / "a.csv", STEP | {"note": "a\0b"}))
     assert "note: expected text, found a NUL byte in it" in damaged
     monkeypatch.setattr(records, "MAX_FILE_BYTES", 10)

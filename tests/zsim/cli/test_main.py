@@ -137,36 +137,37 @@ def output(capsys, *arguments: str, code: int = 0):
 
 
 def test_run_prints_one_object_with_the_stable_keys(capsys):
-    found = output(capsys, "run", ZERO3)
-    assert set(found) >= RUN_KEYS
-    assert (found["scenario"], found["backend"], found["world_size"]) == ("zero3-mlp-4", "sim", 4)
-    assert found["collectives"]["all_gather"]["count"] == 8
-    assert found["expectations"][0] == {
+    printed = output(capsys, "run", ZERO3)
+    assert set(printed) >= RUN_KEYS
+    about = (printed["scenario"], printed["backend"], printed["world_size"])
+    assert about == ("zero3-mlp-4", "sim", 4)
+    assert printed["collectives"]["all_gather"]["count"] == 8
+    assert printed["expectations"][0] == {
         "name": "all_gathers", "expected": "8", "found": "8", "ok": True
     }
-    assert sum(found["peak_memory_by_kind"].values()) == found["peak_memory_bytes"]
+    assert sum(printed["peak_memory_by_kind"].values()) == printed["peak_memory_bytes"]
 
 
 def test_several_scenarios_and_folders_print_runs(capsys):
-    found = output(capsys, "run", FSDP2, str(ROOT / "scenarios/memory"))
-    assert set(found) == {"schema_version", "runs"}
-    assert found["runs"][0]["scenario"] == "fsdp2-mlp-4"
-    assert len(found["runs"]) > 3
+    printed = output(capsys, "run", FSDP2, str(ROOT / "scenarios/memory"))
+    assert set(printed) == {"schema_version", "runs"}
+    assert printed["runs"][0]["scenario"] == "fsdp2-mlp-4"
+    assert len(printed["runs"]) > 3
 
 
 def test_a_failed_expectation_exits_1(capsys, tmp_path):
     file = tmp_path / "x.toml"
     file.write_text(Path(ZERO3).read_text().replace("all_gathers = 8", "all_gathers = 9"))
-    found = output(capsys, "run", str(file), code=1)
-    assert found["expectations"][0]["ok"] is False
+    printed = output(capsys, "run", str(file), code=1)
+    assert printed["expectations"][0]["ok"] is False
     assert main(["run", str(file)]) == 1
     assert "FAILED all_gathers: 9, found 8" in capsys.readouterr().out
 
 
 def test_validate_compares_and_exits_0_when_all_agrees(capsys):
-    found = output(capsys, "validate", FSDP2, "--against", "echo")
-    assert found["ok"] is True
-    assert [(check["name"], check["status"]) for check in found["checks"]] == [
+    printed = output(capsys, "validate", FSDP2, "--against", "echo")
+    assert printed["ok"] is True
+    assert [(check["name"], check["status"]) for check in printed["checks"]] == [
         ("collective order", "ok"),
         ("bytes", "ok"),
         ("groups", "unsupported"),
@@ -179,7 +180,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("numerics", "ok"),
         ("step time", "unsupported"),
     ]
-    assert set(found["checks"][0]) == {
+    assert set(printed["checks"][0]) == {
         "name", "status", "predicted", "measured", "relative_error", "detail"
     }
 
@@ -193,8 +194,8 @@ def test_validate_prints_how_exactly_each_thing_agrees(capsys):
 
 @pytest.mark.quality
 def test_validate_exits_1_when_memory_differs(capsys):
-    found = output(capsys, "validate", FSDP2, "--against", "fat", code=1)
-    assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == [
+    printed = output(capsys, "validate", FSDP2, "--against", "fat", code=1)
+    assert [check["name"] for check in printed["checks"] if check["status"] == "failed"] == [
         "peak memory, steady"
     ]
 
@@ -202,8 +203,8 @@ def test_validate_exits_1_when_memory_differs(capsys):
 @pytest.mark.quality
 @pytest.mark.parametrize("command", [["run", "--backend"], ["validate", "--against"]])
 def test_a_run_that_breaks_a_law_is_refused(capsys, command):
-    found = output(capsys, command[0], FSDP2, command[1], "thin", code=1)
-    assert "peaks are the highest points: rank 0: steady: a peak of" in found["error"][0]
+    printed = output(capsys, command[0], FSDP2, command[1], "thin", code=1)
+    assert "peaks are the highest points: rank 0: steady: a peak of" in printed["error"][0]
 
 
 def test_validate_says_that_it_replaced_the_cluster(capsys):
@@ -245,9 +246,9 @@ def test_a_trace_is_written(tmp_path, capsys):
 
 @pytest.mark.parametrize("what", ["models", "clusters", "devices", "strategies", "backends"])
 def test_list_names_what_there_is(capsys, what):
-    found = output(capsys, "list", what)
-    assert all(set(row) == {"name", "about"} for row in found[what])
-    assert found[what]
+    printed = output(capsys, "list", what)
+    assert all(set(row) == {"name", "about"} for row in printed[what])
+    assert printed[what]
 
 
 def test_list_scenarios_describes_those_below_the_folder(capsys, monkeypatch):
@@ -279,7 +280,7 @@ def test_list_schema_is_the_json_schema(capsys):
 
 
 def test_listed_models_say_at_which_sequence_length_their_parameters_count(capsys):
-    """Where a scenario's own length decides how many there are, and nowhere else."""
+    """Only models whose number of parameters follows from the scenario's own length say so."""
     assert main(["list", "models"]) == 0
     listed = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines()[1:])
     counted = "at a sequence length of 2,048, whose positions are learned; "
@@ -332,7 +333,7 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         ([], 2, "usage"),
         (["rnu", FSDP2], 2, "did you mean run?"),
@@ -367,15 +368,15 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
         (["list", "wishes"], 2, "zsim: zsim list: expected one of scenarios, models, "),
     ],
 )
-def test_bad_usage_is_answered_in_words(capsys, arguments, code, words):
+def test_bad_usage_is_answered_in_words(capsys, arguments, code, message):
     assert main(arguments) == code
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_errors_are_one_json_object_as_well(capsys):
-    found = output(capsys, "run", "a.toml", "b.toml", code=2)
-    assert found["exit_code"] == 2
-    assert [problem.split(":")[0] for problem in found["error"]] == ["a.toml", "b.toml"]
+    printed = output(capsys, "run", "a.toml", "b.toml", code=2)
+    assert printed["exit_code"] == 2
+    assert [problem.split(":")[0] for problem in printed["error"]] == ["a.toml", "b.toml"]
 
 
 def test_help_takes_less_than_200_ms_of_the_processor():
@@ -390,25 +391,25 @@ def test_help_takes_less_than_200_ms_of_the_processor():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that records "
                                                      "time, as sim and gloo do, found echo"),
         (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
     ],
 )
-def test_what_a_backend_cannot_give_is_refused_before_the_run(arguments, words, capsys):
+def test_what_a_backend_cannot_give_is_refused_before_the_run(arguments, message, capsys):
     assert main(["run", FSDP2, *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", "x"], ["--save", ""], ["--bogus"]])
 def test_arguments_that_cannot_be_read_are_one_object_too(arguments, capsys):
     assert main(["run", FSDP2, "--json", *arguments]) == 2
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert found["exit_code"] == 2
-    assert said.err.splitlines()[-1] == f"zsim: {found['error'][0]}"
+    streams = capsys.readouterr()
+    printed = json.loads(streams.out)
+    assert printed["exit_code"] == 2
+    assert streams.err.splitlines()[-1] == f"zsim: {printed['error'][0]}"
 
 
 EFFICIENT = (
@@ -433,11 +434,11 @@ def test_of_several_scenarios_one_that_cannot_run_stops_no_other(tmp_path, capsy
     file = tmp_path / "odd.toml"
     file.write_text(EFFICIENT % "dgx-a100")
     assert main(["run", FSDP2, str(file), ZERO3, "--backend", "echo", "--json"]) == 2
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert [run["scenario"] for run in found["runs"]] == ["fsdp2-mlp-4", "zero3-mlp-4"]
-    assert [error["scenario"] for error in found["errors"]] == ["odd"]
-    assert "memory-efficient attention has no kernel on a CPU" in said.err
+    streams = capsys.readouterr()
+    printed = json.loads(streams.out)
+    assert [run["scenario"] for run in printed["runs"]] == ["fsdp2-mlp-4", "zero3-mlp-4"]
+    assert [error["scenario"] for error in printed["errors"]] == ["odd"]
+    assert "memory-efficient attention has no kernel on a CPU" in streams.err
 
 
 def test_paths_that_cannot_be_are_words_and_no_tracebacks(tmp_path, capsys):
@@ -467,20 +468,20 @@ def test_a_full_output_is_words_and_no_traceback():
 
 def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsys):
     assert main(["run", FSDP2, "--backend", "echo", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["peak_memory_by_kind"].values()) == {None}
-    assert found["peak_memory_bytes"] > 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed["peak_memory_by_kind"].values()) == {None}
+    assert printed["peak_memory_bytes"] > 0
 
 
 @pytest.mark.parametrize(
-    ("backend", "found"),
+    ("backend", "complaint"),
     [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")],
 )
-def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, found, capsys):
+def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, complaint, capsys):
     assert main(["run", FSDP2, "--backend", backend]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"zsim: backend {backend}: expected a Run")
-    assert found in error
+    assert complaint in error
     assert "Traceback" not in error
 
 
@@ -512,10 +513,10 @@ def test_a_file_in_place_of_a_folder_of_results_is_refused_once(tmp_path, capsys
 )
 def test_every_scenario_of_the_project_keeps_what_it_expects(file, capsys):
     assert main(["run", str(file), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["ok"] for one in found["expectations"]] == [True] * max(
-        1, len(found["expectations"])
-    ), found["expectations"]
+    printed = json.loads(capsys.readouterr().out)
+    assert [expectation["ok"] for expectation in printed["expectations"]] == [True] * max(
+        1, len(printed["expectations"])
+    ), printed["expectations"]
 
 
 def test_scenarios_of_one_name_cannot_share_a_folder_of_results(tmp_path, capsys):

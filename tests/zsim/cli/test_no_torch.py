@@ -12,7 +12,7 @@ PROBE = "import sys; print(*[name for name in ('torch', 'numpy', 'zreal') if nam
 
 
 def loaded(code: str) -> list[str]:
-    """Those of torch, numpy and zreal that a fresh interpreter has loaded after `code`."""
+    """Packages among torch, numpy and zreal that a fresh interpreter has loaded after `code`."""
     return ended(f"{code}\n{PROBE}").split()
 
 
@@ -55,7 +55,7 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
 
 
 @pytest.mark.parametrize(
-    ("command", "raised", "told"),
+    ("command", "raised", "message"),
     [
         (
             ["run", "--backend", "fake"], "ModuleNotFoundError(\"No module named 'sympy'\")",
@@ -73,7 +73,7 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     ],
 )
 def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(
-    tmp_path, command, raised, told
+    tmp_path, command, raised, message
 ):
     broken = tmp_path / "torch.py"
     broken.write_text(f"raise {raised}\n")
@@ -86,7 +86,7 @@ def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1] == (
         f"zsim: backend {command[-1]}: expected a torch that can be imported, found one at "
-        f"{broken} that cannot: {told}; "
+        f"{broken} that cannot: {message}; "
         "install it anew, pip install --force-reinstall 'zsim[real]', or take what shadows it "
         "off the path"
     )

@@ -77,6 +77,6 @@ def test_no_memory_is_a_sentence(
 
     monkeypatch.setitem(commands.COMMANDS, "list", lacking)
     assert main.main(["list", "--json"]) == 2
-    said = capsys.readouterr()
-    assert "expected enough memory, found none left" in said.err
-    assert '"exit_code": 2' in said.out
+    streams = capsys.readouterr()
+    assert "expected enough memory, found none left" in streams.err
+    assert '"exit_code": 2' in streams.out

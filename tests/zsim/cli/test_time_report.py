@@ -32,49 +32,50 @@ strategy = { name = "fsdp2", sync = "every" }
 
 
 def reported(planned: Planned, *, hosted_ns: int = 0) -> tuple[Why, list[str]]:
-    """What is found out about the step, and the report on it."""
+    """Reasons for the length of the step, and the report on it."""
     step = time_report.timed(planned)
-    found = api.reasons(planned.scenario, planned.program, step.timeline)
+    why = api.reasons(planned.scenario, planned.program, step.timeline)
     helps = time_report.hiding(planned)
-    lines = time_report.lines(found, helps, step=time_report.whole(step), hosted_ns=hosted_ns)
-    return found, list(lines)
+    lines = time_report.lines(why, helps, step=time_report.whole(step), hosted_ns=hosted_ns)
+    return why, list(lines)
 
 
 def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
     case = scenario.parse(TEXT.encode(), where="report.toml")
     program = plan(case, device="cuda")
-    found, lines = reported(Planned(case, program))
+    why, lines = reported(Planned(case, program))
     exposed = [
         re.match(r"    (\w+ \S+) +([\d.]+ \w+) of ([\d.]+ \w+) +(.*)", line) for line in lines
     ]
     rows = [row for row in exposed if row]
 
-    times = Counter(name(one.op) for one in found.exposed)
+    times = Counter(name(each.op) for each in why.exposed)
     assert max(times.values()) >= 5, "the scenario repeats collectives"
     keys = [(row[1], re.sub(r";.*| in \d+ ops", "", row[4])) for row in rows]
     assert len(set(keys)) == len(keys), "no two lines say the same"
     repeated = [
-        row for row in rows if (said := re.search(r" in (\d+) ops$", row[4])) and int(said[1]) > 1
+        row for row in rows if (match := re.search(r" in (\d+) ops$", row[4])) and int(match[1]) > 1
     ]
     assert repeated
     for row in rows:
         alike = [
-            one for one in found.exposed if name(one.op) == row[1] and row[4].startswith(one.reason)
+            each for each in why.exposed
+            if name(each.op) == row[1] and row[4].startswith(each.reason)
         ]
         after = re.search(r" after (.*?)(?:;| in \d+ ops|$)", row[4])
-        alike = [one for one in alike if one.waited_for == (after[1] if after else "")]
-        assert format_time(sum(one.exposed_ns for one in alike)) == row[2]
-        assert format_time(sum(one.duration_ns for one in alike)) == row[3]
+        alike = [each for each in alike if each.waited_for == (after[1] if after else "")]
+        assert format_time(sum(each.exposed_ns for each in alike)) == row[2]
+        assert format_time(sum(each.duration_ns for each in alike)) == row[3]
     waited = dict(
-        said.groups()
+        match.groups()
         for line in lines
-        if (said := re.match(r" +waiting for the host to issue (\w+) +(.*)", line))
+        if (match := re.match(r" +waiting for the host to issue (\w+) +(.*)", line))
     )
-    assert {link.op.kind in COLLECTIVES for link in found.critical_path if link.waited_ns} == {True}
+    assert {link.op.kind in COLLECTIVES for link in why.critical_path if link.waited_ns} == {True}
     assert waited == {
-        "collectives": format_time(sum(link.waited_ns for link in found.critical_path))
+        "collectives": format_time(sum(link.waited_ns for link in why.critical_path))
     }
-    assert found.host_bound
+    assert why.host_bound
 
 
 def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> None:
@@ -84,10 +85,10 @@ def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> 
                                                             "= 5", "sequence_length = 4096")
     case = scenario.parse(text.encode(), where="report.toml")
     program = plan(case, device="cuda")
-    found, lines = reported(Planned(case, program))
-    first = found.critical_path[0]
+    why, lines = reported(Planned(case, program))
+    first = why.critical_path[0]
 
-    assert (first.op.kind, first.waited_for, first.waited_ns > 0, found.host_bound_ns) == (
+    assert (first.op.kind, first.waited_for, first.waited_ns > 0, why.host_bound_ns) == (
         "all_gather", "the host", True, 0,
     )
     assert lines[0].endswith("; compute is idle until the host issues it for 0 ns")
@@ -101,7 +102,7 @@ def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> 
 def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowly() -> None:
     """Larger kernels, or a compiler, do not help a step that waits for the host's optimizer."""
     offloaded = TEXT.replace('"fsdp2"', '"fsdp2", offload = true')
-    said = []
+    sentences = []
     for text in (TEXT, offloaded):
         case = scenario.parse(text.encode(), where="report.toml")
         program = plan(case, device="cuda")
@@ -110,11 +111,11 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
         )
         assert (hosted > 0) == (text is offloaded)
         _, lines = reported(Planned(case, program), hosted_ns=hosted)
-        said += [line for line in lines if "bound by" in line or "the host's own" in line]
-    assert len(said) == 2
-    assert "execution.compile" in said[0]
-    assert "optimizer" in said[1]
-    assert "execution.compile" not in said[1]
+        sentences += [line for line in lines if "bound by" in line or "the host's own" in line]
+    assert len(sentences) == 2
+    assert "execution.compile" in sentences[0]
+    assert "optimizer" in sentences[1]
+    assert "execution.compile" not in sentences[1]
 
 
 def test_ranks_of_one_node_share_its_memory_whatever_their_number() -> None:
@@ -136,10 +137,10 @@ strategy = { name = "fsdp2", offload = true }
                 program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
             )
         )
-    one, two, eight, nodes = hosted
-    assert two == pytest.approx(one, rel=0.01)
-    assert eight == pytest.approx(one, rel=0.01)
-    assert nodes == pytest.approx(one / 2, rel=0.01)
+    first, two, eight, nodes = hosted
+    assert two == pytest.approx(first, rel=0.01)
+    assert eight == pytest.approx(first, rel=0.01)
+    assert nodes == pytest.approx(first / 2, rel=0.01)
 
 
 HYBRID = """
@@ -159,16 +160,16 @@ class LinksOfTheirOwn(Costs):
         return {}
 
 
-def told(
+def shown_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """What `show --time` says of it, as JSON and as text."""
+    """The output of `show --time` for a scenario, as JSON and as text."""
     (tmp_path / "told.toml").write_text(text, encoding="utf-8")
     command = ["show", str(tmp_path / "told.toml"), "--time"]
     assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["time"]
+    step = json.loads(capsys.readouterr().out)["time"]
     assert main(command) == 0
-    return found, capsys.readouterr().out.splitlines()
+    return step, capsys.readouterr().out.splitlines()
 
 
 def test_what_shared_links_cost_the_step_is_the_step_without_them(
@@ -181,26 +182,26 @@ def test_what_shared_links_cost_the_step_is_the_step_without_them(
         costs(cluster=case.cluster, execution=case.executed) for costs in (Costs, LinksOfTheirOwn)
     ]
     with_others, alone = (simulate_step(program, costs=costs).step_time_ns for costs in every)
-    found, lines = told(tmp_path, capsys, text)
-    assert found["sharing_ns"] == with_others - alone > 0.1 * alone
+    step, lines = shown_times(tmp_path, capsys, text)
+    assert step["sharing_ns"] == with_others - alone > 0.1 * alone
     assert (
         f"  {format_time(with_others - alone)} of the step because collectives share links" in lines
     )
-    reasons = found["exposed_by_reason_ns"]
-    assert abs(reasons["a shared link"] / found["sharing_ns"] - 1) < 0.1, (
+    reasons = step["exposed_by_reason_ns"]
+    assert abs(reasons["a shared link"] / step["sharing_ns"] - 1) < 0.1, (
         "nearly all of it is exposed, most of it in queues"
     )
-    assert sum(reasons.values()) == sum(one["exposed_ns"] for one in found["exposed"])
+    assert sum(reasons.values()) == sum(each["exposed_ns"] for each in step["exposed"])
 
 
 def test_one_communicator_shares_its_links_with_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, lines = told(
+    step, lines = shown_times(
         tmp_path, capsys, HYBRID.replace('"hsdp", dp_shard = 16, dp_replicate = 2', '"fsdp2"')
     )
-    assert found["sharing_ns"] == 0
-    assert found["interference_ns"] > 0
+    assert step["sharing_ns"] == 0
+    assert step["interference_ns"] > 0
     assert not [line for line in lines if "share links" in line]
 
 
@@ -208,19 +209,19 @@ def test_one_communicator_shares_its_links_with_none(
 def test_the_step_has_the_band_that_a_run_of_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    found, lines = told(tmp_path, capsys, text)
+    step, lines = shown_times(tmp_path, capsys, text)
     assert main(["run", str(tmp_path / "told.toml"), "--json"]) == 0
     run = json.loads(capsys.readouterr().out)
     low, high = run["step_time_band_ns"]
-    assert low < found["step_time_ns"] == run["step_time_ns"] < high
-    assert (found["step_time_band_ns"], found["calibration"]) == (
+    assert low < step["step_time_ns"] == run["step_time_ns"] < high
+    assert (step["step_time_band_ns"], step["calibration"]) == (
         [low, high], run["provenance"]["calibration"],
     )
     assert main(["run", str(tmp_path / "told.toml")]) == 0
-    (words,) = (
+    (band,) = (
         line.split("step time")[1].strip()
         for line in capsys.readouterr().out.splitlines()
         if "step time " in line
     )
-    assert f"{format_time(low)} to {format_time(high)}" in words
-    assert [line for line in lines if line.startswith(f"step of {words} on rank ")]
+    assert f"{format_time(low)} to {format_time(high)}" in band
+    assert [line for line in lines if line.startswith(f"step of {band} on rank ")]

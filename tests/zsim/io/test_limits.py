@@ -56,9 +56,9 @@ class Counted(str):
 
     def find(self, wanted, start=0, end=None):
         end = len(self) if end is None else end
-        found = super().find(wanted, start, end)
-        self.searched += (end if found < 0 else found + len(wanted)) - start
-        return found
+        position = super().find(wanted, start, end)
+        self.searched += (end if position < 0 else position + len(wanted)) - start
+        return position
 
 
 @pytest.mark.parametrize("text", ['"""' * 8_500, "'a'\n" * 6_400, '"\\' + '\\"' * 10_000])

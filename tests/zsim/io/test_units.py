@@ -157,8 +157,8 @@ def test_a_comparison_is_an_operator_and_a_quantity(text: str, parts: tuple[str,
 
 
 def test_the_operators_compare_as_they_read() -> None:
-    found = {operator: [holds(operator, left, 2) for left in (1, 2, 3)] for operator in OPERATORS}
-    assert found == {
+    truths = {operator: [holds(operator, left, 2) for left in (1, 2, 3)] for operator in OPERATORS}
+    assert truths == {
         "<=": [True, True, False],
         ">=": [False, True, True],
         "==": [False, True, False],

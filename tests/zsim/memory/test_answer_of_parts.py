@@ -227,12 +227,12 @@ def test_what_is_less_than_a_segment_is_not_called_elsewhere(
         ]
     )
     written = capsys.readouterr()
-    words = [
+    message = [
         line.partition("changes nothing: ")[2].partition(",")[0]
         for line in (written.out + written.err).splitlines()
         if "changes nothing: " in line
     ]
-    assert words == [
+    assert message == [
         "512 B less in as many segments", "512 B more in as many segments", "the peak is elsewhere"
     ]
 
@@ -258,8 +258,8 @@ def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() ->
 
 def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another_memory() -> None:
     def reason(case: Scenario) -> str:
-        found = assess_program(plan.plan(case, device=case.cluster.kind), case.cluster)
-        return next(stage.reason for stage in waterfall(case, found) if stage.name == "states")
+        verdict = assess_program(plan.plan(case, device=case.cluster.kind), case.cluster)
+        return next(stage.reason for stage in waterfall(case, verdict) if stage.name == "states")
 
     offloaded = 'name = "fsdp2", offload = true'
     assert reason(scenario(offloaded, "frozen")) == "in host memory instead (CPUOffloadPolicy)"
@@ -283,14 +283,14 @@ def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another
 )
 def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> None:
     case = scenario(strategy, feature)
-    found = assess_program(plan.plan(case, device="cuda"), case.cluster, besides=belongings(case))
-    stages = waterfall(case, found)
+    verdict = assess_program(plan.plan(case, device="cuda"), case.cluster, besides=belongings(case))
+    stages = waterfall(case, verdict)
     total = 0
     for stage in stages:
         assert not stage.total or stage.nbytes == total
         total += 0 if stage.total else stage.nbytes
     assert all(
-        effect.needed_bytes + effect.saved_bytes == found.needed.nbytes
+        effect.needed_bytes + effect.saved_bytes == verdict.needed.nbytes
         for effect in advice(way_of((), planned(case)))
     )
     assert fit(case).recommended is not None

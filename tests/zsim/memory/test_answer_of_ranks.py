@@ -1,5 +1,5 @@
-"""Whose needs the answer is about: of all ranks the one that may need most, with its place in its
-node and its own Program."""
+"""The verdict is about the rank that may need most, with its place in its node and its own
+Program."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 def most_needed(program: Program, case: Scenario, rank: int) -> int:
     """The most that `rank` may need: what the allocator reserves for its Program, and what lies
     outside at its place."""
-    one = program.of_rank(rank)
+    rank_program = program.of_rank(rank)
     records = reserved.replay(
-        one, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True
+        rank_program, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True
     )
     return (
         max(records[phase].peak_reserved_bytes for phase in STEPS)
@@ -52,23 +52,23 @@ def most_needed(program: Program, case: Scenario, rank: int) -> int:
     ],
 )
 def test_no_rank_may_need_more_than_the_one_that_is_told_of(strategy: str, nodes: int) -> None:
-    """On A100 a rank inside the chain of its node has more of NCCL's buffers than its first and its
-    last."""
+    """A rank of A100s inside the chain of its node has more of NCCL's buffers than the first and
+    the last."""
     case = scenario(strategy, nodes=nodes)
     program = plan.plan(case, device="cuda")
-    found = assess_program(program, case.cluster)
+    verdict = assess_program(program, case.cluster)
     needed = [most_needed(program, case, rank) for rank in range(program.mesh.world_size)]
-    assert found.needed.high == needed[found.rank] == max(needed)
-    assert found.rank == needed.index(max(needed))
+    assert verdict.needed.high == needed[verdict.rank] == max(needed)
+    assert verdict.rank == needed.index(max(needed))
 
 
 def test_what_just_fits_the_first_rank_does_not_surely_fit_its_neighbours() -> None:
     case = scenario('name = "ddp"')
     program = plan.plan(case, device="cuda")
-    found = assess_program(program, case.cluster)
-    assert found.rank == 1
+    verdict = assess_program(program, case.cluster)
+    assert verdict.rank == 1
     assert replace(
-        found, capacity=replace(found.capacity, low=most_needed(program, case, 0))
+        verdict, capacity=replace(verdict.capacity, low=most_needed(program, case, 0))
     ).verdict == ("TIGHT")
 
 
@@ -76,23 +76,24 @@ def _rank(*sizes: int, streams: tuple[str, ...] = ("compute",)) -> RankProgram:
     """Buffers made and freed one after the other, each on its stream in turn."""
     ops = tuple(
         Op(
-            index=place,
+            index=index,
             kind="copy",
             unit="root",
-            stream=streams[place % len(streams)],  # type: ignore[arg-type]
+            stream=streams[index % len(streams)],  # type: ignore[arg-type]
             memory=(Alloc("x", "temporaries", size), Free("x")),
         )
-        for place, size in enumerate(sizes)
+        for index, size in enumerate(sizes)
     )
     return RankProgram(construction=(), first=ops, steady=ops)
 
 
 def test_what_the_allocator_keeps_counts_as_well_as_what_lives() -> None:
     """The second rank's peak is lower, but its two streams cannot use each other's segments."""
-    one, two = _rank(50 * MIB), _rank(40 * MIB, 40 * MIB, streams=("compute", "all_gather"))
-    program = Program(mesh=Mesh(dp_replicate=2), ranks=(one, two), assignment=(0, 1))
-    found = assess_program(program, load_cluster("dgx-h100", ranks=2))
-    assert (found.rank, found.allocated_bytes, found.reserved_bytes) == (1, 40 * MIB, 80 * MIB)
+    first, two = _rank(50 * MIB), _rank(40 * MIB, 40 * MIB, streams=("compute", "all_gather"))
+    program = Program(mesh=Mesh(dp_replicate=2), ranks=(first, two), assignment=(0, 1))
+    verdict = assess_program(program, load_cluster("dgx-h100", ranks=2))
+    held = (verdict.allocated_bytes, verdict.reserved_bytes)
+    assert (verdict.rank, *held) == (1, 40 * MIB, 80 * MIB)
 
 
 @pytest.mark.parametrize("cluster", ["cpu-gloo", "dgx-h100"])
@@ -107,10 +108,10 @@ def test_of_ranks_that_need_as_much_the_first_is_told_of(cluster: str) -> None:
 def test_what_lives_at_the_peak_is_told_largest_first() -> None:
     sizes = {"a": 10, "b": 300, "c": 20, "d": 200}
     steady = tuple(
-        Op(place, "forward", unit, "compute", memory=(Alloc(name, "activations", size),))
-        for place, ((name, size), unit) in enumerate(zip(sizes.items(), "pqrs", strict=True))
+        Op(index, "forward", unit, "compute", memory=(Alloc(name, "activations", size),))
+        for index, ((name, size), unit) in enumerate(zip(sizes.items(), "pqrs", strict=True))
     )
     held = holdings(RankProgram(construction=(), first=(), steady=steady), "steady")
-    assert [(one.unit, one.nbytes) for one in held] == [
+    assert [(each.unit, each.nbytes) for each in held] == [
         ("q", 300), ("s", 200), ("r", 20), ("p", 10)
     ]

@@ -166,8 +166,10 @@ def test_what_releasing_gives_back_is_told_piece_by_piece():
     allocator.allocate(2 * MIB, stream="compute")
     allocator.free(small)
     allocator.free(large)
-    given = [(address, nbytes, pool.stream) for address, nbytes, pool in allocator.release()]
-    assert given == [(small.address, 2 * MIB, "compute"), (large.address, 30 * MIB, "all_gather")]
+    released = [(address, nbytes, pool.stream) for address, nbytes, pool in allocator.release()]
+    assert released == [
+        (small.address, 2 * MIB, "compute"), (large.address, 30 * MIB, "all_gather")
+    ]
     assert allocator.release() == ()
 
 
@@ -261,12 +263,12 @@ class Naive:
             fits = [(space, self.top, self.segments[-1][1])]
             self.top += space
         length, address, blocks = min(fits, key=lambda fit: fit[:2])
-        place = next(index for index, piece in enumerate(blocks) if piece[0] == address)
+        position = next(index for index, piece in enumerate(blocks) if piece[0] == address)
         if length - size >= 512 if pool[1] else length - size > MIB:
-            blocks.insert(place + 1, [address + size, length - size, 0])
-            blocks[place][1] = size
-        blocks[place][2] = nbytes
-        return address, blocks[place][1]
+            blocks.insert(position + 1, [address + size, length - size, 0])
+            blocks[position][1] = size
+        blocks[position][2] = nbytes
+        return address, blocks[position][1]
 
     def free(self, address: int) -> None:
         for _, blocks in self.segments:
@@ -334,8 +336,8 @@ def test_blocks_tile_their_segments_and_free_ones_have_no_free_neighbour_after_e
 @given(STEPS, st.booleans(), st.integers(1, 7))
 def test_the_same_holds_when_the_cache_is_released_now_and_then(steps, expandable, every):
     allocator = CachingAllocator(expandable_segments=expandable)
-    for place, live in enumerate(run(allocator, steps)):
-        if place % every == 0:
+    for index, live in enumerate(run(allocator, steps)):
+        if index % every == 0:
             allocator.release()
         check(allocator, live)
 

@@ -83,47 +83,50 @@ def of(case: Scenario) -> MemoryVerdict:
 
 @WHOLE
 @given(scenarios())
-def test_every_answer_adds_up(found: Scenario) -> None:
-    """What lives at the peak is the peak, kind by kind; the waterfall's steps sum to its totals;
+def test_every_answer_adds_up(case: Scenario) -> None:
+    """Live buffers at the peak are the peak, kind by kind; the waterfall's steps sum to its totals;
     bands hold what they band."""
-    one = of(found)
-    held = holdings(planned(found).program.of_rank(one.rank), one.phase)
+    verdict = of(case)
+    held = holdings(planned(case).program.of_rank(verdict.rank), verdict.phase)
     assert (
         sum(holding.nbytes for holding in held)
-        == sum(one.by_kind.values())
-        == one.allocated_bytes
+        == sum(verdict.by_kind.values())
+        == verdict.allocated_bytes
     )
-    assert one.allocated_bytes <= one.reserved_bytes
+    assert verdict.allocated_bytes <= verdict.reserved_bytes
     assert (
-        one.allocated_bytes + one.workspace_bytes + one.rounding_bytes + one.cached_bytes
-        == one.reserved_bytes
+        verdict.allocated_bytes
+        + verdict.workspace_bytes
+        + verdict.rounding_bytes
+        + verdict.cached_bytes
+        == verdict.reserved_bytes
     )
-    assert one.needed.low <= one.needed.nbytes <= one.needed.high
-    assert one.capacity.low <= one.capacity.nbytes <= one.capacity.high
+    assert verdict.needed.low <= verdict.needed.nbytes <= verdict.needed.high
+    assert verdict.capacity.low <= verdict.capacity.nbytes <= verdict.capacity.high
     so_far = 0
-    for stage in waterfall(found, one):
+    for stage in waterfall(case, verdict):
         if stage.total:
             assert stage.nbytes == so_far
         else:
             so_far += stage.nbytes
-    assert so_far == one.needed.nbytes
+    assert so_far == verdict.needed.nbytes
 
 
 @WHOLE
 @given(scenarios())
 def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_was_made(
-    found: Scenario
+    case: Scenario
 ) -> None:
-    program = plan.plan(found, device=found.cluster.kind)
-    one = assess_program(program, found.cluster)
-    rank = program.of_rank(one.rank)
-    record = replay(rank)[one.phase]
-    last = max((op.index for op in rank.phase(one.phase) if op.kind == "optimizer"), default=0)
-    if not any(op.memory for op in rank.phase(one.phase)[last + 1 :] if op.kind != "free"):
-        assert max(nbytes for _, nbytes in ridges(rank, one.phase)) == max(
+    program = plan.plan(case, device=case.cluster.kind)
+    verdict = assess_program(program, case.cluster)
+    rank = program.of_rank(verdict.rank)
+    record = replay(rank)[verdict.phase]
+    last = max((op.index for op in rank.phase(verdict.phase) if op.kind == "optimizer"), default=0)
+    if not any(op.memory for op in rank.phase(verdict.phase)[last + 1 :] if op.kind != "free"):
+        assert max(nbytes for _, nbytes in ridges(rank, verdict.phase)) == max(
             record.peak_bytes, record.start_bytes
         )
-    assert {alloc.buffer for alloc, _ in live_at_peak(rank, one.phase)} <= {
+    assert {alloc.buffer for alloc, _ in live_at_peak(rank, verdict.phase)} <= {
         event.buffer
         for phase in (rank.construction, rank.first, rank.second, rank.steady)
         for op in phase
@@ -132,14 +135,14 @@ def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_
 
 
 def test_a_cpu_host_has_no_allocator_and_only_the_batch_outside() -> None:
-    one = of(scenario(cluster="cpu-gloo", more=""))
-    assert [item.name for item in one.outside] == ["inputs"]
-    batch = one.outside[0].nbytes
+    verdict = of(scenario(cluster="cpu-gloo", more=""))
+    assert [item.name for item in verdict.outside] == ["inputs"]
+    batch = verdict.outside[0].nbytes
     assert (
-        one.reserved_bytes
-        == one.allocated_bytes
-        == one.needed.low - batch
-        == one.needed.high - 2 * batch
+        verdict.reserved_bytes
+        == verdict.allocated_bytes
+        == verdict.needed.low - batch
+        == verdict.needed.high - 2 * batch
     )
 
 
@@ -154,24 +157,24 @@ def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(
     needed: tuple[int, int, int], verdict: str
 ) -> None:
     nbytes, low, high = needed
-    one = replace(
+    banded = replace(
         of(scenario()), needed=BytesBand(nbytes=nbytes, low=low, high=high),
         capacity=BytesBand(nbytes=100, low=95, high=105),
     )
-    assert (one.verdict, one.margin_bytes) == (verdict, 100 - nbytes)
+    assert (banded.verdict, banded.margin_bytes) == (verdict, 100 - nbytes)
 
 
 def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_most_is_all_that_is_reserved() -> (  # noqa: E501
     None
 ):
     """The allocator gives back what is cached before it says that the device is full."""
-    one = of(scenario())
-    beyond = total(one.outside)
-    assert one.cached_bytes > 0
-    assert one.needed == BytesBand(
-        nbytes=one.reserved_bytes + beyond.nbytes,
-        low=one.reserved_bytes - one.cached_bytes + beyond.low,
-        high=one.reserved_bytes + beyond.high,
+    verdict = of(scenario())
+    beyond = total(verdict.outside)
+    assert verdict.cached_bytes > 0
+    assert verdict.needed == BytesBand(
+        nbytes=verdict.reserved_bytes + beyond.nbytes,
+        low=verdict.reserved_bytes - verdict.cached_bytes + beyond.low,
+        high=verdict.reserved_bytes + beyond.high,
     )
 
 
@@ -190,8 +193,8 @@ def test_construction_is_that_of_the_rank_that_needs_most() -> None:
     program = Program(
         mesh=Mesh(dp_replicate=3), ranks=(rank(900, 10), rank(300, 5000)), assignment=(0, 1, 1)
     )
-    one = assess_program(program, load_cluster("cpu-gloo", ranks=3))
-    assert (one.rank, one.construction_bytes, one.allocated_bytes) == (1, 300, 5300)
+    verdict = assess_program(program, load_cluster("cpu-gloo", ranks=3))
+    assert (verdict.rank, verdict.construction_bytes, verdict.allocated_bytes) == (1, 300, 5300)
 
 
 HUGE = """
@@ -216,8 +219,8 @@ def test_the_snapshot_shows_what_the_verdict_assumes(
     file = tmp_path / "huge.pickle"
     more = ["--expandable-segments"] if expandable else []
     assert main(["show", str(tmp_path / "huge.toml"), "--snapshot", str(file), *more]) == 0
-    one = of(load(tmp_path / "huge.toml").with_parts(expandable_segments=expandable))
-    assert one.built_on_device is on_device
+    verdict = of(load(tmp_path / "huge.toml").with_parts(expandable_segments=expandable))
+    assert verdict.built_on_device is on_device
     reserved = allocated = built = 0
     peaks = {"reserved": 0, "allocated": 0}
     for event in pickle.loads(file.read_bytes())["device_traces"][0]:
@@ -235,16 +238,17 @@ def test_the_snapshot_shows_what_the_verdict_assumes(
                 "reserved": max(peaks["reserved"], reserved),
                 "allocated": max(peaks["allocated"], allocated),
             }
-        assert reserved <= one.capacity.nbytes
-    assert peaks["reserved"] == one.reserved_bytes
-    assert peaks["allocated"] == one.reserved_bytes - one.cached_bytes - one.rounding_bytes
-    assert (built == one.construction_bytes) is on_device
+        assert reserved <= verdict.capacity.nbytes
+    assert peaks["reserved"] == verdict.reserved_bytes
+    idle = verdict.cached_bytes + verdict.rounding_bytes
+    assert peaks["allocated"] == verdict.reserved_bytes - idle
+    assert (built == verdict.construction_bytes) is on_device
 
 
 def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for layers, words in (
+    for layers, assumption in (
         (26, "built elsewhere, on the meta device"),
         (12, "torch.cuda.empty_cache() once the model is built"),
     ):
@@ -252,7 +256,8 @@ def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(
         assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
         _, _, reserved = " ".join(capsys.readouterr().out.split()).partition("= reserved")
         assert (
-            f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}{words}"
+            f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}"
+            f"{assumption}"
             in reserved
         )
 
@@ -262,13 +267,13 @@ def test_the_peak_may_be_that_of_the_first_step() -> None:
     program = plan.plan(case, device="cpu")
     once = (Alloc("once", "temporaries", 10**9), Free("once"))
     ranks = []
-    for one in program.ranks:
-        place = next(place for place, op in enumerate(one.first) if op.kind == "forward")
-        op = replace(one.first[place], memory=(*once, *one.first[place].memory))
-        ranks.append(replace(one, first=(*one.first[:place], op, *one.first[place + 1 :])))
-    found = assess_program(replace(program, ranks=tuple(ranks)), case.cluster)
-    assert (found.phase, found.peak_at.split()[0]) == ("first", "forward")
-    assert found.allocated_bytes > 10**9
+    for rank in program.ranks:
+        index = next(index for index, op in enumerate(rank.first) if op.kind == "forward")
+        op = replace(rank.first[index], memory=(*once, *rank.first[index].memory))
+        ranks.append(replace(rank, first=(*rank.first[:index], op, *rank.first[index + 1 :])))
+    verdict = assess_program(replace(program, ranks=tuple(ranks)), case.cluster)
+    assert (verdict.phase, verdict.peak_at.split()[0]) == ("first", "forward")
+    assert verdict.allocated_bytes > 10**9
     assert of(case).phase == "steady"
 
 
@@ -289,14 +294,14 @@ def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(
     (tmp_path / "huge.toml").write_text(HUGE)
     assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    title = next(place for place, line in enumerate(lines) if "the highest from each 4 "
+    title = next(index for index, line in enumerate(lines) if "the highest from each 4 "
                                                               "computations to the next" in line)
     points = lines[title + 1 : lines.index("what lives at the peak")]
-    one = of(load(tmp_path / "huge.toml"))
+    verdict = of(load(tmp_path / "huge.toml"))
     assert len(points) <= 48
     assert (
         max(int(line.split(" B ")[0].split()[-1].replace(",", "")) for line in points)
-        == one.allocated_bytes
+        == verdict.allocated_bytes
     )
 
 
@@ -335,12 +340,12 @@ def test_the_states_of_a_steady_step_are_the_formulas_but_for_counters_and_paddi
 
 
 def test_zero2_can_peak_above_zero1_and_zero3() -> None:
-    """With everything in one bucket its whole gradient, the cast of it and its shard live at once
+    """One bucket of everything: its whole gradient, the cast of it and its shard live at once
     (Megatron-LM#6314)."""
-    one, two, three = (
+    first, two, three = (
         of(scenario(f'name = "zero{z}", granularity = "1 GiB"', micro=1)) for z in (1, 2, 3)
     )
-    assert two.allocated_bytes > max(one.allocated_bytes, three.allocated_bytes)
+    assert two.allocated_bytes > max(first.allocated_bytes, three.allocated_bytes)
     assert two.peak_at.startswith("reduce_scatter")
 
 
@@ -440,7 +445,7 @@ def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
     small, large = fit(scenario()), fit(parse(five_large_layers.encode(), where="large.toml"))
     assert small.recommended is not None
     assert small.recommended.memory.verdict == "FITS"
-    assert {one.memory.verdict for one in small.candidates} == {"FITS"}
+    assert {each.memory.verdict for each in small.candidates} == {"FITS"}
     assert large.recommended is not None
     assert large.recommended.scenario.checkpointing.mode == "full"
     assert large.recommended.scenario.strategy in ("fsdp2", "zero3")
@@ -449,12 +454,12 @@ def test_a_small_model_needs_no_sharding_and_a_large_one_all_of_it() -> None:
 def candidate(name: str, verdict: str, time: int) -> Candidate:
     case = scenario()
     nbytes = {"FITS": 10, "TIGHT": 100, "OOM": 200}[verdict]
-    one = replace(
+    made = replace(
         of(case), needed=BytesBand(nbytes=nbytes, low=nbytes - 1, high=nbytes + 1),
         capacity=BytesBand(nbytes=100, low=100, high=100),
     )
     return Candidate(
-        name=name, scenario=case, memory=one, step_time_ns=time, step_time_band_ns=(time, time)
+        name=name, scenario=case, memory=made, step_time_ns=time, step_time_band_ns=(time, time)
     )
 
 
@@ -482,24 +487,25 @@ def test_fit_prints_every_candidate_and_its_exit_code_says_whether_something_fit
     capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", str(SCENARIOS / "published/llama-3-8b-8-h100.toml"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["recommended"] in [one["name"] for one in found["candidates"]]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["recommended"] in [each["name"] for each in printed["candidates"]]
     assert {"ddp", "zero1", "zero2", "fsdp2", "zero3"} <= {
-        one["strategy"] for one in found["candidates"]
+        each["strategy"] for each in printed["candidates"]
     }
-    assert {one["activation_checkpointing"] for one in found["candidates"]} == {"none", "full"}
+    assert {each["activation_checkpointing"] for each in printed["candidates"]} == {"none", "full"}
 
 
 def test_show_memory_as_json_holds_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", LLAMA, "--memory", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    one = of(load(LLAMA))
-    assert found["verdict"] == one.verdict
-    assert found["peak"] == {
-        "phase": one.phase, "op": one.peak_at, "allocated_bytes": one.allocated_bytes
+    printed = json.loads(capsys.readouterr().out)
+    verdict = of(load(LLAMA))
+    assert printed["verdict"] == verdict.verdict
+    assert printed["peak"] == {
+        "phase": verdict.phase, "op": verdict.peak_at, "allocated_bytes": verdict.allocated_bytes
     }
-    assert found["waterfall"][-1]["nbytes"] == one.needed.nbytes == found["needed_bytes"]["nbytes"]
-    assert {effect["change"] for effect in found["what_would_help"]} == {
+    assert printed["waterfall"][-1]["nbytes"] == verdict.needed.nbytes
+    assert printed["needed_bytes"]["nbytes"] == verdict.needed.nbytes
+    assert {effect["change"] for effect in printed["what_would_help"]} == {
         name for name, _ in changes(load(LLAMA))
     }
 
@@ -527,29 +533,29 @@ precision = { parameters = "bf16", reduce = "fp32" }
 def test_a_ridge_ends_with_its_part_and_what_comes_before_a_computation_of_a_part_counts_to_that() -> (  # noqa: E501
     None
 ):
-    """What is copied and reduced behind the last backward is not the optimizer's, whose part has a
-    peak of its own."""
+    """Copies and reductions behind the last backward are not the optimizer's, whose part has a peak
+    of its own."""
     text = SCENARIO_OF_FSDP2
     program = plan.plan(parse(text.encode(), where="ridge.toml"), device="cuda").of_rank(0)
     record = replay(program)["steady"]
     (optimizer,) = (part for part in record.parts if part.name == "optimizer")
-    found = ridges(program, "steady")
-    assert [nbytes for words, nbytes in found if words == "optimizer root"] == [
+    peaks = ridges(program, "steady")
+    assert [nbytes for label, nbytes in peaks if label == "optimizer root"] == [
         optimizer.peak_bytes
     ]
     backward = max(part.peak_bytes for part in record.parts if part.name == "backward")
-    assert max(nbytes for words, nbytes in found if words.startswith("backward")) == backward
+    assert max(nbytes for label, nbytes in peaks if label.startswith("backward")) == backward
 
 
 def test_a_recommendation_that_is_not_the_fastest_says_which_is_and_why_that_is_not_taken() -> None:
-    found = fit(parse(SCENARIO_OF_FSDP2.encode(), where="fit.toml"))
-    assert found.recommended is not None
+    fitted = fit(parse(SCENARIO_OF_FSDP2.encode(), where="fit.toml"))
+    assert fitted.recommended is not None
     fastest = min(
-        (one for one in found.candidates if one.memory.verdict == "FITS"),
-        key=lambda one: one.step_time_ns,
+        (each for each in fitted.candidates if each.memory.verdict == "FITS"),
+        key=lambda each: each.step_time_ns,
     )
-    if fastest is found.recommended:
-        assert "the fastest, with " in found.reason
+    if fastest is fitted.recommended:
+        assert "the fastest, with " in fitted.reason
     else:
-        assert f"; {fastest.name}, with " in found.reason
-        assert "to gain less than 2 %" in found.reason
+        assert f"; {fastest.name}, with " in fitted.reason
+        assert "to gain less than 2 %" in fitted.reason

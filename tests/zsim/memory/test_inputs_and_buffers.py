@@ -1,4 +1,4 @@
-"""What lies on a device and no strategy knows of: the batch and the module's buffers, by hand and
+"""Memory that no strategy knows of: the batch and the module's buffers, by hand and
 in the verdict."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What lies outside torch's reserved bytes: NCCL's buffers by hand and as others have measured
+"""Memory outside torch's reserved bytes: NCCL's buffers by hand and as others have measured
 them, and what is summed."""
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def test_shared_buffers_are_rounded_to_2_mib_and_are_the_two_sizes_that_nccl_log
 
 
 def test_two_a100_hold_the_published_544_mib_and_the_first_of_four_688_with_the_eager_buffers_of_older_nccl():  # noqa: E501
-    """NVIDIA nccl issue 964. Ring and trees leave 256 MiB both times: that NCCL connected
-    everything at once, and 32 channels of 16 chunks of 512 KiB for send and receive, which its
-    source makes then, are as much."""
+    """NVIDIA nccl issue 964. Ring and trees leave 256 MiB both times. That NCCL connected
+    everything at once, for 32 channels of 16 chunks of 512 KiB to send and to receive, as its
+    source has it."""
     eager = 32 * 16 * 512 * KIB
     two, four = (in_a_node("dgx-a100", members, reads=True) for members in (2, 4))
     assert two.ring_bytes() + two.chain_bytes() + eager == 544 * MIB
@@ -106,8 +106,8 @@ def test_nvls_of_eight_h100_takes_256_mib():
 
 
 def test_a_communicator_is_made_for_each_group_that_a_rank_talks_in_and_only_with_peers():
-    found = communicators(fsdp(4).of_rank(0), fsdp(4).mesh, rank=0)
-    assert found == {"dp_shard": frozenset({"all_gather", "reduce_scatter"})}
+    groups = communicators(fsdp(4).of_rank(0), fsdp(4).mesh, rank=0)
+    assert groups == {"dp_shard": frozenset({"all_gather", "reduce_scatter"})}
     assert communicators(fsdp(1).of_rank(0), fsdp(1).mesh, rank=0) == {}
 
 
@@ -132,12 +132,12 @@ def test_network_buffers_may_be_there_only_where_a_communicator_spans_nodes():
     program = hsdp.plan(
         small_training(), mesh=Mesh(dp_replicate=2, dp_shard=8), options=hsdp.Options()
     )
-    found = [
+    buffers = [
         (item.name, item.nbytes, item.low, item.high)
         for item in outside(program, cluster)
         if "network" in item.name
     ]
-    assert found == [("NCCL shared network buffers, dp_replicate", 0, 0, 512 * MIB)]
+    assert buffers == [("NCCL shared network buffers, dp_replicate", 0, 0, 512 * MIB)]
 
 
 def test_all_reduce_brings_nvls_on_hopper_and_trees_on_ampere():
@@ -159,12 +159,14 @@ def test_only_ampere_with_a_fabric_faster_than_pcie_reads_its_peers_memory():
     cluster = load_cluster("dgx-a100")
     slow = replace(cluster, links=replace(cluster.links, fabric=cluster.links.pcie))
     program = ddp.plan(small_training(), mesh=Mesh(dp_replicate=8), options=ddp.Options())
-    found = [
+    buffers = [
         {item.name: item.nbytes for item in outside(program, each)}["NCCL trees, dp_replicate"]
         for each in (cluster, slow)
     ]
-    assert found == [in_a_node("dgx-a100", 8, reads=reads).chain_bytes() for reads in (True, False)]
-    assert found[0] != found[1]
+    assert buffers == [
+        in_a_node("dgx-a100", 8, reads=reads).chain_bytes() for reads in (True, False)
+    ]
+    assert buffers[0] != buffers[1]
 
 
 def test_what_torch_does_not_reserve_on_two_a100_is_within_the_band():
@@ -223,10 +225,10 @@ def test_every_gpu_of_the_presets_has_its_figures_with_sources_and_none_is_calle
 
 @WHOLE
 @given(scenarios())
-def test_every_scenario_on_gpus_has_a_band_that_holds_its_figure(found):
-    program = plan(found, device="cuda")
-    for rank in {0, found.mesh.world_size - 1}:
-        items = outside(program, found.cluster, rank=rank)
-        assert (items == ()) is (found.cluster.kind == "cpu")
+def test_every_scenario_on_gpus_has_a_band_that_holds_its_figure(case):
+    program = plan(case, device="cuda")
+    for rank in {0, case.mesh.world_size - 1}:
+        items = outside(program, case.cluster, rank=rank)
+        assert (items == ()) is (case.cluster.kind == "cpu")
         assert all(0 <= item.low <= item.nbytes <= item.high for item in (*items, total(items)))
         assert len({item.name for item in items}) == len(items)

@@ -53,38 +53,40 @@ def scenario(text: str) -> Scenario:
     return parse(text.encode(), where="pressure.toml")
 
 
-def replayed(case: Scenario, found: MemoryVerdict, capacity: int) -> dict[str, AllocatorRecord]:
-    one = plan.plan(case, device="cuda").of_rank(found.rank)
+def replayed(case: Scenario, verdict: MemoryVerdict, capacity: int) -> dict[str, AllocatorRecord]:
+    rank_program = plan.plan(case, device="cuda").of_rank(verdict.rank)
     workspace = cublas_workspace(case.cluster.device)
     return dict(
-        reserved.replay(one, capacity=capacity, workspace_bytes=workspace, empty_cache=True)
+        reserved.replay(
+            rank_program, capacity=capacity, workspace_bytes=workspace, empty_cache=True
+        )
     )
 
 
-def rooms(found: MemoryVerdict) -> tuple[int, int]:
-    """For the allocator: as expected, and the most there may be."""
-    beyond = total(found.outside)
-    return found.capacity.nbytes - beyond.nbytes, found.capacity.high - beyond.low
+def rooms(verdict: MemoryVerdict) -> tuple[int, int]:
+    """Bytes for the allocator: as expected, and the most there may be."""
+    beyond = total(verdict.outside)
+    return verdict.capacity.nbytes - beyond.nbytes, verdict.capacity.high - beyond.low
 
 
 def test_what_fits_once_cached_memory_is_given_back_is_tight_and_says_how_often() -> None:
     case = scenario(LLAMA_8B)
-    found = assess(planned(case))
-    records = replayed(case, found, rooms(found)[0])
-    assert found.margin_bytes < 0
-    assert (found.verdict, found.releases_per_step) == ("TIGHT", records["steady"].num_releases)
-    assert found.pressure == Pressure(
+    verdict = assess(planned(case))
+    records = replayed(case, verdict, rooms(verdict)[0])
+    assert verdict.margin_bytes < 0
+    assert (verdict.verdict, verdict.releases_per_step) == ("TIGHT", records["steady"].num_releases)
+    assert verdict.pressure == Pressure(
         expected=Releases(
             first=records["first"].num_releases, steady=records["steady"].num_releases
         )
     )
-    words = verdict_words(found)
-    assert "short" not in words
-    times = found.releases_per_step
+    sentence = verdict_words(verdict)
+    assert "short" not in sentence
+    times = verdict.releases_per_step
     assert (
         f"to keep all that it caches; runs, giving cached memory back {times} times a steady "
         f"step, which stalls the device"
-        in words
+        in sentence
     )
 
 
@@ -92,19 +94,19 @@ def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_wh
     None
 ):
     case = scenario(LLAMA_1B)
-    found = assess(planned(case))
-    assert found.needed.low < found.capacity.low
-    for room in rooms(found):
+    verdict = assess(planned(case))
+    assert verdict.needed.low < verdict.capacity.low
+    for room in rooms(verdict):
         with pytest.raises(DeviceFullError):
-            replayed(case, found, room)
-    assert (found.verdict, found.releases_per_step) == ("OOM", None)
-    assert found.pressure is not None
+            replayed(case, verdict, room)
+    assert (verdict.verdict, verdict.releases_per_step) == ("OOM", None)
+    assert verdict.pressure is not None
     assert (
-        f"short: full at {found.pressure.full_at} although all cached memory is given back, even "
+        f"short: full at {verdict.pressure.full_at} although all cached memory is given back, even "
         f"with"
-        in verdict_words(found)
+        in verdict_words(verdict)
     )
-    assert found.pressure.full_at == "first op 18 (backward root)"
+    assert verdict.pressure.full_at == "first op 18 (backward root)"
 
 
 def test_where_all_that_is_cached_is_expected_to_have_room_nothing_is_asked() -> None:
@@ -151,33 +153,33 @@ def _program() -> RankProgram:
     ],
 )
 def test_it_runs_as_expected_or_at_best_or_never(room: int, most: int, expected: Pressure) -> None:
-    found = pressure(
+    outcome = pressure(
         _program(), room=room * MIB, most=most * MIB, workspace_bytes=0, expandable_segments=False
     )
-    assert found == expected
+    assert outcome == expected
 
 
 def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_not_expected_to_run() -> (  # noqa: E501
     None
 ):
-    """What lives alone is between the room that is expected and the most there may be."""
+    """Live bytes alone are between the room that is expected and the most there may be."""
     cluster = load_cluster("dgx-h100", ranks=1)
     context = total(outside(_alone(MIB), cluster))
     there = capacity(cluster.device)
-    found = assess_program(_alone(there.nbytes - context.low - 100 * MIB), cluster)
-    assert (found.verdict, found.releases_per_step) == ("TIGHT", None)
-    assert found.pressure == Pressure(
+    verdict = assess_program(_alone(there.nbytes - context.low - 100 * MIB), cluster)
+    assert (verdict.verdict, verdict.releases_per_step) == ("TIGHT", None)
+    assert verdict.pressure == Pressure(
         expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)"
     )
-    assert found.running == "not expected to run"
-    assert verdict_words(found).endswith("is given back; with the least outside torch's bytes it "
+    assert verdict.running == "not expected to run"
+    assert verdict_words(verdict).endswith("is given back; with the least outside torch's bytes it "
                                          "runs")
     assert assess_program(_alone(there.high - context.low - 100 * MIB), cluster).verdict == "TIGHT"
     assert assess_program(_alone(there.high - context.low + MIB), cluster).verdict == "OOM"
 
 
 def _alone(nbytes: int) -> Program:
-    """Of one rank, which holds `nbytes` for a moment of each step."""
+    """A Program of one rank, which holds `nbytes` for a moment of each step."""
     op = Op(
         index=0, kind="copy", unit="root", stream="compute",
         memory=(Alloc("x", "activations", nbytes), Free("x")),
@@ -189,11 +191,11 @@ def _alone(nbytes: int) -> Program:
 
 
 def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
-    said = [
+    sentences = [
         Releases(first=first, steady=steady).words
         for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0), (0, 0))
     ]
-    assert [words.removeprefix("giving cached memory back ") for words in said] == [
+    assert [sentence.removeprefix("giving cached memory back ") for sentence in sentences] == [
         "once a steady step",
         "twice a steady step",
         "3 times a steady step",
@@ -205,13 +207,13 @@ def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
 def tight(name: str, pressed: Pressure | None, time: int) -> Candidate:
     needed = BytesBand(nbytes=90 if pressed is None else 110, low=80, high=120)
     case = scenario(LLAMA_1B)
-    one = replace(
+    made = replace(
         assess(planned(case)), needed=needed, capacity=BytesBand(nbytes=100, low=100, high=100),
         pressure=pressed,
     )
-    assert one.verdict == "TIGHT"
+    assert made.verdict == "TIGHT"
     return Candidate(
-        name=name, scenario=case, memory=one, step_time_ns=time, step_time_band_ns=(time, time)
+        name=name, scenario=case, memory=made, step_time_ns=time, step_time_band_ns=(time, time)
     )
 
 
@@ -244,7 +246,7 @@ def test_fit_and_show_say_what_is_given_back(
 ) -> None:
     file = tmp_path / "pressure.toml"
     file.write_text(LLAMA_8B)
-    found = assess(planned(scenario(LLAMA_8B)))
+    verdict = assess(planned(scenario(LLAMA_8B)))
     assert main(["fit", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (line,) = (
@@ -252,18 +254,20 @@ def test_fit_and_show_say_what_is_given_back(
         for row, note in zip(lines, lines[1:], strict=False)
         if row.split()[:2] == ["fsdp2", "TIGHT"]
     )
-    assert f"giving cached memory back {found.releases_per_step} times a steady step" in line
+    assert f"giving cached memory back {verdict.releases_per_step} times a steady step" in line
     assert main(["fit", str(file), "--json"]) == 0
-    (one,) = (
-        one for one in json.loads(capsys.readouterr().out)["candidates"] if one["name"] == "fsdp2"
+    (candidate,) = (
+        candidate
+        for candidate in json.loads(capsys.readouterr().out)["candidates"]
+        if candidate["name"] == "fsdp2"
     )
-    assert one["releases_per_step"] == found.releases_per_step
+    assert candidate["releases_per_step"] == verdict.releases_per_step
     assert main(["show", str(file), "--memory", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (
         shown["releases_per_step"]
         == shown["pressure"]["expected"]["steady"]
-        == found.releases_per_step
+        == verdict.releases_per_step
     )
 
 
@@ -272,7 +276,7 @@ def test_what_is_not_expected_but_possible_is_said_with_how_much_it_may_be(
 ) -> None:
     """NCCL's shared network buffers: no step of the waterfall, as none are expected, yet in the
     band where nodes talk, and there alone."""
-    for nodes, said in ((1, False), (2, True)):
+    for nodes, is_said in ((1, False), (2, True)):
         file = tmp_path / "nodes.toml"
         file.write_text(LLAMA_1B.replace("nodes = 1", f"nodes = {nodes}"))
         assert main(["show", str(file), "--memory"]) == 0
@@ -280,17 +284,17 @@ def test_what_is_not_expected_but_possible_is_said_with_how_much_it_may_be(
         _, _, line = text.partition("not confirmed on a GPU yet")
         assert (
             "NCCL shared network buffers, dp_shard (none expected, up to 512.00 MiB)" in line
-        ) is said
-        assert ("shared network" in line) is said
+        ) is is_said
+        assert ("shared network" in line) is is_said
 
 
 def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
     capsys: pytest.CaptureFixture[str]
 ) -> None:
     (effect,) = (
-        one
-        for one in advice(way_of((), planned(moved(scenario(LLAMA_8B), "zero2"))))
-        if one.change == "activation checkpointing of every block"
+        each
+        for each in advice(way_of((), planned(moved(scenario(LLAMA_8B), "zero2"))))
+        if each.change == "activation checkpointing of every block"
     )
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)
     print_advice([effect])

@@ -22,8 +22,8 @@ def test_the_error_table_of_the_readme_is_what_the_simulator_says_today() -> Non
 
 @pytest.mark.parametrize("row", ["t1", "t4"])
 def test_torchtitan_in_eager_mode_is_within_four_percent(row: str) -> None:
-    """Whether those runs had expandable segments is not published: with them 3 to 4 % less is
-    reserved than measured, without them up to 1 % more. The band was drawn when the predictions
+    """The source does not say whether those runs had expandable segments. With them 3 to 4 % less
+    is reserved than measured, without them up to 1 % more. The band was drawn when the predictions
     were known; nothing was changed to meet it."""
     assert -4 <= errors(ROWS[row])[0] <= errors(ROWS[row])[1] <= 1
 
@@ -38,8 +38,8 @@ def test_torchtitan_compiled_takes_less_than_the_eager_run_that_is_simulated(row
 
 @pytest.mark.parametrize("row", ["n2", "n3", "n5"])
 def test_nanotron_with_one_sequence_is_within_two_percent(row: str) -> None:
-    """20 bytes a parameter, and activations. It rests on reading the published GB as 1024³ bytes,
-    as nanotron's log does, and on its float32 gradients: without either of the two the error would
+    """20 bytes a parameter, and activations. The published GB are read as 1024³ bytes, as in
+    nanotron's log, and gradients are its float32 ones. Without either of the two the error would
     be 7 % larger, without both about as small."""
     assert -2 <= errors(ROWS[row])[0] <= errors(ROWS[row])[1] <= 0.5
 
@@ -57,27 +57,29 @@ def test_nanotron_with_two_sequences_lacks_two_gibibytes(row: str) -> None:
 def test_memory_of_replicas_does_not_depend_on_how_many_they_are(few: str, many: str) -> None:
     """Eight GPUs and 64 were measured alike, and are predicted alike."""
     assert ROWS[few].peak == ROWS[many].peak
-    assert [(found.allocated_bytes, found.reserved_bytes) for found in answers(ROWS[few])] == [
-        (found.allocated_bytes, found.reserved_bytes) for found in answers(ROWS[many])
-    ]
+    of_few, of_many = (
+        [(verdict.allocated_bytes, verdict.reserved_bytes) for verdict in answers(ROWS[number])]
+        for number in (few, many)
+    )
+    assert of_few == of_many
 
 
 def test_every_block_of_torchtitan_keeps_seven_tensors_and_a_random_state() -> None:
-    """q, v, gate and down, which are every second product; attention's output and float32
-    statistics; and its own output, which the next block keeps as its input. Of the last one's
+    """Every second product is kept: q, v, gate and down. So are attention's output and float32
+    statistics, and the block's own output, as the next block's input. Of the last one's
     output the head keeps a float32 copy instead. On CUDA attention keeps its random state besides,
     two tensors of 16 and 8 B."""
     kept = (WIDTH, WIDTH // 4, WIDE, WIDTH, WIDTH, WIDTH)
     all_seven = TOKENS * (2 * sum(kept) + 4 * 32) + 16 + 8
-    found, program = answers(ROWS["t1"])[0], plan(ROWS["t1"].traced(), device="cuda")
+    verdict, program = answers(ROWS["t1"])[0], plan(ROWS["t1"].traced(), device="cuda")
     blocks = {
         holding.unit: holding
-        for holding in holdings(program.of_rank(found.rank), found.phase)
+        for holding in holdings(program.of_rank(verdict.rank), verdict.phase)
         if holding.kind == "activations"
     }
     held = [
-        (blocks[f"layers.{place}"].count, blocks[f"layers.{place}"].nbytes)
-        for place in range(LAYERS)
+        (blocks[f"layers.{index}"].count, blocks[f"layers.{index}"].nbytes)
+        for index in range(LAYERS)
     ]
     assert held == [(9, all_seven)] * (LAYERS - 1) + [(8, all_seven - 2 * TOKENS * WIDTH)]
 

@@ -44,16 +44,16 @@ def test_what_any_rank_holds_is_held_by_one_that_stands_for_it(cluster: str, mes
     spec = (
         load_cluster(cluster, ranks=mesh.world_size) if rest else load_cluster(cluster, nodes=nodes)
     )
-    one = program(mesh)
-    for kind, ranks in enumerate(rank_classes(one, spec)):
+    whole = program(mesh)
+    for kind, ranks in enumerate(rank_classes(whole, spec)):
         everyone = {
-            total(outside(one, spec, rank=rank))
-            for rank, its in enumerate(one.assignment)
+            total(outside(whole, spec, rank=rank))
+            for rank, its in enumerate(whole.assignment)
             if its == kind
         }
-        assert {one.assignment[rank] for rank in ranks} == {kind}
-        assert {total(outside(one, spec, rank=rank)) for rank in ranks} == everyone
-        assert ranks[0] == one.assignment.index(kind)
+        assert {whole.assignment[rank] for rank in ranks} == {kind}
+        assert {total(outside(whole, spec, rank=rank)) for rank in ranks} == everyone
+        assert ranks[0] == whole.assignment.index(kind)
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 12, 20])
@@ -64,21 +64,21 @@ def test_groups_of_neighbours_that_lie_across_nodes_are_not_taken_for_those_that
         index=0, kind="all_reduce", unit="root", stream="all_reduce", group="dp_shard", nbytes=4
     )
     mesh = Mesh(dp_replicate=16, dp_shard=size)
-    one = Program(
+    whole = Program(
         mesh=mesh, ranks=(RankProgram(construction=(), first=(op,), steady=(op,)),),
         assignment=(0,) * mesh.world_size,
     )
     spec = load_cluster("dgx-a100", nodes=2 * size)
-    (ranks,) = rank_classes(one, spec)
-    everyone = {total(outside(one, spec, rank=rank)) for rank in range(mesh.world_size)}
-    assert {total(outside(one, spec, rank=rank)) for rank in ranks} == everyone
+    (ranks,) = rank_classes(whole, spec)
+    everyone = {total(outside(whole, spec, rank=rank)) for rank in range(mesh.world_size)}
+    assert {total(outside(whole, spec, rank=rank)) for rank in ranks} == everyone
     assert len(everyone) > 1
 
 
 def test_ranks_that_are_assigned_another_program_in_the_middle_stand_for_themselves() -> None:
-    one = program(Mesh(dp_replicate=64))
+    whole = program(Mesh(dp_replicate=64))
     odd = replace(
-        one, ranks=(one.ranks[0], one.ranks[0]),
+        whole, ranks=(whole.ranks[0], whole.ranks[0]),
         assignment=tuple(int(rank == 27) for rank in range(64)),
     )
     assert rank_classes(odd, load_cluster("dgx-a100", nodes=8)) == (tuple(range(8)), (27,))
@@ -89,10 +89,10 @@ def test_on_a_cpu_all_ranks_with_one_program_are_alike() -> None:
 
 
 def test_of_100_000_ranks_the_few_that_differ_are_found_at_once() -> None:
-    one, spec = (
+    whole, spec = (
         program(Mesh(dp_replicate=12_500, dp_shard=8)), load_cluster("dgx-a100", nodes=12_500),
     )
     began = time.process_time()
-    found = rank_classes(one, spec)
+    classes = rank_classes(whole, spec)
     assert time.process_time() - began < 1
-    assert all(len(ranks) <= 8 for ranks in found)
+    assert all(len(ranks) <= 8 for ranks in classes)

@@ -157,11 +157,11 @@ def test_a_model_that_is_built_elsewhere_leaves_on_the_device_what_outlives_cons
         op(2, Alloc("moment", "temporaries", 7), Free("moment")),
     )
     rank = program(op(0, Free("p")), construction=made)
-    found = built_elsewhere(rank)
-    assert [made.memory for made in found.construction] == [
+    moved = built_elsewhere(rank)
+    assert [made.memory for made in moved.construction] == [
         (Alloc("p", "parameters", 100),), (Alloc("whole", "parameters", 50),), ()
     ]
-    assert (found.first, found.steady) == (rank.first, rank.steady)
+    assert (moved.first, moved.steady) == (rank.first, rank.steady)
 
 
 def test_an_emptied_cache_does_not_carry_what_construction_needed_into_the_steps():
@@ -194,7 +194,7 @@ def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_r
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    ("events", "message"),
     [
         ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
         (
@@ -203,17 +203,17 @@ def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_r
         ),
     ],
 )
-def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, words):
-    with pytest.raises(ProgramError, match=words):
+def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, message):
+    with pytest.raises(ProgramError, match=message):
         replay(program(op(0, *events)))
 
 
 @WHOLE
 @given(scenarios(), st.booleans())
 def test_on_every_program_reserved_covers_active_and_active_covers_allocated_and_a_replay_repeats(
-    found, expandable
+    case, expandable
 ):
-    for rank in plan(found, device="cuda").ranks:
+    for rank in plan(case, device="cuda").ranks:
         records, ledger = (
             replay(rank, expandable_segments=expandable), memory.replay(rank, timeline=False),
         )
@@ -239,8 +239,8 @@ def test_on_every_program_reserved_covers_active_and_active_covers_allocated_and
 
 @WHOLE
 @given(scenarios())
-def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_larger(found):
-    rank = plan(found, device="cuda").ranks[0]
+def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_larger(case):
+    rank = plan(case, device="cuda").ranks[0]
     most = max(record.peak_reserved_bytes for record in replay(rank).values())
     assert replay(rank, capacity=most) == replay(rank)
     live = max(record.peak_bytes for record in memory.replay(rank, timeline=False).values())
@@ -249,14 +249,14 @@ def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_lar
 
 
 def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_neither():
-    """As where DDP lets one bucket go and makes several."""
+    """DDP lets one bucket go and makes several."""
     whole, halves = (
         64 << 20, [Alloc(f"half.{number}", "communication", 32 << 20) for number in range(2)],
     )
     once = (op(0, Free("whole"), *halves),)
-    found = program(op(0), construction=(op(0, activations("whole", whole)),))
-    rebuilt = replace(found, second=once)
-    assert replay(rebuilt)["steady"] == replay(replace(found, first=once))["steady"]
+    rank_program = program(op(0), construction=(op(0, activations("whole", whole)),))
+    rebuilt = replace(rank_program, second=once)
+    assert replay(rebuilt)["steady"] == replay(replace(rank_program, first=once))["steady"]
     records = memory.replay(rebuilt)
     assert (records["first"].peak_bytes, records["steady"].start_bytes) == (whole, whole)
     assert records["steady"].timeline == (("forward a", whole),)
@@ -266,6 +266,6 @@ def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_
         if "second" in str(event["frames"])
     ]
     with pytest.raises(ProgramError, match=r"second op 0 .*gone"):
-        memory.replay(replace(found, second=(op(0, Free("gone")),)))
+        memory.replay(replace(rank_program, second=(op(0, Free("gone")),)))
     with pytest.raises(ProgramError, match=r"second op 0 .*gone"):
-        replay(replace(found, second=(op(0, Free("gone")),)))
+        replay(replace(rank_program, second=(op(0, Free("gone")),)))

@@ -35,7 +35,7 @@ OPCODES_OF_THE_VISUALISER = {
         "LONG_BINGET",
     ),
 }
-"""What `unpickle` in torch/utils/viz/MemoryViz.js reads of pickles of protocol 4."""
+"""Opcodes of pickles of protocol 4 that `unpickle` in torch/utils/viz/MemoryViz.js reads."""
 
 
 def rank() -> RankProgram:
@@ -86,8 +86,8 @@ def test_a_snapshot_has_every_segment_block_and_event_with_buffer_op_and_kind_as
         {"name": "activations", "filename": "kind", "line": 0},
     ]
     upper = BASE + 2 * MIB
-    found = snapshot(rank())
-    assert found["device_traces"] == [
+    taken = snapshot(rank())
+    assert taken["device_traces"] == [
         [
             entry("snapshot", 0, 0, 0, 0, [], "unknown"),
             entry("segment_alloc", BASE, 2 * MIB, 0, 1, [made], "unknown"),
@@ -98,7 +98,7 @@ def test_a_snapshot_has_every_segment_block_and_event_with_buffer_op_and_kind_as
             entry("free_completed", upper, 3 * MIB, 2, 6, x, "activations"),
         ]
     ]
-    assert found["segments"][0] == {
+    assert taken["segments"][0] == {
         "device": 0, "address": BASE, "total_size": 2 * MIB, "allocated_size": 512,
         "active_size": 512, "requested_size": 100, "stream": 0, "segment_type": "small",
         "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
@@ -115,7 +115,7 @@ def test_a_snapshot_has_every_segment_block_and_event_with_buffer_op_and_kind_as
     }
     assert [
         (s["address"], s["total_size"], s["segment_type"], s["stream"])
-        for s in found["segments"][1:]
+        for s in taken["segments"][1:]
     ] == [(upper, 20 * MIB, "large", 2)]
 
 
@@ -191,9 +191,9 @@ def test_emptying_the_cache_after_construction_is_in_the_trace(expandable, actio
 @WHOLE
 @given(scenarios(), st.booleans(), st.booleans())
 def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_ends_at_an_empty_device(  # noqa: E501
-    found, expandable, emptied
+    case, expandable, emptied
 ):
-    program = plan(found, device="cuda").ranks[0]
+    program = plan(case, device="cuda").ranks[0]
     made = snapshot(program, expandable_segments=expandable, empty_cache=emptied)
     (trace,) = made["device_traces"]
     assert {event["category"] for event in trace} <= {*MEMORY_KINDS, "unknown"}

@@ -52,10 +52,10 @@ def run(request: pytest.FixtureRequest) -> RunRecord:
 
 def by_kind(run: RunRecord) -> dict[str, list[dict[str, Any]]]:
     """The events as a viewer reads them: through JSON."""
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    events: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in json.loads(json.dumps(chrome_trace.trace(run)))["traceEvents"]:
-        found[event["ph"]].append(event)
-    return found
+        events[event["ph"]].append(event)
+    return events
 
 
 def ns(microseconds: float) -> int:
@@ -185,7 +185,7 @@ def test_a_trace_that_cannot_be_written_says_where(tmp_path):
 
 
 def test_an_arrow_starts_at_the_rank_that_began_first():
-    """As on a measured run, where ranks do not begin together; an arrow back in time is none."""
+    """Ranks of a measured run do not begin together; an arrow back in time is left out."""
     run = simulated("parity/fsdp2-mlp-4")
     late = replace(
         run.ranks[0],

@@ -162,17 +162,17 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
     check = named(compare(a_run("sim"), blind), "peak memory, steady")
     assert (check.status, check.detail) == ("unsupported", "unsupported: gloo cannot see memory")
     held = {
-        name: replace(one, memory=replace(one.memory, held={"gradients": 5}))
-        for name, one in blind.ranks[0].phases.items()
+        name: replace(phase, memory=replace(phase.memory, held={"gradients": 5}))
+        for name, phase in blind.ranks[0].phases.items()
     }
-    told = replace(blind, ranks=tuple(replace(rank, phases=held) for rank in blind.ranks))
-    assert named(compare(a_run("sim"), told), "memory by kind").detail == (
+    claimed = replace(blind, ranks=tuple(replace(rank, phases=held) for rank in blind.ranks))
+    assert named(compare(a_run("sim"), claimed), "memory by kind").detail == (
         "unsupported: gloo cannot see memory"
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"largest_relative_difference": 0.5}, "0.5 of their way apart"),
         ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
@@ -190,24 +190,25 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
         ({"losses": (1.0, 0.6)}, "losses 0.2 apart"),
     ],
 )
-def test_numbers_that_differ_or_are_none_fail(change, said):
+def test_numbers_that_differ_or_are_none_fail(change, message):
     """Each alone fails, and nothing else of the Run does."""
     check = named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics")
     assert check.status == "failed"
-    assert said in check.detail
+    assert message in check.detail
 
 
 @pytest.mark.parametrize("name", ["construction", "first", "steady"])
 def test_bytes_that_differ_in_one_phase_alone_fail_and_say_where(name):
     run = a_run("sim", order=(GATHER,))
     phases = {
-        phase: replace(one, collectives=(GATHER,)) for phase, one in run.ranks[0].phases.items()
+        phase: replace(record, collectives=(GATHER,))
+        for phase, record in run.ranks[0].phases.items()
     }
     predicted = replace(run, ranks=tuple(replace(rank, phases=phases) for rank in run.ranks))
     other = {**phases, name: replace(phases[name], collectives=(replace(GATHER, nbytes=2048),))}
     measured = replace(a_run(), ranks=tuple(replace(rank, phases=other) for rank in run.ranks))
-    found = statuses(compare(predicted, measured))
-    assert (found["collective order"], found["bytes"]) == ("ok", "failed")
+    outcomes = statuses(compare(predicted, measured))
+    assert (outcomes["collective order"], outcomes["bytes"]) == ("ok", "failed")
     assert name in named(compare(predicted, measured), "bytes").detail
 
 
@@ -332,13 +333,13 @@ def test_time_is_not_judged_elsewhere_and_both_times_are_said_with_the_reason(
 
 @pytest.mark.parametrize("band", ["", "nan nan", "0 2", "1.2 2", "0.8", "0.5 1e9", "a b"])
 def test_a_band_that_means_nothing_is_none_and_the_tolerance_holds(band):
-    """In a saved Run that somebody has edited."""
+    """Such a band is one of an edited file of a saved Run."""
     predicted = a_run("sim", step_time_ns=1000, provenance=BANDED | {"band": band})
-    found = [
+    checks = [
         named(compare(predicted, a_run(step_time_ns=time, provenance=TIMED)), "step time").status
         for time in (1050, 1300)
     ]
-    assert found == ["ok", "failed"]
+    assert checks == ["ok", "failed"]
 
 
 def test_a_verdict_in_which_nothing_could_be_checked_is_no_agreement():
@@ -384,8 +385,8 @@ def test_a_group_of_all_ranks_is_the_world_whatever_its_axis_is_called():
 
 def test_ranks_that_did_the_same_are_saved_once_and_read_back(tmp_path):
     """A Run of 1,024 ranks is one text for each kind of rank, not 1,024."""
-    found = load(SCENARIOS / "scale/fsdp2-gpt-1024.toml")
-    run = SimBackend().run(found, options=RunOptions(all_ranks=True))
+    case = load(SCENARIOS / "scale/fsdp2-gpt-1024.toml")
+    run = SimBackend().run(case, options=RunOptions(all_ranks=True))
     saved.save(run, tmp_path / "run.json")
 
     back = saved.load(tmp_path / "run.json")
@@ -412,7 +413,7 @@ def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "expected a saved Run, found no JSON"),
         ("{", "expected a saved Run, found no JSON"),
@@ -429,12 +430,12 @@ def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
         ('{"schema_version": 1, "run": 3}', "run: expected a table, found 3"),
     ],
 )
-def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text, words):
+def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text, message):
     file = tmp_path / "run.json"
     file.write_text(text)
     with pytest.raises(saved.SavedRunError) as refused:
         saved.load(file)
-    assert str(refused.value) == f"{file}: {words}; write one with `zsim run --save`"
+    assert str(refused.value) == f"{file}: {message}; write one with `zsim run --save`"
 
 
 def test_no_distance_is_below_zero(tmp_path):
@@ -460,7 +461,7 @@ def test_every_single_damage_to_a_saved_run_is_refused_or_read(tmp_path):
 def with_held(run: RunRecord, **held: int) -> RunRecord:
     """`run` with what each rank held after its steady step's optimizer."""
 
-    def told(rank: RankRun) -> RankRun:
+    def holding(rank: RankRun) -> RankRun:
         steady = rank.phases["steady"]
         return replace(
             rank,
@@ -469,13 +470,13 @@ def with_held(run: RunRecord, **held: int) -> RunRecord:
             },
         )
 
-    return replace(run, ranks=tuple(map(told, run.ranks)))
+    return replace(run, ranks=tuple(map(holding, run.ranks)))
 
 
 def test_what_ranks_hold_is_compared_kind_by_kind_and_exactly():
-    told = with_held(a_run(), parameters=10, gradients=4, optimizer_states=20)
+    holding = with_held(a_run(), parameters=10, gradients=4, optimizer_states=20)
     check = named(
-        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), told),
+        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=20), holding),
         "memory by kind",
     )
     assert (check.status, check.detail) == ("ok", "exact    parameters 10 B, gradients 4 B, "
@@ -484,9 +485,9 @@ def test_what_ranks_hold_is_compared_kind_by_kind_and_exactly():
 
 @pytest.mark.quality
 def test_one_byte_of_one_kind_is_a_difference():
-    told = with_held(a_run(), parameters=10, gradients=5, optimizer_states=20)
+    holding = with_held(a_run(), parameters=10, gradients=5, optimizer_states=20)
     check = named(
-        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), told),
+        compare(with_held(a_run("sim"), parameters=10, gradients=4, optimizer_states=21), holding),
         "memory by kind",
     )
     assert (check.status, check.detail) == ("failed", "rank 0, steady: gradients: predicted 4 B, "
@@ -512,7 +513,7 @@ def test_no_phase_on_gloo_has_an_allowance_of_its_own(phase_name):
 
 
 def test_a_collective_over_another_axis_of_the_same_size_is_another_collective():
-    """Of 2 x 2 ranks both axes have 2."""
+    """Both axes of 2 x 2 ranks have 2."""
 
     def on(axis):
         run = a_run(world_size=4)
@@ -589,10 +590,10 @@ def test_a_complete_run_without_some_phase_does_not_agree():
 
 def test_a_measured_run_without_some_rank_agrees_only_when_it_says_so():
     run = a_run()
-    one = replace(run, ranks=run.ranks[:1])
-    assert not holds(compare(a_run("sim"), one))
-    assert holds(compare(a_run("sim"), replace(one, provenance={"ranks": "0"})))
-    assert not holds(compare(a_run("sim"), replace(one, provenance={"ranks": "1"})))
+    first = replace(run, ranks=run.ranks[:1])
+    assert not holds(compare(a_run("sim"), first))
+    assert holds(compare(a_run("sim"), replace(first, provenance={"ranks": "0"})))
+    assert not holds(compare(a_run("sim"), replace(first, provenance={"ranks": "1"})))
 
 
 def test_a_measured_rank_that_nobody_predicted_is_not_skipped():
@@ -626,7 +627,7 @@ NUMERICS = {
 
 
 @pytest.mark.parametrize(
-    ("damage", "found"),
+    ("damage", "complaint"),
     [
         (
             lambda run: run["ranks"].append(dict(run["ranks"][0])),
@@ -674,20 +675,20 @@ NUMERICS = {
         ),
     ],
 )
-def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, found, tmp_path):
+def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, complaint, tmp_path):
     table = json.loads(saved.dump(a_run()))
     damage(table["run"])
     path = tmp_path / "run.json"
     path.write_text(json.dumps(table))
-    with pytest.raises(saved.SavedRunError, match=found):
+    with pytest.raises(saved.SavedRunError, match=complaint):
         saved.load(path)
 
 
 def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "run.json"
-    told = {"a\x1b": "\ud800"}
+    table = {"a\x1b": "\ud800"}
     saved.save(
-        replace(a_run(), complete=False, failure="\x1b[2Jgone\n", provenance=told), path
+        replace(a_run(), complete=False, failure="\x1b[2Jgone\n", provenance=table), path
     )
     assert saved.load(path).failure == "?[2Jgone\n"
     assert saved.load(path).provenance == {"a?": "?"}
@@ -697,13 +698,13 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
     """Ranks have losses of their own; their mean is the reference's."""
     fine = [
         Numerics(
-            losses=(one, 0.5),
+            losses=(loss, 0.5),
             largest_relative_difference=0.0,
             largest_gradient_difference=0.0,
             steps=2,
             reference_losses=(1.0, 0.5),
         )
-        for one in (0.9, 1.1)
+        for loss in (0.9, 1.1)
     ]
     run = a_run()
 
@@ -711,7 +712,7 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
         return replace(
             run,
             ranks=tuple(
-                replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)
+                replace(rank, numerics=each) for rank, each in zip(run.ranks, both, strict=True)
             ),
         )
 
@@ -726,7 +727,7 @@ def test_the_stricter_of_two_bounds_holds_when_ranks_compute_in_different_dtypes
         replace(PARITY, largest_relative_difference=0.04, dtype=dtype)
         for dtype in ("bfloat16", "float32")
     ]
-    ranks = tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True))
+    ranks = tuple(replace(rank, numerics=each) for rank, each in zip(run.ranks, both, strict=True))
     assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
 
 
@@ -784,7 +785,9 @@ def seeing(run, *groups):
     """`run` whose ranks, in order, were seen to communicate in these groups."""
     return replace(
         run,
-        ranks=tuple(replace(rank, groups=one) for rank, one in zip(run.ranks, groups, strict=True)),
+        ranks=tuple(
+            replace(rank, groups=seen) for rank, seen in zip(run.ranks, groups, strict=True)
+        ),
     )
 
 
@@ -796,7 +799,7 @@ def test_the_ranks_of_every_group_are_those_of_the_mesh():
 
 @pytest.mark.quality
 @pytest.mark.parametrize(
-    ("group", "words"),
+    ("group", "message"),
     [
         ({"dp_shard": (1, 0)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1, 0]"),
         ({"dp_shard": (1,)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1]"),
@@ -804,9 +807,9 @@ def test_the_ranks_of_every_group_are_those_of_the_mesh():
                                              "1]"),
     ],
 )
-def test_a_group_of_other_ranks_fails(group, words):
+def test_a_group_of_other_ranks_fails(group, message):
     check = named(compare(a_run("sim"), seeing(a_run(), {"dp_shard": (0, 1)}, group)), "groups")
-    assert (check.status, check.detail) == ("failed", words)
+    assert (check.status, check.detail) == ("failed", message)
 
 
 @pytest.mark.quality
@@ -848,7 +851,7 @@ def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
         for losses in ((1.0,), (1.0, 0.5))
     ]
     ranks = tuple(
-        replace(rank, numerics=one) for rank, one in zip(run.ranks, numerics, strict=True)
+        replace(rank, numerics=each) for rank, each in zip(run.ranks, numerics, strict=True)
     )
     assert named(compare(a_run("sim"), replace(run, ranks=ranks)), "numerics").status == "failed"
 
@@ -878,7 +881,7 @@ def resting(run, phase_name, **levels):
 
 @pytest.mark.quality
 @pytest.mark.parametrize(
-    ("phase_name", "levels", "words"),
+    ("phase_name", "levels", "message"),
     [
         ("construction", {"end_bytes": 9}, "8 of 10 exact; end of construction, rank 0: "
                                            "predicted 10 B, measured 9 B, +1 B"),
@@ -892,13 +895,13 @@ def resting(run, phase_name, **levels):
         ),
     ],
 )
-def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name, levels, words):
+def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name, levels, message):
     check = named(compare(a_run("sim"), resting(a_run(), phase_name, **levels)), "memory at rest")
-    assert (check.status, check.detail) == ("failed", words)
+    assert (check.status, check.detail) == ("failed", message)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the "
                                        "model's own parameters"),
@@ -907,10 +910,10 @@ def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name
         ({"reference_losses": (1.0, float("nan"))}, "a loss is not finite"),
     ],
 )
-def test_what_has_no_rounding_in_it_has_no_bound(change, words):
+def test_what_has_no_rounding_in_it_has_no_bound(change, message):
     check = named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics")
     assert check.status == "failed"
-    assert words in check.detail
+    assert message in check.detail
 
 
 def test_reference_losses_of_every_rank_are_held_to_the_losses():
@@ -918,7 +921,9 @@ def test_reference_losses_of_every_rank_are_held_to_the_losses():
     both = (PARITY, replace(PARITY, reference_losses=(1.0, 0.7)))
     other = replace(
         run,
-        ranks=tuple(replace(rank, numerics=one) for rank, one in zip(run.ranks, both, strict=True)),
+        ranks=tuple(
+            replace(rank, numerics=each) for rank, each in zip(run.ranks, both, strict=True)
+        ),
     )
     assert named(compare(a_run("sim"), other), "numerics").status == "failed"
 

@@ -55,7 +55,7 @@ def without_phases() -> RunRecord:
 
 
 @pytest.mark.parametrize(
-    ("backend", "words"),
+    ("backend", "message"),
     [
         (
             Theirs(sees=ValueError("no idea")),
@@ -86,14 +86,14 @@ def without_phases() -> RunRecord:
     "command", [["run", SCENARIO, "--backend"], ["validate", SCENARIO, "--against"]]
 )
 def test_a_backend_that_breaks_down_is_a_sentence(
-    command: list[str], backend: Theirs, words: str, monkeypatch: pytest.MonkeyPatch,
+    command: list[str], backend: Theirs, message: str, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(registry, "find", lambda name, where: backend)
     assert main([*command, "theirs", "--json"]) == 1
-    said = json.loads(capfd.readouterr().out)
-    assert said["exit_code"] == 1
-    assert words in said["error"][0]
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["exit_code"] == 1
+    assert message in printed["error"][0]
 
 
 def test_a_simulation_is_no_measurement_to_validate_against(
@@ -112,10 +112,10 @@ def test_what_a_backend_prints_leaves_standard_output_to_the_report(
 ) -> None:
     monkeypatch.setattr(registry, "find", lambda name, where: Theirs())
     assert main(["run", SCENARIO, "--backend", "theirs", "--json"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)["ok"] is True
-    assert "loading …\n" in said.err
-    assert "and without Python\n" in said.err
+    streams = capfd.readouterr()
+    assert json.loads(streams.out)["ok"] is True
+    assert "loading …\n" in streams.err
+    assert "and without Python\n" in streams.err
 
 
 HOSTILE = "\x1b[2J[red]x"
@@ -134,8 +134,8 @@ def test_control_characters_and_markup_of_a_scenario_are_shown_and_not_obeyed(
         assert main(["show", str(hostile)]) == 0
         assert main(["show", str(broken)]) == 2
         assert main(["run", str(hostile)]) in (0, 1)
-        said = capsys.readouterr()
-        assert "\x1b[2J" not in said.out + said.err
-        assert "?[2J[red]x" in said.out.replace("\n", "")
-        assert "?[2J[/red]bad" in said.out
-        assert "?[2J[red]x-broken" in said.err
+        streams = capsys.readouterr()
+        assert "\x1b[2J" not in streams.out + streams.err
+        assert "?[2J[red]x" in streams.out.replace("\n", "")
+        assert "?[2J[/red]bad" in streams.out
+        assert "?[2J[red]x-broken" in streams.err

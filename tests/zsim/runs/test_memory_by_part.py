@@ -42,13 +42,13 @@ def record(*parts: tuple[str, int, int]) -> MemoryRecord:
 
 def naive(program: RankProgram) -> dict[str, list[tuple[str, int, int, int]]]:
     """The parts of both steps by a ledger that is asked after each event."""
-    ledger, found = Ledger(), dict[str, list[tuple[str, int, int, int]]]()
+    ledger, by_phase = Ledger(), dict[str, list[tuple[str, int, int, int]]]()
     for op in program.construction:
         ledger.apply(op)
     for phase in STEPS:
         ops, parts = program.phase(phase), program.parts(phase)
         ends = [*(part.start for part in parts[1:]), len(ops)]
-        found[phase] = []
+        by_phase[phase] = []
         for part, end in zip(parts, ends, strict=True):
             start = peak = ledger.allocated
             for op in ops[part.start : end]:
@@ -57,8 +57,8 @@ def naive(program: RankProgram) -> dict[str, list[tuple[str, int, int, int]]]:
                         event.buffer
                     )
                     peak = max(peak, ledger.allocated)
-            found[phase].append((part.name, part.micro_batch, start, peak))
-    return found
+            by_phase[phase].append((part.name, part.micro_batch, start, peak))
+    return by_phase
 
 
 @WHOLE
@@ -68,20 +68,20 @@ def test_every_step_of_every_strategy_comes_in_parts_which_the_replay_follows(
 ) -> None:
     program = plan(case, device=case.cluster.kind)
     halves = [
-        (name, place)
-        for place in range(case.batch.accumulation)
+        (name, index)
+        for index in range(case.batch.accumulation)
         for name in ("forward", "backward")
     ]
     for rank in program.ranks:
         wanted, records = naive(rank), replay(rank, timeline=False)
         for phase in STEPS:
-            found = [
+            parts = [
                 (p.name, p.micro_batch, p.start_bytes, p.peak_bytes) for p in records[phase].parts
             ]
-            assert found == wanted[phase]
-            assert [part[:2] for part in found] == [*halves, ("optimizer", 0), ("zero_grad", 0)]
-            assert found[0][2] == records[phase].start_bytes
-            assert max(peak for *_, peak in found) == records[phase].peak_bytes
+            assert parts == wanted[phase]
+            assert [part[:2] for part in parts] == [*halves, ("optimizer", 0), ("zero_grad", 0)]
+            assert parts[0][2] == records[phase].start_bytes
+            assert max(peak for *_, peak in parts) == records[phase].peak_bytes
         assert records["construction"].parts == ()
     assert parse(str(program)) == program
 
@@ -184,18 +184,18 @@ def test_a_part_above_its_phase_breaks_a_law() -> None:
 # -- compared
 
 
-def checked(predicted: MemoryRecord, found: MemoryRecord, *, exact: bool) -> Check:
+def checked(predicted: MemoryRecord, measured: MemoryRecord, *, exact: bool) -> Check:
     return compare_parts(
-        [StepMemory(rank=3, phase="steady", predicted=predicted, measured=found)], exact=exact,
+        [StepMemory(rank=3, phase="steady", predicted=predicted, measured=measured)], exact=exact,
         bound=0.05,
     )
 
 
 def test_equal_parts_are_exact_and_counted() -> None:
-    one = record(("forward", 10, 30), ("backward", 20, 50))
-    found = checked(one, one, exact=True)
-    assert (found.status, found.relative_error) == ("ok", 0.0)
-    assert found.detail == (
+    parts = record(("forward", 10, 30), ("backward", 20, 50))
+    check = checked(parts, parts, exact=True)
+    assert (check.status, check.relative_error) == ("ok", 0.0)
+    assert check.detail == (
         "exact    4 of 4 starts and peaks of forward, backward, optimizer and zero_grad"
     )
 
@@ -207,11 +207,11 @@ def test_equal_parts_are_exact_and_counted() -> None:
 def test_where_memory_follows_the_host_one_byte_fails_and_elsewhere_the_bound_does(
     exact: bool, peak: int, status: str
 ) -> None:
-    found = checked(record(("forward", 10, 1000)), record(("forward", 10, peak)), exact=exact)
-    assert found.status == status
+    check = checked(record(("forward", 10, 1000)), record(("forward", 10, peak)), exact=exact)
+    assert check.status == status
     assert (
         f"1 of 2 exact; peak of forward 0, rank 3, steady: predicted 1,000 B, measured {peak:,} B"
-        in found.detail
+        in check.detail
     )
 
 
@@ -228,14 +228,14 @@ def test_other_parts_fail_and_none_are_unsupported() -> None:
 
 
 def test_a_start_where_nothing_was_measured_is_not_divided_by() -> None:
-    found = checked(record(("forward", 1, 2)), record(("forward", 0, 0)), exact=False)
-    assert (found.status, found.relative_error) == ("failed", float("inf"))
+    check = checked(record(("forward", 1, 2)), record(("forward", 0, 0)), exact=False)
+    assert (check.status, check.relative_error) == ("failed", float("inf"))
 
 
 def test_a_start_is_held_to_a_share_of_the_steps_peak_where_other_threads_free() -> None:
-    found = checked(record(("zero_grad", 100, 1000)), record(("zero_grad", 140, 1000)), exact=False)
-    assert (found.status, found.relative_error) == ("ok", -0.04)
-    assert found.detail.startswith("within 5% of the step's peak: 1 of 2 exact; start of "
+    check = checked(record(("zero_grad", 100, 1000)), record(("zero_grad", 140, 1000)), exact=False)
+    assert (check.status, check.relative_error) == ("ok", -0.04)
+    assert check.detail.startswith("within 5% of the step's peak: 1 of 2 exact; start of "
                                    "zero_grad, rank 3, steady")
 
 

@@ -85,21 +85,21 @@ SPANS = (
 
 
 def test_times_are_the_lengths_of_unions_of_spans():
-    found = metrics.figures(a_run(*SPANS, step=400), scenario())
-    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (
+    figures = metrics.figures(a_run(*SPANS, step=400), scenario())
+    assert (figures.compute_ns, figures.communication_ns, figures.exposed_communication_ns) == (
         160, 180, 110,
     )
-    assert found.exposed_share == 110 / 400
+    assert figures.exposed_share == 110 / 400
 
 
 def test_tokens_and_mfu_follow_their_formulas():
     """6 per token and weight: the layers are 3·7, 7·5 and 5·2. Each forward has tokens of its own.
     """
-    found = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3, forwards=2))
+    figures = metrics.figures(a_run(*SPANS, step=400), scenario(accumulation=3, forwards=2))
     tokens, flops = 4 * 3 * 2, 6 * (3 * 7 + 7 * 5 + 5 * 2)
     assert metrics.model_flops(scenario(accumulation=3, forwards=2)) == tokens * flops
-    assert found.tokens_per_second_per_gpu == tokens * 1e9 / 400
-    assert found.mfu == tokens * flops * 1e9 / (
+    assert figures.tokens_per_second_per_gpu == tokens * 1e9 / 400
+    assert figures.mfu == tokens * flops * 1e9 / (
         400 * scenario().cluster.device.peak_flops("bfloat16")
     )
 
@@ -114,40 +114,41 @@ batch = {{ micro_batch = 1, sequence_length = 8192 }}
 cluster = {{ preset = "dgx-h100", ranks = 8 }}
 strategy = {{ name = "fsdp2" }}
 """
-    found = parse(text.encode(), where="llama.toml")
+    case = parse(text.encode(), where="llama.toml")
     norms, embedding = 65 * 4096, 128256 * 4096
-    weights = found.model.num_parameters - norms - embedding
-    assert metrics.model_flops(found) == 8192 * (6 * weights + 12 * 32 * 32 * 128 * 8192)
+    weights = case.model.num_parameters - norms - embedding
+    assert metrics.model_flops(case) == 8192 * (6 * weights + 12 * 32 * 32 * 128 * 8192)
 
 
 def test_peaks_are_those_of_the_rank_with_the_highest():
-    found = metrics.figures(a_run(*SPANS, step=400), scenario())
-    assert (found.peak_memory_bytes, found.peak_first_step_bytes) == (21, 31)
-    assert {kind: nbytes for kind, nbytes in found.peak_memory_by_kind.items() if nbytes} == {
+    figures = metrics.figures(a_run(*SPANS, step=400), scenario())
+    assert (figures.peak_memory_bytes, figures.peak_first_step_bytes) == (21, 31)
+    assert {kind: nbytes for kind, nbytes in figures.peak_memory_by_kind.items() if nbytes} == {
         "parameters": 21
     }
 
 
 def test_traffic_counts_the_steady_step_by_kind_and_the_wire_of_the_busiest_rank():
-    found = metrics.figures(a_run(*SPANS, step=400), scenario())
-    assert {op: (one.count, one.bytes) for op, one in found.collectives.items()} == {
+    figures = metrics.figures(a_run(*SPANS, step=400), scenario())
+    assert {op: (traffic.count, traffic.bytes) for op, traffic in figures.collectives.items()} == {
         "all_gather": (2, 140),
         "reduce_scatter": (1, 60),
     }
-    assert found.bytes_sent_per_rank == 51
+    assert figures.bytes_sent_per_rank == 51
 
 
 def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
     """So that a limit on them does not hold for want of a counter; a rank alone sends nothing, and
     that is known."""
-    found = a_run(*SPANS, step=400)
-    unseen = replace(found, ranks=tuple(replace(rank, bytes_sent=0) for rank in found.ranks))
+    simulated = a_run(*SPANS, step=400)
+    silent = tuple(replace(rank, bytes_sent=0) for rank in simulated.ranks)
+    unseen = replace(simulated, ranks=silent)
     assert metrics.figures(unseen, scenario()).bytes_sent_per_rank is None
     limited = parse(
         (scenario().to_toml() + '[expect]\nbytes_sent_per_rank = "<= 51 B"\n').encode(),
         where="figures.toml",
     )
-    runs = [zsim.Run(record=record, scenario=limited) for record in (found, unseen)]
+    runs = [zsim.Run(record=record, scenario=limited) for record in (simulated, unseen)]
     assert [[verdict.ok for verdict in run.expectations] for run in runs] == [[True], [None]]
     silent = {
         name: replace(phase, collectives=()) for name, phase in unseen.ranks[0].phases.items()
@@ -157,16 +158,16 @@ def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
 
 
 def test_a_measured_run_without_time_has_no_figures_of_time():
-    found = metrics.figures(replace(a_run(step=0), step_time_ns=None), scenario())
+    figures = metrics.figures(replace(a_run(step=0), step_time_ns=None), scenario())
     times = (
-        found.step_time_ns,
-        found.step_time_band_ns,
-        found.compute_ns,
-        found.communication_ns,
-        found.exposed_communication_ns,
+        figures.step_time_ns,
+        figures.step_time_band_ns,
+        figures.compute_ns,
+        figures.communication_ns,
+        figures.exposed_communication_ns,
     )
-    assert {*times, found.exposed_share, found.tokens_per_second_per_gpu, found.mfu} == {None}
-    assert found.peak_memory_bytes == 21
+    assert {*times, figures.exposed_share, figures.tokens_per_second_per_gpu, figures.mfu} == {None}
+    assert figures.peak_memory_bytes == 21
 
 
 def test_a_measured_time_is_its_own_band():
@@ -183,9 +184,9 @@ def test_mfu_of_another_device_than_the_scenarios_is_not_claimed():
 
 @WHOLE
 @given(scenarios())
-def test_exposed_is_part_of_communication_and_fits_into_the_step_beside_compute(found):
-    run = SimBackend().run(found, options=RunOptions())
-    seen = metrics.figures(run, found)
+def test_exposed_is_part_of_communication_and_fits_into_the_step_beside_compute(case):
+    run = SimBackend().run(case, options=RunOptions())
+    seen = metrics.figures(run, case)
     assert 0 <= seen.exposed_communication_ns <= seen.communication_ns
     for rank in run.ranks:
         assert metrics.compute_ns(rank) + metrics.exposed_ns(rank) <= run.step_time_ns
@@ -217,10 +218,10 @@ def test_the_slower_rank_counts_in_every_figure_of_time():
     """The second rank computes longer, communicates longer and hides less."""
     run = a_run(span("forward", "compute", 0, 100), step=400)
     slow = (span("forward", "compute", 0, 200), span("all_gather", "all_gather", 150, 300))
-    found = metrics.figures(
+    figures = metrics.figures(
         replace(run, ranks=(run.ranks[0], replace(run.ranks[1], spans=slow))), scenario()
     )
-    assert (found.compute_ns, found.communication_ns, found.exposed_communication_ns) == (
+    assert (figures.compute_ns, figures.communication_ns, figures.exposed_communication_ns) == (
         200, 150, 100,
     )
 
@@ -268,10 +269,10 @@ def test_an_oom_fails_a_run_unless_the_scenario_expects_it():
 def test_the_need_of_a_run_is_that_of_show_memory(capsys):
     case = str(SCENARIOS / "published" / "llama-3-8b-128-h100.toml")
     assert main(["run", case, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["device_memory"]
+    printed = json.loads(capsys.readouterr().out)["device_memory"]
     assert main(["show", case, "--memory", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert told == {
+    assert printed == {
         "verdict": shown["verdict"], "needed_bytes": shown["needed_bytes"]["nbytes"],
         "low_bytes": shown["needed_bytes"]["low"], "high_bytes": shown["needed_bytes"]["high"],
         "capacity_bytes": shown["capacity_bytes"]["nbytes"],

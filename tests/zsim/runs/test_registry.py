@@ -94,8 +94,8 @@ def test_a_folded_run_sends_what_the_busiest_of_its_ranks_does_in_a_steady_step(
     """DDP on three ranks, which do not divide its bucket: chunks of a third rounded up, and a last
     one of the rest.
 
-    In a ring's all-reduce a rank sends all chunks twice but its own and its successor's, so that
-    rank 0 sends less than 1 and 2. What the first step broadcasts besides, as buckets are rebuilt,
+    A rank of a ring's all-reduce sends all chunks twice but its own and its successor's. So rank 0
+    sends less than 1 and 2. What the first step broadcasts besides, as buckets are rebuilt,
     is no part of it.
     """
     text = (
@@ -150,15 +150,15 @@ def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
 def test_a_time_from_assumed_constants_has_a_band_around_it():
     """A band of no width would promise what no assumed constant can."""
     run = simulated("published/llama-3-8b-8-h100")
-    found = metrics.figures(run, load("published/llama-3-8b-8-h100"))
+    figures = metrics.figures(run, load("published/llama-3-8b-8-h100"))
 
-    low, high = found.step_time_band_ns
+    low, high = figures.step_time_band_ns
     assert low < 0.95 * run.step_time_ns
     assert high > 1.05 * run.step_time_ns
 
 
 class NotABackend:
-    """It has no run()."""
+    """A backend without run()."""
 
     name = "hollow"
 
@@ -167,7 +167,7 @@ class NotABackend:
 
 
 class Nameless(NotABackend):
-    """Its name cannot be asked for."""
+    """A backend whose name raises."""
 
     @property
     def name(self):
@@ -175,14 +175,14 @@ class Nameless(NotABackend):
 
 
 class Demanding(NotABackend):
-    """It cannot be made without an argument."""
+    """A backend that is not made without an argument."""
 
     def __init__(self, argument):
         self.argument = argument
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "complaint"),
     [
         (f"{__name__}:NotABackend", "no run"),
         (f"{__name__}:Demanding", "TypeError"),
@@ -190,8 +190,10 @@ class Demanding(NotABackend):
         (f"{__name__}:Absent", "AttributeError"),
     ],
 )
-def test_a_package_that_offers_no_backend_is_named_and_not_a_traceback(monkeypatch, value, found):
+def test_a_package_that_offers_no_backend_is_named_and_not_a_traceback(
+    monkeypatch, value, complaint
+):
     offer(monkeypatch, theirs=value)
-    with pytest.raises(BackendUnavailableError, match=found) as caught:
+    with pytest.raises(BackendUnavailableError, match=complaint) as caught:
         registry.find("theirs")
     assert caught.value.where == f"backend theirs ({value})"

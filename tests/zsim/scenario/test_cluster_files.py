@@ -45,11 +45,11 @@ def fitted(factors: dict[tuple[str, str], float]) -> fit_steps.Fitted:
     )
 
 
-def curves(*found: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
+def curves(*fits: MeasuredCurve, preset: str = "dgx-b200") -> FittedCurves:
     node = load_cluster(preset).nccl
     assert node is not None
     return FittedCurves(
-        node=node, curves=found, rows=(), keys=(), groups=(), errors=(), left_out=(), before=()
+        node=node, curves=fits, rows=(), keys=(), groups=(), errors=(), left_out=(), before=()
     )
 
 
@@ -84,13 +84,13 @@ def load(text: str) -> object:
 def run(folder: Path, cluster: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     (folder / "s.toml").write_text(SCENARIO.replace("CLUSTER", cluster))
     assert main.main(["run", str(folder / "s.toml"), "--json"]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
-    return found
+    printed: dict[str, object] = json.loads(capsys.readouterr().out)
+    return printed
 
 
-def width(found: dict[str, object]) -> float:
-    low, high = found["step_time_band_ns"]  # type: ignore[misc]
-    return (high - low) / found["step_time_ns"]  # type: ignore[operator]
+def width(printed: dict[str, object]) -> float:
+    low, high = printed["step_time_band_ns"]  # type: ignore[misc]
+    return (high - low) / printed["step_time_ns"]  # type: ignore[operator]
 
 
 def test_a_calibrated_file_beside_the_scenario_changes_step_time_and_narrows_its_band(
@@ -114,20 +114,20 @@ def test_measured_curves_are_what_collectives_take() -> None:
         cluster_reader.parse(written().encode(), where="mine.toml", nodes=2),
         load_cluster("dgx-b200", nodes=2),
     )
-    found = estimated("all_gather", 2**23, cluster=mine, ranks=tuple(range(8)))
-    assert found.microseconds == pytest.approx(50 + 7 / 8 * 2**23 / 360e3 + 50, rel=1e-3)
-    assert found.provenance == "calibrated"
+    estimate = estimated("all_gather", 2**23, cluster=mine, ranks=tuple(range(8)))
+    assert estimate.microseconds == pytest.approx(50 + 7 / 8 * 2**23 / 360e3 + 50, rel=1e-3)
+    assert estimate.provenance == "calibrated"
     for nbytes, band in ((2**27, 0.06), (2**23, 0.12), (2**19, 0.2)):
-        found = estimated("all_gather", nbytes, cluster=mine, ranks=tuple(range(8)))
-        assert found.high / found.microseconds == pytest.approx(1 + band)
+        estimate = estimated("all_gather", nbytes, cluster=mine, ranks=tuple(range(8)))
+        assert estimate.high / estimate.microseconds == pytest.approx(1 + band)
     elsewhere = [
-        estimated("all_gather", 2**23, cluster=one, ranks=tuple(range(16)))
-        for one in (mine, preset)
+        estimated("all_gather", 2**23, cluster=cluster, ranks=tuple(range(16)))
+        for cluster in (mine, preset)
     ]
     assert elsewhere[0] != elsewhere[1]
     same = [
-        estimated("reduce_scatter", 2**20, cluster=one, ranks=tuple(range(8)))
-        for one in (mine, preset)
+        estimated("reduce_scatter", 2**20, cluster=cluster, ranks=tuple(range(8)))
+        for cluster in (mine, preset)
     ]
     assert same[0] == same[1]
 
@@ -138,18 +138,18 @@ def test_a_curve_with_one_band_has_it_for_messages_of_all_sizes() -> None:
         for line in written().splitlines()
         if not line.startswith(("band_middle", "band_small"))
     ]
-    (one, *_) = cluster_reader.parse("\n".join(kept).encode(), where="mine.toml").curves
-    assert (one.band, one.band_middle, one.band_small) == (0.06, 0.06, 0.06)
+    (curve, *_) = cluster_reader.parse("\n".join(kept).encode(), where="mine.toml").curves
+    assert (curve.band, curve.band_middle, curve.band_small) == (0.06, 0.06, 0.06)
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "p4d", "cpu-gloo"])
 def test_a_file_with_nothing_fitted_is_its_preset(preset: str) -> None:
     text = write_cluster.text(preset, fitted({}), source="none")
-    found, known = (
+    written, known = (
         cluster_reader.parse(text.encode(), where=f"{preset}.toml", ranks=1),
         load_cluster(preset, ranks=1),
     )
-    assert found == known
+    assert written == known
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_a_band_is_as_wide_as_the_calibration_was_off(
     and down."""
     known = replace(fitted(KNOBS), errors=errors, left_out=left_out)
     (tmp_path / "mine.toml").write_text(write_cluster.text("dgx-b200", known, source="mine.csv"))
-    found = run(tmp_path, 'file = "mine.toml"', capsys)
-    ends = [end / found["step_time_ns"] for end in found["step_time_band_ns"]]  # type: ignore[operator, attr-defined]
+    printed = run(tmp_path, 'file = "mine.toml"', capsys)
+    ends = [end / printed["step_time_ns"] for end in printed["step_time_band_ns"]]  # type: ignore[operator, attr-defined]
     figures = {
-        one.key: one.width
-        for one in cluster_reader.load(
+        figure.key: figure.width
+        for figure in cluster_reader.load(
             "mine.toml", folder=tmp_path, nodes=1, ranks=None
         ).device.figures
     }
@@ -179,13 +179,13 @@ def test_a_band_is_as_wide_as_the_calibration_was_off(
 
 
 def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> None:
-    """As it was before files said how far off their calibration had been."""
+    """Files of earlier versions do not say how far off their calibration was."""
     new = written()
     old = new.replace(', width = "8.0 %"', "")
     assert ", width = " in new
     assert ", width = " not in old
     figures = cluster_reader.parse(old.encode(), where="old.toml").device.figures
-    assert {one.provenance for one in error_bands.deciding(figures)} == {"calibrated"}
+    assert {each.provenance for each in error_bands.deciding(figures)} == {"calibrated"}
     asked = SCENARIO.replace("CLUSTER", 'preset = "dgx-b200"').encode()
     program = plan(scenario.parse(asked, where="x.toml"), device="cuda")
     parts = []
@@ -197,7 +197,7 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
         timeline = simulate_step(program, costs=costs)
         parts.append(error_bands.step_shares(program, timeline, costs=costs))
     assert parts[0].compute == parts[1].compute
-    assert [one.least for one in parts] == [0.0, 0.08, 0.4]
+    assert [each.least for each in parts] == [0.0, 0.08, 0.4]
     # attention's constants are those of the preset
     assert parts[2].compute.width > 1.5 * parts[1].compute.width
 
@@ -208,13 +208,13 @@ def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
     text = write_cluster.text(
         "dgx-h100", fitted({("", "matmul_efficiency"): 0.9}), source="mine.csv"
     )
-    found, known = (
+    moved, known = (
         cluster_reader.parse(text.encode(), where="m.toml").device,
         load_cluster("dgx-h100", nodes=1).device,
     )
-    assert found.matmul_efficiency == pytest.approx(0.9 * known.matmul_efficiency, rel=1e-3)
-    assert found.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency, rel=1e-3)
-    figures = {one.key: one for one in found.figures}
+    assert moved.matmul_efficiency == pytest.approx(0.9 * known.matmul_efficiency, rel=1e-3)
+    assert moved.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency, rel=1e-3)
+    figures = {figure.key: figure for figure in moved.figures}
     assert figures["device.matmul_efficiency"].provenance == "calibrated"
     assert figures["device.float8_efficiency"].provenance == "assumed"
     assert tuned(known, {"matmul_efficiency": 0.9}).float8_efficiency == pytest.approx(
@@ -232,7 +232,7 @@ def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (
             "nics_per_node = 8", "nics_per_node = 0",
@@ -311,20 +311,20 @@ def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
         ),
     ],
 )
-def test_what_is_odd_in_a_file_is_refused_with_its_key(old: str, new: str, said: str) -> None:
+def test_what_is_odd_in_a_file_is_refused_with_its_key(old: str, new: str, message: str) -> None:
     text = written()
     assert old in text
     with pytest.raises(ScenarioError) as error:
         load(text.replace(old, new, 1))
     assert error.value.problems[0].startswith("cluster.file: mine.toml: ")
-    assert said in error.value.problems[0]
+    assert message in error.value.problems[0]
 
 
 def test_files_that_are_none_are_refused_and_pipes_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * (300 * 1024))
     (tmp_path / "broken.toml").write_bytes(b"[[[")
-    for name, said in (
+    for name, message in (
         ("pipe.toml", "no such file, or not a plain one"),
         ("none.toml", "it is looked for beside the scenario"),
         ("large.toml", "expected at most 262,144 bytes"),
@@ -335,18 +335,18 @@ def test_files_that_are_none_are_refused_and_pipes_never_waited_for(tmp_path: Pa
         with pytest.raises(ScenarioError) as error:
             scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
         assert any(
-            problem.startswith("x.toml: cluster.file: ") and said in problem
+            problem.startswith("x.toml: cluster.file: ") and message in problem
             for problem in error.value.problems
         )
 
 
 def test_a_scenario_has_one_of_preset_and_file() -> None:
-    for words, found in (
+    for keys, present in (
         ("ranks = 8", "neither"), ('preset = "dgx-h100", file = "m.toml"', "both")
     ):
         with pytest.raises(ScenarioError, match=f"cluster: expected one of preset or file, found "
-                                                f"{found}"):
-            scenario.parse(SCENARIO.replace("CLUSTER", words).encode(), where="x.toml")
+                                                f"{present}"):
+            scenario.parse(SCENARIO.replace("CLUSTER", keys).encode(), where="x.toml")
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100", "dgx-a100"])
@@ -357,8 +357,8 @@ def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(
     before = load_cluster(preset).device
     generation = before.name.split()[0]
     factors = {
-        ("" if knob.shared else generation, knob.name): 0.8 + 0.03 * place
-        for place, knob in enumerate(fit_steps.KNOBS)
+        ("" if knob.shared else generation, knob.name): 0.8 + 0.03 * index
+        for index, knob in enumerate(fit_steps.KNOBS)
     }
     parts = ("rate", "half_length", "backward")
     heard = {name for _, name in factors} | {
@@ -389,7 +389,7 @@ def test_a_file_has_the_constants_of_its_fit_to_the_four_digits_that_it_writes(
 
 
 def test_a_gpu_that_nothing_here_knows_is_one_file() -> None:
-    """Its memory, context and channels stand beside its peaks."""
+    """Memory, context and channels of the GPU stand beside its peaks."""
     text = write_cluster.text("dgx-h100", None, source="none")
     table = tomllib.loads(text)["device"]["runtime"]
     for old, new in (

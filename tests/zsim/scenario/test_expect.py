@@ -1,4 +1,4 @@
-"""What a scenario asserts is read with its unit and judged exactly."""
+"""Expectations of a scenario are read with their units and judged exactly."""
 
 import pytest
 from hypothesis import given
@@ -25,12 +25,12 @@ from zsim.scenario.expect import FIGURES, Expectation, Verdict, check, expectati
     ],
 )
 def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
-    found = expectation(name, written)
-    assert (found.name, found.operator, found.value) == (name, operator, value)
+    entry = expectation(name, written)
+    assert (entry.name, entry.operator, entry.value) == (name, operator, value)
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "words"),
+    ("name", "written", "message"),
     [
         ("peak_memroy", "<= 1 GiB", "expect.peak_memroy: unknown key, did you mean peak_memory?"),
         ("peak_memory", "80G", "expect.peak_memory: "),
@@ -55,10 +55,10 @@ def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
         ("all_gathers", "", "expect.all_gathers: "),
     ],
 )
-def test_an_entry_that_cannot_be_read_is_refused_by_its_key(name, written, words):
+def test_an_entry_that_cannot_be_read_is_refused_by_its_key(name, written, message):
     with pytest.raises(ScenarioError) as caught:
         expectation(name, written)
-    assert str(caught.value).startswith(words)
+    assert str(caught.value).startswith(message)
 
 
 def test_verdicts_say_what_was_expected_and_found():
@@ -74,16 +74,16 @@ def test_verdicts_say_what_was_expected_and_found():
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50), st.sampled_from(["<=", ">=", "==", "<", ">"]))
-def test_bytes_are_compared_as_integers(limit, found, operator):
+def test_bytes_are_compared_as_integers(limit, nbytes, operator):
     item = expectation("peak_memory", f"{operator} {limit} B")
     assert item == Expectation(
         name="peak_memory", operator=operator, value=limit, text=f"{operator} {limit} B"
     )
-    (verdict,) = check((item,), figures={"peak_memory": found})
+    (verdict,) = check((item,), figures={"peak_memory": nbytes})
     comparisons = {
-        "<=": found <= limit, ">=": found >= limit, "==": found == limit, "<": found < limit
+        "<=": nbytes <= limit, ">=": nbytes >= limit, "==": nbytes == limit, "<": nbytes < limit
     }
-    assert verdict.ok == comparisons.get(operator, found > limit)
+    assert verdict.ok == comparisons.get(operator, nbytes > limit)
 
 
 @given(st.sampled_from(sorted(FIGURES)), st.one_of(st.text(max_size=60), st.integers()))
@@ -97,7 +97,7 @@ def test_any_text_is_read_or_refused_with_its_key(name, written):
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "words"),
+    ("name", "written", "message"),
     [
         ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text '
                             'as "<= 9", found -1'),
@@ -106,10 +106,10 @@ def test_any_text_is_read_or_refused_with_its_key(name, written):
                          '%", found 5'),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_in_its_own_words(name, written, words):
+def test_a_number_that_cannot_be_is_refused_in_its_own_words(name, written, message):
     with pytest.raises(ScenarioError) as caught:
         expectation(name, written)
-    assert str(caught.value) == words
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("written", ["true", 1, "== 1"])

@@ -1,5 +1,5 @@
-"""Whatever stands at a key of a scenario, its error has file and key; whatever comes from Python
-becomes what a file can hold, or is refused by key."""
+"""Errors of values of any kind at any key of a scenario have file and key. Values from Python
+become what a file can hold, or are refused by key."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def filled(table: Any, value: object) -> Any:
     return value if table == "?" else table
 
 
-def said(changed: dict[str, Any]) -> tuple[str, ...]:
+def complaints_of(changed: dict[str, Any]) -> tuple[str, ...]:
     """The problems of a file with these changes of `BASE`."""
     whole = tables.merged(BASE, changed)
     text = "".join(f"{key} = {tables.in_line(value)}\n" for key, value in whole.items())
@@ -86,17 +86,18 @@ def test_any_text_at_any_key_is_accepted_or_refused_with_file_and_key(
     key: str, change: dict[str, Any]
 ) -> None:
     for value in (*HOSTILE, ["x"], [["x"]], {"x": "x"}, 1e300, -1, True):
-        found = said(filled(change, value))
-        assert all(problem.startswith("x.toml: ") for problem in found)
-        assert not any("Input should be" in problem or "quantity" in problem for problem in found)
+        complaints = complaints_of(filled(change, value))
+        assert all(problem.startswith("x.toml: ") for problem in complaints)
+        assert not any("Input should be" in line or "quantity" in line for line in complaints)
         wanted = (f"x.toml: {key}", f"x.toml: {key.partition('.')[0]}: ")
         if value == "x" and key not in FREE:
-            assert any(problem.startswith(wanted) for problem in found), found
+            assert any(problem.startswith(wanted) for problem in complaints), complaints
 
 
 def test_a_duration_hides_no_other_problem() -> None:
-    found = said({"execution": {"step_overhead": "x", "issue_kernel": "2 h"}, "steps": 0})
-    assert found == (
+    execution = {"step_overhead": "x", "issue_kernel": "2 h"}
+    complaints = complaints_of({"execution": execution, "steps": 0})
+    assert complaints == (
         'x.toml: execution.step_overhead: expected a number and one of ns, us, µs, ms, s (as "5 '
         'us"), found "x"',
         'x.toml: execution.issue_kernel: expected a number and one of ns, us, µs, ms, s (as "5 '
@@ -129,7 +130,8 @@ def test_a_duration_hides_no_other_problem() -> None:
 def test_a_problem_is_told_in_the_words_of_scenario_files(
     change: dict[str, Any], wanted: str
 ) -> None:
-    assert any(problem.startswith(f"x.toml: {wanted}") for problem in said(change)), said(change)
+    complaints = complaints_of(change)
+    assert any(line.startswith(f"x.toml: {wanted}") for line in complaints), complaints
 
 
 @pytest.mark.parametrize(
@@ -143,13 +145,13 @@ def test_a_problem_is_told_in_the_words_of_scenario_files(
 )
 def test_lists_of_names_have_an_end(key: str, change: dict[str, Any]) -> None:
     entries = f"x.toml: {key}: expected at most {MAX_NAMES:,} entries, found {MAX_NAMES + 1:,}"
-    assert said(filled(change, ["x"] * (MAX_NAMES + 1))) == (entries,)
+    assert complaints_of(filled(change, ["x"] * (MAX_NAMES + 1))) == (entries,)
     length = f"x.toml: {key}[0]: expected at most {MAX_NAME} characters, found {MAX_NAME + 1}"
-    assert said(filled(change, ["x" * (MAX_NAME + 1)])) == (length,)
+    assert complaints_of(filled(change, ["x" * (MAX_NAME + 1)])) == (length,)
 
 
 def test_patterns_without_a_match_are_one_problem() -> None:
-    assert said({"frozen": ["wtf*", "x", "y"]}) == (
+    assert complaints_of({"frozen": ["wtf*", "x", "y"]}) == (
         'x.toml: frozen: "wtf*" matches no parameter (2 others match none either)',
     )
 

@@ -51,22 +51,22 @@ def changed(old: str, new: str) -> str:
 
 
 def test_a_scenario_is_read_whole():
-    found = parse(WHOLE)
-    assert found.name == "x"
-    assert found.batch == Batch(micro_batch=2, sequence_length=64, accumulation=2)
-    assert found.mesh == Mesh(dp_replicate=1, dp_shard=4)
-    assert found.precision == Precision(parameters="bfloat16", reduce="float32")
-    assert found.optimizer == Optimizer(name="sgd", implementation="for-loop", momentum=0.9)
-    assert (found.strategy, found.options.reshard_after_forward, found.sync) == (
+    case = parse(WHOLE)
+    assert case.name == "x"
+    assert case.batch == Batch(micro_batch=2, sequence_length=64, accumulation=2)
+    assert case.mesh == Mesh(dp_replicate=1, dp_shard=4)
+    assert case.precision == Precision(parameters="bfloat16", reduce="float32")
+    assert case.optimizer == Optimizer(name="sgd", implementation="for-loop", momentum=0.9)
+    assert (case.strategy, case.options.reshard_after_forward, case.sync) == (
         "fsdp2", "auto", "last",
     )
-    assert (found.steps, found.seed, found.cluster.num_ranks, found.model.name) == (
+    assert (case.steps, case.seed, case.cluster.num_ranks, case.model.name) == (
         4, 7, 4, "gpt-tiny",
     )
-    assert [(item.name, item.operator, item.value) for item in found.expect] == [
+    assert [(item.name, item.operator, item.value) for item in case.expect] == [
         ("all_gathers", "==", 18)
     ]
-    assert found.tables == tomllib.loads(WHOLE) == tomllib.loads(found.to_toml())
+    assert case.tables == tomllib.loads(WHOLE) == tomllib.loads(case.to_toml())
 
 
 def test_there_are_at_least_25_scenarios_with_names_of_their_own():
@@ -76,14 +76,14 @@ def test_there_are_at_least_25_scenarios_with_names_of_their_own():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_scenario_of_the_project_is_valid_and_short(file):
-    found = scenario.load(file)
-    assert found.description
-    assert found.expect
+    case = scenario.load(file)
+    assert case.description
+    assert case.expect
     assert 10 <= len(file.read_text().splitlines()) <= 30
 
 
 def test_every_strategy_is_used_at_two_and_at_four_ranks():
-    used = {(found.strategy, found.world_size) for found in map(scenario.load, FILES)}
+    used = {(case.strategy, case.world_size) for case in map(scenario.load, FILES)}
     names = set(schema.STRATEGIES)
     assert {(name, 4) for name in names} <= used
     assert {(name, 2) for name in names - {"hsdp"}} <= used
@@ -196,8 +196,8 @@ def test_too_much_work_is_refused_before_it_begins():
 
 def test_sizes_of_a_family_make_a_model():
     sizes = "{ num_layers = 2, hidden_size = 8, num_heads = 2, vocabulary = 11 }"
-    found = parse(changed('preset = "gpt-tiny"', f'family = "gpt", sizes = {sizes}'))
-    assert (found.model.family, len(found.model.units)) == ("gpt", 3)
+    case = parse(changed('preset = "gpt-tiny"', f'family = "gpt", sizes = {sizes}'))
+    assert (case.model.family, len(case.model.units)) == ("gpt", 3)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
@@ -209,9 +209,9 @@ def test_a_hugging_face_config_makes_a_model(tmp_path, kind):
         json.dumps(config | {"model_type": kind, "vocab_size": 11})
     )
     text = changed('preset = "gpt-tiny"', 'huggingface = "config.json"')
-    found = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
+    case = scenario.parse(text.encode(), where="x.toml", folder=tmp_path)
     blocks = 2 * (2 * 8 + 4 * 8 * 8 + 3 * 8 * 16 + (3 * 8 if kind == "qwen2" else 0))
-    assert found.model.num_parameters == 2 * 11 * 8 + 8 + blocks
+    assert case.model.num_parameters == 2 * 11 * 8 + 8 + blocks
 
 
 @pytest.mark.parametrize("name", ["missing.toml", ".", "\0.toml"])
@@ -230,17 +230,17 @@ def damage(text: str, rng: random.Random) -> bytes:
     of TOML put in."""
     data = bytearray(text.encode())
     for _ in range(rng.randint(1, 4)):
-        place = rng.randrange(len(data) + 1)
+        index = rng.randrange(len(data) + 1)
         length = rng.choice([1, 1, 2, 5, 20])
         change = rng.randrange(7)
         if change == 0:
-            del data[place : place + length]
+            del data[index : index + length]
         elif change == 1:
-            data[place:place] = data[place : place + length] * rng.choice([1, 2, 50])
+            data[index:index] = data[index : index + length] * rng.choice([1, 2, 50])
         elif change == 2:
-            data[place : place + 1] = bytes([rng.randrange(256)])
+            data[index : index + 1] = bytes([rng.randrange(256)])
         elif change == 3:
-            data[place:place] = rng.choice(WORDS)
+            data[index:index] = rng.choice(WORDS)
         elif change == 4:
             digits = [i for i, byte in enumerate(data) if 48 <= byte <= 57]
             if digits:
@@ -252,7 +252,7 @@ def damage(text: str, rng: random.Random) -> bytes:
         else:
             other = rng.choice(TEXTS).encode()
             start = rng.randrange(len(other))
-            data[place : place + length] = other[start : start + length]
+            data[index : index + length] = other[start : start + length]
         if not data:
             break
     return bytes(data)
@@ -285,7 +285,8 @@ def test_damaged_scenarios_are_read_or_refused_in_words(copies):
         slowest = max(slowest, time.thread_time() - began)
     assert len(refused) > copies // 2
     assert all(
-        found and all(problem.startswith("x.toml: ") for problem in found) for found in refused
+        complaints and all(problem.startswith("x.toml: ") for problem in complaints)
+        for complaints in refused
     )
     assert slowest < 5
 
@@ -296,16 +297,16 @@ def test_damage_that_survives_reading_still_plans_or_is_refused():
     for i in range(300):
         text = TEXTS[i % len(TEXTS)]
         digits = [
-            place
-            for place, letter in enumerate(text)
-            if letter.isdigit() and place < text.index("optimizer =")
+            index
+            for index, letter in enumerate(text)
+            if letter.isdigit() and index < text.index("optimizer =")
         ]
-        place = rng.choice(digits)
-        damaged = text[:place] + str(rng.randrange(10)) + text[place + 1 :]
+        index = rng.choice(digits)
+        damaged = text[:index] + str(rng.randrange(10)) + text[index + 1 :]
         try:
-            found = scenario.parse(damaged.encode(), where="x.toml", folder=ROOT)
-            if found.world_size * len(found.model.units) < 500:
-                plan(found, device="cpu")
+            case = scenario.parse(damaged.encode(), where="x.toml", folder=ROOT)
+            if case.world_size * len(case.model.units) < 500:
+                plan(case, device="cpu")
                 planned += 1
         except ZsimError as error:
             refused.append(str(error))
@@ -340,8 +341,8 @@ seed = -1
 stepps = 3
 expect = { peak_memory = "<= 80G", flurb = 3 }
 """
-    found = problems(text)
-    assert [problem.split(": ")[1] for problem in found] == [
+    complaints = problems(text)
+    assert [problem.split(": ")[1] for problem in complaints] == [
         "optimizer.learning_rate",
         "stepps",
         "steps",
@@ -351,10 +352,10 @@ expect = { peak_memory = "<= 80G", flurb = 3 }
         "expect.peak_memory",
         "expect.flurb",
     ]
-    found = problems(text.replace("nan", "0.1"))
+    complaints = problems(text.replace("nan", "0.1"))
     assert (
         "x.toml: strategy.reshard_after_forward: expected a divisor of dp_shard = 4, found 3"
-        in found
+        in complaints
     )
 
 

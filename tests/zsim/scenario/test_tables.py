@@ -1,5 +1,5 @@
-"""To add a strategy, a model, a collective, a cluster, a subject or a law is to add a file and a
-line; this finds a missing line."""
+"""A new strategy, model, collective, cluster, subject or law is a file and a line of a table. This
+finds a missing line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zsim.strategies import LADDER, STRATEGIES
 def modules_with(folder: str, function: str) -> set[str]:
     """The modules and packages of `folder` that define or import a public function called
     `function`: what their table is made of."""
-    found = set()
+    modules = set()
     for file in (ROOT / folder).rglob("*.py"):
         if file.stem == "__init__":
             continue
@@ -46,8 +46,8 @@ def modules_with(folder: str, function: str) -> set[str]:
         }
         if function in defined | imported | assigned:
             inside = file.relative_to(ROOT / folder).parent.name
-            found.add(inside or file.stem)
-    return found
+            modules.add(inside or file.stem)
+    return modules
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def figures(table: dict[str, object]) -> list[dict[str, object]]:
 
 def test_each_figure_of_a_cluster_has_its_provenance_and_source():
     for file in (ROOT / "zsim/presets/clusters").iterdir():
-        found = figures(tomllib.loads(file.read_text()))
-        assert len(found) > 10
-        assert all(figure["provenance"] and figure["source"] for figure in found), file.name
+        numbers = figures(tomllib.loads(file.read_text()))
+        assert len(numbers) > 10
+        assert all(figure["provenance"] and figure["source"] for figure in numbers), file.name
 
 
 def test_each_kind_of_operator_has_its_calls():
@@ -111,7 +111,7 @@ def test_each_law_is_in_its_table(name, table):
 
 
 def test_analyses_and_reports_ask_for_no_strategy_by_name():
-    """What can vary, each strategy declares itself."""
+    """Each strategy declares itself what of it can vary."""
     named = [
         f"{file.name}:{node.lineno} {node.value}"
         for folder in ("analysis", "cli", "memory")

@@ -1,5 +1,5 @@
-"""What each op of a step waits for, under options beyond the defaults, as text: one line per op
-that waits.
+"""Waits of each op of a step, under options beyond the defaults, as text: one line per op that
+waits.
 
 To write the golden file anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/strategies/test_edges.py
 """
@@ -21,8 +21,8 @@ TWO_RUNS = (
     'model = { preset = "mlp-tiny", num_layers = 2, uses = 2 }\nbatch = { micro_batch = 2, '
     'accumulation = 2 }'
 )
-"""In the last backward a group's first run reduces what earlier micro-batches have left, and its
-second what this one has made."""
+"""The first run of a group in the last backward reduces what earlier micro-batches have left. Its
+second run reduces what this micro-batch has made."""
 CASES = {
     "ddp-clip": ('name = "ddp"', CLIP),
     "ddp-unused": (
@@ -57,8 +57,8 @@ DEFAULTS = ('model = { preset = "mlp-tiny", num_layers = 2 }', "batch = { micro_
 
 def scenario(strategy: str, more: str) -> Scenario:
     """Four ranks; `more` is in place of the defaults of its tables."""
-    given = {line.split(" ")[0] for line in more.splitlines()}
-    tables = [table for table in DEFAULTS if table.split(" ")[0] not in given]
+    keys = {line.split(" ")[0] for line in more.splitlines()}
+    tables = [table for table in DEFAULTS if table.split(" ")[0] not in keys]
     text = "\n".join(
         [
             *tables, more, 'cluster = { preset = "dgx-h100", ranks = 4 }',

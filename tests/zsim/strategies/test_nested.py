@@ -51,8 +51,8 @@ def issued(case: Scenario) -> list[str]:
 
 
 def test_a_block_owns_what_the_units_in_it_do_not() -> None:
-    found = units(scenario('nested = ["mlp", "attn"]'))
-    assert found == {
+    owners = units(scenario('nested = ["mlp", "attn"]'))
+    assert owners == {
         "root": {"wte", "wpe", "ln_f"},
         **{fqn: names for i in range(3) for fqn, names in {
             f"blocks.{i}": {"ln_1", "ln_2"},
@@ -63,7 +63,7 @@ def test_a_block_owns_what_the_units_in_it_do_not() -> None:
 
 
 def test_the_outer_unit_is_gathered_first_and_backward_prefetches_what_ended_before() -> None:
-    """Where a unit ends what its block returns, its hook on that comes first, so that it is
+    """The hook of a unit on the block's output comes before the block's own. So the unit is
     gathered before the block."""
     case = scenario('nested = ["fc1"]', model=MLP, strategy='name = "fsdp2", '
                                                             'reshard_after_forward = true')
@@ -202,7 +202,7 @@ def test_advice_and_fit_know_units_in_units() -> None:
 
 
 def recomputed(case: Scenario) -> list[str]:
-    """Of the steady step's backward: recomputations, and all-gathers with a "+"."""
+    """Recomputations of the steady step's backward, and its all-gathers with a "+"."""
     ops = plan(case, device="cpu").of_rank(0).steady
     start = next(op.index for op in ops if op.kind == "backward")
     signs = {"all_gather": "+", "recompute": ""}
@@ -221,21 +221,20 @@ def test_a_unit_that_is_recomputed_with_its_block_is_gathered_once_for_that_and_
 ):
     """The feed-forward's backward asks for the block's recomputation, which calls attention: it
     waits for what was prefetched."""
-    found = recomputed(scenario('nested = ["attn", "mlp"]', more=FULL))
+    gathers = recomputed(scenario('nested = ["attn", "mlp"]', more=FULL))
     inner = [name for i in (2, 1, 0) for name in (
         f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.attn", f"blocks.{i}.mlp blocks.{i}", f"blocks.{i}.mlp blocks.{i}.mlp"  # noqa: E501
     )]  # fmt: skip
-    assert [name for name in found if name[0] != "+"] == inner
-    assert [name for name in found if name[0] == "+"] == [
+    assert [name for name in gathers if name[0] != "+"] == inner
+    assert [name for name in gathers if name[0] == "+"] == [
         f"+blocks.{i}{name}" for i in (2, 1, 0) for name in ("", ".mlp", ".attn")
     ][1:]  # the root's hook has gathered the last block before
 
 
 def test_what_was_not_prefetched_is_gathered_while_the_block_is_recomputed() -> None:
-    """Of two units before the one that asks, the hooks of backward have prefetched the second
-    alone."""
-    found = recomputed(scenario('nested = ["ln_1", "attn"]', more=FULL))
-    assert found[:5] == [
+    """Hooks of backward have prefetched only the second of two units before the one that asks."""
+    gathers = recomputed(scenario('nested = ["ln_1", "attn"]', more=FULL))
+    assert gathers[:5] == [
         "+blocks.2.attn", "+blocks.2.ln_1", "blocks.2 blocks.2.ln_1", "blocks.2 blocks.2.attn", "blocks.2 blocks.2"  # noqa: E501
     ]  # fmt: skip
 

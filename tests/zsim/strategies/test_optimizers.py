@@ -1,4 +1,4 @@
-"""What an optimizer keeps and makes, by implementation and device, as torch.optim documents it."""
+"""Tensors of an optimizer, kept and temporary, by implementation and device, after torch.optim."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(opti
     made = states([3, 0], optimizer=optimizer, dtype="float32", device="cpu", owner="o")
     full = [(f"o.0.{name}", 4 if name == "step" else 12) for name in names]
     empty = [("o.1.step", 4)] if "step" in names else []
-    assert [(one.buffer, one.nbytes) for one in made] == full + empty
+    assert [(buffer.buffer, buffer.nbytes) for buffer in made] == full + empty
 
 
 def test_a_fused_step_makes_nothing():
@@ -55,9 +55,9 @@ def test_foreach_adamw_adds_one_tensor_to_all_counters_that_are_in_host_memory()
             numels, optimizer=Optimizer(**settings), dtype="float32", device=device, owner="o"
         )
 
-    one = (Alloc("o.one", "temporaries", 4), Free("o.one"))
-    assert made([0, 0], "cpu") == one
-    assert made([3], "cpu")[:2] == one
+    tensor = (Alloc("o.one", "temporaries", 4), Free("o.one"))
+    assert made([0, 0], "cpu") == tensor
+    assert made([3], "cpu")[:2] == tensor
     assert made([3], "cuda") == made([3], "cpu")[2:]
     assert (
         made([], "cpu")

@@ -1,4 +1,4 @@
-"""What the texts on ZeRO and FSDP claim about memory, line by line. Ψ parameters, N ranks, GB = 1e9
+"""Claims of the texts on ZeRO and FSDP about memory, line by line. Ψ parameters, N ranks, GB = 1e9
 bytes.
 
 Communication and time have files of their own. Where a published figure is wrong, the docstring
@@ -97,7 +97,7 @@ def test_m8_thirty_billion_mixed_on_64_ranks() -> None:
 
 
 def test_m9_reduction_factors_against_ddp() -> None:
-    """At N = 4, 8, 64 and without end; a billion ranks of as many parameters stand for the last."""
+    """N is 4, 8, 64 and without end; a billion ranks of as many parameters stand for the last."""
     factors = {
         stage: [
             round(16 * GB / model_state_bytes(GB, stage=stage, num_ranks=n, state=MIXED_ADAM), 1)

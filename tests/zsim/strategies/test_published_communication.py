@@ -1,4 +1,4 @@
-"""What the texts on ZeRO and FSDP claim about bytes sent per rank and step, line by line, with
+"""Claims of the texts on ZeRO and FSDP about bytes sent per rank and step, line by line, with
 rings.
 
 Programs are those of a small transformer with f = 2. Where a published figure is wrong, the

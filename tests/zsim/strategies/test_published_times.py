@@ -1,4 +1,4 @@
-"""What the texts on ZeRO and FSDP claim about time, line by line. Ψ parameters, N ranks, GB = 1e9
+"""Claims of the texts on ZeRO and FSDP about time, line by line. Ψ parameters, N ranks, GB = 1e9
 bytes.
 
 Where a published figure is wrong, the docstring names it and says why.
@@ -84,8 +84,8 @@ def test_t4_one_unit_ahead_saturates_the_link_and_more_gains_nothing() -> None:
 
 
 def forward_time(ops: tuple[Op, ...], durations: dict[str, int]) -> int:
-    """When the last forward of a block ends, by streams and waits alone: the host costs nothing,
-    the root neither."""
+    """End of the last forward of a block, by streams and waits alone: the host costs nothing, the
+    root neither."""
     ends: list[int] = []
     free: Counter[str] = Counter()
     for op in ops:
@@ -144,8 +144,8 @@ def test_t7_hdr_infiniband_has_25_gigabytes_per_second_a_port() -> None:
 
 
 def test_t8_checkpointing_every_block_computes_a_third_more() -> None:
-    """Of the blocks; head and embedding are not checkpointed, and recomputation stops before each
-    block's last product."""
+    """Only blocks are checkpointed, not head and embedding. Recomputation stops before each block's
+    last product."""
     again = Checkpointing(mode="full")
     cases = [small_training(), small_training(checkpointing=again)]
     programs = [

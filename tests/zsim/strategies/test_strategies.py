@@ -1,4 +1,4 @@
-"""What every Program of ddp, zero1, zero2, zero3 and zero_redundancy obeys, and a few that are
+"""Laws of every Program of ddp, zero1, zero2, zero3 and zero_redundancy, and a few Programs
 written out by hand."""
 
 from __future__ import annotations
@@ -354,19 +354,19 @@ def test_optimizer_states_are_a_shard_of_every_group(
 
 @pytest.mark.parametrize("form", ["all_reduce", "reduce_scatter"])
 def test_zero1_adds_only_to_gradients_whose_reduction_has_ended(form):
-    """In place, a second micro-batch would otherwise add to what is still travelling."""
-    found = (
+    """A second micro-batch would otherwise add in place to gradients that are still reduced."""
+    rank_program = (
         program(f"zero1/{form}", training("gpt-tiny", accumulation=2), ranks=2).of_rank(0).steady
     )
     reduced = {
         op.unit: op.index
-        for op in found
+        for op in rank_program
         if op.kind == "copy" and op.stream == form and op.micro_batch == 0
     }
     assert len(reduced) > 2
-    assert all(found[index - 1].kind == form for index in reduced.values())
+    assert all(rank_program[index - 1].kind == form for index in reduced.values())
 
-    for op in (op for op in found if op.kind == "backward" and op.micro_batch == 1):
+    for op in (op for op in rank_program if op.kind == "backward" and op.micro_batch == 1):
         assert reduced[op.unit] in op.waits
 
 
@@ -386,12 +386,12 @@ batch = { micro_batch = 1, sequence_length = 8 }
 cluster = { preset = "cpu-gloo", ranks = 2 }
 strategy = { name = "ddp" }
 """
-    found = parse(text.encode(), where="pieces.toml")
+    case = parse(text.encode(), where="pieces.toml")
     sizes = [
         op.nbytes
-        for op in plan(found, device="cpu").ranks[0].construction
+        for op in plan(case, device="cpu").ranks[0].construction
         if (op.kind, op.unit) == ("broadcast", "parameters")
     ]
-    assert sum(sizes) == 4 * found.model.num_parameters
+    assert sum(sizes) == 4 * case.model.num_parameters
     assert len(sizes) > 1
     assert all(size >= 250 * 2**20 for size in sizes[:-1])

@@ -109,8 +109,8 @@ def test_gradients_are_divided_by_the_world_in_two_steps(
 
 
 def test_kernels_copy_gradients_together_cast_divide_and_step_them() -> None:
-    """Of one block of n elements on four ranks, in bf16, reduced in bf16: every byte that its
-    gradient and its shard move."""
+    """Every byte that gradient and shard of one block move: n elements on four ranks, in bf16,
+    reduced in bf16."""
     ops = [op for op in steady(plan(ranks=4)) if op.unit == "blocks.1" and op.kind == "copy"]
     n = next(unit.numel for unit in small_model().units if unit.fqn == "blocks.1")
 
@@ -146,8 +146,8 @@ def test_every_element_is_stepped_by_one_rank(original: bool) -> None:
 
 
 def _starts(pieces: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
-    """Where each piece begins."""
-    begins = [sum(numel for _, numel in pieces[:place]) for place in range(len(pieces))]
+    """The first element of each piece."""
+    begins = [sum(numel for _, numel in pieces[:index]) for index in range(len(pieces))]
     return [(fqn, begin) for (fqn, _), begin in zip(pieces, begins, strict=True)]
 
 
@@ -204,7 +204,7 @@ def test_an_unused_unit_is_cut_and_nothing_else() -> None:
 def test_gradients_of_three_runs_are_added_up_in_place_on_a_device_and_anew_under_a_meter(
     device: Device, made: list[int]
 ) -> None:
-    """In float32, where one accumulator is given all of them."""
+    """One accumulator takes all of them in float32."""
     text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 3").replace('"bf16"', '"fp32"')
     program = plan_of_text(text, device=device)
     copies = [

@@ -72,8 +72,7 @@ def only(ops: tuple[Op, ...], kind: str, unit: str, stream: str, *, nth: int = 0
 
 
 def reaches(ops: tuple[Op, ...], later: Op, earlier: Op) -> bool:
-    """Whether `later` cannot start before `earlier` ends, by waits and by the order within streams.
-    """
+    """True if `later` cannot start before `earlier` ends, by waits and the order within streams."""
     pending, seen = [later.index], set()
     while pending:
         index = pending.pop()

@@ -59,9 +59,9 @@ def with_second(line: str) -> str:
 def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(
     tmp_path: Path, line: str, reason: str
 ) -> None:
-    found = read_text(with_second(line), source="a.log")
-    assert [row.nbytes for row in found.rows] == [GIB]
-    assert found.skipped == (Skipped(source="a.log", line=12, reason=reason),)
+    log = read_text(with_second(line), source="a.log")
+    assert [row.nbytes for row in log.rows] == [GIB]
+    assert log.skipped == (Skipped(source="a.log", line=12, reason=reason),)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(
     ],
 )
 def test_what_nccl_itself_reports_is_no_row(line: str) -> None:
-    found = read_text(LOG.replace(ROWS[1], f"{line}\n{ROWS[1]}"), source="a.log")
-    assert ([row.line for row in found.rows], found.skipped) == ([11, 13], ())
+    log = read_text(LOG.replace(ROWS[1], f"{line}\n{ROWS[1]}"), source="a.log")
+    assert ([row.line for row in log.rows], log.skipped) == ([11, 13], ())
 
 
 def test_lines_that_hold_rows_count_where_a_log_was_cut() -> None:
@@ -100,8 +100,8 @@ def test_a_skipped_line_is_explained_by_its_reason(
 
 def test_a_size_is_that_of_its_elements() -> None:
     reason = "size 2147483648 contradicts 536870913 elements of float, which are 2147483652 bytes"
-    found = read_text(LOG.replace(" 536870912 ", " 536870913 "), source="a.log")
-    assert ([row.nbytes for row in found.rows], found.reasons) == ([GIB], {reason: 1})
+    log = read_text(LOG.replace(" 536870912 ", " 536870913 "), source="a.log")
+    assert ([row.nbytes for row in log.rows], log.reasons) == ([GIB], {reason: 1})
     whole = report()
     whole["results"][0]["count"] = GIB  # type: ignore[index]
     reason = f"size {GIB} contradicts {GIB} elements of float, which are {4 * GIB} bytes"
@@ -138,8 +138,8 @@ def test_a_count_is_that_of_a_part_where_each_rank_has_one(
     ],
 )
 def test_a_run_that_does_not_list_all_its_ranks_is_skipped(old: str, new: str, reason: str) -> None:
-    found = read_text(LOG.replace(old, new), source="a.log")
-    assert (found.rows, found.reasons) == ((), {reason: 2})
+    log = read_text(LOG.replace(old, new), source="a.log")
+    assert (log.rows, log.reasons) == ((), {reason: 2})
 
 
 def test_processes_of_fewer_gpus_are_several() -> None:
@@ -158,7 +158,7 @@ def test_so_is_one_in_json(key: str, value: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 10])
 @pytest.mark.parametrize(
-    ("header", "key", "fewest", "words"),
+    ("header", "key", "fewest", "message"),
     [
         (
             "agg iters: 1 validation: 1 graph: {}", "graph", 1,
@@ -171,7 +171,7 @@ def test_so_is_one_in_json(key: str, value: int) -> None:
     ],
 )
 def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(
-    header: str, key: str, fewest: int, words: str, count: int
+    header: str, key: str, fewest: int, message: str, count: int
 ) -> None:
     plain = read_text(
         LOG.replace("iters: 20\n", "iters: 20 agg iters: 1 validation: 1 graph: 0\n"),
@@ -181,7 +181,8 @@ def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(
         LOG.replace("iters: 20\n", f"iters: 20 {header.format(count)}\n"), source="a.log"
     ).rows[0]
     assert plain.caveats == ()
-    assert [each.text.startswith(words.format(count, count)) for each in row.caveats] == [True] * (
+    starts = [each.text.startswith(message.format(count, count)) for each in row.caveats]
+    assert starts == [True] * (
         count >= fewest
     )
     assert sum(each.widens for each in row.caveats) == (0.5 if count >= fewest else 0.0)
@@ -202,26 +203,26 @@ def test_a_line_of_a_run_or_a_table_that_is_skipped_as_a_whole_is_explained_by_w
 ) -> None:
     (tmp_path / "a.log").write_text(LOG + LOG.partition("# Out of bounds")[0])
     (tmp_path / "c.csv").write_text("what,who\n1,2\n")
-    for place, words in (
+    for where, message in (
         ("a.log:27", "log cut: no closing summary (2 rows)"),
         ("c.csv:1", "no measurements: a table has columns that begin with measured., and a log "
                     "nccl-tests' own lines"),
     ):
-        assert main.main(["accuracy", str(tmp_path), "--explain", place]) == 0
-        assert capsys.readouterr().out == f"# skipped: {words}\n"
+        assert main.main(["accuracy", str(tmp_path), "--explain", where]) == 0
+        assert capsys.readouterr().out == f"# skipped: {message}\n"
     assert main.main(["accuracy", str(tmp_path), "--explain", "a.log:11"]) == 0
     assert "collective: all_reduce" in capsys.readouterr().out
-    for place in ("c.csv:3", "a.log:99", "a.log:" + "9" * 5000):
-        assert main.main(["accuracy", str(tmp_path), "--explain", place]) == 2
+    for where in ("c.csv:3", "a.log:99", "a.log:" + "9" * 5000):
+        assert main.main(["accuracy", str(tmp_path), "--explain", where]) == 2
 
 
 @pytest.mark.parametrize("count", ["7", "1e+06", "1.23457e+06", "inf", "nan"])
-@pytest.mark.parametrize("place", [8, 12])
-def test_wrong_results_are_refused_however_many_they_are(count: str, place: int) -> None:
+@pytest.mark.parametrize("column", [8, 12])
+def test_wrong_results_are_refused_however_many_they_are(count: str, column: int) -> None:
     cells = ROWS[1].split()
-    cells[place] = count
-    found = read_text(with_second("  ".join(cells)), source="a.log")
-    assert ([row.nbytes for row in found.rows], found.reasons) == ([GIB], {"wrong results": 1})
+    cells[column] = count
+    log = read_text(with_second("  ".join(cells)), source="a.log")
+    assert ([row.nbytes for row in log.rows], log.reasons) == ([GIB], {"wrong results": 1})
 
 
 def test_a_run_that_has_failed_without_a_row_to_blame_is_refused_whole() -> None:
@@ -278,5 +279,5 @@ def test_json_in_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -
     failed = report() | {"out_of_bounds": {"count": 3, "okay": False}}
     (good, _) = results = failed["results"]  # type: ignore[misc]
     results[1] = {**good, "out_of_place": {**good["out_of_place"], "nwrong": 3}}  # type: ignore[index]
-    found = read_json(json.dumps(failed), source="run.json")
-    assert (len(found.rows), found.reasons) == (1, {"wrong results": 1})
+    log = read_json(json.dumps(failed), source="run.json")
+    assert (len(log.rows), log.reasons) == (1, {"wrong results": 1})

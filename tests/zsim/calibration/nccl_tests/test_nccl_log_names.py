@@ -1,4 +1,4 @@
-"""Of which collective a log of nccl-tests is: what it says itself, and never one that it
+"""The collective of a log of nccl-tests: what the log says itself, and never one that it
 contradicts."""
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"
     "source",
     ["run.log", "all_reduce.log", "AllReduce-2xH100/run.txt", "all_reduce_and_all_gather.txt"],
 )
-@pytest.mark.parametrize("given", ["", "all_reduce"])
-def test_a_log_that_says_its_collective_is_of_that_one(source: str, given: str) -> None:
-    assert [row.op for row in read_text(LOG, source=source, collective=given).rows] == [
+@pytest.mark.parametrize("asked", ["", "all_reduce"])
+def test_a_log_that_says_its_collective_is_of_that_one(source: str, asked: str) -> None:
+    assert [row.op for row in read_text(LOG, source=source, collective=asked).rows] == [
         "all_reduce"
     ] * 2
 
 
 @pytest.mark.parametrize(
-    ("source", "given", "others"),
+    ("source", "asked", "others"),
     [
         ("all_gather.txt", "", "the file's name says all_gather"),
         ("a.txt", "broadcast", "--collective says broadcast"),
@@ -42,12 +42,12 @@ def test_a_log_that_says_its_collective_is_of_that_one(source: str, given: str) 
     ],
 )
 def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(
-    source: str, given: str, others: str
+    source: str, asked: str, others: str
 ) -> None:
-    found = read_text(LOG, source=source, collective=given)
-    assert (found.rows, found.reasons) == ((), {f"collectives contradict each other: the log says "
+    log = read_text(LOG, source=source, collective=asked)
+    assert (log.rows, log.reasons) == ((), {f"collectives contradict each other: the log says "
                                                 f"all_reduce; {others}": 2})
-    whole = read_json(json.dumps(report()), source=source, collective=given)
+    whole = read_json(json.dumps(report()), source=source, collective=asked)
     assert whole.rows == ()
     assert (
         whole.reasons[f"collectives contradict each other: the log says all_reduce; {others}"] == 1
@@ -62,22 +62,22 @@ def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(
         if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     ],
 )
-@pytest.mark.parametrize("given", ["", "all_reduce"])
+@pytest.mark.parametrize("asked", ["", "all_reduce"])
 def test_a_log_of_a_collective_without_a_model_is_skipped_as_that_whatever_it_is_called(
-    name: str, given: str
+    name: str, asked: str
 ) -> None:
     """The rows are those of an all-reduce, so nothing but the name could say it."""
     other = LOG.replace("all_reduce_perf", f"{name}_perf")
     apart = (
         f"collectives contradict each other: the log says {name}; --collective says all_reduce; "
-        if given
+        if asked
         else ""
     )
-    assert read_text(other, source="a.log", collective=given).reasons == {
+    assert read_text(other, source="a.log", collective=asked).reasons == {
         f"{apart}{name} has no model": 2
     }
     old = other.replace(f"# Collective test starting: {name}_perf", COMMAND.format(f"{name}_perf"))
-    assert read_text(old, source="a.log", collective=given).reasons == {
+    assert read_text(old, source="a.log", collective=asked).reasons == {
         f"{apart}{name} has no model": 2
     }
 
@@ -89,16 +89,16 @@ def test_a_program_that_nobody_knows_has_no_model() -> None:
 
 
 def test_a_command_behind_a_summary_is_that_of_the_next_run() -> None:
-    """Where nccl-tests says no collective itself: shells echo what they start, and launchers say
-    what has ended."""
+    """Shells echo what they start, and launchers say what has ended. nccl-tests names no collective
+    there."""
     unnamed = LOG.replace("# Collective test starting: all_reduce_perf\n", "")
     text = "".join(
         f"+ {COMMAND.format(name)}\n{unnamed}"
         for name in ("all_reduce_perf", "sendrecv_perf", "all_reduce_perf")
     )
-    found = read_text(text + "srun: all_reduce_perf exited\n", source="three.log")
-    assert [row.op for row in found.rows] == ["all_reduce"] * 4
-    assert found.reasons == {"sendrecv has no model": 2}
+    log = read_text(text + "srun: all_reduce_perf exited\n", source="three.log")
+    assert [row.op for row in log.rows] == ["all_reduce"] * 4
+    assert log.reasons == {"sendrecv has no model": 2}
 
 
 def test_a_name_of_several_collectives_names_none() -> None:
@@ -139,12 +139,12 @@ def test_nothing_is_calibrated_on_a_log_of_another_collective(
 ) -> None:
     path = tmp_path / "all_reduce.log"
     path.write_text(LOG.replace("all_reduce_perf", "sendrecv_perf"))
-    words = (
+    message = (
         "collectives contradict each other: the log says sendrecv; the file's name says "
         "all_reduce; sendrecv has no model"
     )
     assert measurements.rows(path) == [
-        Skipped(source="all_reduce.log", line=15, reason=f"{words} (2 rows)")
+        Skipped(source="all_reduce.log", line=15, reason=f"{message} (2 rows)")
     ]
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-h100"]) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err

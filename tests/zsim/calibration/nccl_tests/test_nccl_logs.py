@@ -64,11 +64,11 @@ algbw   busbw  #wrong
 
 
 def test_a_log_of_nccl_tests_gives_its_rows_and_what_they_ran_on() -> None:
-    found = read_text(LOG, source="run.log")
-    assert [(row.nbytes, row.microseconds) for row in found.rows] == [
+    log = read_text(LOG, source="run.log")
+    assert [(row.nbytes, row.microseconds) for row in log.rows] == [
         (GIB, 3000), (2 * GIB, 5990)
     ]
-    row = found.rows[0]
+    row = log.rows[0]
     assert (row.op, row.gpu, row.num_ranks, row.num_nodes) == (
         "all_reduce", "NVIDIA H100 80GB HBM3", 2, 1,
     )
@@ -78,9 +78,9 @@ def test_a_log_of_nccl_tests_gives_its_rows_and_what_they_ran_on() -> None:
 @pytest.mark.parametrize("lines_kept", [11, 12, 13])
 def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: int) -> None:
     cut = "\n".join(LOG.splitlines()[:lines_kept])
-    found = read_text(cut, source="cut.log")
-    assert found.rows == ()
-    assert found.reasons == {"log cut: no closing summary": min(2, lines_kept - 10)}
+    log = read_text(cut, source="cut.log")
+    assert log.rows == ()
+    assert log.reasons == {"log cut: no closing summary": min(2, lines_kept - 10)}
 
 
 def test_a_log_whose_rows_have_another_operation_than_what_it_says_it_ran_is_refused_by_name() -> (
@@ -107,14 +107,14 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
         (" sum ", " none "),
     ):
         gathers = gathers.replace(full, half)
-    found = read_text(cut + LOG + gathers, source="both.log")
-    assert [(row.op, row.num_ranks, row.line) for row in found.rows] == [
+    log = read_text(cut + LOG + gathers, source="both.log")
+    assert [(row.op, row.num_ranks, row.line) for row in log.rows] == [
         ("all_reduce", 2, 22),
         ("all_reduce", 2, 23),
         ("all_gather", 2, 37),
         ("all_gather", 2, 38),
     ]
-    assert found.reasons == {"log cut: no closing summary": 1}
+    assert log.reasons == {"log cut: no closing summary": 1}
     nameless = (LOG + LOG).replace("all_reduce_perf", "perf")
     assert [row.line for row in read_text(nameless, source="all_reduce_two.log").rows] == [
         11, 12, 26, 27
@@ -130,9 +130,9 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
 
 
 def test_a_collective_that_only_the_file_s_name_says_is_held_to_the_operation_of_its_rows() -> None:
-    """Of 2 ranks a broadcast has the bandwidths of an all-reduce, but nothing to sum."""
-    found = read_text(LOG.replace("all_reduce_perf", "perf"), source="broadcast.txt")
-    assert found.reasons == {"its operation is sum, which contradicts broadcast": 2}
+    """A broadcast of 2 ranks has the bandwidths of an all-reduce, but nothing to sum."""
+    log = read_text(LOG.replace("all_reduce_perf", "perf"), source="broadcast.txt")
+    assert log.reasons == {"its operation is sum, which contradicts broadcast": 2}
 
 
 @pytest.mark.parametrize(
@@ -221,19 +221,19 @@ def report() -> dict[str, object]:
 
 
 def test_the_json_of_nccl_tests_gives_the_same_fields() -> None:
-    found = read_json(json.dumps(report()), source="run.json")
-    row = found.rows[0]
+    log = read_json(json.dumps(report()), source="run.json")
+    row = log.rows[0]
     assert (row.op, row.num_ranks, row.num_nodes, row.nbytes, row.microseconds) == (
         "all_reduce", 4, 2, GIB, 3000,
     )
-    assert found.reasons == {"no out-of-place time": 1}
+    assert log.reasons == {"no out-of-place time": 1}
 
 
 def test_bandwidths_in_json_that_contradict_its_times_are_refused() -> None:
     """Each by itself; a file that leaves one out says it no less."""
     whole = report()
     for name in ("alg_bw", "bus_bw"):
-        (timed,) = (one["out_of_place"] for one in whole["results"][:1])  # type: ignore[index]
+        (timed,) = (each["out_of_place"] for each in whole["results"][:1])  # type: ignore[index]
         others = {key: value for key, value in timed.items() if key not in ("alg_bw", "bus_bw")}
         for change, taken in (({}, 1), ({name: timed[name]}, 1), ({name: 2 * timed[name]}, 0)):
             result = {
@@ -265,15 +265,15 @@ WRITTEN = st.text(alphabet='#01. ,-e"{}[]:usGB\n\r\x00', max_size=80)
     )
 )
 def test_no_text_makes_a_reader_raise(text: str) -> None:
-    for found in (
+    for log in (
         read_text(text, source="x"), read_json(text, source="x")
     ):
-        assert isinstance(found, Rows)
+        assert isinstance(log, Rows)
 
 
 @pytest.mark.parametrize("unit", ["KB", "MiB", "KiB"])
 def test_a_log_with_sizes_in_another_unit_is_refused(unit: str) -> None:
     """1000 or 1024 of them, nobody knows; the bandwidths do not tell them apart."""
-    found = read_text(LOG.replace("(B) ", f"({unit})"), source="log.txt")
-    assert found.rows == ()
-    assert list(found.reasons) == [f"sizes in another unit than B: {unit}"]
+    log = read_text(LOG.replace("(B) ", f"({unit})"), source="log.txt")
+    assert log.rows == ()
+    assert list(log.reasons) == [f"sizes in another unit than B: {unit}"]

@@ -65,16 +65,17 @@ def test_what_stands_before_every_line_changes_nothing(tmp_path: Path, name: str
 
 
 @given(
-    words=st.lists(st.text(alphabet="ab09 -:[]|<>./,#{}\t%", max_size=6), max_size=4),
+    prefix=st.lists(st.text(alphabet="ab09 -:[]|<>./,#{}\t%", max_size=6), max_size=4),
     numbers=st.lists(st.sampled_from(["", "at", "7 ", "at: "]), max_size=3),
     bare=st.sets(st.integers(1, 14)),
 )
 def test_no_prefix_is_ever_taken_for_data(
-    words: list[str], numbers: list[str], bare: set[int]
+    prefix: list[str], numbers: list[str], bare: set[int]
 ) -> None:
     """Whatever stands before lines, of which some may have nothing: a row is read as it is, or not
     at all."""
-    parts = [part for pair in zip(words, [*numbers, "", "", "", ""], strict=False) for part in pair]
+    padded = [*numbers, "", "", "", ""]
+    parts = [part for pair in zip(prefix, padded, strict=False) for part in pair]
     text = behind(
         lambda at: (
             "" if at in bare else "".join(str(at) if part == "at" else part for part in parts)
@@ -92,8 +93,8 @@ def test_no_prefix_is_ever_taken_for_data(
 
 def test_a_row_alone_behind_a_number_is_no_other_row() -> None:
     """A number, a size and a count are no size, count and dtype."""
-    found = read_text(LOG.replace(ROW, f"512 {ROW}"), source="a")
-    assert found.skipped == (Skipped(source="a", line=11, reason="expected a size in bytes where "
+    log = read_text(LOG.replace(ROW, f"512 {ROW}"), source="a")
+    assert log.skipped == (Skipped(source="a", line=11, reason="expected a size in bytes where "
                                                                  "its line begins, found '512'"),)
     other = read_text(behind(lambda at: "" if at == 11 else "7 "), source="a")
     assert ([row.line for row in other.rows], other.skipped[0].line) == ([12], 11)
@@ -205,37 +206,37 @@ def old(collective: str, error: str = "0e+00") -> str:
 def test_a_table_of_before_2_11_is_read_by_the_names_of_its_columns(
     collective: str, error: str
 ) -> None:
-    found = read_text(old(collective, error), source=f"{collective}.txt")
-    assert [(row.op, row.num_ranks, row.nbytes, row.gpu) for row in found.rows] == [
+    log = read_text(old(collective, error), source=f"{collective}.txt")
+    assert [(row.op, row.num_ranks, row.nbytes, row.gpu) for row in log.rows] == [
         (collective, 8, GIB, "NVIDIA A100-SXM4-80GB")
-    ], found.reasons
-    assert found.rows[0].microseconds == float(OLD_ROWS[collective][1].split()[-8])
+    ], log.reasons
+    assert log.rows[0].microseconds == float(OLD_ROWS[collective][1].split()[-8])
 
 
-@pytest.mark.parametrize("given", OLD_ROWS)
+@pytest.mark.parametrize("asked", OLD_ROWS)
 @pytest.mark.parametrize("collective", OLD_ROWS)
 def test_a_table_of_before_2_11_contradicts_a_collective_that_has_other_columns(
-    collective: str, given: str
+    collective: str, asked: str
 ) -> None:
     has = {"all_gather": "no redop and no root", "broadcast": "root"}.get(collective, "redop")
-    reasons = list(read_text(old(collective), source="a.txt", collective=given).reasons)
-    if OLD_ROWS[given][0] != OLD_ROWS[collective][0]:
-        found = next(reason for reason in reasons)
-        assert found == f"its table has {has}, which contradicts {given}" or found.startswith(
+    reasons = list(read_text(old(collective), source="a.txt", collective=asked).reasons)
+    if OLD_ROWS[asked][0] != OLD_ROWS[collective][0]:
+        first = next(reason for reason in reasons)
+        assert first == f"its table has {has}, which contradicts {asked}" or first.startswith(
             "size "
         )
     else:
-        assert (reasons == []) == (given == collective)
+        assert (reasons == []) == (asked == collective)
 
 
 def test_a_run_of_before_2_11_that_was_cut_before_its_table_and_started_anew_is_two() -> None:
     begun = old("all_reduce").partition("#\n#    ")[0]
-    found = read_text(begun + old("all_reduce"), source="all_reduce.txt")
-    assert (len(found.rows), found.reasons) == (1, {"log cut: no closing summary": 1})
+    log = read_text(begun + old("all_reduce"), source="all_reduce.txt")
+    assert (len(log.rows), log.reasons) == (1, {"log cut: no closing summary": 1})
 
 
 def test_wrong_results_of_before_2_11_are_those_of_its_summary() -> None:
-    """Its errors are how far results are off, which sums of floats always are."""
+    """Errors of such a table are how far results are off, which sums of floats always are."""
     text = old("all_reduce", "5e-07").replace(": 0 OK", ": 16 FAILED")
     assert read_text(text, source="all_reduce.txt").reasons == {"wrong results: out of bounds "
                                                                 "values": 1}
@@ -267,14 +268,14 @@ def test_a_table_in_milliseconds_or_with_fewer_cells_than_columns_is_refused_as_
 
 
 @pytest.mark.parametrize(
-    "words",
+    "option",
     [
         "wait for completion and barrier after each collective ",
         "wait for completion after each collective (no barrier) ",
     ],
 )
-def test_launches_that_wait_are_refused_by_name(words: str) -> None:
-    text = LOG.replace("# Using devices", f"# Blocking Enabled: {words}\n#\n# Using devices")
+def test_launches_that_wait_are_refused_by_name(option: str) -> None:
+    text = LOG.replace("# Using devices", f"# Blocking Enabled: {option}\n#\n# Using devices")
     reason = (
         "blocking launches (-z 1): times with the host's launch and wait of each collective, not "
         "of the collective"
@@ -332,8 +333,8 @@ def test_an_unnamed_log_whose_results_are_checked_out_of_place_alone_is_of_none_
 
 
 def test_a_count_of_wrong_results_that_is_none_is_refused() -> None:
-    found = read_text(
+    log = read_text(
         LOG.replace("357.91       0\n", '357.91       0","stream":"out"}\n'), source="a"
     )
-    assert list(found.reasons) == ["#wrong: expected a number or N/A, found "
+    assert list(log.reasons) == ["#wrong: expected a number or N/A, found "
                                    "'0\",\"stream\":\"out\"}'"]
