@@ -210,7 +210,8 @@ class GlooBackend:
             "scenarios": [scenario.to_toml() for scenario in request.scenarios],
             "collectives": [
                 [
-                    each.kind, each.nbytes, each.ranks, each.repeats, each.computed_ns, each.beside
+                    each.kind, each.nbytes, each.ranks, each.stride, each.repeats,
+                    each.computed_ns, each.beside, each.apart_ns,
                 ]
                 for each in request.collectives
             ],
@@ -224,7 +225,13 @@ class GlooBackend:
             )
         return MachineMeasurements(
             steps=_slowest([rank["steps"] for rank in ranks]),
-            collectives=_slowest([rank["collectives"] for rank in ranks]),
+            collectives=tuple(
+                _durations([times for times in each if times], apart=asked.apart_ns > 0)
+                for asked, each in zip(
+                    request.collectives, zip(*(rank["collectives"] for rank in ranks), strict=True),
+                    strict=True,
+                )
+            ),
             products=_slowest([rank["products"] for rank in ranks]),
             provenance={"torch": torch.__version__, "backend": self.name},
         )
@@ -299,6 +306,15 @@ def _slowest(ranks: list[list[list[int]]]) -> tuple[tuple[int, ...], ...]:
         tuple(max(turn) for turn in zip(*(times for times in each if times), strict=True))
         for each in zip(*ranks, strict=True)
     )
+
+
+def _durations(ranks: list[list[tuple[int, int]]], *, apart: bool) -> tuple[int, ...]:
+    """Nanoseconds of each repetition on the slowest rank, from its start; or, where ranks arrive
+    `apart`, from the last start to the last end, on the clock that ranks of a machine share."""
+    turns = zip(*ranks, strict=True)
+    if apart:
+        return tuple(max(end for _, end in turn) - max(turn)[0] for turn in turns)
+    return tuple(max(end - start for start, end in turn) for turn in turns)
 
 
 class NcclBackend(GlooBackend):

@@ -43,8 +43,9 @@ def measured_rank(
     """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives" and
     "products" a list by request.
 
-    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, repeats, ns of
-    compute before, whether beside compute], `products` as [m, n, k], `repeats` of steps.
+    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, stride, repeats, ns
+    of compute before, whether beside compute, ns between arrivals], `products` as [m, n, k],
+    `repeats` of steps. A collective has its start and its end, on the clock that ranks share.
     """
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
@@ -68,12 +69,11 @@ def measured_rank(
         arguments["backend"], store=dist.PrefixStore("collectives", store), rank=rank,
         world_size=world_size, timeout=timeout,
     )
-    sizes = sorted({size for _, _, size, *_ in arguments["collectives"]})
-    # every rank makes every group; ranks that are in none of a size measure with their own
-    groups = {size: _own_group(size, rank, world_size) for size in sizes}
+    shapes = sorted({(size, stride) for _, _, size, stride, *_ in arguments["collectives"]})
+    groups = {shape: _own_group(*shape, rank, world_size) for shape in shapes}
     collectives = [
-        _collective_times(kind, nbytes, groups[size], size, *how)
-        for kind, nbytes, size, *how in arguments["collectives"]
+        _collective_times(kind, nbytes, groups[size, stride], size, *how)
+        for kind, nbytes, size, stride, *how in arguments["collectives"]
     ]
     dist.barrier()
     dist.destroy_process_group()
@@ -137,23 +137,29 @@ def _compute_fixed(products: int) -> None:
         torch.mm(SQUARE, SQUARE)
 
 
-def _own_group(size: int, rank: int, world_size: int) -> dist.ProcessGroup:
-    """This rank's group among consecutive groups of `size` ranks, all of which communicate at
-    once."""
-    groups = [
-        dist.new_group(list(range(first, first + size)))
-        for first in range(0, world_size - size + 1, size)
-    ]
-    own: dist.ProcessGroup = groups[min(rank // size, len(groups) - 1)]
+def _own_group(size: int, stride: int, rank: int, world_size: int) -> dist.ProcessGroup | None:
+    """This rank's group, if any, among consecutive groups of `size` ranks, or in the one group of
+    every `stride`th rank. Every rank makes every group."""
+    firsts = range(0, world_size - size + 1, size) if stride == 1 else range(1)
+    own = None
+    for first in firsts:
+        ranks = list(range(first, first + size * stride, stride))
+        group = dist.new_group(ranks)
+        own = group if rank in ranks else own
     return own
 
 
 def _collective_times(
-    kind: str, nbytes: int, group: dist.ProcessGroup, size: int, repeats: int, computed_ns: int,
-    beside: bool,
-) -> list[int]:
-    """Nanoseconds of each of `repeats` collectives with a full message of `nbytes`, after
-    `computed_ns` of compute; or those that compute beside it loses."""
+    kind: str, nbytes: int, group: dist.ProcessGroup | None, size: int, repeats: int,
+    computed_ns: int, beside: bool, apart_ns: int,
+) -> list[tuple[int, int]]:
+    """Start and end of each of `repeats` collectives with a full message of `nbytes`, after
+    `computed_ns` of compute; or 0 and what compute beside it loses.
+
+    Ranks arrive `apart_ns` from one another, in turns.
+    """
+    if group is None:
+        return []
     numel = max(1, nbytes // DTYPE.itemsize // size)
     full, shard = torch.ones(numel * size, dtype=DTYPE), torch.ones(numel, dtype=DTYPE)
     first = dist.get_process_group_ranks(group)[0]
@@ -163,14 +169,13 @@ def _collective_times(
         "all_reduce": partial(dist.all_reduce, full, group=group),
         "broadcast": partial(dist.broadcast, full, first, group=group),
     }
-    call = calls[kind]
-    if dist.get_rank() not in dist.get_process_group_ranks(group):
-        return []
+    call, place = calls[kind], dist.get_rank(group)
     for _ in range(WARMUP):
         call()
     times = []
-    for _ in range(repeats):
+    for turn in range(repeats):
         dist.barrier(group)
+        time.sleep((place + turn) % size * apart_ns / 10**9)
         _compute(computed_ns)
         start = time.perf_counter_ns()
         if beside:
@@ -181,9 +186,9 @@ def _collective_times(
             dist.barrier(group)
             start = time.perf_counter_ns()
             _compute_fixed(BESIDE_PRODUCTS)
-            times.append(max(1, both - (time.perf_counter_ns() - start)))
+            times.append((0, max(1, both - (time.perf_counter_ns() - start))))
         else:
             call()
-            times.append(time.perf_counter_ns() - start)
+            times.append((start, time.perf_counter_ns()))
         full.fill_(1.0)  # sums of sums would overflow, and infinities are slow on some machines
     return times

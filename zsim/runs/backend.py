@@ -103,7 +103,11 @@ def _unfit(where: str, expected: str, value: object) -> ArgumentError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
     """One collective to measure: full messages of `nbytes` over `ranks` ranks, `repeats` times,
-    each after `computed_ns` of compute; or `beside` compute, for what that loses."""
+    each after `computed_ns` of compute; or `beside` compute, for what that loses.
+
+    Ranks next to one another make a group, and all groups communicate at once. With a `stride` one
+    group does, of every so manieth rank.
+    """
 
     kind: str
     nbytes: int
@@ -111,6 +115,10 @@ class CollectiveRequest:
     repeats: int
     computed_ns: int = 0
     beside: bool = False
+    apart_ns: int = 0
+    """Time between the ranks' arrivals. The collective is then timed from the last arrival; else
+    each rank times it from its own."""
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from zreal.testbed.network import network
 from zsim.cluster.testbed import cluster_on, layout
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import RunRecord
-from zsim.runs.backend import RunOptions
+from zsim.runs.backend import CollectiveRequest, MachineRequest, RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario
 
@@ -79,6 +79,37 @@ def test_a_step_takes_its_timers_and_its_links(runs: tuple[RunRecord, RunRecord]
     assert measured.step_time_ns < 3 * predicted.step_time_ns
     assert "emulated" in measured.provenance["compute"]
     assert measured.provenance["testbed"] == "2x500mbit"
+
+
+def test_an_all_gather_of_two_that_arrive_apart_sends_three_halves_one_after_another() -> None:
+    """The later rank asks for data behind its own half on the wire, and is sent the rest then."""
+    shape, nbytes = layout("2x50mbit"), 2**20
+    asked = CollectiveRequest(
+        kind="all_gather", nbytes=nbytes, ranks=2, repeats=3, apart_ns=2_000_000
+    )
+    measured = GlooBackend().measure(MachineRequest(
+        world_size=2, scenarios=(), collectives=(asked,), repeats=1, timeout_s=60.0, testbed=shape
+    ))
+    half = nbytes / 2 / 2 * 8 * 10**9 / shape.rates[0]
+    assert min(measured.collectives[0]) > 2.5 * half  # less the buckets' bursts
+
+
+def test_every_second_host_makes_a_group_that_measures_alone() -> None:
+    shape = layout("2x2x1gbit/50mbit")
+    asked = [
+        CollectiveRequest(
+            kind="all_reduce", nbytes=2**18, ranks=2, repeats=3, stride=stride, apart_ns=300_000
+        )
+        for stride in (1, 2)
+    ]
+    measured = GlooBackend().measure(MachineRequest(
+        world_size=4, scenarios=(), collectives=tuple(asked), repeats=1, timeout_s=60.0,
+        testbed=shape,
+    ))
+    over_the_uplink = 2**18 * 8 * 10**9 / shape.uplink
+    assert min(measured.collectives[1]) > 0.8 * over_the_uplink
+    cluster = cluster_on(shape)
+    assert [cluster.path(ranks).num_nodes for ranks in ((0, 1), (0, 2))] == [1, 2]
 
 
 def test_other_numbers_of_ranks_are_refused() -> None:

@@ -81,7 +81,8 @@ def _by_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
     if measured is not None:
         return measured.ns(nbytes)
     return gloo.in_practice_ns(
-        op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path)
+        op, _along_the_path(gloo.duration_ns)(op, nbytes, cluster=cluster, path=path),
+        group_size=path.num_ranks,
     )
 
 
