@@ -309,8 +309,8 @@ def _slowest(ranks: list[list[list[int]]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _durations(ranks: list[list[tuple[int, int]]], *, apart: bool) -> tuple[int, ...]:
-    """Nanoseconds of each repetition on the slowest rank, from its start; or, where ranks arrive
-    `apart`, from the last start to the last end, on the clock that ranks of a machine share."""
+    """Nanoseconds of each repetition on the slowest rank, from its own start. Where ranks arrive
+    `apart`, they are from the last start to the last end, on the machine's one clock."""
     turns = zip(*ranks, strict=True)
     if apart:
         return tuple(max(end for _, end in turn) - max(turn)[0] for turn in turns)

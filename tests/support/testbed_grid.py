@@ -42,10 +42,9 @@ TIMED = ("ddp", "fsdp2")
 TWO_LEVELS = (*TIMED, "hsdp")
 """Strategies of two-level layouts, where replicas are in different nodes."""
 DISTURBED, MOST_RUNS = 0.05, 3
-"""Spread of a run's middle steps from which it counts as disturbed and is repeated, and the most
-runs of a row; all their steps count."""
+"""Spread of steps from which a run counts as disturbed and is repeated, and the most runs of a
+row. All their steps count."""
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
-CORES = 2
 COUNTED = ("2x1gbit", "4x1gbit")
 MODEL = {"dims": [360] * 4, "hidden": 920, "num_classes": 16}
 
@@ -103,11 +102,11 @@ def _provenance() -> dict[str, str]:
 
 
 def _base(hosts: int) -> ClusterSpec:
-    """This machine's own constants with a rank at work on each core, since emulated compute leaves
-    cores to whoever needs one: those in the user's cache, else from the quick calibration."""
-    path = machine_file.cached(CORES)
+    """This machine's own constants with as many ranks at work, since ranks leave a collective
+    together. They are those in the user's cache, else from the quick calibration."""
+    path = machine_file.cached(hosts)
     if not path.is_file():
-        made = here.calibrated(GlooBackend(), world_size=CORES, quick=True)
+        made = here.calibrated(GlooBackend(), world_size=hosts, quick=True)
         files.write(path, made.text)
     return cluster_file.load(str(path), folder=None, nodes=1, ranks=hosts).with_idle_cores
 

@@ -153,9 +153,9 @@ def _collective_times(
     kind: str, nbytes: int, group: dist.ProcessGroup | None, size: int, repeats: int,
     computed_ns: int, beside: bool, apart_ns: int,
 ) -> list[tuple[int, int]]:
-    """Start and end of each of `repeats` collectives with a full message of `nbytes`, after
-    `computed_ns` of compute; or 0 and what compute beside it loses.
+    """Start and end of each of `repeats` collectives with a full message of `nbytes`.
 
+    Each comes after `computed_ns` of compute. `beside` gives 0 and what compute beside it loses.
     Ranks arrive `apart_ns` from one another, in turns.
     """
     if group is None:

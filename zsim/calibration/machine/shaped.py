@@ -1,8 +1,7 @@
 """Times of collectives on a testbed, measured over its links, and the cluster that has them.
 
-Ranks of a step never arrive together, and gloo's all-gather over two ranks takes half as long again
-where they do not: a receiver's request for data then queues behind its own data on their one
-connection. So ranks arrive apart here.
+Ranks of a step never arrive together, so ranks arrive apart here. Gloo's all-gather over two ranks
+then takes half as long again: a receiver's request for data queues behind its own data.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ TWO_RANKS_PERCENT = {"all_gather": 150, "reduce_scatter": 105}
 
 An all-gather has only two half-shards in flight, and a reduce-scatter copies its slice. Two ranks
 have one connection for both directions: a receiver asks for each half, and asks behind its own data
-if it arrived later. Three halves then follow one another. Source: measured over links shaped to 0.2
-to 1 Gbit/s, 1 to 4 MB, ranks 0.3 ms apart: 140 to 152 % over 2 ranks, 103 to 114 % over 3 and 4,
-99 to 106 % for a reduce-scatter. Two ranks that arrive at once take 103 %.
+if it arrived later. Three halves then follow one another.
+
+Source: measured over links shaped to 0.2 to 1 Gbit/s, 1 to 4 MB, ranks 0.3 ms apart. 2 ranks took
+140 to 152 %, 3 and 4 took 103 to 114 %, a reduce-scatter 99 to 106 %. Two ranks that arrive at once
+take 103 %.
 """
 _ON_THE_WIRE = {
     "all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"
