@@ -45,6 +45,7 @@ DISTURBED, MOST_RUNS = 0.05, 3
 """Spread of steps from which a run counts as disturbed and is repeated, and the most runs of a
 row. All their steps count."""
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
+CORES = 2
 COUNTED = ("2x1gbit", "4x1gbit")
 MODEL = {"dims": [360] * 4, "hidden": 920, "num_classes": 16}
 
@@ -102,13 +103,23 @@ def _provenance() -> dict[str, str]:
 
 
 def _base(hosts: int) -> ClusterSpec:
-    """This machine's own constants with as many ranks at work, since ranks leave a collective
-    together. They are those in the user's cache, else from the quick calibration."""
-    path = machine_file.cached(hosts)
+    """This machine's own constants with a rank at work on each core, from the user's cache or else
+    the quick calibration. Ranks leave a collective together, so that more of them share cores."""
+    path = machine_file.cached(CORES)
     if not path.is_file():
-        made = here.calibrated(GlooBackend(), world_size=hosts, quick=True)
+        made = here.calibrated(GlooBackend(), world_size=CORES, quick=True)
         files.write(path, made.text)
-    return cluster_file.load(str(path), folder=None, nodes=1, ranks=hosts).with_idle_cores
+    base = cluster_file.load(str(path), folder=None, nodes=1, ranks=hosts).with_idle_cores
+    sharing, calls = max(1, hosts // CORES), base.overheads
+    return replace(
+        base, device=replace(
+            base.device, memory_bandwidth=base.device.memory_bandwidth // sharing
+        ),
+        overheads=replace(calls, **{
+            name: sharing * getattr(calls, name)
+            for name in ("issue_kernel", "issue_collective", "issue_hook", "step_dtensor")
+        }),
+    )
 
 
 def _scenario(name: str, hosts: int) -> Scenario:

@@ -169,13 +169,13 @@ def _collective_times(
         "all_reduce": partial(dist.all_reduce, full, group=group),
         "broadcast": partial(dist.broadcast, full, first, group=group),
     }
-    call, place = calls[kind], dist.get_rank(group)
+    call, rank = calls[kind], dist.get_rank(group)
     for _ in range(WARMUP):
         call()
     times = []
     for turn in range(repeats):
         dist.barrier(group)
-        time.sleep((place + turn) % size * apart_ns / 10**9)
+        time.sleep((rank + turn) % size * apart_ns / 10**9)
         _compute(computed_ns)
         start = time.perf_counter_ns()
         if beside:
