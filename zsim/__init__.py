@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zsim.analysis.why import Why as Why
     from zsim.api import compare as compare
     from zsim.api import fit as fit
+    from zsim.api import load_run as load_run
     from zsim.api import run as run
     from zsim.api import simulate as simulate
     from zsim.api import validate as validate
@@ -59,6 +60,7 @@ _MODULES = {
     "compare": "zsim.api",
     "fit": "zsim.api",
     "load": "zsim.scenario.scenario",
+    "load_run": "zsim.api",
     "ms": "zsim.io.quantities",
     "run": "zsim.api",
     "simulate": "zsim.api",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
-from zsim.io.arguments import path_of, told
+from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved, simulator
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from zsim.ir.program import Program
 
 __all__ = [
-    "Comparison", "Run", "Scenario", "compare", "fit", "load", "run", "simulate", "validate", "why",
+    "Comparison", "Run", "Scenario", "compare", "fit", "load", "load_run", "run", "simulate",
+    "validate", "why",
 ]
 
 MAKES_A_RUN = "zsim.simulate(scenario) returns one"
+SAVES_A_RUN = "run.save(path) writes one"
 
 
 def simulate(
@@ -87,7 +89,7 @@ def run(
         timeout_s=timeout_s,
         numerics=numerics,
     )
-    record = observed(*found(backend, options), scenario, options)
+    record = observed(*open_backend(backend, options), scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
     needs = device_memory(scenario, record)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
@@ -95,7 +97,7 @@ def run(
 
 def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     """The verdict of `zsim show --memory` on a simulated scenario; None for real runs and CPUs, and
-    for a GPU whose memory besides torch's nobody knows."""
+    for a GPU without figures of its non-torch memory."""
     if record.interpreter != "simulator" or scenario.cluster.kind != "cuda":
         return None
     from zsim.memory import fits
@@ -139,7 +141,7 @@ def validate(
         module=module,
         numerics=numerics,
     )
-    backend, capabilities = found_real(against, options)
+    backend, capabilities = open_real_backend(against, options)
     scenario = of_module(backend, scenario, options)
     machine = machine_of(capabilities, scenario, cluster)
     record = measured(backend, capabilities, scenario, options)
@@ -148,12 +150,13 @@ def validate(
 
 
 def compare(
-    predicted: Run | str | PathLike[str], measured: Run | str | PathLike[str], *,
+    predicted: Run | RunRecord | str | PathLike[str],
+    measured: Run | RunRecord | str | PathLike[str], *,
     require: tuple[Aspect, ...] = (),
 ) -> Comparison:
     """Two runs of one scenario, check by check: collectives, bytes, memory, numerics, time.
 
-    A path is that of a saved Run. ZsimError where it is none, or breaks a law of Runs. `require`:
+    Paths and records are those of saved Runs, as `load_run` takes and returns them. `require`:
     aspects without whose check the comparison is not ok.
 
     >>> run = simulate(load("scenarios/parity/fsdp2-mlp-4.toml"))
@@ -165,16 +168,30 @@ def compare(
     return compared(*records, required=require)
 
 
-def _record(run: Run | str | PathLike[str], *, where: str) -> RunRecord:
-    if isinstance(run, Run):
-        return run.record
-    path = path_of(
-        run, where=where, expected="a Run, or the path of a saved one", remedy=MAKES_A_RUN
-    )
-    record = saved.load(path)
+def load_run(path: str | PathLike[str]) -> RunRecord:
+    """The record of a Run that `Run.save` or `--save` wrote: ranks, memory, collectives, times.
+
+    SavedRunError where the file is none; ZsimError where it breaks a law of Runs.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> run = simulate(load("scenarios/parity/fsdp2-mlp-4.toml"))
+    >>> with TemporaryDirectory() as folder:
+    ...     run.save(f"{folder}/run.json")
+    ...     load_run(f"{folder}/run.json") == run.record
+    True
+    """
+    file = path_of(path, where="path", expected="the path of a saved Run", remedy=SAVES_A_RUN)
+    record = saved.load(file)
     remedy = "the file was changed, or the backend that wrote it has a defect"
-    run_laws.require_lawful(record, where=str(run), remedy=remedy)
+    run_laws.require_lawful(record, where=str(path), remedy=remedy)
     return record
+
+
+def _record(run: Run | RunRecord | str | PathLike[str], *, where: str) -> RunRecord:
+    if isinstance(run, Run | RunRecord):
+        return run if isinstance(run, RunRecord) else run.record
+    expected = "a Run, or the path of a saved one"
+    return load_run(path_of(run, where=where, expected=expected, remedy=MAKES_A_RUN))
 
 
 def fit(scenario: Scenario) -> Fit:
@@ -206,7 +223,7 @@ def why(run: Run) -> Why:
     from zsim.scenario.plan import plan
 
     if not isinstance(run, Run):
-        raise ArgumentError(where="run", expected="a Run", found=told(run), remedy=MAKES_A_RUN)
+        raise ArgumentError(where="run", expected="a Run", found=described(run), remedy=MAKES_A_RUN)
     scenario = run.scenario
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = plan(scenario, device=scenario.cluster.kind)
@@ -237,28 +254,28 @@ def _require_scenario(scenario: object) -> None:
         else "zsim.load or zsim.Scenario makes one"
     )
     raise ArgumentError(
-        where="scenario", expected="a Scenario", found=told(scenario), remedy=remedy
+        where="scenario", expected="a Scenario", found=described(scenario), remedy=remedy
     )
 
 
-def found(
+def open_backend(
     name: str, options: RunOptions, *, where: str = "backend"
 ) -> tuple[Backend, Capabilities]:
     """The backend called `name` and its senses; ZsimError where it cannot run with `options`."""
     if not isinstance(name, str):
-        raise ArgumentError(where=where, expected="the name of a backend", found=told(name))
+        raise ArgumentError(where=where, expected="the name of a backend", found=described(name))
     backend = registry.find(name, where=where)
     if backend.name == registry.SimBackend.name and options.interpreter:
         raise ArgumentError(where="interpreter", expected="a real backend", found=backend.name)
     return backend, registry.capabilities(backend)
 
 
-def found_real(name: str, options: RunOptions) -> tuple[Backend, Capabilities]:
-    """Backend and its capabilities, as `found`; ArgumentError for the simulator, which would be
-    compared with itself."""
+def open_real_backend(name: str, options: RunOptions) -> tuple[Backend, Capabilities]:
+    """Backend and its capabilities, as `open_backend`; ArgumentError for the simulator,
+    which would be compared with itself."""
     if name == registry.SimBackend.name:
         raise ArgumentError(where="against", expected="a backend that runs for real", found=name)
-    return found(name, options, where="against")
+    return open_backend(name, options, where="against")
 
 
 def observed(
@@ -390,7 +407,7 @@ def compared(
     if unknown:
         raise ArgumentError(
             where="require", expected=f"some of {', '.join(ASPECTS)} in a tuple",
-            found=told(unknown[0]), remedy='as require=("time",)',
+            found=described(unknown[0]), remedy='as require=("time",)',
         )
     return Comparison(
         checks=comparing.compare(predicted, measured), predicted=predicted, measured=measured,

@@ -23,6 +23,12 @@ _PARTS = re.compile(
     re.DOTALL,
 )
 """Regular expression of a problem's parts: where, expected, found, remedy."""
+_STATED = re.compile(
+    r"(?P<where>.*?(?:: [\w.\[\]-]+)*): (?P<found>.*?)"
+    r"(?:(?:; |, (?=did you mean ))(?P<remedy>.*))?",
+    re.DOTALL,
+)
+"""Regular expression of a problem that states what is wrong: where, what, remedy."""
 
 
 def visible(text: str) -> str:
@@ -96,7 +102,7 @@ class ZsimError(Exception):
 
     @property
     def complaint(self) -> str:
-        """The error without its place, for one who knows a nearer: a file's key, a column."""
+        """The error without its place, for callers with a nearer one: a file's key, a column."""
         text = f"expected {self.expected}, found {self.found}"
         return f"{text}; {self.remedy}" if self.remedy else text
 
@@ -107,14 +113,14 @@ def _remade(kind: type[ZsimError], *arguments: object) -> ZsimError:
 
 class ScenarioError(ZsimError):
     """A scenario file that cannot be used. `problems` lists every complaint, one `file: key: …`
-    line each."""
+    line each; `where`, `expected`, `found` and `remedy` are those of the first."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         self.problems = tuple(map(visible, problems))
         first = self.problems[0] if problems else "scenario"
-        parts = _PARTS.fullmatch(first)
-        named = parts.groupdict("") if parts else {"where": first, "expected": "", "found": ""}
-        super().__init__(**named)
+        parts = _PARTS.fullmatch(first) or _STATED.fullmatch(first)
+        named = parts.groupdict("") if parts else {"where": "scenario", "found": first}
+        super().__init__(**{"expected": "a scenario without mistakes", **named})
 
     def __str__(self) -> str:
         return "\n".join(self.problems)

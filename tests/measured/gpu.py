@@ -136,7 +136,7 @@ def measure(device: str) -> dict[str, Any]:
         except (RuntimeError, zsim.ZsimError) as error:  # one row must not take the others along
             rows[scenario.name] = {"not_measured": f"{type(error).__name__}: {str(error)[:300]}"}
             gc.collect()
-        sys.stderr.write(f"{scenario.name}: {told(rows[scenario.name])}\n")
+        sys.stderr.write(f"{scenario.name}: {line_of(rows[scenario.name])}\n")
     ranks = real_ranks(device, LIMIT_S - (time.monotonic() - began))
     return {
         "command": "python -m tests.measured.gpu", "date": time.strftime("%Y-%m-%d"),
@@ -148,7 +148,7 @@ def measure(device: str) -> dict[str, Any]:
     }
 
 
-def told(row: dict[str, Any]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """The row in a line: peaks, measured over predicted."""
     if "not_measured" in row:
         return str(row["not_measured"])

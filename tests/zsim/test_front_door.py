@@ -13,9 +13,7 @@ import pytest
 
 import zsim
 from tests.support.folders import ROOT
-from zsim import api
 from zsim.cli.main import main
-from zsim.io import quantities
 from zsim.scenario import scenario as scenario_module
 
 TABLES = (
@@ -44,6 +42,7 @@ SIGNATURES = {
     "compare": "predicted, measured, require",
     "fit": "scenario",
     "load": "path",
+    "load_run": "path",
     "ms": "number",
     "run": f"scenario, backend, {REAL}, numerics",
     "simulate": "scenario, ranks, all_ranks",
@@ -139,16 +138,12 @@ def test_an_unknown_name_is_an_attribute_error():
         zsim.simulte  # noqa: B018 (reading it is the test)
 
 
-@pytest.mark.parametrize("module", [api, quantities, scenario_module], ids=lambda m: m.__name__)
-def test_examples_in_docstrings(module, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert doctest.testmod(module).failed == 0
-
-
 def test_the_page_of_examples(monkeypatch):
     monkeypatch.chdir(ROOT)
     page = ROOT / "zsim" / "README.md"
-    assert doctest.testfile(str(page), module_relative=False).failed == 0
+    failed, attempted = doctest.testfile(str(page), module_relative=False)
+    assert attempted > 0
+    assert failed == 0
     assert len(page.read_text().splitlines()) <= 120
 
 

@@ -54,7 +54,7 @@ def store_of(launched: LaunchedRank, *, timeout_s: float) -> Any:
 
 
 def _wait_for(address: str, port: int, timeout_s: float) -> None:
-    """Return once somebody listens there; OSError when nobody has within the time.
+    """Return once a process listens there; OSError when none has within the time.
 
     torch's own client pauses for as long as the timeout between two tries.
     """

@@ -249,7 +249,7 @@ class TimelineRecorder:
         call.ended = self.clock.now()
 
     def _ask(self, now: Any, *, ended: dist.Work | None = None) -> None:
-        """Note which works have ended by `now`; the one that somebody waited for has."""
+        """Note which works have ended by `now`; the one that the host waited for has."""
         for work, call in self._pending:
             if work is ended or work.is_completed():
                 call.ended = now

@@ -47,7 +47,7 @@ class SpecModule(nn.Module):
     @classmethod
     def nested(cls, part: Module, checkpointing: Checkpointing) -> SpecModule:
         """A unit in a block, which reads one of the block's values."""
-        (read,) = part.given
+        (read,) = part.free_inputs
         named = tuple(
             replace(op, inputs=tuple("x" if v == read else v for v in op.inputs))
             for op in part.operators

@@ -50,7 +50,7 @@ class Born:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Nobody holds the storage any more."""
+    """The last reference to the storage is gone."""
 
     storage: int
 

@@ -89,8 +89,8 @@ def moved(
 ) -> Scenario:
     """The scenario under another strategy, over all its ranks or on `mesh`.
 
-    `options` are set, every other option that both strategies have stays as it is; one that is
-    refused on that mesh has its default.
+    `options` are set. Every other option of both strategies stays as it is, or has its default if
+    the strategy refuses it on that mesh.
     """
     kind = STRATEGIES[strategy]
     mesh = mesh or Mesh(**{kind.axes[-1]: scenario.world_size})
@@ -114,8 +114,8 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
     """The options that `before` sets and that `after` does not have, or has at their default again:
     ("offload = true", …).
 
-    One that the same strategy could keep on that mesh is not dropped where it is at its default:
-    that is what was changed.
+    An option that the same strategy could keep on that mesh was changed to its default, and is not
+    dropped.
     """
     defaults = {field.name: field.default for field in fields(before.options)}
     there = {field.name: field.default for field in fields(after.options)}

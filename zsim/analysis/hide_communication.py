@@ -164,10 +164,10 @@ class Aim:
 
 
 def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
-    """Changes that hide the scenario's communication, or shorten it at the ends where only that is
-    left; none where all is hidden.
+    """Changes that hide the scenario's communication, or shorten it at the ends of the step if
+    nothing else is left; none where all is hidden.
 
-    `timeline`: that of its step, where the caller has it.
+    `timeline`: the step's, where the caller has it.
     """
     now, scenario = _simulated("as it is", case, timeline).change, case.scenario
     untried = "" if now.hides_all else scenario.work.problem(part=MANY_TIMES)
@@ -239,17 +239,16 @@ def _with_memory(tried: Tried) -> Tried:
         memory=verdict.verdict,
         needed_bytes=verdict.needed.nbytes,
         capacity_bytes=verdict.capacity.nbytes,
-        released=expected.words if expected else "",
+        released=expected.sentence if expected else "",
     )
     return replace(tried, change=change)
 
 
 def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: Aim) -> list[Tried]:
-    """The first that hides and gains, else the first that gains as much as any: more that gains
-    nothing is not asked for.
+    """The first candidate that hides and gains, else the first of those with the largest gain.
 
-    Before it the first that hides, if that one gains nothing. Where none does what is asked, what
-    comes nearest; none if none can be tried.
+    Before it comes the first that hides, if it gains nothing. Where no candidate does what is
+    asked, the nearest one; none if none can be tried.
     """
     seen: list[Tried] = []
     for label, scenario in candidates:
@@ -274,8 +273,8 @@ def as_good_as_any(seen: list[Tried]) -> list[Tried]:
 
 
 def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:
-    """The smallest micro-batch that hides, or the best of its multiples; where that one gains
-    nothing, after it a multiple that does."""
+    """The smallest micro-batch that hides, or the best of its multiples. If it gains nothing, a
+    multiple with a gain comes after it."""
     if scenario.model.family == wrapping.TRACED:
         return []
     now = scenario.batch.micro_batch

@@ -24,8 +24,8 @@ class OperatorCalls:
 
     @property
     def kept(self) -> Call:
-        """The call whose output is kept where the step is `cached`: attention's kernel, which a
-        copy may follow, else the last one."""
+        """The call whose output a `cached` step keeps: attention's kernel, even with a copy after
+        it, else the last one."""
         return next((call for call in self.calls if call.operator == "attention"), self.calls[-1])
 
     def keeps(self, call: Call) -> bool:

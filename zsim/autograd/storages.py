@@ -1,4 +1,4 @@
-"""Storages of tensors by name, and who refers to them."""
+"""Storages of tensors by name, and the references to them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from zsim.autograd.storages import Storages
 
 @dataclass(slots=True, kw_only=True)
 class Values:
-    """`nbytes` of each value by name, the values that need a gradient, and who holds what."""
+    """`nbytes` of each value by name, the values that need a gradient, and the holders of each."""
 
     gradients: Gradients
     storages: Storages

@@ -150,7 +150,7 @@ def predictions(row: Step | Collective) -> list[Predicted | Skipped]:
     one row never ends a folder.
     """
     if isinstance(row, Step) and row.simulated:
-        return [Skipped(source=row.source, line=row.line, reason="simulated: nobody measured it")]
+        return [Skipped(source=row.source, line=row.line, reason="simulated, not measured")]
     try:
         return [of_collective(row)] if isinstance(row, Collective) else [*of_step(row)]
     except (ZsimError, ArithmeticError, ValueError) as error:

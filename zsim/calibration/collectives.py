@@ -16,7 +16,7 @@ from zsim.cluster.devices import Device, devices, is_called, load_device
 from zsim.errors import Caveat, ScenarioError
 
 FASTEST = 2.5
-"""Bus bandwidth over that of the links, which a switch that reduces does not reach in a node."""
+"""Bus bandwidth over the links' bandwidth: not even a switch that reduces reaches it in a node."""
 NETWORK_UNSAID = 0.5
 """Share by which a band is wider where a log of several nodes is put on a cluster's network."""
 

@@ -26,8 +26,8 @@ LONGER = 0.2
 """Share by which such a step may take longer: the rarest outliers among identical runs of
 llm-foundry are 5 to 20 % off."""
 DOES_NOT_FIT = 0.3
-"""Half-width of a step that cannot have run as its scenario says: that of constants that are all
-assumed (`error_bands.COMPUTE`)."""
+"""Half-width of a step that cannot have run as its scenario says, as if all constants were assumed
+(`error_bands.COMPUTE`)."""
 
 
 def caveats(program: Program, cluster: ClusterSpec) -> tuple[Caveat, ...]:

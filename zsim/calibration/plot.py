@@ -17,7 +17,7 @@ from zsim.errors import ZsimError
 from zsim.io import files
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which people who see colours differently can tell apart."""
+"""Colours of Okabe and Ito, for readers with any colour vision."""
 MARKERS = ("o", "s", "^", "D", "v")
 REST = ("#999999", "x")
 """Colour and marker of sources that are not named."""

@@ -57,7 +57,7 @@ def calibrated(options: argparse.Namespace) -> int:
             curves = fit_collectives.fit(rows, node, source=names) if rows else None
         fitted = _steps(material, cluster.device.name, alone=curves is None)
     for name in material.simulated:
-        tell(f"{name} is simulated: nobody has measured it, and what is fitted to it counts as "
+        tell(f"{name} is simulated, not measured, and what is fitted to it counts as "
              f"assumed")
     warn("calibrate", _doubts(fitted, curves))
     if options.out:

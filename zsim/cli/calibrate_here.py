@@ -1,5 +1,5 @@
 """`zsim calibrate --here`: this machine measured, its constants printed and kept for `zsim
-validate`, which measures it in the quick form where nobody has.
+validate`, which measures it in the quick form where there is no measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zsim.runs import registry
 from zsim.runs.backend import Backend
 
 WORLD_SIZE = 2
-"""Ranks at work where nobody asks for others."""
+"""Ranks at work by default."""
 OFF = "ZSIM_NO_CALIBRATE"
 """The environment variable with which no machine is measured unasked, as with --no-calibrate."""
 LOOK_S = 0.3

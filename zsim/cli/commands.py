@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.save or options.trace:
         _require_distinct(scenarios)
     how, several = _how(options), len(scenarios) > 1 or len(options.scenarios) > 1
-    backend, capabilities = api.found(options.backend, how)
+    backend, capabilities = api.open_backend(options.backend, how)
     _require_spans(backend, capabilities, options)
     _require_results(scenarios, options, several=several)
     runs: list[Run] = []
@@ -182,7 +182,7 @@ def validate(options: argparse.Namespace) -> int:
 def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabilities]:
     """The real backend: on ranks of this machine, or on those that --launch starts."""
     if options.launch is None:
-        return api.found_real(options.against, how)
+        return api.open_real_backend(options.against, how)
     from zsim.runs.launched import LaunchedBackend  # start-up: few commands launch anything
 
     devices = {"gloo": "cpu", "nccl": "cuda"}

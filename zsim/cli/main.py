@@ -79,7 +79,7 @@ def parser() -> arguments.Parser:
     )
     validate.add_argument(
         "--no-calibrate", action="store_true",
-        help="do not measure a machine that nobody has measured; then times of CPU ranks are not "
+        help="do not measure this machine at its first use; then times of CPU ranks are not "
              "judged",
     )
     validate.add_argument(

@@ -146,7 +146,7 @@ def _margin(answer: MemoryVerdict) -> str:
     full = f"{margin}: full at {pressed.full_at} although all cached memory is given back"
     if pressed.runs is None:
         return f"{full}, even with the least outside torch's bytes"
-    stalls = f", {pressed.runs.words}, which stalls the device" if pressed.runs.words else ""
+    stalls = f", {pressed.runs.sentence}, which stalls the device" if pressed.runs.sentence else ""
     if pressed.expected:
         return f" to keep all that it caches; runs{stalls}"
     return f"{full}; with the least outside torch's bytes it runs{stalls}"

@@ -67,7 +67,7 @@ def wrote(path: object, hint: str = "") -> None:
 
 
 def _line(text: str) -> str:
-    """A name or a sentence that somebody has written, in one line."""
+    """A name or a sentence of a scenario, a file or a backend, in one line."""
     return visible(text).replace("\n", "?").replace("\t", " ")
 
 

@@ -1,4 +1,4 @@
-"""Standard streams that outlive their readers: who closes a pipe early loses the rest of the text,
+"""Standard streams that outlive their readers: a reader that closes a pipe early loses the rest,
 and not the verdict in the exit code."""
 
 from __future__ import annotations

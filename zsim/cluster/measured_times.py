@@ -45,7 +45,7 @@ class MeasuredTimes:
 def times_of(
     times: tuple[MeasuredTimes, ...], collective: str, ranks: int, *, nodes: int = 1
 ) -> MeasuredTimes | None:
-    """The times of `collective` over `ranks` ranks on `nodes` nodes; None where nobody measured
+    """The times of `collective` over `ranks` ranks on `nodes` nodes; None without measurements
     them."""
     asked = (collective, ranks, nodes)
     return next(

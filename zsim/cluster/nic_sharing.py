@@ -29,8 +29,8 @@ def period(group: range, *, per_node: int) -> int:
 def nics_of_ring(
     ranks: tuple[int, ...], *, num_ranks: int, per_node: int, nics: int
 ) -> dict[int, Fraction]:
-    """Number of a node's `nics` that a ring over `ranks` has, by node that it leaves, without what
-    other groups use at that time."""
+    """Number of a node's `nics` for a ring over `ranks`, by the node that it leaves, less the NICs
+    of other groups at that time."""
     if nics >= per_node:
         return {
             node: Fraction(count * nics, per_node)

@@ -34,8 +34,8 @@ HOOKED = frozenset({"all_gather", "reduce_scatter"})
 replicas is issued with the reduce-scatter before it."""
 
 SOON_NS, TICK_NS = 1_000_000, 4_000_000
-"""Compute before a collective after which it waits no longer than measured alone, and after which
-it waits longest. A tick of Linux at 250 Hz: threads that wake beside one that computes wait for
+"""Longest compute before a collective without a wait beyond its time alone, and the shortest with
+the longest wait. A tick of Linux at 250 Hz: threads that wake beside one that computes wait for
 the next."""
 
 UNKNOWN_CHANNELS = 24

@@ -8,7 +8,7 @@ from pathlib import Path
 from zsim.errors import ArgumentError, shown
 
 
-def told(value: object) -> str:
+def described(value: object) -> str:
     """An argument as an error message has it: numbers and texts themselves, else the type."""
     if value is None or isinstance(value, bool | float):
         return str(value)
@@ -24,4 +24,4 @@ def path_of(path: object, *, where: str, expected: str = "a path", remedy: str =
     """The `path` of a file; ArgumentError for what is none."""
     if isinstance(path, str | PathLike):
         return Path(path)
-    raise ArgumentError(where=where, expected=expected, found=told(path), remedy=remedy)
+    raise ArgumentError(where=where, expected=expected, found=described(path), remedy=remedy)

@@ -77,9 +77,9 @@ def complaint(error: ValidationError, *, signs: Collection[str] = ()) -> tuple[s
         for step in first["loc"]
         if step not in signs
     ]
-    expected = pydantic_words.expected(first)
+    expected = pydantic_words.expected_text(first)
     if kind == "extra_forbidden":
         expected = "no such key"
     elif kind.startswith("union_tag"):
         expected = f"a row that begins with one of {', '.join(signs)}"
-    return "".join(steps).removeprefix("."), expected, pydantic_words.found(first)
+    return "".join(steps).removeprefix("."), expected, pydantic_words.found_text(first)

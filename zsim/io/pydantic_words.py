@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil, floor, isfinite
 from typing import Any
 
-from zsim.errors import shown
+from zsim.errors import MOST_INT, shown
 
 EXPECTED: Mapping[str, str] = {
     "missing": "a value",
@@ -28,7 +29,7 @@ EXPECTED: Mapping[str, str] = {
 """The words for each kind of error; in braces its bounds."""
 
 
-def expected(error: Mapping[str, Any], *, table: str = "a table") -> str:
+def expected_text(error: Mapping[str, Any], *, table: str = "a table") -> str:
     """The value that one of a ValidationError's `errors()` expected; a `table` is called so."""
     kind = error["type"]
     bounds = {name: _whole(bound) for name, bound in error.get("ctx", {}).items()}
@@ -38,12 +39,22 @@ def expected(error: Mapping[str, Any], *, table: str = "a table") -> str:
     return text.replace("'", '"') if kind == "literal_error" else text  # as TOML and JSON quote
 
 
-def found(error: Mapping[str, Any]) -> str:
-    """The value that it found, or the length of one that is too long."""
+def found_text(error: Mapping[str, Any]) -> str:
+    """The value in place of that, or the length of one that is too long."""
     if error["type"] == "missing":
         return "nothing"
     value = error["input"]
     return f"{len(value):,}" if "too_long" in error["type"] else shown(value)
+
+
+def remedy_text(error: Mapping[str, Any]) -> str:
+    """Whole numbers around a fraction, "" for any other mistake."""
+    value = error["input"]
+    if error["type"] not in ("int_type", "int_from_float") or not isinstance(value, float):
+        return ""
+    if not isfinite(value) or abs(value) > MOST_INT:
+        return ""
+    return f"write {' or '.join(dict.fromkeys([str(floor(value)), str(ceil(value))]))}"
 
 
 def _whole(bound: Any) -> Any:

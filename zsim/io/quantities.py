@@ -11,7 +11,7 @@ True
 from __future__ import annotations
 
 from zsim.errors import ArgumentError
-from zsim.io.arguments import told
+from zsim.io.arguments import described
 from zsim.io.units import format_bytes, format_time, parse_bytes, parse_time
 
 LARGEST = 10**24
@@ -52,7 +52,7 @@ class Duration(int):
         if band is not None and not (isinstance(band, tuple) and len(band) == 2):
             raise ArgumentError(
                 where="Duration: band", expected="two times in ns, as (900, 1100)",
-                found=told(band),
+                found=described(band),
             )
         made.band = None if band is None else (Duration(band[0]), Duration(band[1]))
         return made
@@ -98,7 +98,7 @@ def _whole(unit: str, number: float, scale: int) -> int:
         return round(number * scale)
     raise ArgumentError(
         where=unit, expected=f"a number of a machine's size, as zsim.{unit}(70)",
-        found=told(number),
+        found=described(number),
         remedy='zsim.Bytes("70 GiB") and zsim.Duration("5 ms") read texts',
     )
 
@@ -109,5 +109,5 @@ def _int(name: str, number: object, unit: str) -> int:
         return number
     raise ArgumentError(
         where=name, expected=f"a whole number of {unit} up to 10^24, or a text with its unit",
-        found=told(number), remedy='as zsim.Bytes("70 GiB") or zsim.Duration("5 ms")',
+        found=described(number), remedy='as zsim.Bytes("70 GiB") or zsim.Duration("5 ms")',
     )

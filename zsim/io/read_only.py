@@ -1,4 +1,4 @@
-"""A mapping that nobody can change, for results that are shared and saved."""
+"""A read-only mapping, for results that are shared and saved."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Ops: the things that a rank's host issues, with their kernels, allocations and frees.
 
 A Program has thousands of ops and tens of thousands of memory events, and making them is most of
-what planning takes. A frozen dataclass takes three times as long to make as one whose fields are
-Final, which mypy keeps from being assigned just as well.
+what planning takes. A frozen dataclass takes three times as long to make as one with fields marked
+Final. mypy keeps those from being assigned just as well.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class RunRecord:
     """The result of one scenario on one backend. The same type from the simulator and from a
     cluster of GPUs.
 
-    Its provenance says, among other things, which scenario it was (`fingerprint`) and, where not
-    all ranks were observed, which (`ranks`).
+    Its provenance names, among other things, the scenario (`fingerprint`) and, if a backend has
+    observed only some ranks, those (`ranks`).
     """
 
     scenario: str

@@ -111,7 +111,7 @@ class MemoryVerdict:
         if self.verdict != "TIGHT" or self.margin_bytes >= 0:
             return ""
         expected = None if self.pressure is None else self.pressure.expected
-        return "not expected to run" if expected is None else expected.words
+        return "not expected to run" if expected is None else expected.sentence
 
     @property
     def built_on_device(self) -> bool:

@@ -23,8 +23,8 @@ class Releases:
     steady: int
 
     @property
-    def words(self) -> str:
-        """Words for a sentence: "giving cached memory back twice a steady step"; "" where none is
+    def sentence(self) -> str:
+        """Part of a sentence: "giving cached memory back twice a steady step"; "" where none is
         given back."""
         if not self.steady and not self.first:
             return ""

@@ -32,7 +32,7 @@ class AllocatorRecord:
     fragmentation_bytes: int
     """Reserved but in no live block, when active bytes are at their peak for the first time."""
     rounding_bytes: int
-    """Bytes in live blocks that nobody asked for, at that moment."""
+    """Bytes in live blocks beyond those asked for, at that moment."""
     workspace_bytes: int
     """Bytes of cuBLAS's workspaces, at that moment."""
     num_segments: int

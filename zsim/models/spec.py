@@ -119,7 +119,7 @@ class Module:
         return self.within not in ("", self.path) and self.unit == self.path
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def free_inputs(self) -> tuple[str, ...]:
         """The values that its operators read and that none of them makes; an operator of several
         outputs makes "<output>.…" too."""
         made = {operator.output for operator in self.operators}
@@ -252,8 +252,8 @@ class ModelSpec:
 
     @property
     def trained(self) -> frozenset[str]:
-        """The fqns of the parameters that get a gradient: those that are not frozen, of blocks that
-        are used, where the loss needs them."""
+        """The fqns of the parameters with a gradient: not frozen, needed by the loss, and in blocks
+        that forward uses."""
         trained = frozenset(
             [
                 parameter.fqn

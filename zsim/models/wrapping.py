@@ -307,7 +307,7 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
                 if _owner(op, block.path, asked.nested) == name
             ]
             operators = tuple(block.operators[i] for i in indices)
-            read = replace(block, operators=operators).given
+            read = replace(block, operators=operators).free_inputs
             if not any(op.weight for op in operators):
                 yield (
                     f"wrapping.nested: {block.path} has no module {shown(name)} with parameters; "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError
-from zsim.io.arguments import told
+from zsim.io.arguments import described
 from zsim.ir.run import RunRecord
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
@@ -97,7 +97,7 @@ def _distinct(ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _unfit(where: str, expected: str, value: object) -> ArgumentError:
-    return ArgumentError(where=where, expected=expected, found=told(value))
+    return ArgumentError(where=where, expected=expected, found=described(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
 from zsim.errors import BackendUnavailableError, ZsimError
-from zsim.io.arguments import told
+from zsim.io.arguments import described
 from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord
 from zsim.models.training_options import Device
@@ -63,7 +63,7 @@ def find(name: str, *, where: str = "backend") -> Backend:
         )
         expected = f"one of {', '.join(sorted(entries))}"
         raise UnknownBackendError(
-            where=where, expected=expected, found=told(name), remedy=remedy
+            where=where, expected=expected, found=described(name), remedy=remedy
         )
     entry = entries[name]
     try:

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any
 
 from zsim.errors import ArgumentError
-from zsim.io.arguments import path_of, told
+from zsim.io.arguments import described, path_of
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import counted, format_bytes
 from zsim.ir.ops import COLLECTIVES
@@ -192,7 +192,7 @@ class Run:
         target = path_of(path, where="path")
         if "\0" in str(target):
             raise ArgumentError(
-                where="path", expected="a path without a null byte", found=told(str(target))
+                where="path", expected="a path without a null byte", found=described(str(target))
             )
         saved.save(self.record, target)
 

@@ -92,7 +92,7 @@ def _no_run(problem: str) -> SavedRunError:
 
 
 def _run(table: Any) -> RunRecord:
-    """The Run of a table, in which some ranks say which one they are `like`."""
+    """The Run of a table, where some ranks name the one that they are `like`."""
     ranks = table.get("ranks") if isinstance(table, dict) else None
     if not isinstance(ranks, list):
         return from_table(RunRecord, table)  # which says so

@@ -20,7 +20,7 @@ from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
 from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
-from zsim.io.arguments import path_of, told
+from zsim.io.arguments import described, path_of
 from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
@@ -118,7 +118,7 @@ class Scenario:
         }
         problems: list[str] = []
         if not isinstance(name, str) or not name or not name.isprintable():
-            problems.append(f"name: expected text in one line, found {told(name)}")
+            problems.append(f"name: expected text in one line, found {described(name)}")
         beside = Path(".")
         try:
             beside = path_of(folder, where="folder")
@@ -184,7 +184,8 @@ class Scenario:
         }
         if "folder" in unknown:
             raise ArgumentError(
-                where="with_: folder", expected="tables and a name", found=told(unknown["folder"]),
+                where="with_: folder", expected="tables and a name",
+                found=described(unknown["folder"]),
                 remedy="zsim.load reads a scenario's file in another folder",
             )
         there = {key: change for key, change in changes.items() if change is not KEPT}
@@ -333,6 +334,10 @@ def _values(
 ) -> dict[str, Any]:
     """A Scenario's fields by name, as `tables` say; ScenarioError with `where` in front of each
     problem, those that are known first."""
+    if not tables:
+        needed = "the tables model, batch, cluster and strategy"
+        remedy = "`zsim list scenarios` names files to begin with"
+        raise ScenarioError((f"{where}: expected {needed}, found none; {remedy}",))
     problems = [*problems, *limits.number_problems(tables)]
     checked = parts(tables, problems)
     strategy = strategy_of(tables.get("strategy"), problems)

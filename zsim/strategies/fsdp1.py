@@ -1,5 +1,5 @@
-"""FSDP1 (FullyShardedDataParallel): one flat parameter per unit, one of the rest, which is the
-root's.
+"""FSDP1 (FullyShardedDataParallel): one flat parameter per unit, and one of the root for the
+rest.
 
 Forward gathers the root first and each block just before it runs. The host runs ahead until two
 frees are pending, and then waits for the older one. The root stays gathered. In backward a block is
@@ -7,8 +7,8 @@ gathered when a gradient of its output arrives, or while the one after it runs (
 It is freed and reduced once all its gradients are one.
 
 The split into views, made with the all-gather of forward, is the first node of a block and so its
-last in backward. A gather that forward prefetches makes that node before the block that runs: in
-backward it comes after that block too. A unit that runs again is gathered again in forward, with
+last in backward. A gather that forward prefetches makes that node before the block that runs. So
+in backward it comes after that block too. A unit that runs again is gathered again in forward, with
 views of its own, and once in backward. Frozen parameters are gathered and reduced with trained ones
 of their unit; a unit of nothing else is never reduced. Observed on torch 2.13; see
 torch/distributed/fsdp, and flat_parameter/hooks.py for the order.
@@ -99,8 +99,8 @@ def model_problems(
             and len({parameter.requires_grad for parameter in unit.parameters}) > 1
         ):
             yield (
-                f"frozen: {unit.fqn} has parameters that are frozen and others that are trained, "
-                f"which torch refuses (Must flatten tensors "
+                f"frozen: expected all parameters of {unit.fqn} frozen or all trained, found both; "
+                f"torch refuses that (Must flatten tensors "
                 "with uniform `requires_grad` when `use_orig_params=False`); use "
                 "strategy.use_orig_params = true, or freeze the whole unit"
             )

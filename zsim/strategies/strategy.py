@@ -115,9 +115,9 @@ class Strategy:
     keeps_gathered: tuple[OptionValue, ...] = ()
     """Options to try with which units stay gathered from forward to backward."""
     frees_after_forward: tuple[OptionValue, ...] = ()
-    """Options with which all blocks are freed in between, that which frees most first."""
+    """Options that free all blocks in between, the one that frees most first."""
     for_left_out: tuple[OptionValue, ...] = ()
-    """Options that it needs for a model of which forward leaves parts out."""
+    """Options that it needs for a model with parts that forward leaves out."""
     gathers_earlier: tuple[OptionValue, ...] = ()
     """Options that issue all-gathers earlier."""
     prefetch_depths: tuple[str, ...] = ()

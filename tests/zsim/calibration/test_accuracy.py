@@ -205,7 +205,7 @@ def test_saved_runs_are_predicted_where_their_scenarios_are_known(
     reasons = {
         each["source"]: each["reason"] for each in json.loads(capsys.readouterr().out)["skipped"]
     }
-    assert reasons["simulated.json"] == "simulated: nobody measured it"
+    assert reasons["simulated.json"] == "simulated, not measured"
     assert reasons["broken.json"].startswith("expected ")
     assert main.main(asked[:2]) == 2
     assert "a saved Run: --scenarios FOLDER is where its scenario is looked for" in (

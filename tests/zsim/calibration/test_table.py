@@ -70,7 +70,7 @@ def test_the_table_of_the_page_is_predicted_and_is_a_published_row(
         ({"batch.micro_batch": ""}, "batch.micro_batch: expected a value, found nothing"),
         ({"cluster.preset": "dgx-h10"}, 'cluster.preset: unknown cluster "dgx-h10", did you mean '
                                         "dgx-h100?"),
-        ({"strategy.dp_shard": "7"}, "strategy.dp_replicate: 7 does not divide"),
+        ({"strategy.dp_shard": "7"}, "strategy.dp_shard: expected a divisor of the cluster's"),
         ({"execution.compile": "maybe"}, 'execution.compile: expected true or false, found "maybe'),
         ({"measured.step_time": "6"}, "measured.step_time: expected a number and one of ns, us, "),
         ({"measured.step_time": "0 s"}, "measured.step_time: expected more than nothing"),

@@ -45,7 +45,7 @@ def remembering(**levels: Any) -> Callable[[RankRun], RankRun]:
     return change
 
 
-def told(**more: Any) -> Callable[[RankRun], RankRun]:
+def with_numerics(**more: Any) -> Callable[[RankRun], RankRun]:
     return lambda rank: replace(rank, numerics=replace(NUMERICS, **more))
 
 
@@ -72,12 +72,12 @@ def told(**more: Any) -> Callable[[RankRun], RankRun]:
             "real ranks stand for themselves: rank 0: it stands for -5 ranks",
         ),
         (
-            told(),
+            with_numerics(),
             "numerics tell every step: rank 0: numerics of 1 steps, though there is a "
             "steady one after the first",
         ),
         (
-            told(steps=3),
+            with_numerics(steps=3),
             "numerics tell every step: rank 0: 1 losses and 1 of the reference for 3 steps",
         ),
         (

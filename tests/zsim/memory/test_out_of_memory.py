@@ -192,7 +192,7 @@ def _alone(nbytes: int) -> Program:
 
 def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
     sentences = [
-        Releases(first=first, steady=steady).words
+        Releases(first=first, steady=steady).sentence
         for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0), (0, 0))
     ]
     assert [sentence.removeprefix("giving cached memory back ") for sentence in sentences] == [
@@ -317,6 +317,6 @@ def test_a_proposal_that_hides_says_what_it_has_to_give_back_for_that() -> None:
         capacity_bytes=100 * MIB,
     )
     assert change.memory_words.startswith("may not fit: needs 110")
-    released = replace(change, released=Releases(first=0, steady=2).words).memory_words
+    released = replace(change, released=Releases(first=0, steady=2).sentence).memory_words
     assert released.startswith("runs only giving cached memory back twice a steady step: needs 110")
     assert "short" not in released

@@ -101,8 +101,8 @@ def test_the_published_schema_is_in_step():
         ("steps = 4", "stepps = 4", "x.toml: stepps: unknown key, did you mean steps?"),
         ("accumulation = 2", "acumulation = 2", "x.toml: batch.acumulation: unknown key, did you "
                                                 "mean accumulation?"),
-        ("dp_shard = 4", "dp_shard = 3", "x.toml: strategy.dp_shard: dp_shard 3 = 3 ranks, but "
-                                         "the cluster has 4"),
+        ("dp_shard = 4", "dp_shard = 3", "x.toml: cluster: expected 3, by strategy.dp_shard 3, "
+                                         "found 4 ranks; leave one axis out"),
         ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor and pipeline parallelism are "
                                    "reserved words for now"),
         ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor and pipeline parallelism are "

@@ -255,11 +255,11 @@ def of_text(text: str, **options: object) -> tuple[Op, ...]:
         ),
         (
             "\nprecision", '\nfrozen = ["*.bias"]\nprecision',
-            "frozen: root has parameters that are frozen and others that are trained",
+            "frozen: expected all parameters of root frozen or all trained, found both",
         ),
         (
             "\nprecision", '\nfrozen = ["blocks.*"]\nwrapping = { every = "all" }\nprecision',
-            "frozen: root has parameters",
+            "frozen: expected all parameters of root",
         ),
         (
             "\nprecision", "\nwrapping = { every = 3 }\nprecision",

@@ -226,7 +226,7 @@ class Boundaries:
         self.log.place = Place(backward=True, stretch=stretch)
 
     def end_backward(self) -> None:
-        """Backward is over: UntraceableError for a unit whose backward nobody saw begin."""
+        """Backward is over: UntraceableError for a unit whose backward no hook saw begin."""
         for first, last in self._ends.items() if self._hooked else ():
             if last not in self.begun | self.constant:
                 raise UntraceableError(

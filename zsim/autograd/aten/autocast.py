@@ -1,5 +1,5 @@
-"""torch.autocast around a forward over float32 parameters: which operator runs in which dtype, and
-the casts that this takes.
+"""torch.autocast around a forward over float32 parameters: the dtype of each operator, and the
+casts between them.
 
 Observed on the CPU with torch 2.13. For CUDA read from torch/include/ATen/autocast_mode.h and the
 dispatcher's autocast kernels.

@@ -67,8 +67,7 @@ class NodeOver:
 
 
 SUM_OF_GRADIENTS = ".summed"
-"""Suffix of a buffer in which two gradients of one value, which several operators read, are added
-up."""
+"""Suffix of a buffer with the sum of two gradients of one value, read by several operators."""
 TapeEvent = Alloc | Free | ParameterGradient | Accumulated | NodeOver | Recomputed | InnerCall
 
 

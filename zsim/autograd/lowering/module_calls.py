@@ -112,7 +112,7 @@ def _taken(module: Module, called: str) -> str:
     block reads from outside."""
     if not module.inside:
         return called
-    (read,) = module.given
+    (read,) = module.free_inputs
     return called if read == "x" else Buffer.of(module.whole, read)
 
 

@@ -225,8 +225,7 @@ def _run(module: LoweredModule) -> tuple[str, str]:
 
 
 def placed(modules: Iterable[Module], *, units: Iterable[ParamGroup]) -> tuple[Module, ...]:
-    """`modules` that know which unit they lie in: those of units in a unit, and the parts that
-    those cut that one into."""
+    """`modules` with the unit around each: for units in a unit, and for the parts between them."""
     fqns = [unit.fqn for unit in units if unit.fqn != ROOT]
     around = {
         fqn: max((other for other in fqns if fqn.startswith(f"{other}.")), key=len, default="")
@@ -257,8 +256,7 @@ def check_whole(model: TracedModel) -> TracedModel:
         if asked not in known and any(map(_casts_input, lowered)):
             raise _broken(
                 model.name,
-                "one form in which the model's inputs are as they were given, beside that in "
-                "which they are cast",
+                "a form with the model's own inputs beside the form with cast inputs",
                 "none",
             )
     return check(model)

@@ -70,7 +70,7 @@ class Step(Row):
     scenario: Scenario
     seconds: float | None
     simulated: bool = False
-    """True for a Run that a simulator made: nobody has measured it."""
+    """True for a Run that a simulator made, not a measurement."""
     peaks: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
 

@@ -158,7 +158,8 @@ class _Row:
                                  f"{len(cells)}")
         for column, cell in self.cells.items():
             if NUL in cell:
-                self.problems.append(f"{column}: expected text, found a NUL byte in it")
+                self.problems.append(f"{column}: expected text, found a NUL byte in it; save "
+                                     "the table as UTF-8 text")
             elif len(cell) > MAX_CELL:
                 self.problems.append(f"{column}: expected at most {MAX_CELL:,} characters, found "
                                      f"{len(cell):,}")

@@ -29,7 +29,7 @@ def text(
 
     What was fitted says how wide its band is by the errors of the fit. What no row speaks of stays
     as it was, with where it comes from. What was fitted on simulated Runs alone is "assumed", since
-    nobody has measured it.
+    they are no measurements.
     """
     folder = files("zsim") / "presets"
     cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())

@@ -208,8 +208,8 @@ def _wake(request: MachineRequest, measured: MachineMeasurements) -> int:
 
 
 def _interference(request: MachineRequest, measured: MachineMeasurements) -> float:
-    """The share of a collective's time that compute beside it loses: all that kinds lose, over all
-    that they take."""
+    """The share of a collective's time that compute beside it loses: the losses of all kinds over
+    their times."""
     alone = _alone(request, measured)
     lost = {
         asked.kind: _mean(lasted)

@@ -23,8 +23,8 @@ TYPE_BYTES = {
 OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
 """Values of nccl-tests' column `redop`."""
 OF_PARTS = ("all_gather", "reduce_scatter")
-"""Collectives whose count is that of one rank's part, their size that of all parts
-(getCollByteCount of each program)."""
+"""Collectives with the count of one rank's part and the size of all parts (getCollByteCount of each
+program)."""
 FIGURES, FRACTIONS = 6, 2
 """Fewest figures of a row that has times, and how many of them have digits behind a point."""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?(?:[KMGT]i?B?)?", re.IGNORECASE)

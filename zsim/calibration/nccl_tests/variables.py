@@ -35,7 +35,7 @@ ELSEWHERE: dict[str, tuple[tuple[str, ...], bool]] = {
 }
 """Values by which bytes go another way, and True where they do so between nodes alone."""
 WIDENS = 0.5
-"""Share by which a variable whose effect is not known widens a band."""
+"""Share by which a variable of unknown effect widens a band."""
 FIRST_NVLS = (2, 17)
 """The first NCCL whose switch reduces."""
 

@@ -1,5 +1,5 @@
-"""Rules of the IR, required of every Program before a backend interprets it: well-formed ops, waits
-that exist, buffers that live, ranks that meet.
+"""Rules of the IR, required of every Program before a backend interprets it: well-formed ops,
+existing waits, live buffers, ranks that meet.
 
 The first breach is an error. `zsim.ir.laws.program_laws` has the laws of a correct strategy beyond
 that.

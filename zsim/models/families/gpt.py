@@ -79,8 +79,8 @@ def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide
     hidden_size."""
     if sizes.num_heads < 1 or sizes.hidden_size % sizes.num_heads:
-        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of "
-                             f"{sizes.hidden_size}",))
+        raise ScenarioError((f"model.sizes.num_heads: expected a divisor of hidden_size "
+                             f"{sizes.hidden_size}, found {sizes.num_heads}",))
     final_norm = norm("layer_norm", "ln_f", "x", "n", sizes.hidden_size)
     return language_model(
         name, family="gpt", embed=_embed(sizes, sequence_length),

@@ -99,8 +99,8 @@ def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide
     hidden_size."""
     if sizes.num_heads < 1 or (not sizes.head_dim and sizes.hidden_size % sizes.num_heads):
-        raise ScenarioError((f"model: {sizes.num_heads} heads do not divide a hidden size of "
-                             f"{sizes.hidden_size}",))
+        raise ScenarioError((f"model.sizes.num_heads: expected a divisor of hidden_size "
+                             f"{sizes.hidden_size}, found {sizes.num_heads}",))
     tokens = embedding(
         "embedding", "wte", "tokens", "h", rows=sizes.vocabulary, width=sizes.hidden_size
     )

@@ -52,8 +52,8 @@ def dropped(asked: bool, name: str, value: str, width: int) -> tuple[tuple[Opera
 def loss_module(
     norm_f: Operator, *, frame: tuple[str, ...], vocabulary: int, weight: str
 ) -> Module:
-    """The last norm, after which the inner model's locals go; logits, which the output holds until
-    the loss is taken from it."""
+    """The last norm and the logits. The inner model's locals go after the norm; the output holds
+    the logits until the loss."""
     width = norm_f.out_features
     return Module(
         fqn=HEAD,

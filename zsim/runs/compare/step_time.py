@@ -3,7 +3,7 @@ the measured device is the same.
 
 A real step's time depends on more than the scenario, so the bound is the prediction's own band. The
 constants behind the prediction make that band. Assumed constants are not judged by it. A time ten
-times off is a failure all the same, but for a CPU that nobody has measured. It reads Runs and
+times off is a failure all the same, but for a CPU without measurements. It reads Runs and
 nothing else.
 """
 
@@ -86,7 +86,7 @@ def _blind(predicted: RunRecord, measured: RunRecord) -> str:
 
 
 def _of_another_cpu(predicted: RunRecord) -> bool:
-    """True where the prediction is for a CPU whose constants nobody has measured.
+    """True where the prediction is for a CPU without measured constants.
 
     Those of another machine, with other cores and other work beside, say nothing of this one.
     """

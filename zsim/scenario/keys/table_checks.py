@@ -91,8 +91,10 @@ def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) ->
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, ZsimError):
         return cause.complaint
-    expected = pydantic_words.expected(item, table="a table, { key = value }")
-    return f"expected {expected}, found {pydantic_words.found(item)}"
+    expected = pydantic_words.expected_text(item, table="a table, { key = value }")
+    remedy = pydantic_words.remedy_text(item)
+    complaint = f"expected {expected}, found {pydantic_words.found_text(item)}"
+    return f"{complaint}; {remedy}" if remedy else complaint
 
 
 def _path(table: object, item: Any) -> list[str | int]:

@@ -153,13 +153,15 @@ def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
     sized = prod(size for size in sizes.values() if size)
     if open_axes:
         if cluster.num_ranks % sized:
-            raise ScenarioError((f"strategy.{axes[0]}: {sized} does not divide the cluster's "
-                                 f"{counted(cluster.num_ranks, 'rank')}",))
+            key = next(axis for axis, size in sizes.items() if size)
+            raise ScenarioError((f"strategy.{key}: expected a divisor of the cluster's "
+                                 f"{counted(cluster.num_ranks, 'rank')}, found {sized}; take "
+                                 f"another size, or a cluster of a multiple of {sized} ranks",))
         sizes[open_axes[0]] = cluster.num_ranks // sized
     elif sized != cluster.num_ranks:
         product = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
-        ranks = counted(sized, "rank")
-        raise ScenarioError((f"strategy.{axes[0]}: {product} = {ranks}, but the cluster has "
-                             f"{cluster.num_ranks}; leave one axis out to fill it",))
+        ranks = counted(cluster.num_ranks, "rank")
+        raise ScenarioError((f"cluster: expected {sized:,}, by strategy.{product}, found {ranks}; "
+                             f"leave one axis out of the strategy to fill the cluster",))
     assert set(sizes) <= set(AXES)
     return Mesh(**sizes)

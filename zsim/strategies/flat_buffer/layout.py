@@ -1,5 +1,5 @@
-"""A model cut into flat buffers for ZeRO: which modules need which, how large they are, and how
-they come to be."""
+"""A model cut into flat buffers for ZeRO: the modules that need each buffer, its size, and its
+construction."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ AXIS = "dp_shard"
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A Training whose param groups are flat buffers cut into `num_shards`; which modules need
-    which groups."""
+    """A Training with flat buffers, cut into `num_shards`, for param groups; the groups that each
+    module needs."""
 
     training: Training
     groups: tuple[FlatGroup, ...]

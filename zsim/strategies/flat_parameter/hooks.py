@@ -30,7 +30,7 @@ from zsim.strategies.fsdp.hook_events import (
 
 @dataclass(slots=True, kw_only=True)
 class Order:
-    """The orders in which flat parameters have been used, by which others are prefetched."""
+    """Orders in which flat parameters were used; FSDP1 prefetches others by them."""
 
     forward: list[FlatParameter] = field(default_factory=list)
     """Order in which the first micro-batch of all gathered them in forward; nothing later changes

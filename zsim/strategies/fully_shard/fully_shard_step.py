@@ -162,7 +162,7 @@ class FullyShardStep(ReducingStep):
     def _finalize_backward(self, group: FSDPParamGroup) -> None:
         """The compute stream waits for the reductions so far, and what they held of `group` goes.
 
-        So does an all-gather that was prefetched and that nobody came to use.
+        So does an all-gather that fully_shard prefetched and no unit used.
         """
         memory = self.drop(f"{group.fqn}.reduced")
         if group.gathered:

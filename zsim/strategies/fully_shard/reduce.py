@@ -201,8 +201,8 @@ class ReducingStep(UnshardingStep):
         )
 
     def _reduced_into(self, group: FSDPParamGroup, *, fresh: bool) -> str:
-        """The buffer that the shards' reduction makes: one that stays, or one that is cast or added
-        to what is there."""
+        """The buffer that the shards' reduction makes: it stays, or is cast or added to an earlier
+        one."""
         if not self.over_replicas:
             partial = f"{group.fqn}.partial_gradient"
             return f"{group.fqn}.reduced" if partial in self.live else partial
