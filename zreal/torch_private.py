@@ -83,8 +83,9 @@ def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
         if isinstance(argument, str):
             with suppress(RuntimeError, ValueError, KeyError):
                 return cast(Any, _resolve_process_group)(argument)
-        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return dist.ProcessGroup.unbox(argument)
+        if isinstance(argument, torch.ScriptObject):
+            with suppress(RuntimeError):  # a reduction, or other options
+                return dist.ProcessGroup.unbox(argument)
     return None
 
 

@@ -87,6 +87,8 @@ def test_a_run_agrees_with_itself_in_every_check():
         "memory by kind": "unsupported",
         "numerics": "ok",
         "step time": "unsupported",
+        "exposed communication": "unsupported",
+        "time by unit": "unsupported",
     }
     assert [check.detail for check in checks[:2]] == ["exact    8 of 8", "exact    8 of 8, 6,144 B"]
     assert named(checks, "peak memory, steady").detail == (

@@ -17,6 +17,7 @@ from zsim.runs.compare import memory_at_rest, memory_by_part
 from zsim.runs.compare.check import Check, Number
 from zsim.runs.compare.numerics import numerics
 from zsim.runs.compare.step_time import compare_time
+from zsim.runs.compare.timeline import compare_timelines
 
 CONTEXT = 3
 MEMORY_BOUND = 0.05
@@ -63,6 +64,9 @@ def compare(
             *whole,
             Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),
         )
+    step_time = compare_time(predicted, measured, bound=limits.time)
+    partners = _partners(predicted)
+    ranks = [(partners[rank.rank], rank) for rank in measured.ranks if rank.rank in partners]
     return (
         *whole,
         _order(pairs, predicted.world_size),
@@ -71,7 +75,8 @@ def compare(
         _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
         numerics(predicted, measured),
-        compare_time(predicted, measured, bound=limits.time),
+        step_time,
+        *compare_timelines(predicted, measured, ranks, step_time=step_time),
     )
 
 
