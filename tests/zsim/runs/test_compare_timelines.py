@@ -48,11 +48,11 @@ def with_spans(run: RunRecord, spans: tuple[Span, ...], step_ns: int) -> RunReco
 
 
 def test_a_run_agrees_with_itself_in_what_made_its_time(predicted: RunRecord) -> None:
-    found = checks(predicted, measured(predicted))
-    assert [found[name].status for name in NAMES] == ["ok", "ok"]
+    by_name = checks(predicted, measured(predicted))
+    assert [by_name[name].status for name in NAMES] == ["ok", "ok"]
     rank = predicted.ranks[0]
-    assert found[NAMES[0]].measured == exposed_ns(rank)
-    assert "34 units" in found[NAMES[1]].detail  # 32 blocks, the root and the optimizer
+    assert by_name[NAMES[0]].measured == exposed_ns(rank)
+    assert "34 units" in by_name[NAMES[1]].detail  # 32 blocks, the root and the optimizer
 
 
 def test_the_units_of_a_step_are_all_of_it(predicted: RunRecord) -> None:
@@ -85,18 +85,18 @@ def test_a_unit_that_takes_longer_is_named(predicted: RunRecord) -> None:
     slow = next(span for span in predicted.ranks[0].spans if span.name == "forward blocks.7")
     spans = (replace(slow, start_ns=0, end_ns=step_ns // 2),
              *(span for span in predicted.ranks[0].spans if span.start_ns >= step_ns // 2))
-    found = checks(predicted, with_spans(measured(predicted), spans, step_ns))
-    assert found["step time"].status == "ok"
-    assert found["time by unit"].status == "failed"
-    assert "blocks.7 furthest" in found["time by unit"].detail
-    assert "beyond the band" in found["time by unit"].detail
+    by_name = checks(predicted, with_spans(measured(predicted), spans, step_ns))
+    assert by_name["step time"].status == "ok"
+    assert by_name["time by unit"].status == "failed"
+    assert "blocks.7 furthest" in by_name["time by unit"].detail
+    assert "beyond the band" in by_name["time by unit"].detail
 
 
 def test_communication_that_nothing_hides_fails(predicted: RunRecord) -> None:
     """Kernels gone from the compute stream, as where a stall of each collective is seen."""
     spans = tuple(span for span in predicted.ranks[0].spans if span.kind in COLLECTIVES)
-    found = checks(predicted, with_spans(measured(predicted), spans, predicted.step_time_ns or 0))
-    assert found["exposed communication"].status == "failed"
+    by_name = checks(predicted, with_spans(measured(predicted), spans, predicted.step_time_ns or 0))
+    assert by_name["exposed communication"].status == "failed"
 
 
 def test_what_cannot_be_judged_says_why_and_is_no_agreement(predicted: RunRecord) -> None:
@@ -122,9 +122,9 @@ def test_what_cannot_be_judged_says_why_and_is_no_agreement(predicted: RunRecord
         "the predicted Run, of sim, has no band": checks(unbanded, other),
         "measured on cpu": checks(predicted, elsewhere),
     }
-    for reason, found in cases.items():
+    for reason, by_name in cases.items():
         for name in NAMES:
-            assert found[name].status == "unsupported"
-            assert found[name].detail.startswith(f"unsupported: {reason}")
+            assert by_name[name].status == "unsupported"
+            assert by_name[name].detail.startswith(f"unsupported: {reason}")
     units = checks(predicted, renamed)["time by unit"]
     assert (units.status, "of other units, as layer" in units.detail) == ("unsupported", True)
