@@ -34,7 +34,7 @@ from zsim.strategies.replicated.construction import ONE_BUCKET
 class ReplicatedRank:
     """The model of one rank, its gradient buckets, and its optimizer of every parameter.
 
-    The optimizer steps float32 parameters; 2-byte parameters are rounded copies of them.
+    The optimizer steps the parameters, or float32 ones of which they are rounded copies.
     """
 
     scenario: Scenario
@@ -54,6 +54,8 @@ class ReplicatedRank:
         self._buckets = (
             self._rebuilt_buckets if finds_unused else (buckets.ready_order(self._training),)
         )
+        if not self.scenario.precision.master:
+            self.model.to(self._dtype)
         reduced = buckets.reduced_parameters(self.scenario.model)
         stepped = {p.fqn: self.model.get_parameter(p.fqn).data for p in reduced}
         self.optimizer = RankOptimizer(self.scenario.optimizer, stepped)

@@ -25,17 +25,17 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
 
 
 def _half_precision(scenario: Scenario) -> Iterator[str]:
-    """Parameters of fp16 that AdamW steps themselves, since the strategy keeps no master copy."""
+    """Parameters of fp16 that AdamW steps themselves, where there is no master copy."""
     keeps = STRATEGIES[scenario.strategy].formula.keeps
     if (
         scenario.precision.parameters == "float16"
         and scenario.optimizer.name == "adamw"
-        and keeps == "no master copy"
+        and (keeps == "no master copy" or not scenario.precision.master)
     ):
         yield (
-            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy; "
-            "squares of gradients below 0.005 and its eps of 1e-8 are 0 in fp16, so parameters "
-            "become infinite in torch too; take bf16, which has the range"
+            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy "
+            "here; squares of gradients below 0.005 and its eps of 1e-8 are 0 in fp16, so "
+            "parameters become infinite in torch too; take bf16, which has the range"
         )
 
 

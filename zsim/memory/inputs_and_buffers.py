@@ -55,7 +55,9 @@ def _micro_batch_nbytes(scenario: Scenario) -> int:
     if "tokens" in model.first_operator.inputs:
         return 2 * INDEX * batch.micro_batch * batch.sequence_length * batch.forwards
     dtype = (
-        "float32" if STRATEGIES[scenario.strategy].casts_input else scenario.precision.parameters
+        scenario.precision.stepped
+        if STRATEGIES[scenario.strategy].casts_input
+        else scenario.precision.parameters
     )
     row = model.first_operator.in_features * DTYPE_NBYTES[dtype] + INDEX
     return row * batch.micro_batch * batch.forwards

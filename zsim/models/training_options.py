@@ -39,6 +39,14 @@ class Precision:
     parameters: Dtype = "float32"
     reduce: Dtype = "float32"
     autocast: Dtype | Literal["none"] = "none"
+    master: bool = True
+    """The optimizer steps float32 copies, or shards, of two-byte parameters; else them themselves,
+    as after `model.to(torch.bfloat16)`."""
+
+    @property
+    def stepped(self) -> Dtype:
+        """The dtype of what the optimizer steps, and of its states."""
+        return "float32" if self.master else self.parameters
 
     @property
     def products(self) -> Dtype:

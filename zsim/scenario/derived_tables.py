@@ -34,7 +34,9 @@ def in_step(
             result[table] = _set_fields(changed[part])
     if "precision" in changed:
         precision = _set_fields(changed["precision"])
-        result["precision"] = {key: DTYPE_NAMES[dtype] for key, dtype in precision.items()}
+        result["precision"] = {
+            key: DTYPE_NAMES.get(value, value) for key, value in precision.items()
+        }
     if "expandable_segments" in changed:
         result["allocator"] = {"expandable_segments": changed["expandable_segments"]}
     if any(part in changed for part in OF_STRATEGY):

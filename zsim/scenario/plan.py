@@ -38,7 +38,7 @@ def training(scenario: Scenario, *, device: Device) -> Training:
     """The strategy's input: the scenario's model lowered for `device`, and the scenario's choices.
     """
     strategy, dtype = STRATEGIES[scenario.strategy], scenario.precision.parameters
-    casts_input = strategy.casts_input and dtype != "float32"
+    casts_input = strategy.casts_input and scenario.precision.stepped != dtype
     missing = kernel_problem(scenario.model, scenario.precision, device=device)
     if missing:  # on another device than the scenario's own
         raise ScenarioError((f"{scenario.name}: {missing}",))

@@ -73,6 +73,19 @@ def _autocast(parts: Any) -> Iterator[str]:
         )
 
 
+def _master(parts: Any) -> Iterator[str]:
+    """Two-byte parameters alone may have no float32 ones that the optimizer steps."""
+    if parts.precision.master:
+        return
+    if parts.precision.parameters == "float32":
+        yield 'precision.master: expected true with parameters = "fp32", which are stepped anyway'
+    if not STRATEGIES[parts.strategy].steps_two_bytes:
+        yield (
+            f"precision.master: expected true with {parts.strategy}, whose two-byte parameters "
+            "alone are not modelled; use fsdp2"
+        )
+
+
 def _execution(parts: Any) -> Iterator[str]:
     """Kernels that the device has not, or that a model brings itself."""
     execution, model = parts.execution, parts.model
@@ -114,7 +127,8 @@ def _traced(parts: Any) -> Iterator[str]:
     strategy, dtype = STRATEGIES[parts.strategy], parts.precision.parameters
     try:
         parts.model.modules_for(
-            parts.batch, dtype=dtype, casts_input=strategy.casts_input and dtype != "float32",
+            parts.batch, dtype=dtype,
+            casts_input=strategy.casts_input and parts.precision.stepped != dtype,
             unit_hooks=strategy.unit_hooks, autocast=parts.precision.autocast,
             checkpointing=parts.checkpointing,
         )
@@ -151,6 +165,7 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _momentum: ("optimizer",),
     _checkpointing: ("model", "checkpointing", "batch", "precision", "strategy"),
     _autocast: ("precision",),
+    _master: ("precision", "strategy"),
     _execution: ("execution", "cluster", "model"),
     _huggingface: ("model", "batch", "precision", "checkpointing", "wrapping"),
     _traced: ("model", "batch", "precision", "checkpointing", "strategy"),

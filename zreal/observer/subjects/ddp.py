@@ -96,16 +96,16 @@ def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies.
     """
-    originals = [parameter.detach() for parameter in trained(model)]
+    has_masters = scenario.precision.stepped != scenario.precision.parameters
+    masters = [parameter.detach() for parameter in trained(model)] if has_masters else []
     module = wrap(scenario, model, mesh)
     parameters = trained(module)
     optimizer: torch.optim.Optimizer
-    masters: list[torch.Tensor] = []
-    if scenario.precision.parameters == "float32":
-        optimizer = inner = make_optimizer(scenario.optimizer, list(parameters))
-    else:
-        masters, inner = originals, make_optimizer(scenario.optimizer, originals)
+    if has_masters:
+        inner = make_optimizer(scenario.optimizer, masters)
         optimizer = MasterOptimizer(parameters, masters, inner)
+    else:
+        optimizer = inner = make_optimizer(scenario.optimizer, list(parameters))
     return Subject(
         module=module,
         optimizer=optimizer,

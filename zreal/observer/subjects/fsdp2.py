@@ -29,6 +29,7 @@ from zsim.scenario.scenario import Scenario
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     """Shard `model` in place: its units inside out, then the model itself."""
     options = scenario.options
+    model.to(DTYPES[scenario.precision.stepped])
     wrapped = _shard(scenario, model, mesh)
     sharded = cast(FSDPModule, model)
     unused = scenario.model.unused
@@ -53,7 +54,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
     optimizer: torch.optim.Optimizer = make_optimizer(scenario.optimizer, trained(model))
     return Subject(
         module=model, optimizer=optimizer, micro_batch=micro_batch,
-        states=lambda: state_tensors(optimizer),
+        states=lambda: state_tensors(optimizer), dtype=scenario.precision.stepped,
     )
 
 
@@ -65,11 +66,11 @@ def _shard(
     "auto" is fully_shard's None: units are resharded after forward, the root is not.
     """
     options, precision = scenario.options, scenario.precision
-    # Where parameters stay float32, a named dtype would have fully_shard cast autocast's narrow
+    # Where parameters are not cast, a named dtype would have fully_shard cast autocast's narrow
     # outputs back.
-    narrow = None if precision.parameters == "float32" else DTYPES[precision.parameters]
+    narrow = None if precision.parameters == precision.stepped else DTYPES[precision.parameters]
     policy = MixedPrecisionPolicy()
-    if not precision.parameters == precision.reduce == "float32":
+    if not precision.parameters == precision.reduce == precision.stepped:
         policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=DTYPES[precision.reduce])
     offload = OffloadPolicy()
     if options.offload:

@@ -200,6 +200,10 @@ TABLES: Mapping[str, Any] = {
                 "Dtype of torch.autocast around forward; parameters stay fp32, and so do "
                 "all-gathers."
             ),
+            "master": _key(
+                "The optimizer steps float32 copies (or shards) of two-byte parameters; false: "
+                "them themselves, as after model.to(torch.bfloat16)."
+            ),
         },
         {
             "parameters": DtypeName, "reduce": DtypeName,

@@ -105,7 +105,8 @@ def _same_fields(kind: Callable[..., Made], table: Any) -> Made:
 
 
 def _precision(table: Any) -> Precision:
-    return Precision(**{key: DTYPES[name] for key, name in table.model_dump().items()})  # type: ignore[arg-type]
+    named = table.model_dump()
+    return Precision(**{key: DTYPES.get(value, value) for key, value in named.items()})
 
 
 def _execution(table: Any) -> Execution:

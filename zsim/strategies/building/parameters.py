@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.models.spec import ModelSpec, Module, Parameter
 
 
@@ -41,3 +43,17 @@ def trained_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     """Parameters of `named_parameters` that get a gradient: what an optimizer steps."""
     trained = model.trained
     return tuple([parameter for parameter in named_parameters(model) if parameter.fqn in trained])
+
+
+def children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[Parameter]:
+    """Parameters in the order in which `Module.to` casts them: those of a module's children before
+    its own (torch.nn.Module._apply)."""
+    own: list[Parameter] = []
+    children: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        child, *inside = parameter.fqn.split(".")[depth:]
+        (children.setdefault(child, []) if inside else own).append(parameter)
+    return [
+        *(p for child in children.values() for p in children_first(child, depth=depth + 1)),
+        *own,
+    ]

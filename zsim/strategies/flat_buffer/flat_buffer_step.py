@@ -269,12 +269,13 @@ class FlatBufferStep:
         )
 
     def optimizer(self, *, first: bool) -> int:
-        """Step this rank's shards in float32 and return the op; the first step makes the
+        """Step this rank's shards, or float32 copies, and return the op; the first step makes the
         optimizer's states."""
         model = self.model
+        stepped = model.training.precision.stepped
         self.step.begin("optimizer")
         kernels = optimizers.kernels(
-            model.stepped, optimizer=model.training.optimizer, dtype=MASTER_DTYPE, of=model.dtype,
+            model.stepped, optimizer=model.training.optimizer, dtype=stepped, of=model.dtype,
             device=model.training.device,
         )
         waits = self._clip() if model.training.optimizer.clip_norm else self._reduced
@@ -326,7 +327,7 @@ class FlatBufferStep:
         yield from optimizers.memory(
             model.stepped,
             optimizer=optimizer,
-            dtype=MASTER_DTYPE,
+            dtype=model.training.precision.stepped,
             device=model.training.device,
             owner="optimizer",
             first=first,

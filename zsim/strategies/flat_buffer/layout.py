@@ -51,6 +51,11 @@ class FlatModel:
     @property
     def has_master(self) -> bool:
         """True where the optimizer steps a float32 copy of the shards."""
+        return self.rounds and self.training.precision.master
+
+    @property
+    def rounds(self) -> bool:
+        """True where parameters are float32 ones, as they are drawn, rounded to two bytes."""
         return self.dtype != MASTER_DTYPE
 
     @property
@@ -177,11 +182,11 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
     kept: tuple[str, MemoryKind] = (
         ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
     )
-    whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.has_master else kept
+    whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.rounds else kept
     yield Alloc(Buffer.of(group.fqn, whole[0]), whole[1], model.full_nbytes(group, MASTER_DTYPE))
     for parameter in group.group.parameters:
         yield Free(parameter.fqn)
-    if model.has_master:
+    if model.rounds:
         yield Alloc(Buffer.of(group.fqn, kept[0]), kept[1], model.full_nbytes(group))
     if sharded:
         yield Alloc(Buffer.of(group.fqn, "parameters"), "parameters", model.shard_nbytes(group))
@@ -190,5 +195,5 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
             Buffer.of(group.fqn, "master"), "optimizer_states",
             model.shard_nbytes(group, MASTER_DTYPE),
         )
-    if model.has_master:
+    if model.rounds:
         yield Free(Buffer.of(group.fqn, "exact"))

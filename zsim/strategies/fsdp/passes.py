@@ -31,7 +31,7 @@ from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 
 ORIGINAL = "float32"
-"""The dtype of the sharded parameters, their gradients and optimizer states."""
+"""The dtype of FSDP1's sharded parameters, their gradients and optimizer states."""
 
 
 def makes_model_input(event: TapeEvent) -> bool:

@@ -8,7 +8,6 @@ from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.training import Training
-from zsim.strategies.fsdp.passes import ORIGINAL
 from zsim.strategies.fully_shard.fully_shard_step import FullyShardStep
 
 
@@ -20,14 +19,15 @@ def _clip(step: FullyShardStep, numels: list[int]) -> list[int]:
     for host memory.
     """
     count, sharded = len(numels), step.mesh.dp_shard > 1
+    dtype = step.training.precision.stepped
     waits = step.reduces
     stream: Stream = "host" if step.elsewhere else "compute"
     norms = step.issue(
         "optimizer", clipping.NORMS, stream=stream, waits=waits,
-        kernels=step.where_shards_are(clipping.norms_kernels(numels, dtype=ORIGINAL)),
+        kernels=step.where_shards_are(clipping.norms_kernels(numels, dtype=dtype)),
         memory=()
         if step.elsewhere
-        else clipping.norms_memory(count, dtype=ORIGINAL, sharded=sharded),
+        else clipping.norms_memory(count, dtype=dtype, sharded=sharded),
     )
     if sharded:
         norms = step.issue(
@@ -36,16 +36,16 @@ def _clip(step: FullyShardStep, numels: list[int]) -> list[int]:
             stream="all_reduce",
             waits=(norms,),
             group="dp_shard",
-            nbytes=count * DTYPE_NBYTES[ORIGINAL],
-            dtype=ORIGINAL,
-            memory=() if step.elsewhere else clipping.reduced_memory(count, dtype=ORIGINAL),
+            nbytes=count * DTYPE_NBYTES[dtype],
+            dtype=dtype,
+            memory=() if step.elsewhere else clipping.reduced_memory(count, dtype=dtype),
         )
     clipped = step.issue(
         "optimizer", clipping.CLIP, stream=stream, waits=(norms, *waits),
-        kernels=step.where_shards_are(clipping.clip_kernels(numels, dtype=ORIGINAL)),
+        kernels=step.where_shards_are(clipping.clip_kernels(numels, dtype=dtype)),
         memory=()
         if step.elsewhere
-        else clipping.clip_memory(count, dtype=ORIGINAL, sharded=sharded),
+        else clipping.clip_memory(count, dtype=dtype, sharded=sharded),
     )
     return [clipped]
 
@@ -56,8 +56,8 @@ def memory_of(
     """Allocations and frees of the optimizer for parameters of `numels`, in the first step and in
     later ones."""
     return optimizers.first_and_later(
-        numels, optimizer=training.optimizer, dtype=ORIGINAL, device=training.device,
-        owner="optimizer",
+        numels, optimizer=training.optimizer, dtype=training.precision.stepped,
+        device=training.device, owner="optimizer",
     )
 
 
@@ -69,7 +69,8 @@ def step_shards(
     settings = step.training.optimizer
     step.begin("optimizer")
     kernels = optimizers.kernels(
-        numels, optimizer=settings, dtype=ORIGINAL, device=step.training.device
+        numels, optimizer=settings, dtype=step.training.precision.stepped,
+        device=step.training.device
     )
     kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
     waits = _clip(step, numels) if settings.clip_norm else step.reduces

@@ -9,7 +9,6 @@ from functools import lru_cache
 from zsim.ir.ops import Kernel, MemoryEvent
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.fsdp.gradient_division import divide_kernels, division
-from zsim.strategies.fsdp.passes import ORIGINAL
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup
 from zsim.strategies.fully_shard.unshard import UnshardingStep
 
@@ -206,7 +205,7 @@ class ReducingStep(UnshardingStep):
         if not self.over_replicas:
             partial = f"{group.fqn}.partial_gradient"
             return f"{group.fqn}.reduced" if partial in self.live else partial
-        stays = fresh and not self.elsewhere and self.training.precision.reduce == ORIGINAL
+        stays = fresh and not self.elsewhere and self.training.precision.reduce == self.original
         return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
 
     @property
@@ -231,8 +230,9 @@ class ReducingStep(UnshardingStep):
 
     def _add_to_shards(self, group: FSDPParamGroup) -> tuple[Kernel, ...]:
         """The reduced gradient of each parameter added to that of earlier micro-batches."""
+        dtype = self.original
         return additions(
-            tuple([parameter.shard for parameter in group.trained]), of=ORIGINAL, to=ORIGINAL
+            tuple([parameter.shard for parameter in group.trained]), of=dtype, to=dtype
         )
 
     def _on_reductions_stream(
@@ -280,14 +280,14 @@ class ReducingStep(UnshardingStep):
         memory: list[MemoryEvent] = []
         kernels = divide_kernels(shard, by=self._divided_by[1], dtype=dtype)
         result = output
-        if dtype != ORIGINAL:
+        if dtype != self.original:
             result = (
                 f"{group.fqn}.gradient"
                 if fresh and not self.elsewhere
                 else f"{group.fqn}.cast_gradient"
             )
-            memory += self.alloc(result, "gradients", self.nbytes(shard, ORIGINAL))
-            kernels += (copy_kernel(shard, source=dtype, target=ORIGINAL),)
+            memory += self.alloc(result, "gradients", self.nbytes(shard, self.original))
+            kernels += (copy_kernel(shard, source=dtype, target=self.original),)
             memory += [] if held else self.drop(output)
         if not fresh or self.elsewhere:
             kernels += self._transfer("to_host", group.reduces["shard"]) or self._add_to_shards(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel
-from zsim.strategies.fsdp.passes import ORIGINAL, Passes
+from zsim.strategies.fsdp.passes import Passes
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup, Sharded
 
 
@@ -40,6 +40,11 @@ class UnshardingStep(Passes):
     """The copy that kept a part of each group after forward; the group's next all-gather waits for
     it."""
 
+    @property
+    def original(self) -> str:
+        """The dtype of sharded parameters, of their gradients and of optimizer states."""
+        return self.training.precision.stepped
+
     def unshard(self, group: FSDPParamGroup) -> None:
         """Issue the all-gather of a group that is neither gathered nor unsharded."""
         if group.unsharded or group.gathered:
@@ -51,6 +56,7 @@ class UnshardingStep(Passes):
         spread = group.resharded_to or self.mesh.dp_shard
         part = group.totals["padded"] // spread
         inputs, transfers = self._all_gather_inputs(group, part)
+        source = dtype if group.resharded_to else self.original
         name = f"{group.fqn}.all_gather"
         self.outputs[group.fqn] = f"{name}.again" if name in self.live else name
         output = self.alloc(
@@ -61,10 +67,7 @@ class UnshardingStep(Passes):
         copy = self.issue(
             "copy", group.fqn, stream="all_gather_copy_in", waits=self.gather_waits,
             micro_batch=self.micro_batch,
-            kernels=(
-                *transfers,
-                copy_kernel(part, source=dtype if group.resharded_to else ORIGINAL, target=dtype),
-            ),
+            kernels=(*transfers, copy_kernel(part, source=source, target=dtype)),
             memory=(*inputs, *output),
         )
         self.gathers[group.fqn] = self.issue(
@@ -86,7 +89,7 @@ class UnshardingStep(Passes):
         device and cast one by one."""
         dtype = self.training.precision.parameters
         if not self.offload:
-            casts = dtype != ORIGINAL
+            casts = dtype != self.original
             return self.alloc(
                 f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)
             ) if casts else [], ()
@@ -102,10 +105,9 @@ class UnshardingStep(Passes):
         compute."""
         dtype, memory = self.training.precision.parameters, list[MemoryEvent]()
         if self.elsewhere:
-            memory += self.alloc(
-                f"{parameter.fqn}.onloaded", "communication", self.nbytes(parameter.shard, ORIGINAL)
-            )
-        if dtype != ORIGINAL:
+            nbytes = self.nbytes(parameter.shard, self.original)
+            memory += self.alloc(f"{parameter.fqn}.onloaded", "communication", nbytes)
+        if dtype != self.original:
             memory += self.alloc(
                 f"{parameter.fqn}.cast", "communication", self.nbytes(parameter.shard, dtype)
             )
@@ -136,8 +138,8 @@ class UnshardingStep(Passes):
     def _transfer(self, name: str, numel: int) -> tuple[Kernel, ...]:
         """One crossing of the link by `numel` elements of this rank's shards, in the dtype they are
         kept in."""
-        nbytes = self.nbytes(numel, ORIGINAL)
-        return (Kernel(name, 0, nbytes, ORIGINAL, location="link"),) if self.elsewhere else ()
+        nbytes = self.nbytes(numel, self.original)
+        return (Kernel(name, 0, nbytes, self.original, location="link"),) if self.elsewhere else ()
 
     def unshard_each(self, groups: Iterable[FSDPParamGroup]) -> None:
         """Issue the all-gathers of groups that will be needed later."""

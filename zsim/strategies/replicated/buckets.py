@@ -90,7 +90,7 @@ class ReplicatedModel:
     @property
     def has_master(self) -> bool:
         """True where the optimizer steps a float32 copy of the parameters."""
-        return self.dtype != MASTER_DTYPE
+        return self.dtype != MASTER_DTYPE and self.training.precision.master
 
     @cached_property
     def trained(self) -> Bucket:

@@ -6,14 +6,13 @@ Where DDP looks for unused parameters it rebuilds nothing, and makes all buckets
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
-from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
+from zsim.strategies.building.parameters import children_first
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.replicated.buckets import AXIS, MASTER_NBYTES, USED, ReplicatedModel
 
@@ -46,7 +45,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
     owner = {parameter.fqn: unit.fqn for unit in units for parameter in unit.parameters}
     named = model.training.model.named_parameters
     for unit_fqn, cast in groupby(
-        _children_first(named), key=lambda parameter: owner[parameter.fqn]
+        children_first(named), key=lambda parameter: owner[parameter.fqn]
     ):
         memory: list[MemoryEvent] = []
         for parameter in cast:
@@ -69,20 +68,6 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
         ]
     step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
-
-
-def _children_first(parameters: Sequence[Parameter], *, depth: int = 0) -> list[Parameter]:
-    """Parameters in the order in which `Module.to` casts them: those of a module's children before
-    its own (torch.nn.Module._apply)."""
-    own: list[Parameter] = []
-    children: dict[str, list[Parameter]] = {}
-    for parameter in parameters:
-        child, *inside = parameter.fqn.split(".")[depth:]
-        (children.setdefault(child, []) if inside else own).append(parameter)
-    return [
-        *(p for child in children.values() for p in _children_first(child, depth=depth + 1)),
-        *own,
-    ]
 
 
 def _check_shapes(step: StepBuilder, model: ReplicatedModel) -> None:
