@@ -83,7 +83,7 @@ class Strategy:
     """The model's floating-point inputs are cast to 2-byte parameters' dtype, as fully_shard
     does."""
     steps_two_bytes: bool = True
-    """Its optimizer may step two-byte parameters, of which there are no float32 ones."""
+    """The optimizer may step two-byte parameters, of which there are no float32 ones."""
     nests: Literal["units", "buffers", "nothing"] = "nothing"
     """Units inside blocks: modules with hooks of their own, flat buffers of their own, or no units
     at all."""
