@@ -14,12 +14,19 @@ from tests.support.english import (
     breaches,
     breaches_of_docstrings_and_names,
     docstrings,
+    messages,
 )
 from tests.support.folders import ROOT
 
 GLOSSARY = ROOT / "zsim" / "GLOSSARY.md"
 FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).rglob("*.py"))
 
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "zsim/**/*.md", "zreal/**/*.md", "scenarios/**/*.md", "tests/**/*.md")
+    for page in ROOT.glob(pattern)
+    if page != GLOSSARY
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -32,19 +39,22 @@ def glossary() -> list[tuple[str, str, str]]:
 
 @cache
 def prose() -> dict[str, str]:
-    """All docstrings of each file, in lower case, without what stands in quotes or backticks."""
+    """Docstrings and messages of each file, and each page, in lower case without quotations."""
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
-    texts = {file: "\n".join(text for _, text in docstrings(tree)) for file, tree in trees.items()}
-    quoted = re.compile(r"`[^`]*`|\"[^\"]*\"")
-    names = {file: str(file.relative_to(ROOT)) for file in FILES}
-    return {names[file]: quoted.sub("", text.lower()) for file, text in texts.items()}
+    texts = {
+        file: "\n".join(text for _, text in [*docstrings(tree), *messages(tree)])
+        for file, tree in trees.items()
+    } | {page: page.read_text(encoding="utf-8") for page in PAGES}
+    quoted = re.compile(r"```.*?```|`[^`]*`|\"[^\"]*\"", re.DOTALL)
+    return {
+        str(file.relative_to(ROOT)): quoted.sub("", text.lower()) for file, text in texts.items()
+    }
 
 
 @cache
 def everything() -> str:
     """All code and pages but the glossary, in lower case, blanks and hyphens as one blank."""
-    pages = [page for page in ROOT.glob("z*/**/*.md") if page != GLOSSARY]
-    text = " ".join(file.read_text(encoding="utf-8") for file in [*FILES, *pages])
+    text = " ".join(file.read_text(encoding="utf-8") for file in [*FILES, *PAGES])
     return re.sub(r"[\s-]+", " ", text.lower())
 
 
@@ -76,7 +86,7 @@ def test_every_term_of_the_glossary_is_in_use():
     assert [term for term in terms if term not in everything()] == []
 
 
-def test_no_docstring_says_what_the_glossary_says_otherwise():
+def test_no_docstring_message_or_page_says_what_the_glossary_says_otherwise():
     unwanted = [term for _, _, others in glossary() for term in others.lower().split(", ") if term]
     used = {
         file: [term for term in unwanted if re.search(rf"(?<![\w.]){term}s?(?![\w(])", text)]

@@ -6,6 +6,7 @@ A change of this file's tables is a change of what users rely on.
 import doctest
 import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -162,6 +163,34 @@ def test_the_other_examples_of_the_page(block, monkeypatch, tmp_path):
     for name in there:
         if name.startswith("test_"):
             there[name]()
+
+
+def examples(page):
+    """The Python of a page: the sources of its doctests and its blocks, in order."""
+    text, fence = page.read_text(), r"^```(pycon|python)\n(.*?)^```$"
+    blocks = re.findall(fence, text, re.DOTALL | re.MULTILINE)
+    parser = doctest.DocTestParser()
+    return [
+        source
+        for language, block in blocks
+        for source in (
+            [block] if language == "python"
+            else [example.source for example in parser.get_examples(block)]
+        )
+    ]
+
+
+def test_the_examples_of_the_pages_are_typed(tmp_path):
+    """mypy --strict takes them as a user's own file."""
+    api = pytest.importorskip("mypy.api")
+    for number, page in enumerate((ROOT / "zsim" / "README.md", ROOT / "README.md")):
+        source = "".join(["import zsim\n", *examples(page)])
+        assert "zsim.simulate(" in source
+        file = tmp_path / f"page_{number}.py"
+        file.write_text(source)
+        options = ["--strict", "--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}"]
+        printed, _, code = api.run([*options, str(file)])
+        assert code == 0, printed
 
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
