@@ -67,8 +67,8 @@ def scenarios(ranks: int) -> Iterator[tuple[str, str, zsim.Scenario]]:
 
 
 def order_faults(rows: list[dict[str, Any]]) -> list[str]:
-    """Pairs of strategies on a model whose measured times differ enough and whose predicted order
-    is the other one."""
+    """Pairs of strategies on a model with measured times that differ enough, and predicted in the
+    other order."""
     wrong = []
     for left, right in combinations(rows, 2):
         if left["model"] != right["model"]:

@@ -21,6 +21,7 @@ PARTS_OF_ERRORS = frozenset({"found"})
 FEW_WORDS = 4
 """Literals of fewer words are names and formats."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z])")
+_RELATIVES = re.compile(r"\b(?:which|whose|whom|who)\b", re.IGNORECASE)
 _CODE = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]|\"[^\"]*\"|https?://\S+")
 
 
@@ -71,6 +72,14 @@ def long_sentences(text: str) -> Iterator[str]:
                 yield sentence
 
 
+def several_clauses(text: str) -> Iterator[str]:
+    """Sentences with more than one relative clause, by "which", "who" or "whose"."""
+    for paragraph in prose(text):
+        for sentence in _SENTENCE_END.split(_CODE.sub("Code", paragraph)):
+            if len(_RELATIVES.findall(sentence)) > 1:
+                yield sentence
+
+
 def vague_openers(text: str) -> Iterator[str]:
     """The first word of a docstring, where it is none that names its subject."""
     if (first := re.match(r"\w+", text.strip())) and first[0] in OPENERS:
@@ -104,5 +113,7 @@ def breaches_of_docstrings_and_names(file: Path) -> Iterator[str]:
             yield f"{file}:{line} a noun or a verb first: {opener}"
         for sentence in long_sentences(text):
             yield f"{file}:{line} {len(sentence.split())} words in a sentence: {sentence[:90]}…"
+        for sentence in several_clauses(text):
+            yield f"{file}:{line} several relative clauses: {sentence[:90]}…"
     for line, name in vague_names(tree):
         yield f"{file}:{line} a name that says nothing: {name}"

@@ -98,7 +98,7 @@ class ProgramTrainer:
         return self._run(self.program.phase(phase), batches, parts, begin_part), self.held
 
     def parity_step(self, batches: list[batching.MicroBatch]) -> ParityStep:
-        """A steady step whose gradients are kept whole and whose optimizer's step is checked."""
+        """A steady step with whole gradients kept and its optimizer's step checked."""
         self._parity = parity = ParityStep()
         self._run(self.program.steady, batches)
         self._parity = None

@@ -1,4 +1,4 @@
-"""Report of a failed launch: which rank died, raised or hung, and at which collective.
+"""Report of a failed launch: the rank that died, raised or hung, and its collective.
 
 The first rank to fail of its own is the headline. Errors of other ranks that lost their connection
 to it are consequences.

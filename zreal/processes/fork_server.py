@@ -57,8 +57,8 @@ def server_pid() -> int | None:
 
 @contextmanager
 def watched_server(all_started: threading.Event) -> Iterator[None]:
-    """Context manager in which a server is killed that is stopped, or that has not started all
-    ranks in time. It runs in a thread, since a launch waits for the server without a limit."""
+    """Context manager that kills a server once it is stopped, or has not started all ranks in
+    time. It runs in a thread, since a launch waits for the server without a limit."""
     over = threading.Event()
     watch = threading.Thread(target=_watch_server, args=(all_started, over), daemon=True)
     watch.start()

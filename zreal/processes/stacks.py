@@ -1,7 +1,7 @@
 """The place in the code at which each rank of a hang is.
 
-A rank announces a collective before it enters it. Of ranks that hang at the same one, those that
-wait have a stack in torch; one that never entered it is elsewhere. faulthandler answers a signal
+A rank announces a collective before it enters it. Ranks that hang at the same one and
+wait have a stack in torch. A rank that never entered it is elsewhere. faulthandler answers a signal
 also where Python does not run.
 """
 

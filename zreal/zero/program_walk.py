@@ -36,7 +36,7 @@ class ProgramWalk:
     _part: int = 0
     """Index of the part of the step that the loop is in."""
     _next: int = 0
-    """Index of the module whose forward is next, or of the one whose backward is."""
+    """Index of the module whose forward, or backward, is next."""
     _arrived: set[str] = field(default_factory=set)
     """Parameters whose gradient of this micro-batch is accumulated."""
     in_backward: bool = False

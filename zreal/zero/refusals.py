@@ -15,7 +15,7 @@ from zsim.errors import ArgumentError
 from zsim.models.training_options import Optimizer
 
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers whose step of an element needs no other element, and whose states zsim counts."""
+"""Optimizers whose step of an element needs no other element. zsim counts their states."""
 SHARDED = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
 
 

@@ -197,7 +197,7 @@ def test_a_gpu_whose_neighbour_sends_nothing_has_their_nic_for_itself() -> None:
 def by_counting(
     cluster: ClusterSpec, groups: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], Fraction]:
-    """Bytes/s of each group's ring, from who sends over which NIC when all of them run at once;
+    """Bytes/s of each group's ring, from the senders over each NIC when all of them run at once;
     groups inside a node send over none."""
     crossing = [group for group in groups if len({cluster.node_of(rank) for rank in group}) > 1]
     senders = Counter(

@@ -1,4 +1,4 @@
-"""Programs in the caching allocator: which pool, which peak, what cuBLAS takes, and laws on the
+"""Programs in the caching allocator: their pools, their peaks, what cuBLAS takes, and laws on the
 Programs of all strategies."""
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def ring(op: str, scope: str = "ring") -> MeasuredCurve:
 
 
 def written() -> str:
-    """A B200 whose efficiencies are a tenth less than the preset's, and whose all-gathers were
-    measured."""
+    """A B200 with efficiencies a tenth less than the preset's, and with measured all-gathers."""
     return write_cluster.text(
         "dgx-b200", fitted(KNOBS), source="mine.csv",
         curves=curves(ring("all_gather"), ring("all_gather", "network")),

@@ -1,5 +1,4 @@
-"""Units in units: what owns which parameters, in which order they are gathered, and what is
-refused."""
+"""Units in units: the owners of parameters, the order of gathers, and what is refused."""
 
 from __future__ import annotations
 

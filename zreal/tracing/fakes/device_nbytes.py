@@ -68,8 +68,8 @@ def result_nbytes(
 def _bag_numel(
     operator: str, arguments: tuple[Any, ...], position: int, tensor: Tensor, *, device: Device
 ) -> int:
-    """Elements of what an embedding bag notes: whose each index is, how many each bag has, and
-    which are the largest.
+    """Elements of an embedding bag's notes: the bag of each index, the size of each bag, and the
+    largest ones.
 
     With `include_last_offset` there is one offset more than bags. The fast path of a CPU takes sums
     of contiguous weights of up to four bytes without padding. It makes no first output, which

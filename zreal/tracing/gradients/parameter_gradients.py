@@ -15,15 +15,14 @@ from zsim.autograd.lowering.lowered import Accumulated
 
 
 class ParameterGradients:
-    """The storages that are gradients of each parameter: those that autograd makes, and the one it
-    keeps, which may be a copy."""
+    """Storages of the gradients of each parameter: those that autograd makes, and the one it keeps,
+    perhaps a copy."""
 
     def __init__(self, log: StorageLog) -> None:
         self.made: dict[str, list[int]] = defaultdict(list)
         self.kept: dict[str, int] = {}
         self.shared: list[str] = []
-        """Parameters whose gradient is a part of another's storage, which goes on to what comes
-        before them."""
+        """Parameters whose gradient is a part of another's storage, passed on to earlier nodes."""
         self._kept_at: dict[str, int] = {}
         self._log = log
         self.copied: set[str] = set()

@@ -211,8 +211,7 @@ class Boundaries:
                 self.visits[index] = replace(visit, needs_gradient=False)
 
     def _follow(self, made: Iterable[tuple[int, int, Any]]) -> None:
-        """Watch the first node of each stretch that backward comes to, which is the last that it
-        has made in forward."""
+        """Watch the first node of each stretch in backward, the last one of it made in forward."""
         last: dict[int, tuple[int, Any]] = {}
         for stretch, number, node in made:
             last[stretch] = max(

@@ -28,7 +28,7 @@ class GradientCalls(TorchDispatchMode):
     """The calls of a step that touch gradients behind autograd: it is a plain MLP's, in which
     nothing else adds in place or divides.
 
-    `casts`: from which dtype to which one gradients are cast. `numels`: those of parameters; what
+    `casts`: the dtypes before and after each cast of gradients. `numels`: those of parameters; what
     is copied of one shard by itself is a parameter, and whole groups are gradients.
     """
 

@@ -56,7 +56,7 @@ class Layers(nn.Module):
 
 
 class Bounded(nn.Module):
-    """Tokens whose embeddings are at most so long, which looking them up makes so."""
+    """Tokens whose embeddings are at most so long: looking them up makes them so."""
 
     def __init__(self) -> None:
         super().__init__()

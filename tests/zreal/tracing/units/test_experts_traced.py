@@ -75,8 +75,8 @@ def test_each_token_meets_one_expert(name: str) -> None:
 
 
 class Mixture(nn.Module):
-    """Layers of four experts. Which token is whose does not depend on data, and no expert has more
-    than another."""
+    """Layers of four experts. The expert of each token does not depend on data, and no expert has
+    more than another."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ def test_the_order_of_flows_changes_nothing(flows: list[Usage], data: st.DataObj
 def test_flows_that_take_as_much_of_all_their_links_are_as_fast_as_filling_them_alike_makes_them(
     flows: list[Usage]
 ) -> None:
-    """The textbook's own case, which progressive filling solves exactly: all grow alike, and who
+    """Progressive filling, exact in the textbook's own case: all flows grow alike, and a flow that
     meets a full link stops."""
     level, growing = [Part(0)] * len(flows), {index for index, flow in enumerate(flows) if flow}
     while growing:
