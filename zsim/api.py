@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.testbed import Layout
+from zsim.cluster.testbed import layout as read_layout
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
@@ -43,6 +44,7 @@ __all__ = [
     "validate", "why",
 ]
 
+COMPUTES = ("real", "emulated")
 MAKES_A_RUN = "zsim.simulate(scenario) returns one"
 SAVES_A_RUN = "run.save(path) writes one"
 
@@ -126,6 +128,8 @@ def validate(
     cluster: str | PathLike[str] | None = None,
     module: str | None = None,
     numerics: NumericsMode | None = None,
+    testbed: str | None = None,
+    compute: str = "real",
 ) -> Comparison:
     """The scenario run for real, simulated for the same device, and the two compared.
 
@@ -134,6 +138,8 @@ def validate(
     file of this machine's constants; by default the one that `zsim calibrate --here` left in the
     user's cache. Without any, the time of CPU ranks is not judged. `module`: the function that
     makes your own module, as "mypackage.mymodel:build", which takes the place of the model.
+    `testbed`: the shaped network that gloo's ranks run on, as "4x1gbit". `compute`: "emulated" puts
+    timers in the place of forward and backward in timed steps.
     """
     _require_scenario(scenario)
     options = RunOptions(
@@ -142,10 +148,11 @@ def validate(
         numerics=numerics,
     )
     backend, capabilities = open_real_backend(against, options)
+    layout = None if testbed is None else _layout(testbed)
     scenario = of_module(backend, scenario, options)
-    machine = machine_of(capabilities, scenario, cluster)
+    host = machine_cluster(scenario, machine_of(capabilities, scenario, cluster))
+    host, options = shaped(backend, scenario, host, options, testbed=layout, compute=compute)
     record = measured(backend, capabilities, scenario, options)
-    host = machine_cluster(scenario, machine)
     return validated(scenario, record, capabilities, required=require, cluster=host)
 
 
@@ -341,6 +348,34 @@ def validated(
              f"planned again for them"
     )
     return compared(predicted, measured, replaced=replaced, required=required)
+
+
+def _layout(text: object) -> Layout:
+    if not isinstance(text, str):
+        raise ArgumentError(
+            where="testbed", expected="a layout as text", found=described(text), remedy='as "4x1gbit"'
+        )
+    return read_layout(text)
+
+
+def shaped(
+    backend: Backend, scenario: Scenario, base: ClusterSpec | None, options: RunOptions, *,
+    testbed: Layout | None, compute: str,
+) -> tuple[ClusterSpec | None, RunOptions]:
+    """The cluster that predicts ranks on `testbed` with such `compute`, and options to run them.
+
+    `base` is this machine's; it is returned where there are neither.
+    """
+    if compute not in COMPUTES:
+        raise ArgumentError(
+            where="compute", expected=" or ".join(COMPUTES), found=described(compute)
+        )
+    cluster = shaped_cluster(backend, scenario, base, testbed)
+    if compute == "emulated":
+        cluster = cluster or load_cluster("cpu-gloo", ranks=scenario.world_size)
+        cluster = cluster.with_idle_cores
+        options = replace(options, emulated_on=cluster)
+    return cluster, replace(options, testbed=testbed)
 
 
 def shaped_cluster(

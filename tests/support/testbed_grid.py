@@ -41,6 +41,8 @@ RATIOS = (0.3, 1.0, 3.0)
 TIMED = ("ddp", "fsdp2")
 TWO_LEVELS = (*TIMED, "hsdp")
 """Strategies of two-level layouts, where replicas are in different nodes."""
+AHEAD = ("2x1gbit", "2x2x1gbit/500mbit", "4x500mbit,3=200mbit", "4x1gbit")
+"""Layouts on which zero3 is timed with a lookahead of 0 and of 1."""
 DISTURBED, MOST_RUNS = 0.05, 3
 """Spread of steps from which a run counts as disturbed and is repeated, and the most runs of a
 row. All their steps count."""
@@ -122,18 +124,23 @@ def _base(hosts: int) -> ClusterSpec:
     )
 
 
-def _scenario(name: str, hosts: int) -> Scenario:
-    axes = {"dp_replicate": 2, "dp_shard": 2} if name == "hsdp" else {}
+def _scenario(name: str, hosts: int, lookahead: int | None = None) -> Scenario:
+    options = {"dp_replicate": 2, "dp_shard": 2} if name == "hsdp" else {}
+    if lookahead is not None:
+        options = {"lookahead": lookahead}
     return Scenario(
         model={"family": "mlp", "sizes": MODEL}, batch={"micro_batch": 4},
-        strategy={"name": name, **axes}, cluster={"preset": "cpu-gloo", "ranks": hosts},
+        strategy={"name": name, **options}, cluster={"preset": "cpu-gloo", "ranks": hosts},
         optimizer={"name": "sgd"},
     )
 
 
 def _steps(shape: Layout, cluster: ClusterSpec) -> Iterator[dict[str, Any]]:
-    for name in TIMED if shape.uplink is None else TWO_LEVELS:
-        scenario = _scenario(name, shape.hosts)
+    names: list[tuple[str, int | None]] = [
+        (name, None) for name in (TIMED if shape.uplink is None else TWO_LEVELS)
+    ]
+    for name, lookahead in names + ([("zero3", 0), ("zero3", 1)] if shape.text in AHEAD else []):
+        scenario = _scenario(name, shape.hosts, lookahead)
         for ratio in RATIOS:
             own = _with_ratio(scenario, cluster, ratio)
             predicted = _predicted(scenario, own)
@@ -145,6 +152,7 @@ def _steps(shape: Layout, cluster: ClusterSpec) -> Iterator[dict[str, Any]]:
             middle = round(median(steps))
             yield {
                 "layout": shape.text, "strategy": name, "ratio": ratio,
+                **({} if lookahead is None else {"lookahead": lookahead}),
                 "predicted_ns": predicted.step_time_ns, "measured_ns": middle,
                 "steps": len(steps), "spread": round(_spread(steps), 4),
                 "error": round((predicted.step_time_ns or 0) / middle - 1, 4),

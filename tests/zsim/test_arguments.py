@@ -171,6 +171,18 @@ def test_a_testbed_needs_ranks_that_use_its_network(capsys):
     path = str(SCENARIOS / "parity" / "fsdp2-mlp-2.toml")
     assert main(["validate", path, "--against", "fake", "--testbed", "2x1gbit"]) == 2
     assert "expected a backend whose ranks use the network, found fake" in capsys.readouterr().err
+    small = zsim.load(path)
+    for options, message in (
+        ({"testbed": "2x1gbit", "against": "fake"},
+         "testbed: expected a backend whose ranks use the network, found fake; --against gloo"),
+        ({"testbed": "4x1gbit"},
+         "testbed: expected 2 hosts, one for each rank, found 4, 4x1gbit"),
+        ({"testbed": "ring"},
+         "testbed: expected 4x1gbit, 2x2x1gbit/200mbit or 4x1gbit,3=200mbit, found ring"),
+        ({"testbed": 4}, 'testbed: expected a layout as text, found 4; as "4x1gbit"'),
+        ({"compute": "fast"}, 'compute: expected real or emulated, found "fast"'),
+    ):
+        assert refusal(zsim.validate, small, **options) == message
 
 
 WRONG_OPTIONS = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.executor.flat_buffers import FlatBuffers, release
 from zreal.executor.rank_optimizer import RankOptimizer
+from zreal.executor.under_way import UnderWay
 from zreal.meters.held_memory import held_bytes
+from zreal.modules import emulation
 from zreal.modules.clipping import Clipping
 from zreal.modules.initial_values import DTYPES
 from zsim.errors import ProgramError
@@ -62,6 +65,7 @@ class FlatRank:
     buffers: FlatBuffers = field(init=False)
     optimizer: RankOptimizer = field(init=False)
     _clipping: Clipping = field(default_factory=Clipping)
+    _under_way: UnderWay = field(default_factory=UnderWay)
 
     def __post_init__(self) -> None:
         groups = flat_groups(
@@ -140,8 +144,17 @@ class FlatRank:
                 for parameter, view in self.buffers.views(group, flat):
                     parameter.grad = view
 
+    def wait(self, op: Op) -> None:
+        """Wait for the collectives that must be over before `op`."""
+        self._under_way.wait(op)
+
     def perform(self, op: Op) -> None:
-        """Carry out one op that is not compute."""
+        """Carry out one op that is not compute.
+
+        Beside timers a collective goes on while the host does, as the Program says. Real compute
+        would share cores with it.
+        """
+        self.wait(op)
         live = self.buffers.live
         has_output = Buffer.of(op.unit, "reduce_output") in live
         match op.kind:
@@ -149,7 +162,7 @@ class FlatRank:
                 full = self.buffers.full(op.unit)
                 full.untyped_storage().resize_(full.numel() * full.element_size())
                 shard = self.buffers.shard(op.unit)
-                torch_private.all_gather(full, shard, group=self.process_group)
+                self._issue(op, torch_private.all_gather, full, shard)
             case "copy" if op.stream == "reduce_scatter" and has_output:
                 self._keep_output(op)
             case "copy" if op.stream != "compute":
@@ -173,6 +186,15 @@ class FlatRank:
                     where=f"op {op.index}", expected="an op of zero1, zero2 or zero3", found=op.kind
                 )
 
+    def _issue(self, op: Op, collective: Callable[..., object], *tensors: Tensor) -> None:
+        """Carry out a collective: beside timers in the queue, else at once."""
+        call = partial(collective, *tensors, group=self.process_group)
+        if emulation.is_running(self.model):
+            self._under_way.add(op, call)
+            return
+        with self.uncounted() if op.kind != "all_gather" else nullcontext():
+            call()
+
     def _clip(self, op: Op) -> None:
         """One of the three ops of clipping: norms of the shards, their all-reduce, the scaling."""
         gradients = [*map(self.buffers.gradient, self.optimizer.stepped)]
@@ -189,12 +211,11 @@ class FlatRank:
         """Sum the gradients over ranks, or the copy of them in the reduce dtype."""
         live = self.buffers.live
         buffer = live.get(Buffer.of(op.unit, "reduce_input"), live[Buffer.of(op.unit, "gradients")])
-        with self.uncounted():
-            if op.kind == "all_reduce":
-                dist.all_reduce(buffer, group=self.process_group)
-            else:
-                shard = self.buffers.own_slice(op.unit, buffer)
-                torch_private.reduce_scatter(shard, buffer, group=self.process_group)
+        if op.kind == "all_reduce":
+            self._issue(op, dist.all_reduce, buffer)
+        else:
+            shard = self.buffers.own_slice(op.unit, buffer)
+            self._issue(op, torch_private.reduce_scatter, shard, buffer)
 
     def _copy_back(self, op: Op) -> None:
         """Cast reduced gradients back, all of them or this rank's slice; where the Program fills,
@@ -218,9 +239,8 @@ class FlatRank:
         unit, live = op.unit, self.buffers.live
         source = live.pop(Buffer.of(unit, "reduce_input"), live[Buffer.of(unit, "gradients")])
         output = source.new_empty(self.buffers.groups[unit].layout.shard_numel)
-        with self.uncounted():
-            torch_private.reduce_scatter(output, source, group=self.process_group)
-        if source is not live[Buffer.of(unit, "gradients")]:
+        self._issue(op, torch_private.reduce_scatter, output, source)
+        if source is not live[Buffer.of(unit, "gradients")] and not self._under_way:
             release(source)
         name = Buffer.of(unit, "reduce_output")
         live[name if name in _allocated(op) else Buffer.of(unit, "gradient_shard")] = output
@@ -242,7 +262,8 @@ class FlatRank:
         for event in op.memory:
             if isinstance(event, Free):
                 buffer = Buffer(event.buffer)
-                release(live[buffer])
+                if not (self._under_way and buffer.role == "gradients"):  # a reduction may read it
+                    release(live[buffer])
                 if buffer.role != "unsharded":
                     del live[buffer]
                 if buffer.role == "gradients":

@@ -145,6 +145,9 @@ class ReplicatedRank:
     def enter(self, module: Module, *, backward: bool) -> None:
         """Nothing to check: every rank has every parameter."""
 
+    def wait(self, op: Op) -> None:
+        """Nothing: each collective is over before the next op."""
+
     def perform(self, op: Op) -> None:
         """Carry out one op that is not compute."""
         match op.kind:

@@ -155,6 +155,7 @@ class ProgramTrainer:
         specs, current = self.scenario.model.modules, self._pass
         forward, index = divmod(current.num_forwards_run, len(specs))
         self._require_unit(op, specs[index].unit)
+        self.rank.wait(op)
         self.rank.enter(specs[index], backward=False)
         x, targets, *_ = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if current.num_forwards_run == 0:
@@ -209,6 +210,7 @@ class ProgramTrainer:
     def _enter_backward(self, op: Op) -> None:
         spec = self.scenario.model.modules[self._pass.awaiting_backward.pop()]
         self._require_unit(op, spec.unit)
+        self.rank.wait(op)
         self.rank.enter(spec, backward=True)
 
     def _require_unit(self, op: Op, unit: str) -> None:

@@ -87,6 +87,12 @@ def _until(deadline_ns: int) -> None:
         time.sleep(left / 10**9)
 
 
+def is_running(model: nn.Module) -> bool:
+    """True while timers take the place of compute in `model`."""
+    timers = getattr(model, "timers", None)
+    return isinstance(timers, Timers) and timers.running
+
+
 def start(model: nn.Module, durations: Mapping[str, list[int]]) -> None:
     """Let timers take the place of compute in every module of `model`, from its next step on.
 

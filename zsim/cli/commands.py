@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from zsim import api
 from zsim.cli import report
 from zsim.cli.inputs import UsageError, load_all, read, warned
-from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import IncompleteRunError, RunRecord
@@ -200,6 +198,11 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
                 where="--launch", expected=f"no --{option}", found="both",
                 remedy=f"--{option} starts ranks on this machine",
             )
+    if options.compute == "emulated":
+        raise UsageError(
+            where="--launch", expected="--compute real", found="emulated",
+            remedy="timers run in ranks of this machine",
+        )
     backend = LaunchedBackend(
         name=options.against, device=devices[options.against], launch=options.launch,
         folder=Path(options.save),
@@ -217,14 +220,13 @@ def _validated(
         scenario, backend, capabilities, options
     )
     cluster = api.machine_cluster(scenario, machine)
-    if options.testbed:
-        with report.progress(f"{scenario.name}: links of {options.testbed.text}"):
-            cluster = api.shaped_cluster(backend, scenario, cluster, options.testbed)
-    if options.compute == "emulated":
-        cluster = cluster or load_cluster("cpu-gloo", ranks=scenario.world_size)
-        cluster = cluster.with_idle_cores
-        how = replace(how, emulated_on=cluster)
-    how = replace(how, testbed=options.testbed)
+    shaping = options.testbed and report.progress(
+        f"{scenario.name}: links of {options.testbed.text}"
+    )
+    with shaping or nullcontext():
+        cluster, how = api.shaped(
+            backend, scenario, cluster, how, testbed=options.testbed, compute=options.compute
+        )
     with (
         report.progress(f"{scenario.name}: for real on {backend.name}"),
         keeping_what_there_is(targets[-1] if targets else None),

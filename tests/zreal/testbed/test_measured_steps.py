@@ -40,6 +40,18 @@ def test_bytes_on_the_wire_are_within_a_percent_for_every_strategy(table: dict[s
             assert predicted == pytest.approx(measured, rel=0.01), row
 
 
+def test_a_lookahead_of_one_shortens_the_step_as_predicted(table: dict[str, Any]) -> None:
+    rows = {
+        (row["layout"], row["ratio"], row["lookahead"]): row
+        for row in table["steps"] if "lookahead" in row
+    }
+    assert rows
+    for layout, ratio, _ in rows:
+        without, ahead = (rows[layout, ratio, lookahead] for lookahead in (0, 1))
+        for time in ("predicted_ns", "measured_ns"):
+            assert ahead[time] < without[time], (layout, ratio)
+
+
 def test_strategies_are_in_the_measured_order_wherever_it_is_clear(table: dict[str, Any]) -> None:
     """Both strategies of a layout have nearly equal communication and other compute."""
     rows = table["steps"]
