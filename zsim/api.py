@@ -353,7 +353,8 @@ def validated(
 def _layout(text: object) -> Layout:
     if not isinstance(text, str):
         raise ArgumentError(
-            where="testbed", expected="a layout as text", found=described(text), remedy='as "4x1gbit"'
+            where="testbed", expected="a layout as text", found=described(text),
+            remedy='as "4x1gbit"',
         )
     return read_layout(text)
 
