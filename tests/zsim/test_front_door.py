@@ -47,7 +47,8 @@ SIGNATURES = {
     "ms": "number",
     "run": f"scenario, backend, {REAL}, numerics",
     "simulate": "scenario, ranks, all_ranks",
-    "validate": f"scenario, against, {REAL}, require, cluster, module, numerics",
+    "validate": f"scenario, against, {REAL}, require, cluster, module, numerics, "
+                "testbed, compute",
     "why": "run",
 }
 """Public names and their parameters; None where users read an object and make none."""
