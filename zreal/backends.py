@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +24,12 @@ from zsim.models.families.transformers import TransformersModel
 from zsim.models.training_options import Device
 from zsim.runs.backend import (
     Capabilities,
+    DeviceMeasurements,
+    DeviceRequest,
+    Gpus,
     MachineMeasurements,
     MachineRequest,
+    RepeatedCall,
     RunOptions,
 )
 from zsim.runs.compare.memory_by_part import EXACT
@@ -236,6 +241,26 @@ class GlooBackend:
             provenance={"torch": torch.__version__, "backend": self.name},
         )
 
+    def measure_device(self, request: DeviceRequest) -> DeviceMeasurements:
+        """Single kernels on each rank's device, and collectives over all ranks."""
+        _require_torch(self.name)
+        from zreal.processes import launch
+
+        arguments = {
+            "kernels": [asdict(kernel) for kernel in request.kernels],
+            "collectives": [list(each) for each in request.collectives],
+            "budget_s": request.budget_s, "timeout_s": request.timeout_s, "backend": self.name,
+            "device": self.device,
+        }
+        ranks = launch.launch(
+            "zreal.machine.device_measurements:measured_device", arguments,
+            world_size=request.world_size, timeout_s=request.timeout_s,
+        )
+        return DeviceMeasurements(
+            kernels=_timed([rank["kernels"] for rank in ranks]),
+            collectives=_timed([rank["collectives"] for rank in ranks]),
+        )
+
     def _rank_arguments(
         self, scenario: Scenario, interpreter: str, options: RunOptions
     ) -> dict[str, Any]:
@@ -317,6 +342,14 @@ def _durations(ranks: list[list[tuple[int, int]]], *, apart: bool) -> tuple[int,
     return tuple(max(end - start for start, end in turn) for turn in turns)
 
 
+def _timed(ranks: list[dict[str, list[list[int]]]]) -> tuple[RepeatedCall, ...]:
+    device, issue = (_slowest([rank[part] for rank in ranks]) for part in ("device", "issue"))
+    return tuple(
+        RepeatedCall(device=lasted, issue=issued)
+        for lasted, issued in zip(device, issue, strict=True)
+    )
+
+
 class NcclBackend(GlooBackend):
     """One process per rank on this machine's CUDA devices, with NCCL collectives between them."""
 
@@ -335,7 +368,13 @@ class NcclBackend(GlooBackend):
                 found=f"torch {torch.__version__} without a device",
                 remedy="use the backend gloo or fake here",
             )
-        return super().capabilities()
+        return replace(
+            super().capabilities(),
+            gpus=Gpus(
+                name=torch.cuda.get_device_name(0), count=torch.cuda.device_count(),
+                driver=_driver(), nccl=".".join(map(str, torch.cuda.nccl.version())),
+            ),
+        )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """Run as gloo does; BackendUnavailableError for more ranks than devices.
@@ -357,3 +396,11 @@ class NcclBackend(GlooBackend):
         present = torch.cuda.get_device_properties(0).total_memory
         require_device_memory(scenario, backend=self.name, present_nbytes=present)
         return super().run(scenario, options=options)
+
+
+def _driver() -> str:
+    """The first line of what NVIDIA's driver says of its version; "" where it says nothing."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(errors="replace").partition("\n")[0]
+    except OSError:
+        return ""

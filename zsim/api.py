@@ -22,6 +22,7 @@ from zsim.runs import registry, saved, simulator
 from zsim.runs.backend import (
     Backend,
     Capabilities,
+    Gpus,
     MeasuringBackend,
     ModuleBackend,
     RunOptions,
@@ -414,7 +415,8 @@ def machine_of(
     capabilities: Capabilities, scenario: Scenario, cluster: str | PathLike[str] | None
 ) -> Path | None:
     """The file of the machine that real ranks run on: `cluster` where it is given, else what
-    `zsim calibrate --here` has left in the user's cache; None where there is none."""
+    `zsim calibrate --here` has left in the user's cache; None where there is none, or where that of
+    GPUs says nothing of the scenario."""
     if cluster is not None:
         remedy = "`zsim calibrate --here --out FILE.toml` writes one"
         path = path_of(
@@ -428,8 +430,24 @@ def machine_of(
         return path
     from zsim.calibration.machine import machine_file
 
-    cached = machine_file.cached(scenario.world_size)
+    cached = machine_file.cached(scenario.world_size, capabilities.gpus)
+    if capabilities.gpus is not None:
+        return None if not_of_gpus(capabilities.gpus, scenario) else cached
     return cached if capabilities.device == "cpu" and cached.is_file() else None
+
+
+def not_of_gpus(gpus: Gpus, scenario: Scenario) -> str:
+    """The reason that times are those of a preset and not of this machine's GPUs; "" where the
+    file of a calibration has them."""
+    from zsim.calibration.machine import device_file, machine_file
+
+    cached = machine_file.cached(scenario.world_size, gpus)
+    if not cached.is_file():
+        return "nobody has measured them; `zsim calibrate --here --backend nccl` does"
+    from zsim.scenario.parts import cluster_file
+
+    cluster = cluster_file.load(str(cached), folder=None, nodes=1, ranks=None)
+    return device_file.unfit(cluster, scenario)
 
 
 def compared(

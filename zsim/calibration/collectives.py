@@ -60,7 +60,7 @@ def predict(
 
 def of_log(row: LogRow, *, cluster: str = "") -> Collective | Skipped:
     """A row of nccl-tests on the preset `cluster`, or on the node that its GPU is sold in."""
-    name = cluster or _node_of(row.gpu)
+    name = cluster or node_of(row.gpu)
     if not name:
         remedy = "--cluster names one of `zsim list clusters`"
         return _skipped(row, f"no preset has the GPU {row.gpu[:40]!r}; {remedy}")
@@ -104,7 +104,7 @@ def _of_ranks(cluster: ClusterSpec, row: LogRow) -> ClusterSpec:
     )
 
 
-def _node_of(gpu: str) -> str:
+def node_of(gpu: str) -> str:
     """The cluster preset of the device preset that torch calls `gpu`; "" for none."""
     for name in devices():
         device: Device = load_device(name)

@@ -78,7 +78,7 @@ def _require_one_way(options: argparse.Namespace) -> None:
     only_here = {
         "--quick": options.quick, "--world-size": options.world_size, "--backend": options.backend
     }
-    only_files = {"--cluster": options.cluster, "--scenarios": options.scenarios}
+    only_files = {"--scenarios": options.scenarios}
     odd = [name for name, given in (only_files if options.here else only_here).items() if given]
     if bool(options.files) == options.here or odd:
         given = odd[0] if odd else "both" if options.here else "neither"

@@ -9,16 +9,18 @@ import os
 import time
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from zsim.calibration.machine import here, machine_file
 from zsim.calibration.machine.fit import constants
 from zsim.calibration.machine.machine_load import Window, others_share
+from zsim.cli.inputs import UsageError
 from zsim.cli.report import note, progress, say, table, warn, write_json, wrote
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.io.units import format_bytes, format_time
 from zsim.runs import registry
-from zsim.runs.backend import Backend
+from zsim.runs.backend import Backend, DeviceBackend, Gpus
 
 WORLD_SIZE = 2
 """Ranks at work by default."""
@@ -76,7 +78,13 @@ def calibrated(options: argparse.Namespace) -> int:
     """Measure, print the constants and their errors, and write the file: to --out, else to the
     user's cache, where `zsim validate` finds it."""
     backend = registry.find(options.backend or "gloo")
-    registry.capabilities(backend)
+    gpus = registry.capabilities(backend).gpus
+    if gpus is not None:
+        return _gpus_calibrated(cast(DeviceBackend, backend), gpus, options)
+    if options.cluster:
+        raise UsageError(
+            where="--cluster", expected="--backend nccl, whose node it names", found=backend.name
+        )
     world_size = options.world_size or WORLD_SIZE
     path = Path(options.out) if options.out else machine_file.cached(world_size)
     files.require(path, option="--out" if options.out else "", kind="a cluster's file")
@@ -124,4 +132,49 @@ def calibrated(options: argparse.Namespace) -> int:
     table(f"{machine_file.processor()}, {world_size} ranks at work", rows)
     say(f"measured in {made.seconds:.0f} s")
     wrote(path, "" if options.out else "; `zsim validate` uses it")
+    return 0
+
+
+def _gpus_calibrated(backend: DeviceBackend, gpus: Gpus, options: argparse.Namespace) -> int:
+    world_size = options.world_size or gpus.count
+    path = Path(options.out) if options.out else machine_file.cached(world_size, gpus)
+    files.require(path, option="--out" if options.out else "", kind="a cluster's file")
+    with progress(f"measuring {world_size} of this machine's GPUs"):
+        made = here.gpus_calibrated(
+            backend, gpus, world_size=world_size, quick=options.quick, preset=options.cluster
+        )
+    files.write(path, made.text)
+    fitted = made.fitted
+    warn("calibrate", list(fitted.doubts))
+    if options.json:
+        write_json({
+            "gpu": gpus.name, "world_size": world_size, "file": str(path),
+            "seconds": round(made.seconds, 1), "doubts": list(fitted.doubts),
+            "without_curves": fitted.without_curves,
+            "constants": {
+                constant.key: {
+                    "factor": constant.factor, "half_width": constant.width,
+                    "spread": constant.spread, "left_out_errors": list(constant.errors),
+                }
+                for constant in fitted.constants
+            },
+            "curves": [
+                {"scope": curve.scope, "collective": curve.collective, "band": curve.band}
+                for curve in (fitted.curves.curves if fitted.curves else ())
+            ],
+        })
+        return 0
+    rows = [
+        (constant.key, f"{constant.factor:.3f} × the preset's, ± {constant.width:.1%}")
+        for constant in fitted.constants
+    ]
+    rows += [
+        (f"curves.{curve.scope}.{curve.collective}", f"± {curve.band:.1%} of large messages")
+        for curve in (fitted.curves.curves if fitted.curves else ())
+    ]
+    table(f"{world_size} × {gpus.name}", rows)
+    if fitted.without_curves:
+        say(fitted.without_curves)
+    say(f"measured in {made.seconds:.0f} s")
+    wrote(path, "" if options.out else "; `zsim validate --against nccl` uses it")
     return 0

@@ -266,10 +266,16 @@ def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:
 def _measured_now(
     scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace
 ) -> Path | None:
-    """The file of this machine, which real ranks measure at its first use; None where their time
-    does not depend on it, or where the user does not want it."""
+    """The file of this machine, which real ranks of a CPU measure at its first use; None where
+    their time does not depend on it, or where the user does not want it.
+
+    GPUs are not measured unasked, since their presets are published figures.
+    """
     from zsim.cli import calibrate_here  # start-up: few commands measure anything
 
+    if capabilities.gpus and (reason := api.not_of_gpus(capabilities.gpus, scenario)):
+        report.note(f"{scenario.name}: times are those of a preset, not of this machine's GPUs: "
+                    f"{reason}")
     able = capabilities.device == "cpu" and hasattr(backend, "measure")
     wanted = not options.no_calibrate and not os.environ.get(calibrate_here.OFF)
     if not able or not wanted or options.compute == "emulated":

@@ -175,22 +175,24 @@ def parser() -> arguments.Parser:
     _runs_scenarios(calibrate)
     calibrate.add_argument(
         "--here", action="store_true",
-        help="measure this machine: steps and collectives with ranks at work (about 2 minutes)",
+        help="measure this machine: steps and collectives with ranks at work, or its GPUs' kernels "
+             "and collectives (about 2 minutes)",
     )
     calibrate.add_argument(
         "--world-size", type=arguments.world_size, default=None, metavar="N",
-        help="ranks at work while --here measures (default 2)",
+        help="ranks at work while --here measures (default 2, of nccl all GPUs)",
     )
     calibrate.add_argument(
         "--quick", action="store_true", help="measure less: --here in under 20 s"
     )
     calibrate.add_argument(
-        "--backend", default=None, metavar="BACKEND", help="what --here measures (default gloo)"
+        "--backend", default=None, metavar="BACKEND",
+        help="what --here measures: gloo, this machine's CPU (default), or nccl, its GPUs"
     )
     calibrate.add_argument(
-        "--cluster", default="", metavar="PRESET", help="the preset that --out begins with "
-                                                        "(default: that of all steps, else "
-                                                        "dgx-h100)"
+        "--cluster", default="", metavar="PRESET",
+        help="the preset that --out begins with (default: that of all steps, else dgx-h100; of "
+             "GPUs, the node that they are sold in)",
     )
     calibrate.add_argument(
         "--out", metavar="FILE.toml", type=arguments.path,

@@ -10,6 +10,7 @@ from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
+from zsim.ir.ops import Kernel
 from zsim.ir.run import RunRecord
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 INTERPRETERS = ("executor", "observer")
 MOST_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs of this machine: torch's name of the first, their number, and the versions of driver
+    and NCCL."""
+
+    name: str
+    count: int
+    driver: str
+    nccl: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +44,8 @@ class Capabilities:
     """"cpu" or "cuda": what plan() must plan for so that the comparison is fair."""
     spans: bool = False
     """True where a Run has spans of a recorded step; of what sees time it has them anyway."""
+    gpus: Gpus | None = None
+    """GPUs of this machine, where ranks run on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +161,48 @@ class MachineMeasurements:
     collectives: tuple[tuple[int, ...], ...]
     products: tuple[tuple[int, ...], ...] = ()
     provenance: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """Measurements of single kernels on the device of each of `world_size` ranks, and of
+    collectives over all of them, each (kind, bytes of the full message).
+
+    Each is repeated within `budget_s` seconds, a few times at least.
+    """
+
+    world_size: int
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[tuple[str, int], ...]
+    budget_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedCall:
+    """Nanoseconds of one call on the slowest rank, repetition by repetition: on the device, and of
+    the host to issue it."""
+
+    device: tuple[int, ...]
+    issue: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMeasurements:
+    """The measurements of a DeviceRequest, in its order."""
+
+    kernels: tuple[RepeatedCall, ...]
+    collectives: tuple[RepeatedCall, ...]
+
+
+class DeviceBackend(Protocol):
+    """A backend that can measure the devices of the machine that it runs on."""
+
+    name: str
+
+    def measure_device(self, request: DeviceRequest) -> DeviceMeasurements:
+        """All measurements; ZsimError when a rank fails."""
+        ...
 
 
 class MeasuringBackend(Protocol):

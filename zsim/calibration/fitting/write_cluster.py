@@ -31,9 +31,7 @@ def text(
     as it was, with where it comes from. What was fitted on simulated Runs alone is "assumed", since
     they are no measurements.
     """
-    folder = files("zsim") / "presets"
-    cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())
-    device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
+    cluster, device = preset_tables(preset)
     if fitted is not None:
         generation = device["name"].split()[0]
         factors = {
@@ -48,13 +46,21 @@ def text(
         )
         device = _calibrated(
             device, factors, fitted.heard,
-            _Stamp(source=_doubted(source, fit_warnings.of_steps(fitted)), about=about),
+            Stamp(source=_doubted(source, fit_warnings.of_steps(fitted)), about=about),
         )
-    whole = {**cluster, "device": device, **({"curves": _curves(curves)} if curves else {})}
-    return "\n".join([*_head(fitted, curves, source), *_table("", whole)]) + "\n"
+    whole = {**cluster, "device": device, **({"curves": curve_tables(curves)} if curves else {})}
+    return "\n".join([*head(fitted, curves, source), *toml_of("", whole)]) + "\n"
 
 
-def _head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> Iterator[str]:
+def preset_tables(preset: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tables of the cluster `preset` and of its device, as their files have them."""
+    folder = files("zsim") / "presets"
+    cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())
+    device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
+    return cluster, device
+
+
+def head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> Iterator[str]:
     """Comments: on what it was fitted, how well, and how well each group is predicted by the
     others."""
     for kind, groups in ("steps", step_errors(fitted)), ("collectives", curve_errors(curves)):
@@ -114,7 +120,7 @@ def width(fitted: Fitted) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stamp:
+class Stamp:
     """Keys of a fitted number; its `source` goes before that of the number it replaces."""
 
     source: str
@@ -194,7 +200,7 @@ def _plain(line: str) -> str:
     return "".join(c if c.isprintable() else " " for c in line)[:300]
 
 
-def _curves(fitted: FittedCurves) -> dict[str, Any]:
+def curve_tables(fitted: FittedCurves) -> dict[str, Any]:
     """The tables that `cluster_reader` reads: µs inside a node, multiples of the tuner's latencies
     on a network."""
     tables: dict[str, Any] = {}
@@ -228,7 +234,7 @@ def _share(value: float) -> str:
 
 
 def _calibrated(
-    device: Mapping[str, Any], factors: Mapping[str, float], heard: Set[str], stamp: _Stamp
+    device: Mapping[str, Any], factors: Mapping[str, float], heard: Set[str], stamp: Stamp
 ) -> dict[str, Any]:
     """The device's table with the factors of what rows speak of; of attention only of the kernels
     that they ran."""
@@ -237,32 +243,32 @@ def _calibrated(
         if name.startswith(OF_ATTENTION):
             part = name.removeprefix(OF_ATTENTION)
             calibrated["attention"] = {
-                kind: {**table, part: _scaled(table[part], factor, stamp)}
+                kind: {**table, part: scaled(table[part], factor, stamp)}
                 if f"{OF_ATTENTION}{kind}.{part}" in heard
                 else table
                 for kind, table in calibrated.get("attention", {}).items()
             }
         elif name in heard:
-            calibrated[name] = _scaled(calibrated[name], factor, stamp)
+            calibrated[name] = scaled(calibrated[name], factor, stamp)
             if name == PRODUCTS:
-                moved = _Stamp(
+                moved = Stamp(
                     source=f"moved with {PRODUCTS}",
                     about={"provenance": calibrated[FLOAT8]["provenance"]},
                 )
-                calibrated[FLOAT8] = _scaled(calibrated[FLOAT8], factor, moved)
+                calibrated[FLOAT8] = scaled(calibrated[FLOAT8], factor, moved)
     return calibrated
 
 
-def _scaled(entry: Mapping[str, str], factor: float, stamp: _Stamp) -> dict[str, str]:
+def scaled(entry: Mapping[str, str], factor: float, stamp: Stamp) -> dict[str, str]:
     """A number with its unit, multiplied."""
     number, _, unit = entry["value"].partition(" ")
-    scaled = min(100.0, float(number) * factor) if unit == "%" else float(number) * factor
-    value = f"{scaled:.4g}" if unit else str(round(scaled))
+    product = min(100.0, float(number) * factor) if unit == "%" else float(number) * factor
+    value = f"{product:.4g}" if unit else str(round(product))
     before = f"{stamp.source}; before: {entry['value']}, {entry['source']}"
     return {"value": f"{value} {unit}".strip(), **stamp.about, "source": before}
 
 
-def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
+def toml_of(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     """A table of TOML: its values first, then the tables in it, under their whole names."""
     if name and any("value" in entry or not isinstance(entry, dict) for entry in table.values()):
         yield f"[{name}]"
@@ -276,5 +282,5 @@ def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} = {in_line(entry)}"
     yield ""
     for key, entry in tables.items():
-        yield from _table(f"{name}.{key}" if name else key, entry)
+        yield from toml_of(f"{name}.{key}" if name else key, entry)
 

@@ -18,6 +18,7 @@ from typing import Any
 from zsim.calibration.machine.fit import FittedMachine, constants
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.order.launch_queue import IN_CALLER
+from zsim.runs.backend import Gpus
 from zsim.scenario.tables import in_line
 
 PRESET = "cpu-gloo"
@@ -50,16 +51,23 @@ def torch_version() -> str:
         return "no torch"
 
 
-def fingerprint() -> str:
-    """Twelve hex digits that tell this machine from others: processor, cores, torch, Python."""
-    facts = (processor(), platform.machine(), torch_version(), platform.python_version())
+def fingerprint(gpus: Gpus | None = None) -> str:
+    """Twelve hex digits that tell this machine from others: processor, cores, torch, Python, and
+    its GPUs' name, number, driver and NCCL."""
+    facts = [processor(), platform.machine(), torch_version(), platform.python_version()]
+    if gpus is not None:
+        facts += (gpus.name, str(gpus.count), gpus.driver, gpus.nccl)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
-def cached(world_size: int) -> Path:
-    """The file of this machine with `world_size` ranks at work, there or to come."""
+def cached(world_size: int, gpus: Gpus | None = None) -> Path:
+    """The file of this machine with `world_size` ranks at work, there or to come.
+
+    On GPUs it is one file for any number of ranks, since they share none.
+    """
     folder = os.environ.get(CACHE) or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "zsim" / "machines" / f"{fingerprint()}-{world_size}-ranks.toml"
+    name = f"{world_size}-ranks" if gpus is None else "gpus"
+    return Path(folder) / "zsim" / "machines" / f"{fingerprint(gpus)}-{name}.toml"
 
 
 def text(fitted: FittedMachine, *, world_size: int, date: str, seconds: float) -> str:

@@ -1,0 +1,134 @@
+"""The file of a node of GPUs: a preset's cluster with the constants that were fitted here.
+
+`--cluster FILE` reads it. The presets that a GPU begins with are found by its name.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from zsim.calibration.fitting import write_cluster
+from zsim.calibration.fitting.fit_steps import FLOAT8, PRODUCTS
+from zsim.calibration.fitting.write_cluster import Stamp, scaled
+from zsim.calibration.machine import machine_file
+from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice
+from zsim.calibration.machine.fit import MachineError
+from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.devices import devices, is_called, load_device
+from zsim.runs.backend import Gpus
+from zsim.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The presets that a node's constants begin at: its cluster's and its GPU's names."""
+
+    cluster: str
+    device: str
+
+    def with_ranks(self, ranks: int) -> ClusterSpec:
+        """One node with a rank on each of `ranks` GPUs."""
+        return replace(load_cluster(self.cluster, ranks=ranks), device=load_device(self.device))
+
+
+def base_of(gpus: Gpus, preset: str) -> Base:
+    """The presets of such GPUs in nodes of the cluster `preset`, "" for those that they are sold
+    in; MachineError where there are none."""
+    known = {name: load_device(name) for name in devices()}
+    device = next((name for name, own in known.items() if is_called(own.name, gpus.name)), "")
+    if not device:
+        raise MachineError(
+            where="this machine", expected=f"a GPU of {', '.join(known)}", found=gpus.name[:80],
+            remedy="validate with the nearest of them as the scenario's cluster.device, or with "
+                   "--cluster FILE.toml, your own copy of a cluster with the vendor's figures",
+        )
+    cluster = preset or known[device].node
+    if not cluster:
+        raise MachineError(
+            where="this machine", expected="a node that GPUs of this name are sold in",
+            found=f"none for {gpus.name[:80]}",
+            remedy="--cluster PRESET, one of `zsim list clusters`, as pcie-box",
+        )
+    if load_cluster(cluster).kind != "cuda":
+        raise MachineError(
+            where="--cluster", expected="a cluster of GPUs", found=cluster,
+            remedy="`zsim list clusters`",
+        )
+    return Base(cluster=cluster, device=device)
+
+
+def text(fitted: FittedDevice, base: Base, *, source: str, seconds: float) -> str:
+    """The node's cluster as TOML, each constant with its provenance, and how good they are.
+
+    The host's times are of calls alone, not of a trainer's step: their bands stay as wide as any
+    measurement's.
+    """
+    whole, _ = write_cluster.preset_tables(base.cluster)
+    folder = files("zsim") / "presets" / "devices"
+    whole["device"] = tomllib.loads((folder / f"{base.device}.toml").read_text())
+    whole["description"] = f"This machine: {source.partition(' on ')[2]}"
+    for constant in fitted.constants:
+        table, name = _place(whole, constant.key)
+        table[name] = scaled(table[name], constant.factor, _stamp(constant, source))
+        if name == PRODUCTS:
+            about = {"provenance": table[FLOAT8]["provenance"]}
+            moved = Stamp(source=f"moved with {PRODUCTS}", about=about)
+            table[FLOAT8] = scaled(table[FLOAT8], constant.factor, moved)
+    if fitted.curves:
+        whole["curves"] = write_cluster.curve_tables(fitted.curves)
+    lines = [*_head(fitted, source, seconds), *write_cluster.toml_of("", whole)]
+    return "\n".join(lines) + "\n"
+
+
+def _place(whole: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    *path, name = key.split(".")
+    for part in path:
+        whole = whole[part]
+    return whole, name
+
+
+def _stamp(constant: FittedConstant, source: str) -> Stamp:
+    doubt = f"; doubtful: {constant.doubt}" if constant.doubt else ""
+    about = {"provenance": "measured"}
+    if constant.key.startswith("device."):
+        about = {"provenance": "calibrated", "width": f"{100 * constant.width:.1f} %"}
+    return Stamp(source=f"{len(constant.errors)} kernels, {source}{doubt}", about=about)
+
+
+def _head(fitted: FittedDevice, source: str, seconds: float) -> Iterator[str]:
+    """Comments: how it was measured, and how far off kernels are when others predict them."""
+    yield f"# {source}, in {seconds:.0f} s"
+    for constant in fitted.constants:
+        yield (
+            f"# {constant.key}: {len(constant.errors)} kernels, each predicted by the others: most "
+            f"{max(map(abs, constant.errors)):.1%}; spread of equal calls {constant.spread:.1%}"
+        )
+    if fitted.without_curves:
+        yield f"# {fitted.without_curves}"
+    yield from write_cluster.head(None, fitted.curves, source)
+
+
+def source_of(gpus: Gpus, world_size: int, date: str) -> str:
+    """The sentence that says where measured constants come from."""
+    versions = f"torch {machine_file.torch_version()}, NCCL {gpus.nccl}, driver {gpus.driver[:80]}"
+    return (
+        f"zsim calibrate --here on {world_size} of {gpus.count} {gpus.name[:80]}, "
+        f"{machine_file.processor()}, {versions}, {date}"
+    )
+
+
+def unfit(cluster: ClusterSpec, scenario: Scenario) -> str:
+    """The reason that the file of this machine's GPUs says nothing of `scenario`; "" where it does.
+    """
+    own = scenario.cluster
+    if own.kind == "cuda" and own.device.name != cluster.device.name:
+        return f"it has {cluster.device.name}, and the scenario {own.device.name}"
+    if own.kind == "cuda" and own.num_nodes > 1:
+        return f"it is one node, and the scenario has {own.num_nodes}"
+    if scenario.world_size > cluster.devices_per_node:
+        return f"it has {cluster.devices_per_node} GPUs, and the scenario {scenario.world_size}"
+    return ""
