@@ -376,6 +376,13 @@ def calibrate(options: argparse.Namespace) -> int:
     return calibrate_commands.calibrated(options)
 
 
+def imported(options: argparse.Namespace) -> int:
+    """`zsim import`."""
+    from zsim.cli import imports
+
+    return imports.imported(options)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run,
     "validate": validate,
@@ -385,4 +392,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "list": listing,
     "accuracy": accuracy,
     "calibrate": calibrate,
+    "import": imported,
 }

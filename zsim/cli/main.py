@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
+from typing import Any
 
 from zsim.cli import arguments
 from zsim.cli.streams import guarded
@@ -199,6 +200,7 @@ def parser() -> arguments.Parser:
         help="write the cluster with the fitted constants",
     )
     _json(calibrate)
+    _import(commands)
     listing = commands.add_parser(
         "list", help="list scenarios, models, clusters, strategies, backends", allow_abbrev=False
     )
@@ -208,6 +210,26 @@ def parser() -> arguments.Parser:
     )
     _json(listing)
     return top
+
+
+def _import(commands: Any) -> None:
+    reading = commands.add_parser(
+        "import", help="make a Run of a trace of your own training", allow_abbrev=False
+    )
+    reading.add_argument("kind", choices=("kineto",), help="traces of torch's profiler")
+    reading.add_argument(
+        "files", nargs="+", type=arguments.path, metavar="FILE",
+        help="one trace of each rank, .json or .json.gz",
+    )
+    reading.add_argument(
+        "--scenario", metavar="SCENARIO", type=arguments.path, default=None,
+        help="the scenario that this training is: gives mesh and units, to compare with",
+    )
+    reading.add_argument(
+        "--save", metavar="RUN.json", type=arguments.path, default=None,
+        help="write the Run, for `zsim compare`",
+    )
+    _json(reading)
 
 
 def _scenarios(command: argparse.ArgumentParser) -> None:

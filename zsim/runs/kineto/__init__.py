@@ -1,0 +1,1 @@
+"""Traces of torch's profiler as Runs: a user's own training, compared and explained as ours is."""
