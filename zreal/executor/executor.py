@@ -19,6 +19,7 @@ from zreal.meters.measured_step import MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.initial_values import Initialiser, move_buffers
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.run import RankRun
 from zsim.scenario.scenario import Scenario
@@ -49,13 +50,17 @@ def execute(
     inputs = batching.inputs_by_step(
         scenario, rank=rank, dtype=scenario.precision.parameters, device=device
     )
-    # Built unmetered: the random numbers of initial values are not the strategy's.
-    model = modules.build(
+    model = modules.empty(
         scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing
-    ).to(device)
+    )
+    move_buffers(model, device)
+    make = Initialiser(
+        model=model, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter
+    )
     with measured.metering():
         with measured.construction(model):
-            trainer = ProgramTrainer(scenario, ops, _construct(scenario, model, ops, measured))
+            made = _construct(scenario, model, ops, measured, make)
+            trainer = ProgramTrainer(scenario, ops, made)
         with measured.meter.uncounted():
             stepped = trainer.rank.optimizer.copies() if parity else {}
         losses = measured.train(
@@ -79,11 +84,14 @@ def execute(
 
 
 def _construct(
-    scenario: Scenario, model: modules.Model, ops: RankProgram, measured: MeasuredRank
+    scenario: Scenario, model: modules.Model, ops: RankProgram, measured: MeasuredRank,
+    make: Initialiser,
 ) -> ExecutedRank:
     """The rank after the Program's construction phase."""
-    group, uncounted = measured.mesh.get_group(), measured.meter.uncounted
-    rank = RANKS[scenario.strategy](scenario, model, group, uncounted)
+    rank = RANKS[scenario.strategy](
+        scenario, model, measured.mesh.get_group(), uncounted=measured.meter.uncounted, make=make,
+        device=make.device,
+    )
     with torch.no_grad():
         for op in ops.construction:
             rank.construct(op)

@@ -23,7 +23,7 @@ from zreal.executor.under_way import UnderWay
 from zreal.meters.held_memory import held_bytes
 from zreal.modules import emulation
 from zreal.modules.clipping import Clipping
-from zreal.modules.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES, Make, made
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Op
@@ -60,6 +60,9 @@ class FlatRank:
     uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies inside the backend, as in gloo's reduce-scatter, are not the
     strategy's."""
+    make: Make = made
+    """Makes the parameters of a group, before they are joined."""
+    device: str | torch.device = "cpu"
     keeps_whole_gradients: bool = False
     """True where whole gradients live until the optimizer has stepped, as in ZeRO-1."""
     buffers: FlatBuffers = field(init=False)
@@ -90,9 +93,11 @@ class FlatRank:
         return 1 / self.process_group.size()
 
     def construct(self, op: Op) -> None:
-        """Make a group's flat buffer, or free it where only the shard is kept. The model itself
-        exists already."""
-        if op.kind == "copy":
+        """Make a group's parameters, join them in a flat buffer, or free it where only the shard is
+        kept."""
+        if op.kind == "alloc":
+            self.make(p.fqn for p in self.buffers.groups[op.unit].group.parameters)
+        elif op.kind == "copy":
             self._flatten(op)
         elif op.kind == "free":
             self._free(op)
@@ -102,9 +107,7 @@ class FlatRank:
         """
         unit, made, buffers = op.unit, _allocated(op), self.buffers
         group = buffers.groups[unit]
-        own = [self.model.get_parameter(parameter.fqn) for parameter in group.group.parameters]
-        device = next(iter((*own, *self.model.parameters()))).device
-        exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=device)
+        exact = torch.zeros(group.layout.padded_numel, dtype=MASTER, device=self.device)
         for parameter, view in buffers.views(group, exact):
             view.copy_(parameter.data)
             parameter.data = view

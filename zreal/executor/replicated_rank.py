@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from zreal import torch_private
 from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
-from zreal.modules.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES, Make, by_unit, made
 from zreal.modules.modules import Model
 from zsim.autograd.lowering import lower_model
 from zsim.errors import ProgramError
@@ -42,6 +42,9 @@ class ReplicatedRank:
     process_group: dist.ProcessGroup
     uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies inside the backend are not the strategy's."""
+    make: Make = made
+    """Makes the parameters."""
+    device: str | torch.device = "cpu"
     live: dict[str, Tensor] = field(default_factory=dict)
     """Live buckets by the Program's names of buffers."""
     optimizer: RankOptimizer = field(init=False)
@@ -50,6 +53,8 @@ class ReplicatedRank:
     """Buckets that hold this backward's gradients, by unit."""
 
     def __post_init__(self) -> None:
+        for fqns in by_unit(self.scenario.model).values():
+            self.make(fqns)
         finds_unused = self.scenario.options.find_unused_parameters
         self._buckets = (
             self._rebuilt_buckets if finds_unused else (buckets.ready_order(self._training),)
@@ -92,7 +97,7 @@ class ReplicatedRank:
         match op.kind:
             case "all_gather":
                 num_parameters = len(self.optimizer.stepped)
-                own = torch.full((1,), num_parameters, device=self._device)
+                own = torch.full((1,), num_parameters, device=self.device)
                 all_ranks = own.new_empty(self.process_group.size())
                 torch_private.all_gather(all_ranks, own, group=self.process_group)
             case "broadcast":
@@ -104,7 +109,7 @@ class ReplicatedRank:
 
     def _allocate_used_parameters(self) -> None:
         """DDP's maps of used parameters, int32, on the host and on the device."""
-        for where, device in (("host", torch.device("cpu")), ("device", self._device)):
+        for where, device in (("host", torch.device("cpu")), ("device", self.device)):
             self.live[Buffer.of(buckets.USED, where)] = torch.zeros(
                 len(self.optimizer.stepped), dtype=torch.int32, device=device
             )
@@ -118,10 +123,6 @@ class ReplicatedRank:
     def _dtype(self) -> torch.dtype:
         return DTYPES[self.scenario.precision.parameters]
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     def _broadcast(self, op: Op) -> None:
         """Broadcast rank 0's parameters, joined with buffers of their dtype, into every rank's.
 
@@ -129,7 +130,7 @@ class ReplicatedRank:
         """
         if op.unit != "parameters":
             dtype: torch.dtype = getattr(torch, op.dtype)
-            zeros = torch.zeros(op.nbytes // dtype.itemsize, dtype=dtype, device=self._device)
+            zeros = torch.zeros(op.nbytes // dtype.itemsize, dtype=dtype, device=self.device)
             dist.broadcast(zeros, 0, group=self.process_group)
             return
         buffers = [buffer for buffer in self.model.buffers() if buffer.dtype == self._dtype]
@@ -160,7 +161,7 @@ class ReplicatedRank:
             case "copy":
                 self._fill(op)
             case "all_reduce" if op.unit == buckets.USED:
-                used = self._used_parameters().to(self._device)
+                used = self._used_parameters().to(self.device)
                 with self.uncounted():
                     dist.all_reduce(used, group=self.process_group)
             case "all_reduce":
@@ -189,7 +190,7 @@ class ReplicatedRank:
 
     def _allocate(self, op: Op) -> None:
         """Allocate the buckets among the op's buffers."""
-        dtype, device = self._dtype, self._device
+        dtype, device = self._dtype, self.device
         for event in op.memory:
             if isinstance(event, Alloc) and Buffer(event.buffer).owner != buckets.USED:
                 numel = event.nbytes // dtype.itemsize

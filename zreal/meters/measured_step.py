@@ -92,14 +92,14 @@ class MeasuredRank:
 
     @contextmanager
     def construction(self, model: nn.Module) -> Iterator[None]:
-        """The phase "construction": the parameters of `model`, and all that is allocated inside.
+        """The phase "construction": all that is allocated inside, where the parameters of `model`
+        are made.
 
         Buffers of the model count nothing, as no strategy models them.
         """
         with self.meter.uncounted():
             self.meter.watch(*model.buffers())
         with self.meter.span() as span:
-            self.meter.watch(*model.parameters())
             yield
             self.recorder.settle()
         collectives = self.recorder.take()

@@ -1,16 +1,22 @@
 """Initial values of parameters and inputs, from the seed and their names alone.
 
-Every rank and strategy therefore starts with the same numbers."""
+Every rank and strategy therefore starts with the same numbers. A model on the meta device gets them
+one param group at a time, so that a rank that shards never holds it whole.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zsim.errors import ZsimError
-from zsim.models.spec import Parameter
+from zsim.models.spec import ModelSpec, Parameter
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
@@ -31,6 +37,70 @@ def initial(parameter: Parameter, *, seed: int) -> Tensor:
         return centre + 0.02 * torch.randn(parameter.shape, generator=generator)
     scale: float = min(0.1, parameter.shape[-1] ** -0.5)
     return torch.randn(parameter.shape, generator=generator) * scale
+
+
+Make = Callable[[Iterable[str]], None]
+"""Gives parameters of a model, by fqn, memory and values on the rank's device."""
+
+
+def made(_: Iterable[str]) -> None:
+    """Parameters that have their memory and values already."""
+
+
+class Meter(Protocol):
+    """The meter of the run's memory."""
+
+    def uncounted(self) -> AbstractContextManager[None]: ...
+    def watch(self, *tensors: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initialiser:
+    """Makes parameters of `model` on `device`: those on the meta device are drawn by the seed, a
+    user's own are moved there."""
+
+    model: nn.Module
+    spec: ModelSpec
+    seed: int
+    device: str
+    meter: Meter
+
+    def __call__(self, fqns: Iterable[str]) -> None:
+        """Make the parameters `fqns` whole."""
+        drawn = {parameter.fqn: parameter for parameter in self.spec.parameters}
+        for fqn in fqns:
+            parameter = self.model.get_parameter(fqn)
+            if parameter.is_meta:
+                with self.meter.uncounted():  # random numbers are not the strategy's
+                    value = initial(drawn[fqn], seed=self.seed)
+                empty = torch.empty_like(parameter, device=self.device)
+                parameter = fill(self.model, parameter, empty.detach().copy_(value))
+                del value, empty
+            else:
+                parameter.data = parameter.data.to(self.device)
+            self.meter.watch(parameter)
+
+
+def fill(model: nn.Module, meta: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """A parameter of `value` in place of `meta`, wherever `model` has it: ties stay."""
+    real = nn.Parameter(value, requires_grad=meta.requires_grad)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter is meta:
+                module.register_parameter(name, real)
+    return real
+
+
+def move_buffers(model: nn.Module, device: str) -> None:
+    """Move the buffers of `model` to `device`; its parameters stay where they are."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
+
+
+def by_unit(spec: ModelSpec) -> dict[str, list[str]]:
+    """The fqns of the parameters of each unit."""
+    return {unit.fqn: [parameter.fqn for parameter in unit.parameters] for unit in spec.units}
 
 
 class ModelError(ZsimError):

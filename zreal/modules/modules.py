@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zreal.modules.checkpointing import checkpointed, checkpointed_whole
 from zreal.modules.emulation import Timers
-from zreal.modules.initial_values import DTYPES, ModelError, initial
+from zreal.modules.initial_values import DTYPES, ModelError, fill, initial
 from zreal.modules.operators import apply
 from zreal.modules.own_module import OwnModel
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -154,7 +154,7 @@ class Model(nn.Module):
     """The whole model: `blocks` with unused ones, modules outside blocks, and the root's own
     parameters, all under their fqns.
 
-    They are registered in forward order, the root's own parameters last.
+    They are registered in forward order, the root's own parameters last, on the meta device.
     """
 
     blocks: nn.ModuleList
@@ -163,7 +163,6 @@ class Model(nn.Module):
         self,
         spec: ModelSpec,
         *,
-        seed: int,
         dtype: torch.dtype = torch.float32,
         checkpointing: Checkpointing = NO_CHECKPOINTING,
     ) -> None:
@@ -176,8 +175,8 @@ class Model(nn.Module):
         for unit in spec.units:
             self._add_nested(unit.fqn)
             for parameter in unit.parameters:
-                value = initial(parameter, seed=seed).to(dtype)
-                made = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                empty = torch.empty(parameter.shape, dtype=dtype, device="meta")
+                made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 _register(self, parameter.fqn, made)
 
     def _add_modules(self) -> None:
@@ -235,7 +234,32 @@ def build(
     spec: ModelSpec, *, seed: int, dtype: str = "float32",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Model:
-    """The torch module of `spec` in `dtype`.
+    """The torch module of `spec` in `dtype`, with its initial values; errors are those of `empty`.
+    """
+    model = empty(spec, seed=seed, dtype=dtype, checkpointing=checkpointing)
+    for parameter in spec.parameters:
+        meta = model.get_parameter(parameter.fqn)
+        if meta.is_meta:
+            fill(model, meta, initial(parameter, seed=seed).to(DTYPES[dtype]))
+    return model
+
+
+def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast floating-point buffers, as `Module.to` does; transformers keeps its own as they are."""
+    if isinstance(getattr(model, "spec", None), TransformersModel):
+        return
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
+
+
+def empty(
+    spec: ModelSpec, *, seed: int, dtype: str = "float32",
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+) -> Model:
+    """The torch module of `spec`, its parameters on the meta device; a user's own module as the
+    user makes it.
 
     ModelError for a traced model, of which only memory and work are known.
     """
@@ -254,6 +278,6 @@ def build(
         from zreal.modules import transformers  # needs an extra
 
         return cast(
-            Model, transformers.build(spec, seed=seed, dtype=dtype, checkpointing=checkpointing)
+            Model, transformers.build(spec, dtype=dtype, checkpointing=checkpointing)
         )
-    return Model(spec, seed=seed, dtype=DTYPES[dtype], checkpointing=checkpointing)
+    return Model(spec, dtype=DTYPES[dtype], checkpointing=checkpointing)

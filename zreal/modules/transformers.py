@@ -16,9 +16,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zreal.modules.checkpointing import checkpointed
-from zreal.modules.initial_values import DTYPES, ModelError, initial
+from zreal.modules.initial_values import DTYPES, ModelError
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import EMBED, HEAD, TransformersModel
 from zsim.models.spec import Module
@@ -152,10 +153,9 @@ model_type."""
 
 
 def build(
-    spec: TransformersModel, *, seed: int, dtype: str,
-    checkpointing: Checkpointing = NO_CHECKPOINTING,
+    spec: TransformersModel, *, dtype: str, checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> nn.Module:
-    """The module of `spec` in `dtype`, its parameters drawn by fqn.
+    """The module of `spec` in `dtype`, its parameters on the meta device.
 
     ModelError where transformers is not installed or refuses the config.
     """
@@ -172,6 +172,9 @@ def build(
     name, enter = CLASSES[config["model_type"]]
     base: Any = getattr(transformers, name)
     kind = type(name, (TokensToLoss, base), {"__module__": base.__module__, "_enter": enter})
+    hook = register_module_parameter_registration_hook(
+        cast(Any, partial(_on_meta, dtype=DTYPES[dtype]))
+    )
     try:
         model: Any = kind(transformers.AutoConfig.for_model(**config))
     except Exception as error:  # transformers raises anything about a config
@@ -180,15 +183,24 @@ def build(
             where="model.huggingface", expected="a config.json that transformers can use",
             found=f"{type(error).__name__}: {first_line}",
         ) from error
+    finally:
+        hook.remove()
     model.spec = spec
     model.train()
-    trained = {parameter.fqn: parameter for parameter in spec.parameters}
-    for name, parameter in model.named_parameters():
-        parameter.data = initial(trained[name], seed=seed).to(DTYPES[dtype])
-        parameter.requires_grad_(trained[name].requires_grad)
+    for parameter in spec.parameters:
+        model.get_parameter(parameter.fqn).requires_grad_(parameter.requires_grad)
     for fqn in checkpointing.applies_to(spec):
         _checkpoint(model.get_submodule(fqn), checkpointing)
     return cast(nn.Module, model)
+
+
+def _on_meta(
+    module: nn.Module, name: str, parameter: nn.Parameter, *, dtype: torch.dtype
+) -> nn.Parameter | None:
+    """`parameter` without memory, as soon as a module registers it; a shared one stays shared."""
+    if parameter is None or parameter.is_meta:
+        return None
+    return nn.Parameter(torch.empty_like(parameter, dtype=dtype, device="meta"))
 
 
 def _checkpoint(layer: Any, settings: Checkpointing) -> None:

@@ -18,6 +18,7 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.initial_values import Initialiser, move_buffers
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.observer.whole_tensors import whole_gradients, whole_parameters
@@ -47,13 +48,17 @@ def observe(
     unmetered backward makes gradients; they and the parameters are then gathered whole.
     """
     measured = MeasuredRank(scenario, rank=rank, device=device, progress=progress, keep=keep)
-    model = modules.build(
+    model = modules.empty(
         scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing
-    ).to(device)
+    )
+    move_buffers(model, device)
+    make = Initialiser(
+        model=model, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter
+    )
     units = units_of(model, scenario.model)
     with measured.metering():
         with measured.construction(model):
-            subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh)
+            subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh, make)
         trainer = SubjectTrainer(scenario, subject, measured.recorder.settle)
         inputs = batching.inputs_by_step(scenario, rank=rank, dtype=subject.dtype, device=device)
         losses = measured.train(trainer.train_step, inputs=inputs, steps=steps, samples=samples)

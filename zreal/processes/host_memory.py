@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from zreal.reference_cost import num_references, reference_cost
+from zsim.autograd.traced.model import TracedModel
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
 from zsim.ir.ledger_replay import replay
@@ -17,6 +18,8 @@ from zsim.scenario.scenario import Scenario
 
 PROCESS_NBYTES = 400 * 1024**2
 """Bytes of a rank before it has a model: an interpreter with torch, partly shared among forks."""
+DRAWN_NBYTES = 12
+"""Bytes per element of an initial value: the random numbers, those scaled, and a copy."""
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -67,10 +70,15 @@ def needed_nbytes(
     """Bytes of host memory for `processes` ranks at once: each has the highest predicted peak, or
     after training what numerics need, whichever is more.
 
-    On CUDA the host holds the model alone, until it has moved to the device.
+    On CUDA the host holds a parameter at a time, which moves to the device; of a traced model it
+    holds the user's own module.
     """
-    parameters = 4 * scenario.model.num_parameters
-    peak, rest = parameters, 0
+    model = scenario.model
+    whole = isinstance(model, TracedModel)
+    peak = 4 * sum(p.numel for p in model.parameters) if whole else DRAWN_NBYTES * max(
+        (p.numel for p in model.parameters), default=0
+    )
+    rest = 0
     if device == "cpu":
         program = plan(scenario, device="cpu")
         phases = [replay(rank, timeline=False)[phase] for rank in program.ranks for phase in PHASES]

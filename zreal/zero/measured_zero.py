@@ -14,6 +14,7 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.initial_values import Initialiser
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.own_module import OwnModel
 from zreal.zero.zero import STAGES, ZeRO
@@ -48,6 +49,9 @@ def train_own(
         sync=scenario.sync,
     )
     zero.group = measured.mesh.get_group()
+    zero.make = Initialiser(
+        model=module, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter
+    )
     loop = OwnLoop(scenario, zero)
     with measured.metering():
         with measured.construction(module):

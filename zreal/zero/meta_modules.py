@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zreal.modules.initial_values import fill
 from zsim.errors import ArgumentError
 
 
@@ -77,7 +78,8 @@ class MetaModule:
         owner, values = self.module.get_submodule(path), dict[str, Tensor]()
         for name, parameter in owner.named_parameters(recurse=False):
             if parameter.is_meta:
-                values[name] = self._real_parameter(parameter).data
+                empty = torch.empty_like(parameter, device=self.device)
+                values[name] = fill(self.module, parameter, empty).data
         for name, buffer in owner.named_buffers(recurse=False):
             if buffer.is_meta:
                 values[name] = torch.empty_like(buffer, device=self.device)
@@ -86,17 +88,6 @@ class MetaModule:
             self._fill(owner, values, f"{path}." if path else "")
         for tensor in values.values():
             dist.broadcast(tensor, group=self.group, group_src=0)
-
-    def _real_parameter(self, meta: nn.Parameter) -> nn.Parameter:
-        """A parameter with memory in place of `meta`, wherever the module has it: ties stay."""
-        real = nn.Parameter(
-            torch.empty_like(meta, device=self.device), requires_grad=meta.requires_grad
-        )
-        for child in self.module.modules():
-            for name, parameter in child.named_parameters(recurse=False, remove_duplicate=False):
-                if parameter is meta:
-                    child.register_parameter(name, real)
-        return real
 
     def _fill(self, owner: nn.Module, values: Mapping[str, Tensor], prefix: str) -> None:
         with torch.no_grad():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.executor.flat_buffers import release
 from zreal.executor.flat_rank import FlatRank
+from zreal.modules.initial_values import Make, made
 from zreal.tracing.units.param_groups import UnitChoice, find_units
 from zreal.zero.boundaries import LiveBoundaries
 from zreal.zero.meta_modules import MetaModule, is_meta
@@ -88,11 +89,14 @@ class ZeRO:
         self._accumulation, self._clip_norm, self._reduce = accumulation, clip_norm, reduce
         self._sync = sync
         self._meta: MetaModule | None = None
+        self.make: Make = made
+        """Makes the parameters of a group; those of a user's loop are there already."""
         if is_meta(module):
             self._meta = MetaModule(
                 module=module, device=torch.device(device), group=world, state=state
             )
             self._meta.require_values()
+            self.make = self._meta.make
         self._param_groups = param_group_of(module, optimizer)
         require_same_on_ranks(module, self.group)
         self._program: Program | None = None
@@ -250,7 +254,8 @@ class ZeRO:
         """The rank after the Program's construction: flat buffers, and the optimizer over shards.
         """
         rank = FlatRank(
-            settings, self.module, self.group, keeps_whole_gradients=self.stage == 1
+            settings, self.module, self.group, make=self.make, device=self._device,
+            keeps_whole_gradients=self.stage == 1,
         )
         rank.optimizer = self._shards = ShardOptimizer(
             settings.optimizer, torch_optimizer=self.optimizer, param_group_of=self._param_groups,
@@ -258,9 +263,6 @@ class ZeRO:
         )
         with torch.no_grad():
             for op in program.of_rank(self.group.rank()).construction:
-                if op.kind == "copy" and self._meta is not None:
-                    group = rank.buffers.groups[op.unit].group
-                    self._meta.make(parameter.fqn for parameter in group.parameters)
                 rank.construct(op)
         self._shards.take_over()
         return rank

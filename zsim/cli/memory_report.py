@@ -125,8 +125,8 @@ def verdict_words(answer: MemoryVerdict) -> str:
     built = ""
     if not answer.built_on_device:
         built = (
-            f"; building the model on the device takes {format_bytes(answer.construction_bytes)}: "
-            f"build it on the meta device"
+            f"; building the model on the device takes {format_bytes(answer.construction_bytes)}, "
+            f"unit by unit: build it elsewhere"
         )
     return (
         f"needs {format_bytes(needed.nbytes)}{unsure} of "

@@ -27,6 +27,7 @@ from zreal.meters.memory import MemoryMeter
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ops import Alloc, Op
 from zsim.scenario.plan import plan
@@ -115,7 +116,7 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
         model = modules.build(case.model, seed=case.seed, checkpointing=case.checkpointing)
         with meter:
             meter.watch(*model.parameters())
-            subject = SUBJECTS[case.strategy](case, model, mesh)
+            subject = SUBJECTS[case.strategy](case, model, mesh, made)
             assert meter.events is not None
             logs.append(in_order(delta for _, delta in meter.events))
             for step in range(steps):

@@ -21,6 +21,7 @@ import pytest
 from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches, modules
+from zreal.modules.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
@@ -71,7 +72,7 @@ def tracked_peak(case: Scenario) -> int:
         fake = torch_private.fake_mode()
         with fake:
             model = modules.build(case.model, seed=case.seed)
-        subject = SUBJECTS[case.strategy](case, model, mesh)
+        subject = SUBJECTS[case.strategy](case, model, mesh, made)
         with fake:
             ((x, targets),) = batches.micro_batches(case, rank=0, step=0, dtype=subject.dtype)
             tracker = torch_private.FSDPMemTracker(subject.module, subject.optimizer)
@@ -137,4 +138,4 @@ def test_a_mesh_cannot_be_made_of_tensors_without_values() -> None:
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         with torch_private.fake_mode(), pytest.raises(RuntimeError, match="_local_scalar_dense"):
-            SUBJECTS[case.strategy](case, modules.build(case.model, seed=case.seed), mesh)
+            SUBJECTS[case.strategy](case, modules.build(case.model, seed=case.seed), mesh, made)

@@ -30,10 +30,12 @@ class Subject:
         module.module_at = module.get_submodule
         with self.meter, self.recorder:
             with self.meter.span() as span:
-                self.meter.watch(*module.parameters())
                 with self.meter.uncounted():
                     self.meter.watch(*module.buffers())
-                self.subject = SUBJECTS[case.strategy](case, module, mesh)
+                self.subject = SUBJECTS[case.strategy](
+                    case, module, mesh,
+                    lambda fqns: self.meter.watch(*map(module.get_parameter, fqns)),
+                )
             self.construction = PhaseRecord(
                 collectives=self.recorder.take(), memory=memory_record(span)
             )

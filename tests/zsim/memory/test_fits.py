@@ -205,17 +205,29 @@ cluster = { preset = "dgx-h100", nodes = 8 }
 strategy = { name = "fsdp2", dp_shard = 64 }
 precision = { parameters = "bf16", reduce = "fp32" }
 """
-"""83 GiB in float32 where it is built, which an H100 has no room for."""
+"""Built unit by unit, which an H100 has room for."""
+ONE_UNIT = """
+model = { preset = "llama-3-70b", num_layers = 10 }
+wrapping = { every = "all" }
+batch = { micro_batch = 1, sequence_length = 64 }
+activation_checkpointing = { mode = "full" }
+cluster = { preset = "dgx-h100", nodes = 8 }
+strategy = { name = "fsdp1", dp_shard = 64 }
+precision = { parameters = "bf16", reduce = "bf16" }
+"""
+"""80 GiB in float32 where its only unit is built and joined, which an H100 has no room for."""
 
 
-@pytest.mark.parametrize(("layers", "on_device"), [(26, False), (12, True)])
-@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize(
+    ("text", "on_device", "expandable"),
+    [(HUGE, True, False), (HUGE, True, True), (ONE_UNIT, False, True)],
+)
 def test_the_snapshot_shows_what_the_verdict_assumes(
-    layers: int, on_device: bool, expandable: bool, tmp_path: Path
+    text: str, on_device: bool, expandable: bool, tmp_path: Path
 ) -> None:
     """Played from its beginning, its steps reserve and allocate what `--memory` says; it never
     holds more than the device has."""
-    (tmp_path / "huge.toml").write_text(HUGE.replace("26", str(layers)))
+    (tmp_path / "huge.toml").write_text(text)
     file = tmp_path / "huge.pickle"
     more = ["--expandable-segments"] if expandable else []
     assert main(["show", str(tmp_path / "huge.toml"), "--snapshot", str(file), *more]) == 0
@@ -248,18 +260,14 @@ def test_the_snapshot_shows_what_the_verdict_assumes(
 def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for layers, assumption in (
-        (26, "built elsewhere, on the meta device"),
-        (12, "torch.cuda.empty_cache() once the model is built"),
+    for text, words in (
+        (ONE_UNIT, "that the model is built elsewhere, on the meta device"),
+        (HUGE, "torch.cuda.empty_cache() once the model is built"),
     ):
-        (tmp_path / "huge.toml").write_text(HUGE.replace("26", str(layers)))
+        (tmp_path / "huge.toml").write_text(text)
         assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
         _, _, reserved = " ".join(capsys.readouterr().out.split()).partition("= reserved")
-        assert (
-            f"torch's caching allocator; assumes {'that the model is ' * (layers == 26)}"
-            f"{assumption}"
-            in reserved
-        )
+        assert f"torch's caching allocator; assumes {words}" in reserved
 
 
 def test_the_peak_may_be_that_of_the_first_step() -> None:

@@ -1,8 +1,8 @@
 """Builds torch's own strategies around a model, one file each, so that the observer can train them.
 
 A subject must not know the meter or the recorder. To add one, write a file with
-`build(scenario, model, mesh)`, which wraps the model and makes its optimizer, and add a line to
-table.py.
+`build(scenario, model, mesh, make)`, which wraps the model and makes its optimizer, and add a line
+to table.py. `make` gives parameters their memory, as late as the strategy can have it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from zreal.modules.initial_values import Make
 from zreal.modules.modules import Model
 from zsim.scenario.scenario import Scenario
 
@@ -46,4 +47,4 @@ class Subject:
     are DTensors or whole already."""
 
 
-Build = Callable[[Scenario, Model, DeviceMesh], Subject]
+Build = Callable[[Scenario, Model, DeviceMesh, Make], Subject]

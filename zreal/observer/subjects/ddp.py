@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from zreal.meters.held_memory import state_tensors
-from zreal.modules.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES, Make, by_unit
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
@@ -93,9 +93,16 @@ def synchronised(module: DistributedDataParallel, sync: bool) -> Iterator[None]:
         yield
 
 
-def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+def make_whole(scenario: Scenario, make: Make) -> None:
+    """Make every parameter, since each rank holds a whole model."""
+    for fqns in by_unit(scenario.model).values():
+        make(fqns)
+
+
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
     """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies.
     """
+    make_whole(scenario, make)
     has_masters = scenario.precision.stepped != scenario.precision.parameters
     masters = [parameter.detach() for parameter in trained(model)] if has_masters else []
     module = wrap(scenario, model, mesh)

@@ -19,10 +19,11 @@ from torch.distributed.fsdp import (
 
 from zreal import torch_private
 from zreal.meters.held_memory import state_tensors
-from zreal.modules.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES, Make, by_unit
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
+from zsim.models.spec import ROOT
 from zsim.scenario.scenario import Scenario
 
 BACKWARD_PREFETCH = {
@@ -30,10 +31,14 @@ BACKWARD_PREFETCH = {
 }
 
 
-def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
-    """Replace each unit's module of `model` by its wrapper, then wrap `model` itself."""
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
+    """Replace each unit's module of `model` by its wrapper, then wrap `model` itself. Each is made
+    whole just before."""
+    parameters = by_unit(scenario.model)
     for unit in scenario.model.inside_out:
+        make(parameters[unit.fqn])
         model.set_submodule(unit.fqn, _wrapped(scenario, model.module_at(unit.fqn), mesh))
+    make(parameters.get(ROOT, ()))
     root = _wrapped(scenario, model, mesh)
 
     def micro_batch(last: bool) -> AbstractContextManager[None]:

@@ -19,18 +19,18 @@ from torch.distributed.fsdp import (
 )
 
 from zreal.meters.held_memory import state_tensors
-from zreal.modules.initial_values import DTYPES
-from zreal.modules.modules import Model
+from zreal.modules.initial_values import DTYPES, Make, by_unit
+from zreal.modules.modules import Model, cast_buffers
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
+from zsim.models.spec import ROOT
 from zsim.scenario.scenario import Scenario
 
 
-def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
     """Shard `model` in place: its units inside out, then the model itself."""
     options = scenario.options
-    model.to(DTYPES[scenario.precision.stepped])
-    wrapped = _shard(scenario, model, mesh)
+    wrapped = _shard(scenario, model, mesh, make)
     sharded = cast(FSDPModule, model)
     unused = scenario.model.unused
     used = [
@@ -59,9 +59,10 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
 
 
 def _shard(
-    scenario: Scenario, model: Model, mesh: DeviceMesh
+    scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make
 ) -> dict[str, list[torch.nn.Module]]:
-    """Call fully_shard on every unit and on `model`; returns the modules of each unit by its fqn.
+    """Call fully_shard on every unit and on `model`, each made whole just before; returns the
+    modules of each unit by its fqn.
 
     "auto" is fully_shard's None: units are resharded after forward, the root is not.
     """
@@ -76,14 +77,21 @@ def _shard(
     if options.offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
     reshard = options.reshard_after_forward
-    wrapped = {
+    wrapped: dict[str, list[torch.nn.Module]] = {
         unit.fqn: [model.module_at(fqn) for fqn in unit.modules or (unit.fqn,)]
         for unit in scenario.model.inside_out
     }
-    units = [modules if len(modules) > 1 else modules[0] for modules in wrapped.values()]
-    for unit in [*units, model]:
+    parameters, stepped = by_unit(scenario.model), DTYPES[scenario.precision.stepped]
+    if stepped != torch.float32:
+        cast_buffers(model, stepped)
+    for fqn, modules in (wrapped | {ROOT: [model]}).items():
+        for name in parameters.get(fqn, ()):
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.data.to(stepped)
+        make(parameters.get(fqn, ()))
         fully_shard(
-            unit, mesh=mesh, reshard_after_forward=None if reshard == "auto" else reshard,
+            modules if len(modules) > 1 else modules[0], mesh=mesh,
+            reshard_after_forward=None if reshard == "auto" else reshard,
             mp_policy=policy, offload_policy=offload,
         )
     return wrapped

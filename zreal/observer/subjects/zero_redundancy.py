@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from zreal.meters.held_memory import state_tensors
+from zreal.modules.initial_values import Make
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import EPSILON, trained
 from zreal.observer.subjects import Subject, ddp
@@ -16,9 +17,10 @@ from zsim.models.training_options import Optimizer
 from zsim.scenario.scenario import Scenario
 
 
-def build(scenario: Scenario, model: Model, mesh: DeviceMesh) -> Subject:
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
     """`model` under DDP. torch assigns whole parameters to ranks greedily, and steps their dtype.
     """
+    ddp.make_whole(scenario, make)
     module = ddp.wrap(scenario, model, mesh)
     kind, defaults = optimizer_class(scenario.optimizer)
     optimizer = ZeroRedundancyOptimizer(

@@ -152,16 +152,15 @@ class FlatModel:
 
 
 def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
-    """Build the whole model, make each param group a flat buffer and, if `sharded`, keep only this
-    rank's shard."""
+    """The model is on the meta device. Make each param group, join it in a flat buffer and, if
+    `sharded`, keep only this rank's shard."""
     step, element = StepBuilder(), DTYPE_NBYTES[MASTER_DTYPE]
-    for unit in model.training.model.units:
+    for group in model.groups:
         whole = (
             Alloc(parameter.fqn, "parameters", parameter.numel * element)
-            for parameter in unit.parameters
+            for parameter in group.group.parameters
         )
-        step.issue("alloc", unit.fqn, stream="host", memory=whole)
-    for group in model.groups:
+        step.issue("alloc", group.fqn, stream="host", memory=whole)
         step.issue(
             "copy", group.fqn, kernels=_copies(model, group),
             memory=_flatten(model, group, sharded=sharded),

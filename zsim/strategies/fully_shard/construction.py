@@ -1,18 +1,15 @@
-"""Construction of fully_shard: whole parameters, cut group by group; host memory of a derived mesh.
-"""
+"""Construction of fully_shard: each group is made whole and cut, one after another; host memory of
+a derived mesh."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.strategies.building.parameters import children_first
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup
@@ -54,35 +51,18 @@ class DerivedMesh:
 def construction(
     groups: dict[str, FSDPParamGroup], order: list[str], *, derived: DerivedMesh, offloaded: bool
 ) -> StepBuilder:
-    """Parameters are made whole, then every group in `order`, and the root's, is cut: its shards
-    are made before its whole ones go.
+    """The model is on the meta device. Every group in `order`, and the root's, is made whole and
+    cut: its shards are made before its whole parameters go.
 
     Offloaded shards leave the device as soon as each is cut. Where the optimizer steps two-byte
-    parameters, the whole model is cast first, parameter by parameter.
+    parameters, they are made in two bytes.
     """
-    training = derived.training
-    step, element = StepBuilder(), DTYPE_NBYTES[training.precision.stepped]
-    casts = training.precision.stepped != MASTER_DTYPE
-    for group in groups.values():
-        made = "exact" if casts else "whole"
-        whole = [
-            Alloc(f"{p.fqn}.{made}", "parameters", p.numel * DTYPE_NBYTES[MASTER_DTYPE])
-            for p in group.parameters
-        ]
-        step.issue("alloc", group.fqn, stream="host", memory=whole)
-    owner = {p.fqn: group.fqn for group in groups.values() for p in group.parameters}
-    named = children_first(training.model.named_parameters) if casts else []
-    for fqn, cast in groupby(named, key=lambda parameter: owner[parameter.fqn]):
-        memory: list[MemoryEvent] = []
-        for parameter in cast:
-            name = parameter.fqn
-            memory.append(Alloc(f"{name}.whole", "parameters", parameter.numel * element))
-            memory.append(Free(f"{name}.exact"))
-        step.issue("alloc", fqn, stream="host", memory=memory)
-    if derived.rank_map:
-        step.issue("alloc", ROOT, stream="host", memory=derived.rank_map)
+    step, element = StepBuilder(), DTYPE_NBYTES[derived.training.precision.stepped]
+    once = derived.rank_map
     for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
-        shards = derived.lookup(of="group")
+        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
+        step.issue("alloc", group.fqn, stream="host", memory=whole)
+        shards, once = [*once, *derived.lookup(of="group")], []
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
             shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []

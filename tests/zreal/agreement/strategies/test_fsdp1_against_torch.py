@@ -14,6 +14,7 @@ from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -120,7 +121,7 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         model = modules.build(case.model, seed=case.seed)
-        subject = SUBJECTS[case.strategy](case, model, mesh)
+        subject = SUBJECTS[case.strategy](case, model, mesh, made)
         for step in range(steps):
             with torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU]

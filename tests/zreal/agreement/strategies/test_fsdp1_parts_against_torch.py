@@ -14,6 +14,7 @@ from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import modules
+from zreal.modules.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario, parse
@@ -162,4 +163,4 @@ def test_torch_refuses_what_is_refused_as_torchs() -> None:
         mesh, _ = device_mesh(case, device="cpu")
         with pytest.raises(ValueError, match="Must flatten tensors with uniform `requires_grad` "
                                              "when `use_orig_params=False`"):
-            SUBJECTS["fsdp1"](case, modules.build(case.model, seed=0), mesh)
+            SUBJECTS["fsdp1"](case, modules.build(case.model, seed=0), mesh, made)
