@@ -53,7 +53,7 @@ def test_values_made_unit_by_unit_are_those_of_the_whole_model(strategy: str) ->
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1"])
 def test_a_rank_that_shards_never_holds_the_whole_model(strategy: str) -> None:
-    """At most the largest unit whole, joined once more by FSDP1, beside the shards."""
+    """The largest unit whole, joined once more by FSDP1, is the most beside shards."""
     case = scenario(strategy, ranks=64)
     sizes = {parameter.fqn: 4 * parameter.numel for parameter in case.model.parameters}
     largest = max(sum(sizes[fqn] for fqn in fqns) for fqns in by_unit(case.model).values())
