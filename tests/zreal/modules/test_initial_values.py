@@ -46,9 +46,9 @@ def test_values_made_unit_by_unit_are_those_of_the_whole_model(strategy: str) ->
             model=model, spec=case.model, seed=case.seed, device="cpu", meter=measured.meter
         )
         subject = SUBJECTS[strategy](case, model, measured.mesh, make)
-        found = whole_parameters(subject)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[fqn], expected[fqn]) for fqn in expected)
+        gathered = whole_parameters(subject)
+    assert gathered.keys() == expected.keys()
+    assert all(torch.equal(gathered[fqn], expected[fqn]) for fqn in expected)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1"])

@@ -260,14 +260,14 @@ def test_the_snapshot_shows_what_the_verdict_assumes(
 def test_what_is_assumed_of_construction_is_said_beside_what_is_reserved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for text, words in (
+    for text, assumption in (
         (ONE_UNIT, "that the model is built elsewhere, on the meta device"),
         (HUGE, "torch.cuda.empty_cache() once the model is built"),
     ):
         (tmp_path / "huge.toml").write_text(text)
         assert main(["show", str(tmp_path / "huge.toml"), "--memory"]) == 0
         _, _, reserved = " ".join(capsys.readouterr().out.split()).partition("= reserved")
-        assert f"torch's caching allocator; assumes {words}" in reserved
+        assert f"torch's caching allocator; assumes {assumption}" in reserved
 
 
 def test_the_peak_may_be_that_of_the_first_step() -> None:
