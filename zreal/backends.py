@@ -6,6 +6,7 @@ Importing this module loads no torch. A backend loads it, or says how to install
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -116,12 +117,31 @@ class FakeBackend:
             scenario=scenario.name, backend=self.name, interpreter=interpreter,
             world_size=scenario.world_size, mesh=scenario.mesh,
             ranks=tuple(
-                rank_run.fake_rank(scenario, rank=rank, interpreter=interpreter) for rank in ranks
+                rank_run.fake_rank(
+                    scenario, rank=rank, interpreter=interpreter,
+                    progress=_on_rank(rank, scenario.name, options.progress),
+                )
+                for rank in ranks
             ),
             provenance=rank_run.provenance(scenario, device="cpu")
             | {"memory": EXACT}  # no thread but the host's frees memory
             | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
         )
+
+
+def _on_rank(
+    rank: int, scenario: str, progress: Callable[[str], None]
+) -> Callable[[str], None]:
+    """`progress` that names scenario and rank, at most twice a second."""
+    last = [0.0]
+
+    def told(text: str) -> None:
+        now = time.monotonic()
+        if now - last[0] > 0.5:
+            last[0] = now
+            progress(f"{scenario}: rank {rank}, {text}")
+
+    return told
 
 
 def _with_module(scenario: Scenario, module: str, *, backend: str, device: Device) -> Scenario:

@@ -165,11 +165,17 @@ def launched_rank(
     return table
 
 
-def fake_rank(scenario: Scenario, *, rank: int, interpreter: str) -> RankRun:
+def fake_rank(
+    scenario: Scenario, *, rank: int, interpreter: str,
+    progress: Callable[[str], None] = lambda _: None,
+) -> RankRun:
     """Run one rank of any world in this process: real memory and compute, collectives that move
     nothing."""
     with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
-        return run_rank(scenario, rank=rank, interpreter=interpreter, device="cpu", numerics=None)
+        return run_rank(
+            scenario, rank=rank, interpreter=interpreter, device="cpu", numerics=None,
+            progress=progress,
+        )
 
 
 def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:

@@ -16,7 +16,8 @@ from torch.autograd.graph import _engine_run_backward
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.tensor import DTensor, debug
+from torch.distributed.tensor import DTensor, _sharding_prop, debug
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -40,10 +41,41 @@ def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
-        yield
+        with _strided_shards_sought_once():
+            yield
     finally:
         dist.destroy_process_group()
         debug._clear_sharding_prop_cache()
+
+
+@contextmanager
+def _strided_shards_sought_once() -> Iterator[None]:
+    """DTensor seeks strided shards among all arguments of an op once, not once for each tensor.
+
+    A foreach op of n tensors scans its 4n arguments n times in torch 2.13: most of the first step
+    of a deep model. What is found is the same.
+    """
+    original = _sharding_prop._propagate_use_strided_shard_flag
+    last: list[Any] = [None, True]
+
+    def sought_once(op_strategy: Any, op_schema: Any) -> None:
+        if last[0] is not op_schema:
+            last[:] = (
+                op_schema,
+                any(
+                    isinstance(placement, _StridedShard)
+                    for spec in op_schema.args_spec
+                    for placement in spec.placements
+                ),
+            )
+        if last[1]:
+            original(op_strategy, op_schema)
+
+    _sharding_prop._propagate_use_strided_shard_flag = sought_once
+    try:
+        yield
+    finally:
+        _sharding_prop._propagate_use_strided_shard_flag = original
 
 
 def hybrid_shard_grad_op() -> ShardingStrategy:

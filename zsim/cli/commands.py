@@ -320,6 +320,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         timeout_s=options.timeout,
         module=getattr(options, "module", None),
         numerics=options.numerics,
+        progress=report.tell,
     )
 
 

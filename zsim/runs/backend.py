@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from zsim.cluster.cluster import ClusterSpec
@@ -69,6 +69,8 @@ class RunOptions:
     """The user's function that makes the module to run, in place of the scenario's model."""
     numerics: NumericsMode | None = None
     """Ranks that train the reference; None for as many as bytes and time allow."""
+    progress: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
+    """Told each rank and collective of a fake run, which takes a minute for a deep model."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.all_ranks, bool):
