@@ -82,3 +82,8 @@ def test_a_machine_without_gpus_is_not_calibrated_as_one(capsys) -> None:
         pytest.skip("this machine has a GPU")
     assert main(["calibrate", "--here", "--backend", "nccl"]) == 3
     assert "expected a CUDA device" in capsys.readouterr().err
+
+
+def test_a_node_is_named_for_gpus_alone(capsys) -> None:
+    assert main(["calibrate", "--here", "--cluster", "dgx-h100"]) == 2
+    assert "--cluster: expected --backend nccl, whose node it names" in capsys.readouterr().err

@@ -37,6 +37,11 @@ def gpus_calibrated(
 ) -> CalibratedGpus:
     """The present machine's GPUs, measured by `backend` with a rank on each of `world_size`;
     `preset` is the node's cluster, "" for the one that they are sold in."""
+    if not hasattr(backend, "measure_device"):
+        raise MachineError(
+            where=f"backend {backend.name}", expected="one that measures its GPUs",
+            found="none of that", remedy="use --backend nccl",
+        )
     base = device_file.base_of(gpus, preset)
     if not 1 <= world_size <= gpus.count:
         raise MachineError(
