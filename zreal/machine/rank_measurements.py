@@ -138,9 +138,10 @@ def _compute_fixed(products: int) -> None:
 
 
 def _own_group(size: int, stride: int, rank: int, world_size: int) -> dist.ProcessGroup | None:
-    """This rank's group, if any, among consecutive groups of `size` ranks, or in the one group of
-    every `stride`th rank. Every rank makes every group."""
-    firsts = range(0, world_size - size + 1, size) if stride == 1 else range(1)
+    """This rank's group, if any, among groups of `size` ranks that are `stride` apart, all of which
+    communicate at once. Every rank makes every group."""
+    blocks = range(0, world_size - size * stride + 1, size * stride)
+    firsts = [block + first for block in blocks for first in range(stride)]
     own = None
     for first in firsts:
         ranks = list(range(first, first + size * stride, stride))

@@ -121,8 +121,7 @@ class CollectiveRequest:
     """One collective to measure: full messages of `nbytes` over `ranks` ranks, `repeats` times,
     each after `computed_ns` of compute; or `beside` compute, for what that loses.
 
-    Ranks next to one another make a group, and all groups communicate at once. With a `stride` one
-    group does, of every so manieth rank.
+    Ranks that are `stride` apart make a group, and all groups communicate at once, as a mesh's do.
     """
 
     kind: str

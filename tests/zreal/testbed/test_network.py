@@ -94,7 +94,7 @@ def test_an_all_gather_of_two_that_arrive_apart_sends_three_halves_one_after_ano
     assert min(measured.collectives[0]) > 2.5 * half  # less the buckets' bursts
 
 
-def test_every_second_host_makes_a_group_that_measures_alone() -> None:
+def test_groups_of_every_second_host_share_the_uplink() -> None:
     shape = layout("2x2x1gbit/50mbit")
     asked = [
         CollectiveRequest(
@@ -107,7 +107,7 @@ def test_every_second_host_makes_a_group_that_measures_alone() -> None:
         testbed=shape,
     ))
     over_the_uplink = 2**18 * 8 * 10**9 / shape.uplink
-    assert min(measured.collectives[1]) > 0.8 * over_the_uplink
+    assert min(measured.collectives[1]) > 1.6 * over_the_uplink
     cluster = cluster_on(shape)
     assert [cluster.path(ranks).num_nodes for ranks in ((0, 1), (0, 2))] == [1, 2]
 
