@@ -121,16 +121,20 @@ def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
     return None
 
 
-def all_gather(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+def all_gather(
+    output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup, async_op: bool = False
+) -> dist.Work | None:
     """The all-gather into one tensor, by its name in torch 2.13 or the older one."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    call(output, source, group=group)
+    return cast(Any, call(output, source, group=group, async_op=async_op))
 
 
-def reduce_scatter(output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup) -> None:
+def reduce_scatter(
+    output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup, async_op: bool = False
+) -> dist.Work | None:
     """The reduce-scatter of one tensor, by its name in torch 2.13 or the older one."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    call(output, source, group=group)
+    return cast(Any, call(output, source, group=group, async_op=async_op))
 
 
 def fake_mode() -> Any:

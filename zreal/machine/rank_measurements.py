@@ -165,8 +165,8 @@ def _collective_times(
     full, shard = torch.ones(numel * size, dtype=DTYPE), torch.ones(numel, dtype=DTYPE)
     first = dist.get_process_group_ranks(group)[0]
     calls: dict[str, Callable[..., Any]] = {
-        "all_gather": partial(dist.all_gather_into_tensor, full, shard, group=group),
-        "reduce_scatter": partial(dist.reduce_scatter_tensor, shard, full, group=group),
+        "all_gather": partial(torch_private.all_gather, full, shard, group=group),
+        "reduce_scatter": partial(torch_private.reduce_scatter, shard, full, group=group),
         "all_reduce": partial(dist.all_reduce, full, group=group),
         "broadcast": partial(dist.broadcast, full, first, group=group),
     }

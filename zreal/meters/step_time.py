@@ -7,6 +7,7 @@ the step.
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def timed(step: Callable[[], object], *, device: str) -> StepCost:
     sent = (bytes_on_the_wire() - sent) // number
     share = None
     if device == "cpu" and load is not None:
-        own = _over_ranks(load.own_ns, device, dist.ReduceOp.SUM)
+        own = _of_this_node(load.own_ns)
         share = others_share(load.wall_ns, own, load.machine_ns)
     return StepCost(times_ns=tuple(times), bytes_sent=sent, others_share=share)
 
@@ -93,6 +94,13 @@ def bytes_on_the_wire() -> int:
         counters = {name.strip(): text for name, _, text in (line.partition(":") for line in file)}
     sent = counters[INTERFACE].split()
     return int(sent[8]) - HEADERS * int(sent[9])
+
+
+def _of_this_node(value: int) -> int:
+    """The sum of the values of all ranks on this rank's node."""
+    values: list[tuple[str, int] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, (platform.node(), value))
+    return sum(own for node, own in filter(None, values) if node == platform.node())
 
 
 def _over_ranks(value: int, device: str, op: dist.ReduceOp.RedOpType) -> int:

@@ -69,7 +69,7 @@ def load(name: str) -> OwnModule:
         answer = _answer(build, 0, name)
     except ArgumentError:
         raise
-    except Exception as error:  # whatever a user's code may raise
+    except (Exception, SystemExit) as error:  # whatever a user's code may raise
         first = (str(error).strip().splitlines() or [""])[0][:200]
         failure = f"{type(error).__name__}: {first}"
         raise _unfit(name, "a function that can be called", failure) from error
@@ -111,6 +111,10 @@ def _loss(output: Any) -> Tensor:
     """`output.loss`, a scalar itself, or the sum of a tensor, as the tracer takes it."""
     own = getattr(output, "loss", None)
     value: Tensor = own if isinstance(own, Tensor) else output
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f'an output that is a {type(value).__name__} needs a loss: "loss": lambda output: …'
+        )
     return value if value.numel() == 1 else value.float().sum()
 
 

@@ -24,6 +24,7 @@ def write(
     )
     for comparison in comparisons:
         case = _case(suite, comparison.measured.scenario)
+        Xml.SubElement(case, "system-out").text = _clean(str(comparison))
         if not comparison.ok:
             summary = _clean(str(comparison.agreement))
             Xml.SubElement(case, "failure", message=summary).text = _clean(str(comparison))

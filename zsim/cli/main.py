@@ -184,7 +184,7 @@ def parser() -> arguments.Parser:
         help="ranks at work while --here measures (default 2, of nccl all GPUs)",
     )
     calibrate.add_argument(
-        "--quick", action="store_true", help="measure less: --here in under 20 s"
+        "--quick", action="store_true", help="measure less: --here in about half a minute"
     )
     calibrate.add_argument(
         "--backend", default=None, metavar="BACKEND",

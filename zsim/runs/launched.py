@@ -2,12 +2,15 @@
 
 The launcher's command has {worker} where each rank's command belongs, and {nodes}, {ranks} and
 {ranks_per_node} for what the scenario's cluster has. Ranks write their results into a folder that
-all nodes see. A scenario whose ranks are all there from an earlier run is not run again.
+all nodes see. A scenario whose ranks are all there from an earlier run is not run again. The
+command "gather" starts nothing: it joins what ranks that others started have written.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from zsim.ir.run import RunRecord
 from zsim.runs import rank_results
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.scenario.scenario import Scenario
+from zsim.version import __version__
 
 START_S = 120.0
 """Seconds that a launcher may take to start and to end its ranks, beyond the ranks' own limit."""
@@ -30,6 +34,7 @@ END_S = 10.0
 WORKER = "{worker}"
 PLACES = ("nodes", "ranks", "ranks_per_node", "worker")
 LOG = "launcher.log"
+GATHER = "gather"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +51,8 @@ class LaunchedBackend:
     folder: Path
 
     def __post_init__(self) -> None:
-        _tokens(self.launch, dict.fromkeys(PLACES[:-1], "1"))
+        if self.launch != GATHER:
+            _tokens(self.launch, dict.fromkeys(PLACES[:-1], "1"))
 
     def capabilities(self) -> Capabilities:
         """Capabilities of the backend, wherever its devices are."""
@@ -58,7 +64,9 @@ class LaunchedBackend:
         """The Run of all ranks, or the one that is there already; IncompleteRunError with what
         ranks had ended where one failed."""
         own = self.folder / scenario.name
-        wanted = {"backend": self.name} | (
+        if self.launch == GATHER:
+            return rank_results.gather(own, scenario)
+        wanted = {"backend": self.name, "zsim": __version__} | (
             {"interpreter": options.interpreter} if options.interpreter else {}
         )
         if there := rank_results.finished(own, scenario, like=wanted):
@@ -141,7 +149,8 @@ def _launched(command: Sequence[str], *, log: Path, limit_s: float) -> str:
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         except OSError as error:
             raise ArgumentError(
@@ -155,7 +164,7 @@ def _launched(command: Sequence[str], *, log: Path, limit_s: float) -> str:
             try:
                 process.wait(timeout=END_S)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
                 return f"the launcher was ended after {limit_s:g} s"

@@ -33,6 +33,8 @@ def test_ranks_of_a_launcher_are_validated_and_not_run_again(
     printed = capsys.readouterr()
     assert "agrees in order, bytes, memory and numerics" in printed.out
     assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in printed.err
+    assert validated(TWO, launch="gather", folder=tmp_path) == 0
+    assert "agrees in order, bytes, memory and numerics" in capsys.readouterr().out
 
 
 def test_one_scenario_that_fails_stops_no_other_and_every_verdict_is_in_the_report(
@@ -50,6 +52,7 @@ def test_one_scenario_that_fails_stops_no_other_and_every_verdict_is_in_the_repo
     assert "zero3-mlp-4: expected 4 ranks, as the scenario's mesh has, found 2" in log
     suite = Xml.parse(report).getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
+    assert "time not checked" in suite.findtext(".//system-out", "")
 
 
 def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
@@ -76,6 +79,10 @@ def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
     assert "rank 1: expected every rank to finish, found it did not end, and" in error
     assert f"see {own / 'launcher.log'}" in error
     assert "marked incomplete" in error
+    written = {file: file.read_bytes() for file in own.glob("rank-*.json")}
+    assert validated(TWO, launch="gather", folder=tmp_path) == 1
+    assert "rank 1: expected every rank to finish" in capsys.readouterr().err
+    assert written == {file: file.read_bytes() for file in own.glob("rank-*.json")} != {}
 
 
 @pytest.mark.parametrize(

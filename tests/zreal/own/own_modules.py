@@ -104,3 +104,24 @@ def nothing() -> dict[str, Any]:
 def raising() -> dict[str, Any]:
     """An error of the user's own."""
     raise ValueError("no such checkpoint")
+
+
+def leaving() -> dict[str, Any]:
+    """An end of the user's own."""
+    raise SystemExit(7)
+
+
+class Named(nn.Module):
+    """A module whose output is a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.layer(x)}
+
+
+def lossless() -> dict[str, Any]:
+    """An output without a loss."""
+    return {"module": Named(), "inputs": [torch.ones(2, 4)]}

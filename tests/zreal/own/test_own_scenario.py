@@ -54,7 +54,8 @@ def test_a_users_module_is_run_on_gloo_as_it_was_predicted(
     file = scenario(tmp_path, STRATEGIES[strategy], optimizer="{ name = \"sgd\", clip_norm = 0.5 }")
     assert main(["validate", file, "--module", OWN + module, "--json"]) == 0
     checks = verdict(capsys)
-    assert checks.pop("step time") in ("unsupported", "ok")
+    times = {checks.pop(name) for name in ("step time", "exposed communication", "time by unit")}
+    assert times <= {"unsupported", "ok"}
     assert set(checks.values()) == {"ok"}
 
 
@@ -110,6 +111,8 @@ def test_a_module_that_does_other_things_when_it_is_real_differs(tmp_path: Path)
         ("mymodel", "module mymodel: expected a function as mypackage.mymodel:build"),
         (f"{OWN}absent", "expected a function that can be called, found AttributeError"),
         (f"{OWN}raising", "found ValueError: no such checkpoint"),
+        (f"{OWN}leaving", "found SystemExit: 7"),
+        (f"{OWN}lossless", "an output that is a dict needs a loss"),
         (f"{OWN}nothing", "expected a dict with module and inputs"),
     ],
 )

@@ -179,6 +179,8 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("memory by kind", "ok"),
         ("numerics", "ok"),
         ("step time", "unsupported"),
+        ("exposed communication", "unsupported"),
+        ("time by unit", "unsupported"),
     ]
     assert set(printed["checks"][0]) == {
         "name", "status", "predicted", "measured", "relative_error", "detail"
