@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +12,10 @@ from zreal.observer.observer import observe
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
 from zsim.scenario.scenario import load
+
+SETTLED_S = 0.05
+"""Pause before the profiler moves on: gloo's threads end their records a moment after the step, and
+torch's profiler, when it stops meanwhile, may damage its memory."""
 
 
 def profiled(
@@ -29,6 +34,7 @@ def profiled(
     ) as profiler:
         for _turn in range(4):
             step()
+            time.sleep(SETTLED_S)
             profiler.step()
     dist.barrier()
     dist.destroy_process_group()

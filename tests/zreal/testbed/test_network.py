@@ -107,7 +107,7 @@ def test_groups_of_every_second_host_share_the_uplink() -> None:
         testbed=shape,
     ))
     over_the_uplink = 2**18 * 8 * 10**9 / shape.uplink
-    assert min(measured.collectives[1]) > 1.6 * over_the_uplink
+    assert min(measured.collectives[1]) > 1.3 * over_the_uplink  # twice, less the buckets' bursts
     cluster = cluster_on(shape)
     assert [cluster.path(ranks).num_nodes for ranks in ((0, 1), (0, 2))] == [1, 2]
 
