@@ -14,8 +14,8 @@ from zreal.processes.rendezvous import rendezvous
 from zsim.scenario.scenario import load
 
 SETTLED_S = 0.05
-"""Pause before the profiler moves on: gloo's threads end their records a moment after the step, and
-torch's profiler, when it stops meanwhile, may damage its memory."""
+"""Pause before the profiler moves on. Gloo's threads end their records a moment after the step, and
+torch's profiler may damage its memory if it stops meanwhile."""
 
 
 def profiled(
