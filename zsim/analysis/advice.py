@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from zsim.analysis.alternatives import changes, dropped
+from zsim.io.parallel import mapped
 from zsim.io.units import format_bytes
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.runs.simulator import StepTime, step_time
@@ -117,9 +119,28 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
 def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Way:
     """A planned scenario assessed, and simulated where `timed` or where it has room; its Program is
     not kept."""
-    verdict = assess(case)
-    step = step_time(case) if timed or verdict.verdict != "OOM" else None
+    verdict, step = _assessed(case, timed=timed)
     return Way(changes=changes, scenario=case.scenario, memory=verdict, step=step)
+
+
+def ways_of(
+    cases: Sequence[tuple[tuple[str, ...], Scenario]], *, timed: bool = True
+) -> list[Way]:
+    """Scenarios planned and assessed as `way_of` does, on all cores."""
+    figures = mapped(partial(_figures, timed=timed), [scenario for _, scenario in cases])
+    return [
+        Way(changes=changes, scenario=scenario, memory=memory, step=step)
+        for (changes, scenario), (memory, step) in zip(cases, figures, strict=True)
+    ]
+
+
+def _figures(scenario: Scenario, *, timed: bool) -> tuple[MemoryVerdict, StepTime | None]:
+    return _assessed(planned(scenario), timed=timed)
+
+
+def _assessed(case: Planned, *, timed: bool) -> tuple[MemoryVerdict, StepTime | None]:
+    verdict = assess(case)
+    return verdict, step_time(case) if timed or verdict.verdict != "OOM" else None
 
 
 def _effect(way: Way, asked: Way) -> Effect:
@@ -151,7 +172,8 @@ def changed(
     What has been `seen` is left out, and what is found is added to it. Unless `timed`, what has no
     room is not simulated.
     """
-    ways, seen = [], set() if seen is None else seen
+    cases: list[tuple[tuple[str, ...], Scenario]] = []
+    seen = set() if seen is None else seen
     for change, other in changes(way.scenario):
         key = _key(other)
         if (
@@ -161,8 +183,8 @@ def changed(
         ):
             continue
         seen.add(key)
-        ways.append(way_of((*way.changes, change), planned(other), timed=timed))
-    return tuple(ways)
+        cases.append(((*way.changes, change), other))
+    return tuple(ways_of(cases, timed=timed))
 
 
 def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:

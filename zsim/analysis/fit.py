@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.analysis.advice import REMEDY, Way, together, way_of
+from zsim.analysis.advice import REMEDY, Way, together, ways_of
 from zsim.analysis.alternatives import assignment, can_checkpoint, dropped, moved
 from zsim.analysis.fit_table import Candidate, Fit
 from zsim.autograd.traced.model import TracedModel
@@ -17,7 +17,6 @@ from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario import refusals
-from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import LADDER, STRATEGIES, OptionValue, Strategy
 
@@ -33,13 +32,14 @@ MOST_STARTS = 6
 def fit(scenario: Scenario) -> Fit:
     """Every candidate assessed, with further changes where none of them fits, and a recommendation.
     """
-    tried: list[Way] = []
+    cases: list[tuple[str, Scenario]] = []
     refused: list[tuple[str, str]] = []
     for name, other in _cases(scenario):
         if problems := refusals.problems(other):
             refused.append((name, problems[0]))
         else:
-            tried.append(way_of((name,), planned(other)))
+            cases.append((name, other))
+    tried = ways_of([((name,), other) for name, other in cases])
     if all(way.memory.verdict != "FITS" for way in tried):
         tried += together(
             sorted(tried, key=lambda way: way.memory.needed.nbytes)[:MOST_STARTS], stages=False

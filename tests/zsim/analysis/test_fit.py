@@ -12,6 +12,8 @@ from tests.support.sampling import one_in
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import fit
 from zsim.cli import main
+from zsim.io import parallel
+from zsim.io import parallel
 from zsim.ir.program import Program
 from zsim.models.training_options import Device
 from zsim.scenario import plan as plan_module
@@ -48,6 +50,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
         return plan(scenario, device=device)
 
     monkeypatch.setattr(plan_module, "plan", counted)
+    monkeypatch.setattr(parallel, "_cores", lambda: 1)  # plans of other processes are not seen
     return seen
 
 
