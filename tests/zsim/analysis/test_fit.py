@@ -13,7 +13,6 @@ from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import fit
 from zsim.cli import main
 from zsim.io import parallel
-from zsim.io import parallel
 from zsim.ir.program import Program
 from zsim.models.training_options import Device
 from zsim.scenario import plan as plan_module
