@@ -261,9 +261,12 @@ def test_every_family_file_is_in_the_table() -> None:
     assert {file.stem for file in folder.glob("*.py")} - others == set(FAMILIES)
 
 
-@pytest.mark.parametrize("heads", [0, 3])
-def test_heads_that_do_not_divide_the_hidden_size_are_refused(heads: int) -> None:
-    complaint = f"model.sizes.num_heads: expected a divisor of hidden_size 64, found {heads}"
+@pytest.mark.parametrize(("heads", "nearest"), [(0, "1"), (3, "2 and 4"), (65, "64")])
+def test_heads_that_do_not_divide_the_hidden_size_are_refused(heads: int, nearest: str) -> None:
+    complaint = (
+        f"model.sizes.num_heads: expected a divisor of hidden_size 64, found {heads}; the nearest: "
+        f"{nearest}"
+    )
     with pytest.raises(ScenarioError) as caught:
         gpt.build(
             gpt.GptSizes(num_layers=1, hidden_size=64, num_heads=heads, vocabulary=5), name="",

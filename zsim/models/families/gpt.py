@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.errors import ScenarioError
 from zsim.models.families.layers import (
     LossDtype,
     elementwise,
@@ -15,6 +14,7 @@ from zsim.models.families.layers import (
     linear,
     norm,
 )
+from zsim.models.families.size_checks import require_dividing_heads
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
 
@@ -78,9 +78,7 @@ def _embed(sizes: GptSizes, sequence_length: int) -> Module:
 def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide
     hidden_size."""
-    if sizes.num_heads < 1 or sizes.hidden_size % sizes.num_heads:
-        raise ScenarioError((f"model.sizes.num_heads: expected a divisor of hidden_size "
-                             f"{sizes.hidden_size}, found {sizes.num_heads}",))
+    require_dividing_heads(sizes.num_heads, sizes.hidden_size)
     final_norm = norm("layer_norm", "ln_f", "x", "n", sizes.hidden_size)
     return language_model(
         name, family="gpt", embed=_embed(sizes, sequence_length),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.errors import ScenarioError
 from zsim.models.families.layers import (
     LossDtype,
     elementwise,
@@ -17,6 +16,7 @@ from zsim.models.families.layers import (
     linear,
     norm,
 )
+from zsim.models.families.size_checks import require_dividing_heads
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
 
@@ -98,9 +98,8 @@ def _block(sizes: LlamaSizes, index: int) -> Module:
 def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec; tokens in, mean cross-entropy out. ScenarioError when the heads do not divide
     hidden_size."""
-    if sizes.num_heads < 1 or (not sizes.head_dim and sizes.hidden_size % sizes.num_heads):
-        raise ScenarioError((f"model.sizes.num_heads: expected a divisor of hidden_size "
-                             f"{sizes.hidden_size}, found {sizes.num_heads}",))
+    if not sizes.head_dim or sizes.num_heads < 1:
+        require_dividing_heads(sizes.num_heads, sizes.hidden_size)
     tokens = embedding(
         "embedding", "wte", "tokens", "h", rows=sizes.vocabulary, width=sizes.hidden_size
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.errors import ScenarioError
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec
 
@@ -20,6 +21,21 @@ def fit_problems(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
         for operator in module.operators:
             refusals += _problems(operator, sequence_length)
     return tuple(dict.fromkeys(refusals))[:20]
+
+
+def require_dividing_heads(num_heads: int, hidden_size: int) -> None:
+    """ScenarioError, with the nearest numbers of heads, where `num_heads` do not divide
+    `hidden_size`."""
+    if num_heads >= 1 and hidden_size % num_heads == 0:
+        return
+    around = (range(min(num_heads, hidden_size), 0, -1), range(num_heads + 1, hidden_size + 1))
+    nearest = [
+        next((heads for heads in heads_on_one_side if heads and hidden_size % heads == 0), None)
+        for heads_on_one_side in around
+    ]
+    raise ScenarioError((f"model.sizes.num_heads: expected a divisor of hidden_size "
+                         f"{hidden_size}, found {num_heads}; the nearest: "
+                         f"{' and '.join(map(str, filter(None, nearest)))}",))
 
 
 def _problems(operator: Operator, sequence_length: int) -> Iterator[str]:
