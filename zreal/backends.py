@@ -241,6 +241,7 @@ class GlooBackend:
                 for each in request.collectives
             ],
             "products": [list(shape) for shape in request.products],
+            "attentions": [list(shape) for shape in request.attentions],
             "repeats": request.repeats, "timeout_s": request.timeout_s, "backend": self.name,
         }
         with self._hosts(request.testbed, request.world_size) as hosts:
@@ -258,6 +259,7 @@ class GlooBackend:
                 )
             ),
             products=_slowest([rank["products"] for rank in ranks]),
+            attentions=_slowest([rank["attentions"] for rank in ranks]),
             provenance={"torch": torch.__version__, "backend": self.name},
         )
 

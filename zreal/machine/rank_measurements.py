@@ -40,12 +40,13 @@ def measured_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     progress: Callable[[str], None], keep: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives" and
-    "products" a list by request.
+    """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives", "products"
+    and "attentions" a list by request, of an attention one of forward and one of backward.
 
     Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, stride, repeats, ns
     of compute before, whether beside compute, ns between arrivals], `products` as [m, n, k],
-    `repeats` of steps. A collective has its start and its end, on the clock that ranks share.
+    `attentions` as [batch, heads, tokens, width], `repeats` of steps. A collective has its start
+    and its end, on the clock that ranks share.
     """
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
@@ -65,6 +66,11 @@ def measured_rank(
         _product_times(m, n, k, meet=partial(meet, f"product{index}"))
         for index, (m, n, k) in enumerate(arguments["products"])
     ]
+    attentions = [
+        times
+        for index, shape in enumerate(arguments["attentions"])
+        for times in _attention_times(shape, meet=partial(meet, f"attention{index}"))
+    ]
     dist.init_process_group(
         arguments["backend"], store=dist.PrefixStore("collectives", store), rank=rank,
         world_size=world_size, timeout=timeout,
@@ -77,7 +83,10 @@ def measured_rank(
     ]
     dist.barrier()
     dist.destroy_process_group()
-    return {"steps": steps, "collectives": collectives, "products": products}
+    return {
+        "steps": steps, "collectives": collectives, "products": products,
+        "attentions": attentions,
+    }
 
 
 def _meet(
@@ -112,6 +121,27 @@ def _product_times(m: int, n: int, k: int, *, meet: Callable[[int], None]) -> li
     rows, weight = torch.ones(m, k), torch.ones(n, k)
     product = partial(torch.nn.functional.linear, rows, weight)
     return [_mean_ns(product, meet=partial(meet, turn)) for turn in range(PRODUCT_REPEATS)]
+
+
+def _attention_times(shape: list[int], *, meet: Callable[[int], None]) -> list[list[int]]:
+    """Nanoseconds of causal attention on tensors of that shape, `PRODUCT_REPEATS` times: forward,
+    then backward."""
+    query, key, value = (torch.randn(shape).requires_grad_() for _ in range(3))
+    forward = partial(
+        torch.nn.functional.scaled_dot_product_attention, query, key, value, is_causal=True
+    )
+    out = forward()
+    backward = partial(
+        torch.autograd.grad, out, (query, key, value), torch.ones_like(out), retain_graph=True
+    )
+    works: tuple[Callable[[], object], ...] = (forward, backward)
+    return [
+        [
+            _mean_ns(work, meet=partial(meet, PRODUCT_REPEATS * turn + repeat))
+            for repeat in range(PRODUCT_REPEATS)
+        ]
+        for turn, work in enumerate(works)
+    ]
 
 
 def _mean_ns(work: Callable[[], object], *, meet: Callable[[], None]) -> int:

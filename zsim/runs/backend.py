@@ -139,7 +139,8 @@ class CollectiveRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequest:
     """Measurements of a machine with `world_size` ranks at work: steps of `scenarios`, each
-    `repeats` times, `collectives`, and `products` of matrices in float32, each (m, n, k)."""
+    `repeats` times, `collectives`, `products` of matrices in float32, each (m, n, k), and causal
+    `attentions` in float32, each (batch, heads, tokens, width of a head)."""
 
     world_size: int
     scenarios: tuple[Scenario, ...]
@@ -148,12 +149,13 @@ class MachineRequest:
     timeout_s: float
     testbed: Layout | None = None
     products: tuple[tuple[int, int, int], ...] = ()
+    attentions: tuple[tuple[int, int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurements:
-    """Nanoseconds of each repetition on the slowest rank, by scenario, collective and product of
-    the request.
+    """Nanoseconds of each repetition on the slowest rank, by scenario, collective, product and
+    attention of the request; of an attention first those of its forward, then of its backward.
 
     A step here moves nothing: it has the host's and the device's work, and no time of the network.
     """
@@ -161,6 +163,8 @@ class MachineMeasurements:
     steps: tuple[tuple[int, ...], ...]
     collectives: tuple[tuple[int, ...], ...]
     products: tuple[tuple[int, ...], ...] = ()
+    attentions: tuple[tuple[int, ...], ...] = ()
+    """Two for each attention that was asked for: forward, backward."""
     provenance: dict[str, str]
 
 

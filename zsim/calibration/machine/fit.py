@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, stdev
 
+from zsim.calibration.machine.attention_fit import KINDS, attention_rate
 from zsim.calibration.machine.request import BESIDE_NBYTES
 from zsim.cluster.devices import Device
 from zsim.cluster.measured_times import MeasuredTimes
@@ -82,13 +83,16 @@ class FittedMachine:
 def fit(request: MachineRequest, measured: MachineMeasurements) -> FittedMachine:
     """The machine of the measurements; MachineError where there are too few."""
     targets = [median(times) for times in measured.steps]
-    everything = (*measured.steps, *measured.collectives, *measured.products)
-    if not targets or not measured.products or not all(everything):
+    alone = (*measured.products, *measured.attentions)
+    missing = len(request.products) + 2 * len(request.attentions) - len(alone)
+    if not targets or missing or not all((*measured.steps, *measured.collectives, *alone)):
         raise MachineError(
             where="this machine", expected="a time of every measurement", found="some are missing"
         )
     device, programs = request.scenarios[0].cluster.device, _programs(request)
     device = scaled(device, {"products": _products(request, measured, device)})
+    attention = attention_rate(request.attentions, measured.attentions, most=device.float32)
+    device = replace(device, attention=dict.fromkeys(KINDS, attention))
     for _ in range(FITS):
         rows = [_terms(scenario, program, device) for scenario, program in programs]
         coefficients = dict(zip(TERMS, _least_squares(rows, targets), strict=True))
@@ -289,8 +293,10 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def constants(fitted: FittedMachine) -> dict[str, dict[str, str]]:
-    """The fitted constants as a cluster's file has them: of the device and of the overheads."""
+    """The fitted constants as a cluster's file has them: of the device, of its attention and of the
+    overheads."""
     device = fitted.device
+    rates = device.attention[KINDS[0]]
     shares = (
         "memory_efficiency", "elementwise_efficiency", "matmul_efficiency", "interference"
     )
@@ -299,6 +305,10 @@ def constants(fitted: FittedMachine) -> dict[str, dict[str, str]]:
             "memory_bandwidth": f"{device.memory_bandwidth / 10**9:.4g} GB/s",
             **{name: f"{100 * getattr(device, name):.4g} %" for name in shares},
             **{name: f"{getattr(device, name) / 10**9:.4g} GFLOP/s" for name in DTYPES},
+        },
+        "attention": {
+            "rate": f"{rates.rate / 10**9:.4g} GFLOP/s", "half_length": str(rates.half_length),
+            "backward": f"{100 * rates.backward:.4g} %", "waits": "0 %",
         },
         "overheads": {
             "collective": "0 ns",

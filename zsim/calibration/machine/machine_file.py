@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from zsim.calibration.machine.attention_fit import KINDS
 from zsim.calibration.machine.fit import FittedMachine, constants
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.order.launch_queue import IN_CALLER
@@ -76,11 +77,12 @@ def text(fitted: FittedMachine, *, world_size: int, date: str, seconds: float) -
     cluster, device = _presets()
     values = constants(fitted)
     source = f"zsim calibrate --here on {about}"
-    for name, value in values["device"].items():
-        device[name] = {
-            "value": value, "provenance": "calibrated", "width": f"{100 * fitted.width:.1f} %",
-            "source": source,
-        }
+    how = {
+        "provenance": "calibrated", "width": f"{100 * fitted.width:.1f} %", "source": source,
+    }
+    device |= {name: {"value": value, **how} for name, value in values["device"].items()}
+    attention = {name: {"value": value, **how} for name, value in values["attention"].items()}
+    device["attention"] = dict.fromkeys(KINDS, attention)
     for name, value in values["overheads"].items():
         cluster["overheads"][name] = {"value": value, "provenance": "calibrated", "source": source}
     device["launch_queue"] = {

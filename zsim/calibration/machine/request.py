@@ -21,6 +21,8 @@ BESIDE_NBYTES = 2**19
 """Bytes of the messages that are measured beside compute."""
 PRODUCTS = ((96, 160, 640), (384, 640, 160), (512, 320, 320), (192, 448, 448))
 """(m, n, k) of products of matrices, beside those of the presets."""
+ATTENTIONS = ((4, 4, 48, 24), (4, 4, 80, 40), (2, 4, 176, 48), (1, 4, 448, 56))
+"""(batch, heads, tokens, width of a head) of causal attention, beside those of the presets."""
 REPEATS = {False: 60, True: 24}
 """Repetitions of a collective, in the full form and in the quick one."""
 STEP_REPEATS = {False: 20, True: 10}
@@ -32,6 +34,7 @@ def request(world_size: int, *, quick: bool) -> MachineRequest:
         world_size=world_size, scenarios=tuple(_scenarios(world_size, quick=quick)),
         collectives=tuple(_collectives(world_size, quick=quick)),
         repeats=STEP_REPEATS[quick], timeout_s=120.0 if quick else 600.0, products=PRODUCTS,
+        attentions=ATTENTIONS,
     )
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from zsim.calibration.machine import fit as fitting
 from zsim.calibration.machine import machine_file
+from zsim.calibration.machine.attention_fit import KINDS, attention_rate
 from zsim.calibration.machine.fit import TERMS, MachineError, fit
 from zsim.calibration.machine.request import request
+from zsim.cluster.devices import AttentionRate
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.costs import TICK_NS, Costs
 from zsim.engine.kernel_time import product_s
@@ -26,6 +28,17 @@ LOST = 80
 
 DEVICE = fitting.scaled(ASKED.scenarios[0].cluster.device, TRUE)
 PROGRAMS = fitting._programs(ASKED)
+
+
+RATE = AttentionRate(rate=40 * 10**9, half_length=60, backward=0.9, waits=0.0)
+DEVICE = replace(DEVICE, attention=dict.fromkeys(KINDS, RATE))
+
+
+def attention_ns(batch, heads, tokens, width, *, backward):
+    """Causal attention at RATE: two products of two FLOPs for half of the scores, or five."""
+    flops = batch * heads * tokens**2 * width * (5 if backward else 2)
+    rate = RATE.rate * tokens / (tokens + RATE.half_length) * (RATE.backward if backward else 1)
+    return flops / rate * 1e9
 
 
 def step_ns_of(scenario, program):
@@ -54,6 +67,10 @@ def measured(*, spread=0.0):
         products=tuple(
             (round(1e9 * product_s((1, *shape), DEVICE, "float32")),) for shape in ASKED.products
         ),
+        attentions=tuple(
+            (round(attention_ns(*shape, backward=backward)),)
+            for shape in ASKED.attentions for backward in (False, True)
+        ),
         provenance={},
     )
 
@@ -66,6 +83,10 @@ def test_known_constants_are_recovered():
     assert max(map(abs, fitted.errors)) < 0.02
     assert (fitted.width, fitted.busy) == (0.08, False)
     assert fitted.wake == WAKE
+    attention = fitted.device.attention["flash2"]
+    assert attention.rate == pytest.approx(RATE.rate, rel=1e-3)
+    assert attention.half_length == RATE.half_length
+    assert attention.backward == pytest.approx(RATE.backward, rel=1e-3)
     assert fitted.device.interference == pytest.approx(LOST / 100, rel=1e-3)
 
 
@@ -115,6 +136,14 @@ def test_the_file_says_what_was_measured(tmp_path):
         figure.provenance for figure in cluster.device.figures
         if figure.key in ("device.matmul_efficiency", "device.memory_efficiency")
     } == {"calibrated"}
+
+
+def test_attention_is_no_faster_than_products_and_grows_with_its_length_or_not_at_all():
+    shapes = [(1, 1, tokens, 32) for tokens in (32, 64, 128)]
+    as_long = attention_rate(shapes, [(1_000_000,)] * 6, most=10**6)
+    assert (as_long.rate, as_long.backward) == (10**6, 1.0)
+    by_scores = [(1000 * tokens**2,) for _, _, tokens, _ in shapes for _ in range(2)]
+    assert attention_rate(shapes, by_scores, most=10**12).half_length == 1
 
 
 def test_times_that_fall_with_the_size_share_their_mean():
