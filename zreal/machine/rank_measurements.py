@@ -40,8 +40,8 @@ def measured_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
     progress: Callable[[str], None], keep: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """Nanoseconds of this rank: under "steps" a list by scenario, under "collectives", "products"
-    and "attentions" a list by request, of an attention one of forward and one of backward.
+    """Nanoseconds of this rank: under "steps" a list by scenario, under the other names of the
+    arguments a list by request. An attention has one of forward and one of backward.
 
     Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, stride, repeats, ns
     of compute before, whether beside compute, ns between arrivals], `products` as [m, n, k],

@@ -139,8 +139,11 @@ class CollectiveRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequest:
     """Measurements of a machine with `world_size` ranks at work: steps of `scenarios`, each
-    `repeats` times, `collectives`, `products` of matrices in float32, each (m, n, k), and causal
-    `attentions` in float32, each (batch, heads, tokens, width of a head)."""
+    `repeats` times, and `collectives`.
+
+    `products` of matrices are in float32, each (m, n, k). Causal `attentions` are too, each (batch,
+    heads, tokens, width of a head).
+    """
 
     world_size: int
     scenarios: tuple[Scenario, ...]
@@ -155,7 +158,7 @@ class MachineRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurements:
     """Nanoseconds of each repetition on the slowest rank, by scenario, collective, product and
-    attention of the request; of an attention first those of its forward, then of its backward.
+    attention of the request.
 
     A step here moves nothing: it has the host's and the device's work, and no time of the network.
     """
