@@ -23,22 +23,24 @@ from zsim.scenario.scenario import Scenario, parse
 GIB = 2**30
 LAYERS = {"torchtitan": 32, "nanotron": 16}
 TITAN = """
-model = {{ preset = "llama-3-8b" }}
+model = {{ preset = "llama-3-8b", loss_dtype = "float32" }}
 batch = {{ micro_batch = {micro_batch}, sequence_length = 8192 }}
 cluster = {{ preset = "dgx-h100", nodes = {nodes} }}
 strategy = {{ name = "fsdp2", dp_shard = {gpus} }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 optimizer = {{ name = "adamw", implementation = "foreach" }}
-activation_checkpointing = {{ mode = "selective", save = ["linear", "attention"] }}
+activation_checkpointing = {{ mode = "selective", save = ["linear", "attention"], save_every = 2 }}
+execution = {{ norms = "composite" }}
 """
 NANOTRON = """
 model.family = "llama"
-model.sizes = {{ num_layers = 16, hidden_size = 2048, num_heads = 32, feed_forward = 8192, vocabulary = 131072, tied = true }}
+model.sizes = {{ num_layers = 16, hidden_size = 2048, num_heads = 32, feed_forward = 8192, vocabulary = 131072, tied = true, loss_dtype = "float32" }}
 batch = {{ micro_batch = {micro_batch}, sequence_length = 4096, accumulation = {accumulation} }}
 cluster = {{ preset = "dgx-h100", nodes = {nodes} }}
 strategy = {{ name = "ddp", dp_replicate = {gpus}, sync = "last", gradient_as_bucket_view = true }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 optimizer = {{ name = "adamw", implementation = "fused" }}
+execution = {{ loss = "composite" }}
 """  # noqa: E501
 
 

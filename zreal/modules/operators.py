@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from zreal.modules.composites import composite_cross_entropy, composite_norm
 from zreal.modules.initial_values import DTYPES
-from zsim.models.operators import Operator
+from zsim.models.operators import COMPOSITE, Operator
 
 _ROTARY_BASE = 10000.0
 KERNELS = {
@@ -38,6 +39,8 @@ def apply(
         case "layer_norm":
             return functional.layer_norm(values[first], (op.out_features,), weight, bias)
         case "rms_norm":
+            if op.implementation == COMPOSITE:
+                return composite_norm(values[first], cast(Tensor, weight))
             return functional.rms_norm(values[first], (op.out_features,), weight)
         case "gelu":
             return functional.gelu(values[first])
@@ -52,9 +55,10 @@ def apply(
         case "cast":
             return values[first].to(torch.promote_types(values[first].dtype, DTYPES[op.dtype]))
         case "cross_entropy":
-            return functional.cross_entropy(
-                values[first].flatten(0, -2), values[op.inputs[1]].flatten()
-            )
+            logits, targets = values[first].flatten(0, -2), values[op.inputs[1]].flatten()
+            if op.implementation == COMPOSITE:
+                return composite_cross_entropy(logits, targets)
+            return functional.cross_entropy(logits, targets)
         case _:
             raise AssertionError(op.name)  # transformers runs it itself, or build() refuses it
 

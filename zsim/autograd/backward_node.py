@@ -23,7 +23,7 @@ def differentiate(
     values.gradients.flatten(call)
     start = len(values.storages.events)
     node = _Node(values, call, gradient=values.gradients.waiting.pop(call.output))
-    node.make_gradients()
+    node.make_gradients(in_place=saved.saves[0] if call.in_place else "")
     if unpacked:
         node.mark_that_more_follow()
         values.release_saved(saved)
@@ -48,8 +48,9 @@ class _Node:
     gradient: str
     parts: list[GradientPart] = field(default_factory=list)
 
-    def make_gradients(self) -> None:
-        """The formula runs: its scratch, its gradients, and what is to be summed."""
+    def make_gradients(self, *, in_place: str = "") -> None:
+        """The formula runs: its scratch, its gradients, made `in_place` of a saved value where it
+        names one, and what is to be summed."""
         storages, call = self.values.storages, self.call
         scratch = [f"{call.output}.backward_scratch{i}" for i in range(len(call.backward_scratch))]
         for name, nbytes in zip(scratch, call.backward_scratch, strict=True):
@@ -60,7 +61,7 @@ class _Node:
         summed = dict(call.summed)
         for name in call.gradients:
             if name not in summed:
-                self._make_gradient(name)
+                self._make_gradient(name, in_place=in_place)
             elif summed[name]:
                 storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
         # element by element and cat: what they make of it has its strides
@@ -69,8 +70,11 @@ class _Node:
         for name in reversed(scratch):
             storages.release(name)
 
-    def _make_gradient(self, name: str) -> None:
-        if name in self.call.parameters:
+    def _make_gradient(self, name: str, *, in_place: str = "") -> None:
+        if in_place:
+            self.values.storages.hold(in_place)
+            self.parts.append((name, in_place))
+        elif name in self.call.parameters:
             self.values.gradients.of_parameter(name, self.call)
         elif self.call.joint or self.values.wants(name):
             self.parts.append(self.values.gradients.of_input(name, self.call))

@@ -1,16 +1,18 @@
-"""Execution of a step, where it changes times and nothing else: compiled or eager, attention
-kernels, the trainer's pauses."""
+"""Execution of a step: compiled or eager, attention kernels, the trainer's pauses. It changes times
+and nothing else, but for the forms of norms and loss, which the model takes on.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.models.forms import Form, in_form
+from zsim.models.spec import ModelSpec
+
 AttentionKernels = Literal["flash2", "flash3", "triton"]
 
 Casts = Literal["fused", "eager"]
-Norms = Literal["fused", "composite"]
-Loss = Literal["fused", "composite"]
 Accumulation = Literal["eager", "fp32", "fused"]
 Softmax = Literal["eager", "fused"]
 Products = Literal["training", "alone"]
@@ -28,12 +30,12 @@ class Execution:
     """Each factor is cast in one kernel, "fused", as Transformer Engine and torch.compile do.
     "eager": in several, as torchao does without torch.compile."""
     attention_kernels: AttentionKernels = "flash2"
-    norms: Norms = "fused"
-    """An RMSNorm is one kernel, or a "composite" of single calls in float32.
+    norms: Form = "fused"
+    """An RMSNorm is torch's, or a "composite" of single calls in float32.
 
     torch had composite ones before 2.9, and models still have their own. torch.compile fuses both.
     """
-    loss: Loss = "fused"
+    loss: Form = "fused"
     """A cross-entropy is torch's log_softmax, or a "composite" of single calls. Trainers that can
     split the vocabulary over ranks have composite ones."""
     accumulation: Accumulation = "eager"
@@ -69,8 +71,12 @@ class Execution:
     @property
     def one_kernel_each(self) -> bool:
         """True where the host launches each kernel of a Program as exactly one."""
-        fused = self.float8_casts == "fused" and self.norms == "fused" and self.loss == "fused"
-        return fused and self.accumulation == "eager" and self.softmax == "eager"
+        fused = self.float8_casts == "fused" and self.softmax == "eager"
+        return fused and self.accumulation == "eager"
+
+    def form_of(self, model: ModelSpec) -> ModelSpec:
+        """`model` in the forms that run eagerly; torch.compile fuses either."""
+        return model if self.compile else in_form(model, norms=self.norms, loss=self.loss)
 
 
 EAGER = Execution()

@@ -17,7 +17,15 @@ from math import ceil
 
 from zsim.cluster.devices import Device
 from zsim.engine.execution import EAGER, Execution
-from zsim.ir.ops import ACCUMULATE, LINEARS, MOVE_GRADIENT, NORM_STEP, Kernel, is_attention
+from zsim.ir.ops import (
+    ACCUMULATE,
+    LINEARS,
+    LOSS_STEP,
+    MOVE_GRADIENT,
+    NORM_STEP,
+    Kernel,
+    is_attention,
+)
 from zsim.models.training_options import DTYPE_NBYTES
 
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
@@ -27,7 +35,7 @@ product. CUTLASS's usual tiles."""
 STREAMS = frozenset(
     {
         "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP,
-        "norm", "scale", "adamw", "sgd",
+        LOSS_STEP, "norm", "scale", "adamw", "sgd",
     }
 )
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
@@ -60,24 +68,12 @@ float32 6, times the scale 8, clamped 8, in 8 bits 5. Five kernels more make the
 casts both of its factors anew."""
 
 
-NORM = "rms_norm"
-COMPOSITE_NORM, COMPOSITE_NORM_KERNELS = 58 / 7, 12
-"""Bytes of a composite RMSNorm over those of one kernel, and the number of its kernels.
+COMPOSITE_NORM = 58 / 7
+"""Bytes of a composite RMSNorm over those of one kernel, which torch.compile makes of it.
 
 Counted on single calls in float32, in tensors of two bytes. Forward: cast 3, square 4, mean 2,
-product 4, cast 3, weight 2, and two calls on single numbers; one kernel moves 2. Backward: weight
-6, casts 6, product 12, mean and square 16; one kernel moves 5. The calls read and write plain
-contiguous memory."""
-
-LOSS, LOSS_OF_TARGETS = "log_softmax", "nll_loss"
-COMPOSITE_LOSS, COMPOSITE_LOSS_KERNELS = 10 / 5, 8
-"""Bytes of a composite cross-entropy over those of torch's log_softmax, and the number of its
-kernels.
-
-Torch moves five tensors of logits: forward reads and writes them, backward reads two and writes
-one. Single calls move, in forward: the largest 1, subtracted 2, exponentials 2, their sum 1,
-divided 2. In backward: times the gradient, in place, 2. They lack the gradient of nll_loss, which
-torch writes with zeros outside the targets."""
+product 4, cast 3, weight 2; one kernel moves 2. Backward: weight 6, casts 6, product 12, mean and
+square 16; one kernel moves 5."""
 
 SUMS_NBYTES = 8
 """Bytes for each element of a float32 sum: read and written when a gradient is added to it."""
@@ -117,21 +113,9 @@ def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> i
     return max(1, ceil(work * 1e9) + device.kernel * (1 + more_kernels(kernel, execution)))
 
 
-def is_composite_norm(kernel: Kernel, execution: Execution) -> bool:
-    """True where `kernel` stands for the single calls of an RMSNorm."""
-    return kernel.operator == NORM and execution.norms == "composite" and not execution.compile
-
-
-def is_composite_loss(kernel: Kernel, execution: Execution) -> bool:
-    """True where `kernel` stands for the single calls of a cross-entropy, forward or backward."""
-    return kernel.operator == LOSS and execution.loss == "composite" and not execution.compile
-
-
 def more_kernels(kernel: Kernel, execution: Execution) -> int:
     """The number of launches for which `kernel` stands, less one."""
-    composite = COMPOSITE_NORM_KERNELS - 1 if is_composite_norm(kernel, execution) else 0
-    composite += COMPOSITE_LOSS_KERNELS // 2 - 1 if is_composite_loss(kernel, execution) else 0
-    return cast_kernels(kernel, execution) + composite
+    return cast_kernels(kernel, execution)
 
 
 def cast_kernels(kernel: Kernel, execution: Execution) -> int:
@@ -161,16 +145,6 @@ def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
     """
     if kernel.operator == NORM_STEP and execution.compile:
         return COMPILED_SHARE / COMPOSITE_NORM
-    if is_composite_norm(kernel, execution):
-        return COMPOSITE_NORM
-    if is_composite_loss(kernel, execution):
-        return COMPOSITE_LOSS
-    if (
-        kernel.operator == LOSS_OF_TARGETS
-        and execution.loss == "composite"
-        and not execution.compile
-    ):
-        return 0.0
     if kernel.operator == ACCUMULATE and execution.accumulation == "fp32":
         of = DTYPE_NBYTES[kernel.dtype]
         return (of + SUMS_NBYTES) / (3 * of)

@@ -96,6 +96,8 @@ class Kernel:
 
 NORM_STEP = "norm_step"
 """Operator of the calls that an RMSNorm in float32 is made of."""
+LOSS_STEP = "loss_step"
+"""Operator of the calls that a composite cross-entropy is made of."""
 ACCUMULATE = "accumulate"
 """Operator that adds a gradient to the one that is there."""
 SCALE_SCORES, MASK_SCORES = "scale_scores", "mask_scores"

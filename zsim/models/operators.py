@@ -42,6 +42,11 @@ AttentionKind = Literal["explicit", "sdpa", "flash", "efficient", "math"]
 kernel that torch takes, or one of its kernels asked for by `torch.nn.attention.sdpa_kernel`."""
 
 
+COMPOSITE = "composite"
+"""Implementation of an rms_norm or a cross_entropy that the model's own code makes of single calls.
+"""
+
+
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Operator:
     """One operator of a module's dataflow: reads the values `inputs`, writes the value `output`.
@@ -55,6 +60,7 @@ class Operator:
     - linear: in_features -> out_features. embedding: num_embeddings × out_features.
     - positions: adds rows 0..s-1 of a learned table (num_embeddings × out_features).
     - layer_norm, rms_norm, gelu, residual: out_features. swiglu: silu(inputs[0]) * inputs[1].
+      The `implementation` of rms_norm and cross_entropy: "", or COMPOSITE.
     - rotary: turns num_heads heads of head_dim.
     - attention: inputs q, k, v; num_heads, num_kv_heads, head_dim; `implementation` an
       AttentionKind; causal; with `dropout` of its probabilities.

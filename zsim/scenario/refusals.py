@@ -17,11 +17,18 @@ from zsim.autograd.traced.model import FAMILY, TracedModel
 from zsim.engine import kernel_time
 from zsim.errors import ZsimError
 from zsim.models import checkpointing
+from zsim.models.families.transformers import FAMILY as TRANSFORMERS
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario import huggingface_checks
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
+
+OWN_CALLS = {
+    FAMILY: "for a trace has the calls that its module makes",
+    TRANSFORMERS: "for a module of transformers has norms and a loss of its own",
+}
+"""Families whose norms and loss have no other form, and the reason."""
 
 Refuses = Callable[[Any], Iterator[str]]
 """Takes a Scenario, or the parts of one that is being made."""
@@ -90,13 +97,17 @@ def _execution(parts: Any) -> Iterator[str]:
     """Kernels that the device has not, or that a model brings itself."""
     execution, model = parts.execution, parts.model
     yield from kernel_time.problems(execution, parts.cluster.device)
-    if model.family == FAMILY:
-        traced = "for a trace has the calls that its module makes"
+    if model.family in OWN_CALLS:
         for key in ("norms", "loss"):
             if getattr(execution, key) != "fused":
-                yield f"execution.{key}: expected fused, {traced}"
-        if execution.softmax != "eager":
-            yield f"execution.softmax: expected eager, {traced}"
+                yield f"execution.{key}: expected fused, {OWN_CALLS[model.family]}"
+    if execution.loss != "fused" and parts.precision.autocast != "none":
+        yield (
+            "execution.loss: expected fused with precision.autocast, found composite; autocast "
+            "runs its single calls in other dtypes"
+        )
+    if model.family == FAMILY and execution.softmax != "eager":
+        yield f"execution.softmax: expected eager, {OWN_CALLS[FAMILY]}"
     elif execution.softmax != "eager" and not _has_explicit_attention(model):
         yield (
             "execution.softmax: expected eager, for only explicit attention has a softmax of its "
@@ -166,7 +177,7 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _checkpointing: ("model", "checkpointing", "batch", "precision", "strategy"),
     _autocast: ("precision",),
     _master: ("precision", "strategy"),
-    _execution: ("execution", "cluster", "model"),
+    _execution: ("execution", "cluster", "model", "precision"),
     _huggingface: ("model", "batch", "precision", "checkpointing", "wrapping"),
     _traced: ("model", "batch", "precision", "checkpointing", "strategy"),
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),

@@ -244,11 +244,14 @@ class Scenario:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that depend on what is trained and how, as the tables have it,
-        and not on where or what is expected."""
+        and not on where or what is expected. Of `execution` the forms of norms and loss count."""
         table = {
             key: value for key, value in self._tables.items() if key not in OUTSIDE_THE_TRAINING
         }
         text = json.dumps([table, self.mesh.shape], sort_keys=True, default=str)
+        forms = [self.execution.norms, self.execution.loss]
+        if set(forms) != {"fused"}:
+            text += json.dumps(forms)
         if {"huggingface", "traced"} & set(table.get("model", {})):
             text += repr(self.model)  # the tables name only the file that says it
         return hashlib.sha256(text.encode()).hexdigest()[:12]

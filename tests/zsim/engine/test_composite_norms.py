@@ -3,6 +3,7 @@ them, eager and compiled."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,11 @@ from zsim.cluster.devices import load_device
 from zsim.engine import kernel_time
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
-from zsim.ir.ops import NORM_STEP, Kernel
+from zsim.ir.ops import NORM_STEP, Alloc, Op
 from zsim.scenario.plan import plan
-from zsim.scenario.scenario import parse
+from zsim.scenario.scenario import Scenario, parse
 
 H100 = load_device("h100-80")
-NORM = Kernel("rms_norm", 0, 2**30, "bfloat16")
-COMPOSITE = Execution(norms="composite")
 TEXT = """
 model = { huggingface = "config.json" }
 batch = { micro_batch = 1, sequence_length = 64 }
@@ -32,43 +31,77 @@ CONFIG = (
 )
 
 
-def test_single_calls_move_eight_times_as_much_at_the_rate_of_plain_memory() -> None:
-    alone = kernel_time.kernel_ns(NORM, H100, COMPOSITE) - 12 * H100.kernel
-    assert alone == pytest.approx(
-        2**30 * 58 / 7 / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9, rel=1e-6
-    )
-    assert alone > 5 * kernel_time.kernel_ns(NORM, H100, EAGER)
-
-
-def test_torch_compile_fuses_both_and_other_kernels_are_as_they_were() -> None:
-    compiled = replace(COMPOSITE, compile=True)
-    assert kernel_time.kernel_ns(NORM, H100, compiled) == kernel_time.kernel_ns(
-        NORM, H100, Execution(compile=True)
-    )
-    other = replace(NORM, operator="layer_norm")
-    assert kernel_time.kernel_ns(other, H100, COMPOSITE) == kernel_time.kernel_ns(
-        other, H100, EAGER
-    )
-
-
-def test_the_host_issues_each_call() -> None:
+def preset(execution: str) -> Scenario:
     text = (
         'model = { preset = "llama-3-8b", num_layers = 2 }'
         + TEXT.partition("}")[2]
-        + 'execution = { norms = "composite" }\n'
+        + f"execution = {{ {execution} }}\n"
     )
-    case = parse(text.encode(), where="norms.toml")
-    op = next(
-        op
+    return parse(text.encode(), where="norms.toml")
+
+
+def block(case: Scenario) -> dict[str, Op]:
+    """The forward and the backward of the first block."""
+    return {
+        op.kind: op
         for op in plan(case, device="cuda").ranks[0].steady
-        if op.kind == "forward" and op.unit == "blocks.0"
+        if op.kind in ("forward", "backward") and op.unit == "blocks.0"
+    }
+
+
+def test_a_norm_of_single_calls_moves_eight_times_as_much_at_the_rate_of_plain_memory() -> None:
+    single, fused = block(preset('norms = "composite"')), block(preset(""))
+    steps, norms = (
+        [k for op in ops.values() for k in op.kernels if k.operator == operator]
+        for ops, operator in ((single, NORM_STEP), (fused, "rms_norm"))
     )
-    norms = sum(kernel.operator == "rms_norm" for kernel in op.kernels)
-    assert norms == 2
+    moved = sum(k.nbytes for k in steps) / sum(k.nbytes for k in norms)
+    assert moved == pytest.approx(58 / 7, rel=0.01)
+    large = replace(steps[0], nbytes=2**30)
+    alone = kernel_time.kernel_ns(large, H100) - H100.kernel
+    assert alone == pytest.approx(
+        2**30 / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9, abs=1
+    )
+
+
+def test_the_host_issues_each_call_and_the_engine_s_sum_of_both_uses() -> None:
+    """Seven calls more in the forward of each of two norms. In backward the calls are as many, and
+    the gradients of the float32 input are added."""
+    single, fused = block(preset('norms = "composite"')), block(preset(""))
+    more = {
+        kind: [k.operator for k in single[kind].kernels if k not in fused[kind].kernels]
+        for kind in single
+    }
+    assert Counter(more["forward"]) == {NORM_STEP: 16}
+    assert Counter(more["backward"]) == {NORM_STEP: 14, "add": 2}
+    case = preset('norms = "composite"')
     assert (
-        Costs(case.cluster, case.executed).issue_ns(op)
-        == (len(op.kernels) + 11 * norms) * case.cluster.overheads.issue_kernel
+        Costs(case.cluster, case.executed).issue_ns(single["forward"])
+        == len(single["forward"].kernels) * case.cluster.overheads.issue_kernel
     )
+
+
+def kept(op: Op) -> int:
+    """Bytes that `op` leaves behind."""
+    live: dict[str, int] = {}
+    for event in op.memory:
+        if isinstance(event, Alloc):
+            live[event.buffer] = event.nbytes
+        else:
+            live.pop(event.buffer, None)
+    return sum(live.values())
+
+
+def test_composite_norms_keep_a_float32_input_and_the_factor_of_the_weight() -> None:
+    """Four and two bytes a feature for each of two norms. Torch's keep their inputs instead: the
+    first one's is another module's, the second one's has two bytes."""
+    single, fused = block(preset('norms = "composite"')), block(preset(""))
+    tokens, width = 64, 4096
+    assert kept(single["forward"]) - kept(fused["forward"]) == tokens * width * (2 * (4 + 2) - 2)
+
+
+def test_torch_compile_fuses_it() -> None:
+    assert block(preset('norms = "composite", compile = true')) == block(preset("compile = true"))
 
 
 def test_a_model_s_own_norm_is_as_many_tensors_in_its_calls_and_little_when_compiled(

@@ -33,6 +33,7 @@ class Call:
     - `turns`: inputs whose gradients have their last two dimensions exchanged; a linear copies such
       a gradient before it multiplies.
     - `crossed`: a product, which saves each of `saves` for the gradient of the other factor.
+    - `in_place`: the gradient of its input is made in the value that it saves.
     - `joint`: backward makes all gradients or none.
     - `packs`: it saves a parameter, which costs nothing but makes a recomputation reach the call.
     - `differentiable=False`: it has no backward. `zsim.autograd.requires_grad` decides these.
@@ -74,6 +75,7 @@ class Call:
     moved: Final[int] = 0
     backward_moved: Final[int] = 0
     crossed: Final[bool] = False
+    in_place: Final[bool] = False
     joint: Final[bool] = False
     packs: Final[bool] = False
     addmm: Final[bool] = False

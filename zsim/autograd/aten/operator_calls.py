@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim.autograd.aten import gpt2, transformers
+from zsim.autograd.aten import gpt2, losses, transformers
 from zsim.autograd.aten.attention import attention, rotary
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import NORM_STEP
-from zsim.models.operators import Operator, OperatorKind
+from zsim.models.operators import COMPOSITE, Operator, OperatorKind
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 
 __all__ = ["Call", "calls"]
@@ -155,8 +155,11 @@ def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
     token).
 
     On the CPU composite: the mean of squares, the normalised input and its product with the weight,
-    in float32.
+    in float32. The composite that models write themselves is the same on both.
     """
+    if op.implementation == COMPOSITE:
+        yield from transformers.upcast_norm(op, sizes)
+        return
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
     if sizes.device == "cuda":
         yield Call(
@@ -275,34 +278,6 @@ def _cast_to(op: Operator, sizes: Sizes) -> Iterator[Call]:
         )
 
 
-def _cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """log_softmax, then nll_loss, which keeps its total weight; the loss itself is one scalar."""
-    logits = op.inputs[0]
-    nbytes = sizes.nbytes * sizes.tokens * op.out_features
-    log_softmax = f"{op.output}.log_softmax"
-    yield Call(
-        operator="log_softmax",
-        inputs=(logits,),
-        output=log_softmax,
-        nbytes=nbytes,
-        saves=(log_softmax,),
-        gradients=(logits,),
-        moved=2 * nbytes,
-        backward_moved=3 * nbytes,
-    )
-    yield Call(
-        operator="nll_loss",
-        inputs=(log_softmax,),
-        output=op.output,
-        nbytes=sizes.nbytes,
-        saves=(log_softmax,),
-        keeps=((f"{op.output}.total_weight", sizes.nbytes),),
-        gradients=(log_softmax,),
-        moved=2 * sizes.nbytes * sizes.tokens,  # one of each row, and the target
-        backward_moved=nbytes,
-    )
-
-
 _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "linear": _linear,
     "embedding": _embedding,
@@ -315,7 +290,7 @@ _CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
     "swiglu": _swiglu,
     "residual": _residual,
     "cast": _cast_to,
-    "cross_entropy": _cross_entropy,
+    "cross_entropy": losses.cross_entropy,
     "upcast_norm": transformers.upcast_norm,
     "shifted_norm": transformers.shifted_norm,
     "scale": transformers.scale,

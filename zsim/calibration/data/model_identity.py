@@ -26,7 +26,7 @@ def model_of(scenario: Scenario) -> str:
     if "preset" in table:
         known = preset(table["preset"])
         return _words(
-            known.family, changed(known, num_layers=table.get("num_layers"), attention=None)
+            known.family, changed(known, num_layers=table.get("num_layers"))
         )
     if table.get("family") in FAMILIES and "sizes" in table:
         sizes = {

@@ -93,22 +93,28 @@ def build(family: str, sizes: Sizes, *, name: str, sequence_length: int) -> Mode
 
 def load_preset(
     name: str, *, sequence_length: int = LISTED_LENGTH, num_layers: int | None = None,
-    attention: str | None = None,
+    attention: str | None = None, loss_dtype: str | None = None,
 ) -> ModelSpec:
-    """The ModelSpec of a preset, with fewer layers or another attention when asked for."""
+    """The ModelSpec of a preset, with fewer layers, another attention or another dtype of the loss
+    when asked for."""
     chosen = preset(name)
     return build(
         chosen.family,
-        changed(chosen, num_layers=num_layers, attention=attention),
+        changed(chosen, num_layers=num_layers, attention=attention, loss_dtype=loss_dtype),
         name=name,
         sequence_length=sequence_length,
     )
 
 
-def changed(chosen: Preset, *, num_layers: int | None, attention: str | None) -> Sizes:
-    """The sizes of a preset cut to `num_layers` layers and with the attention implementation asked
-    for."""
+def changed(
+    chosen: Preset, *, num_layers: int | None = None, attention: str | None = None,
+    loss_dtype: str | None = None,
+) -> Sizes:
+    """The sizes of a preset cut to `num_layers` layers, with the attention implementation and the
+    dtype of the loss asked for."""
     sizes = chosen.sizes
+    if loss_dtype is not None:
+        sizes = replace(sizes, loss_dtype=loss_dtype)  # type: ignore[arg-type]
     if isinstance(sizes, mlp.MlpSizes):
         layers = len(sizes.dims) - 1
         return (

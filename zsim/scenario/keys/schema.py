@@ -20,6 +20,7 @@ from zsim.engine.execution import Execution
 from zsim.io.units import UnitError, parse_bytes, parse_time
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import FAMILIES, presets
+from zsim.models.families.layers import LossDtype
 from zsim.models.operators import AttentionKind
 from zsim.models.repeats import Uses
 from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
@@ -110,6 +111,11 @@ class ModelTable(Table):
         default=None,
         description="The preset's attention: explicit scores, sdpa with the kernel that torch "
                     "takes, or one of its kernels.",
+    )
+    loss_dtype: LossDtype | None = Field(
+        default=None,
+        description="The dtype of the preset's loss: by default the \"model\"'s, or \"float32\", "
+                    "as torchtitan and transformers have it.",
     )
     family: str | None = Field(
         default=None, description="A family of models, with its `sizes`."
@@ -263,7 +269,8 @@ TABLES: Mapping[str, Any] = {
     ),
     "execution": _derived(
         "ExecutionTable", Execution,
-        "Execution of the step, where it changes nothing but time.",
+        "Execution of the step: it changes time alone, but for `norms` and `loss`, whose forms "
+        "keep other tensors.",
         {
             "compile": _key("torch.compile fuses chains of element-wise kernels."),
             "float8": _key("Linears multiply in 8 bits, and cast for it."),
@@ -273,10 +280,12 @@ TABLES: Mapping[str, Any] = {
             ),
             "attention_kernels": _key("The generation of attention kernels on CUDA."),
             "norms": _key(
-                "RMSNorms are one kernel, or composite of single calls as before torch 2.9."
+                "RMSNorms are torch's, or composite of single calls, as LlamaRMSNorm and torch "
+                "before 2.9; `compile` fuses either."
             ),
             "loss": _key(
-                "The cross-entropy is torch's log_softmax, or composite of single calls."
+                "The cross-entropy is torch's, or composite of single calls, as Megatron's, which "
+                "keeps the softmax and makes the gradient in it; `compile` fuses either."
             ),
             "accumulation": _key(
                 "Later gradients are added in their own dtype, in fp32, or fused into the "

@@ -77,7 +77,8 @@ def assemble(
     table = tables["model"]
     model = attempt(partial(made_model, folder=folder), table, parts.batch)
     model = attempt(partial(_wrapped, parts.strategy), model, parts.wrapping)
-    parts.model = attempt(_trained_part, model, table, tables["frozen"])
+    model = attempt(_trained_part, model, table, tables["frozen"])
+    parts.model = attempt(Execution.form_of, parts.execution, model)
     parts.cluster = attempt(partial(made_cluster, folder=folder), tables["cluster"])
     parts.mesh = attempt(_mesh, strategy, parts.cluster)
     parts.options = attempt(_options, strategy)

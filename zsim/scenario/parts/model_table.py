@@ -31,14 +31,15 @@ def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpe
     if table.sizes and table.family is None:
         raise ScenarioError((f"model.sizes: expected only with model.family, found with "
                              f"model.{sources[0]}",))
-    if table.preset is None and (table.num_layers or table.attention):
-        raise ScenarioError((f"model.num_layers, model.attention: expected only with "
-                             f"model.preset, found {sources[0]}",))
+    of_presets = [key for key in ("num_layers", "attention", "loss_dtype") if getattr(table, key)]
+    if table.preset is None and of_presets:
+        keys = ", ".join(f"model.{key}" for key in of_presets)
+        raise ScenarioError((f"{keys}: expected only with model.preset, found {sources[0]}",))
     length = batch.sequence_length
     if table.preset is not None:
         spec = load_preset(
             table.preset, sequence_length=length, num_layers=table.num_layers,
-            attention=table.attention,
+            attention=table.attention, loss_dtype=table.loss_dtype,
         )
     elif table.traced is not None:
         _refuse_repeated_trace(table, batch)
