@@ -97,9 +97,11 @@ class FakeBackend:
         _require_torch(self.name)
         return Capabilities(memory=True, numerics=False, time=False, device="cpu")
 
-    def with_module(self, scenario: Scenario, module: str) -> Scenario:
+    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
         """The scenario with the user's own module, traced for a CPU."""
-        return _with_module(scenario, module, backend=self.name, device="cpu")
+        return _with_module(
+            scenario, module, backend=self.name, device="cpu", timeout_s=timeout_s
+        )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""
@@ -144,11 +146,15 @@ def _on_rank(
     return told
 
 
-def _with_module(scenario: Scenario, module: str, *, backend: str, device: Device) -> Scenario:
+def _with_module(
+    scenario: Scenario, module: str, *, backend: str, device: Device, timeout_s: float
+) -> Scenario:
     _require_torch(backend)
+    from zreal.modules.user_code import within
     from zreal.tracing.own_scenario import with_module
 
-    return with_module(scenario, module, device=device)
+    with within(timeout_s, module):
+        return with_module(scenario, module, device=device)
 
 
 class GlooBackend:
@@ -296,11 +302,14 @@ class GlooBackend:
             "timeout_s": options.timeout_s,
             "emulated": _emulated(scenario, options.emulated_on),
             "module": options.module,
+            "fingerprint": scenario.fingerprint,
         }
 
-    def with_module(self, scenario: Scenario, module: str) -> Scenario:
+    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
         """The scenario with the user's own module, traced for this backend's device."""
-        return _with_module(scenario, module, backend=self.name, device=self.device)
+        return _with_module(
+            scenario, module, backend=self.name, device=self.device, timeout_s=timeout_s
+        )
 
     @contextmanager
     def _hosts(

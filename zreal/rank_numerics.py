@@ -37,7 +37,7 @@ def rank_numerics(
 ) -> Numerics | None:
     """The numerics of this rank; None without a reference, or where ranks draw random numbers of
     their own. Ranks wait for rank 0 where it alone trains the reference."""
-    draws = isinstance(scenario.model, OwnModel) and reference.draws(scenario)
+    draws = isinstance(scenario.model, OwnModel) and scenario.model.draws
     if mode == "none" or draws:
         return None
     if mode == "full" or scenario.world_size == 1:

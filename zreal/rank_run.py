@@ -18,12 +18,12 @@ from zreal.executor.executor import RANKS, execute
 from zreal.meters.measured_step import TrainedRank
 from zreal.meters.recording import record
 from zreal.meters.step_time import METHOD, timed
-from zreal.modules import emulation, reference
+from zreal.modules import emulation
 from zreal.modules.own_module import OwnModel
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_settings import settle
-from zreal.processes.rank_status import REFERENCE
+from zreal.processes.rank_status import BUILDING, REFERENCE
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_numerics import rank_numerics
 from zreal.reference_cost import SAMPLES, num_steps
@@ -144,7 +144,10 @@ def launched_rank(
         arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])
     )
     if arguments.get("module"):
-        scenario = with_module(scenario, arguments["module"], device=device)
+        progress(f"{BUILDING} {arguments['module']}")
+        scenario = with_module(
+            scenario, arguments["module"], device=device, like=arguments["fingerprint"]
+        )
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -198,7 +201,7 @@ def _module_provenance(scenario: Scenario) -> dict[str, str]:
     if not isinstance(scenario.model, OwnModel):
         return {}
     name = scenario.model.own.name
-    return {"module": name} | ({"draws": name} if reference.draws(scenario) else {})
+    return {"module": name} | ({"draws": name} if scenario.model.draws else {})
 
 
 def slowest_step_time(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:

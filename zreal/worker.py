@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from zreal.cluster.meeting import meet, store_of
 from zreal.numerics_choice import NumericsChoice, choose_numerics
 from zreal.processes.host_memory import require_device_memory
 from zreal.processes.rank_settings import settle
+from zreal.processes.rank_status import BUILDING
 from zreal.rank_run import (
     RENDEZVOUS_S,
     c10d_backend,
@@ -35,7 +37,8 @@ from zreal.rank_run import (
     run_rank,
     slowest_step_time,
 )
-from zsim.errors import ScenarioError, ZsimError
+from zreal.tracing.own_scenario import with_module
+from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io import files
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
@@ -112,6 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = _scenario(options)
     interpreter = interpreter_of(scenario, options.interpreter)
     launched = launched_rank(os.environ)
+    if options.results is not None:
+        rank_results.mark_started(options.results)
     device = _device(options.device)
     if device == "cpu":
         settle()
@@ -145,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="the scenario's name, if not its file's")
     parser.add_argument("--interpreter", choices=("observer", "executor"))
     parser.add_argument("--numerics", choices=NUMERICS_MODES)
+    parser.add_argument(
+        "--module", metavar="PACKAGE.MODULE:FUNCTION", help="your own module, in place of the model"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one")
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="S")
     return parser
@@ -204,8 +212,17 @@ def _require_fit(scenario: Scenario, launched: LaunchedRank, *, device: Device) 
 
 def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
     """Meet the other ranks, then train; returns this rank's record."""
-    scenario, launched, device = run.scenario, run.launched, run.device
+    launched, device = run.launched, run.device
     deadline = time.monotonic() + options.timeout
+    patience_s = min(RENDEZVOUS_S, SHARE_OF_MEETING * options.timeout)
+    if options.module:
+        run.note(f"{BUILDING} {options.module}")
+        try:
+            run.scenario = with_module(run.scenario, options.module, device=device)
+        except Exception as error:
+            _tell_others(run, error, timeout_s=patience_s)
+            raise
+    scenario = run.scenario
     if device == "cuda":
         torch.cuda.set_device(launched.local_rank % torch.cuda.device_count())
         present = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -214,7 +231,6 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
         scenario, asked=options.numerics, backend="zreal.worker", device=device,
         processes=launched.local_world_size, timeout_s=options.timeout,
     )
-    patience_s = min(RENDEZVOUS_S, SHARE_OF_MEETING * options.timeout)
     store = store_of(launched, timeout_s=patience_s)
     claims = {
         "scenario's fingerprint": scenario.fingerprint, "interpreter": run.interpreter,
@@ -233,6 +249,14 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
         scenario, rank=launched.rank, interpreter=run.interpreter, device=device,
         numerics=run.choice.mode, progress=run.note, keep=run.keep,
     )
+
+
+def _tell_others(run: WorkerRun, error: Exception, *, timeout_s: float) -> None:
+    """Have the other ranks, which wait for this one, end with the reason that it has."""
+    run.write(failure=_first_line(error))
+    with suppress(ZsimError):  # its own error says more
+        store = store_of(run.launched, timeout_s=timeout_s)
+        meet(store, run.launched, {}, "", timeout_s=timeout_s, failure=_first_line(error))
 
 
 def _least(wishes: list[str]) -> NumericsChoice:
@@ -268,6 +292,7 @@ def run_command(command: Callable[[], int]) -> int:
         return command()
     except ZsimError as error:
         sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{visible(error.details)}\n" if error.details else "")
         return error.exit_code
 
 

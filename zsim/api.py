@@ -72,15 +72,17 @@ def run(
     all_ranks: bool = False,
     interpreter: str | None = None,
     timeout_s: float = 120.0,
+    module: str | None = None,
     numerics: NumericsMode | None = None,
 ) -> Run:
     """The scenario on a backend: "gloo" and "nccl" train it for real, "fake" observes single ranks.
 
     `interpreter`: "executor" or "observer", for a real backend; by default the observer where torch
-    has the strategy. `timeout_s`: seconds until a rank counts as hung. `numerics`: the ranks that
-    train a single-process reference, "full" for all, "sampled" for the first, "none"; by default as
-    many as memory and time allow. BackendUnavailableError where torch, devices or memory lack;
-    RankError where a rank fails.
+    has the strategy. `timeout_s`: seconds until a rank counts as hung. `module`: the function that
+    makes your own module, as "mypackage.mymodel:build", which takes the place of the model.
+    `numerics`: the ranks that train a single-process reference, "full" for all, "sampled" for the
+    first, "none"; by default as many as memory and time allow. BackendUnavailableError where torch,
+    devices or memory lack; RankError where a rank fails.
     """
     from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
 
@@ -90,9 +92,12 @@ def run(
         all_ranks=all_ranks,
         interpreter=interpreter,
         timeout_s=timeout_s,
+        module=module,
         numerics=numerics,
     )
-    record = observed(*open_backend(backend, options), scenario, options)
+    runner, capabilities = open_backend(backend, options)
+    scenario = of_module(runner, scenario, options)
+    record = observed(runner, capabilities, scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
     needs = device_memory(scenario, record)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
@@ -137,10 +142,9 @@ def validate(
     Arguments and errors as those of `run`. The cluster is replaced by the backend's own devices.
     `require`: aspects such as "time", without whose check the comparison is not ok. `cluster`: the
     file of this machine's constants; by default the one that `zsim calibrate --here` left in the
-    user's cache. Without any, the time of CPU ranks is not judged. `module`: the function that
-    makes your own module, as "mypackage.mymodel:build", which takes the place of the model.
-    `testbed`: the shaped network that gloo's ranks run on, as "4x1gbit". `compute`: "emulated" puts
-    timers in the place of forward and backward in timed steps.
+    user's cache. Without any, the time of CPU ranks is not judged. `testbed`: the shaped network
+    that gloo's ranks run on, as "4x1gbit". `compute`: "emulated" puts timers in the place of
+    forward and backward in timed steps.
     """
     _require_scenario(scenario)
     options = RunOptions(
@@ -313,7 +317,9 @@ def of_module(backend: Backend, scenario: Scenario, options: RunOptions) -> Scen
             where="module", expected="a backend that can run a user's own module",
             found=backend.name, remedy="fake, gloo and nccl can",
         )
-    return cast(ModuleBackend, backend).with_module(scenario, options.module)
+    return cast(ModuleBackend, backend).with_module(
+        scenario, options.module, timeout_s=options.timeout_s
+    )
 
 
 def measured(

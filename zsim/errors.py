@@ -87,6 +87,8 @@ class ZsimError(Exception):
     for it."""
 
     exit_code = 2
+    details = ""
+    """Lines that a reader may want besides, such as the traceback of a user's own code."""
 
     def __init__(self, *, where: str, expected: str, found: str, remedy: str = "") -> None:
         self.where, self.expected, self.found, self.remedy = where, expected, found, remedy

@@ -45,7 +45,7 @@ SIGNATURES = {
     "load": "path",
     "load_run": "path",
     "ms": "number",
-    "run": f"scenario, backend, {REAL}, numerics",
+    "run": f"scenario, backend, {REAL}, module, numerics",
     "simulate": "scenario, ranks, all_ranks",
     "validate": f"scenario, against, {REAL}, require, cluster, module, numerics, "
                 "testbed, compute",

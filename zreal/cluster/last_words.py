@@ -10,7 +10,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from zreal.processes.rank_status import REFERENCE
+from zreal.modules.user_code import current_location
+from zreal.processes.rank_status import BUILDING, REFERENCE
 
 TERMINATED = "ended by SIGTERM"
 
@@ -42,7 +43,10 @@ def _ended_by(
     """The reason for the end, once there is one, and the exit code."""
     told, *_ = select.select([receiver], [], [], limit_s)
     last = last_collective()
+    where = f"last collective: {last}"
+    if last.startswith(BUILDING):
+        where = f"{last}{current_location()}"
     if told:
-        return f"{TERMINATED}, last collective: {last}", 128 + signal.SIGTERM
+        return f"{TERMINATED}, {where}", 128 + signal.SIGTERM
     what = "a run that is slow" if last == REFERENCE else "a hang"
-    return f"no end within {limit_s:g} s: {what}, last collective: {last}", 1
+    return f"no end within {limit_s:g} s: {what}, {where}", 1

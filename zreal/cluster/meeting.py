@@ -71,14 +71,17 @@ def _wait_for(address: str, port: int, timeout_s: float) -> None:
 
 
 def meet(
-    store: Any, launched: LaunchedRank, claims: Claims, wish: str, *, timeout_s: float
+    store: Any, launched: LaunchedRank, claims: Claims, wish: str, *, timeout_s: float,
+    failure: str = "",
 ) -> list[str]:
     """Every rank's `wish`, by rank, once all are there with the same `claims`.
 
+    `failure`: the reason for which this rank cannot take part, told to all.
+
     LauncherError on every rank where claims differ; RankError where ranks are missing after
-    `timeout_s`.
+    `timeout_s`, or where one has a failure.
     """
-    own = json.dumps({"claims": dict(claims), "wish": wish})
+    own = json.dumps({"claims": dict(claims), "wish": wish, "failure": failure})
     store.set(f"zreal/rank/{launched.rank}", own)
     if launched.rank == 0:
         answer = _answer(store, launched.world_size, timeout_s=timeout_s)
@@ -124,6 +127,12 @@ def _answer(store: Any, world_size: int, *, timeout_s: float) -> list[str] | dic
             "remedy": "see what the missing ones printed, or give them longer (--timeout)",
         }
     told = [json.loads(store.get(f"zreal/rank/{rank}")) for rank in range(world_size)]
+    if failed := {rank: own["failure"] for rank, own in enumerate(told) if own["failure"]}:
+        return {
+            "where": _named(failed), "expected": "every rank to begin",
+            "found": next(iter(failed.values())), "differs": False, "present": present,
+            "remedy": "see what it printed",
+        }
     expected = told[0]["claims"]
     for name, value in expected.items():
         others = {rank: own["claims"].get(name, "none") for rank, own in enumerate(told)}

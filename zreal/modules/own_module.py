@@ -6,6 +6,7 @@ untrusted, and to import a module is to run it.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules.initial_values import DTYPES, generator_of
+from zreal.modules.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
 
 KEYS = ("module", "inputs", "loss", "units")
+EXAMPLE = "zreal/README.md has an example"
 RETURNS = "a dict with module and inputs, and perhaps loss and units"
 
 
@@ -55,6 +58,37 @@ class OwnModel(TracedModel):
     """A traced model with the module beside it, so that it can be run for real."""
 
     own: OwnModule = field(compare=False, repr=False)
+    draws: bool = field(default=False, compare=False, repr=False)
+    """True where forward draws random numbers, as dropout does: on each rank others than one
+    process."""
+
+
+def draws(own: OwnModule, traced: TracedModel, *, seed: int) -> bool:
+    """True where the forward of the module draws random numbers.
+
+    Its kernels tell. Fused attention on CUDA draws or does not, so a module with it is run once.
+    """
+    kernels = {kernel.operator for module in traced.lowered for kernel in module.forward.kernels}
+    drawing = {name for name in kernels if _draws(name) and not name.endswith("_for_cpu")}
+    if any("attention" not in name for name in drawing):
+        return True
+    return bool(drawing) and _draws_when_run(own, seed)
+
+
+def _draws(operator: str) -> bool:
+    packet = getattr(torch.ops.aten, operator, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+        for overload in packet.overloads()
+    )
+
+
+def _draws_when_run(own: OwnModule, seed: int) -> bool:
+    module = own.make(seed)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        own.loss_of(module, own.batch(seed, dtype="float32"))
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def load(name: str) -> OwnModule:
@@ -64,21 +98,32 @@ def load(name: str) -> OwnModule:
         raise _unfit(name, "a function as mypackage.mymodel:build", name[:60])
     if "" not in sys.path:
         sys.path.insert(0, "")  # the folder that the command runs in, as python -m has it
+    build = None
     try:
         build = getattr(import_module(path), attribute)
         answer = _answer(build, 0, name)
     except ArgumentError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's code may raise
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        failure = f"{type(error).__name__}: {first}"
-        raise _unfit(name, "a function that can be called", failure) from error
+        raise user_code_error(
+            name, "a function that can be called", error, remedy=_remedy(error, path), code=build
+        ) from error
     given = answer["inputs"]
     return OwnModule(
         name=name, make=lambda seed: _module(_answer(build, seed, name), name),
         inputs=dict(given) if isinstance(given, Mapping) else tuple(given),
         loss=answer.get("loss") or _loss, units=answer.get("units"),
     )
+
+
+def _remedy(error: BaseException, path: str) -> str:
+    missing = isinstance(error, ModuleNotFoundError) and error.name
+    if missing and (path == missing or path.startswith(f"{missing}.")):
+        return (
+            f"start it in the folder that has {missing}, or install it, on "
+            f"{socket.gethostname()} too"
+        )
+    return EXAMPLE
 
 
 def _answer(build: Any, seed: int, name: str) -> Mapping[str, Any]:
@@ -128,5 +173,5 @@ def _drawn(like: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tens
 def _unfit(name: str, expected: str, found: str) -> ArgumentError:
     return ArgumentError(
         where=f"module {name[:60]}", expected=expected, found=found,
-        remedy="zreal/README.md has an example",
+        remedy=EXAMPLE,
     )

@@ -229,15 +229,3 @@ def _rounded(scenario: Scenario, master: modules.Model, dtype: str) -> modules.M
         for rounded, exact in zip(copy.parameters(), master.parameters(), strict=True):
             rounded.copy_(exact)
     return copy
-
-
-def draws(scenario: Scenario) -> bool:
-    """True where a forward of the model draws random numbers, as dropout does: ranks then draw
-    others than one process."""
-    model = modules.build(scenario.model, seed=scenario.seed)
-    (batch, *_) = batching.micro_batches(scenario, rank=0, step=0, dtype="float32")
-    with torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        with torch.no_grad():
-            batching.summed_loss(model, [batch], spec=scenario.model)
-        return not torch.equal(before, torch.get_rng_state())

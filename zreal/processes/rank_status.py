@@ -15,6 +15,8 @@ from typing import Any
 READ_BYTES = 1 << 20
 REFERENCE = "the single-process reference"
 """Progress of a rank that is past its last collective and trains the reference by itself."""
+BUILDING = "building the module"
+"""Progress of a rank that runs the user's own code, whose name follows."""
 RECENT_S = 3.0
 """Seconds before the timeout: a rank that entered another collective within them is slow and does
 not hang."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import fields, replace
 
-from zreal.modules.own_module import OwnModel, OwnModule, load
+from zreal.modules.own_module import OwnModel, OwnModule, draws, load
+from zreal.modules.user_code import add_location
+from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
 from zsim import strategies
 from zsim.autograd.traced.model import TracedModel
@@ -19,11 +21,14 @@ INSIDE = (
 )
 
 
-def with_module(scenario: Scenario, name: str, *, device: Device) -> Scenario:
+def with_module(
+    scenario: Scenario, name: str, *, device: Device, like: str | None = None
+) -> Scenario:
     """`scenario` with the module that the function `name` makes, and the batch of its inputs.
 
-    ArgumentError where it cannot be loaded, UntraceableError where it cannot be traced,
-    ScenarioError where the scenario's strategy refuses it. Its text stays that of the file.
+    ArgumentError where it cannot be loaded, or where the scenario with it has another fingerprint
+    than `like`; UntraceableError where it cannot be traced, ScenarioError where the scenario's
+    strategy refuses it. Its text stays that of the file.
     """
     for key in ("activation_checkpointing", "frozen", "wrapping"):
         if key in scenario.tables:
@@ -49,18 +54,29 @@ def with_module(scenario: Scenario, name: str, *, device: Device) -> Scenario:
         raise ScenarioError(tuple(f"{scenario.name}: {problem}" for problem in refusals))
     made = scenario.with_parts(model=model, batch=batch)
     object.__setattr__(made, "_tables", scenario.tables)
+    if like not in (None, made.fingerprint):
+        raise ArgumentError(
+            where=f"module {name[:60]}", expected=f"the module of all other ranks, {like}",
+            found=f"another traced form, {made.fingerprint}",
+            remedy="look for a condition on the rank, the time or the environment in it",
+        )
     return made
 
 
 def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
     precision, strategy = scenario.precision, strategies.STRATEGIES[scenario.strategy]
     units = own.units if strategy.nests != "nothing" else []  # DDP has no units, nor their rules
+    module = own.make(scenario.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a module that is one unit: reports of it are enough
-        model = trace(
-            own.make(scenario.seed), own.inputs, units=units, dtype=precision.parameters,
-            loss=own.loss, autocast=precision.autocast, device=device,
-            casts_input=strategy.casts_input,
-        )
+        try:
+            model = trace(
+                module, own.inputs, units=units, dtype=precision.parameters,
+                loss=own.loss, autocast=precision.autocast, device=device,
+                casts_input=strategy.casts_input,
+            )
+        except UntraceableError as error:
+            add_location(error, type(module).forward)
+            raise
     kept = {slot.name: getattr(model, slot.name) for slot in fields(TracedModel)}
-    return OwnModel(**kept, own=own)
+    return OwnModel(**kept, own=own, draws=draws(own, model, seed=scenario.seed))

@@ -94,6 +94,7 @@ def _run(
     several: bool,
 ) -> Run:
     target, trace = _results(scenario, options, several=several)
+    scenario = api.of_module(backend, scenario, how)
     warnings = warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
         record = api.observed(backend, capabilities, scenario, how)
@@ -192,12 +193,11 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
         raise UsageError(
             where="--launch", expected="--save FOLDER, which all nodes see", found="none"
         )
-    for option in ("testbed", "module"):
-        if getattr(options, option):
-            raise UsageError(
-                where="--launch", expected=f"no --{option}", found="both",
-                remedy=f"--{option} starts ranks on this machine",
-            )
+    if options.testbed:
+        raise UsageError(
+            where="--launch", expected="no --testbed", found="both",
+            remedy="--testbed starts ranks on this machine",
+        )
     if options.compute == "emulated":
         raise UsageError(
             where="--launch", expected="--compute real", found="emulated",
@@ -205,7 +205,7 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
         )
     backend = LaunchedBackend(
         name=options.against, device=devices[options.against], launch=options.launch,
-        folder=Path(options.save),
+        folder=Path(options.save), queue_s=options.queue_timeout,
     )
     return backend, backend.capabilities()
 
@@ -318,7 +318,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         all_ranks=options.all_ranks,
         interpreter=options.interpreter,
         timeout_s=options.timeout,
-        module=getattr(options, "module", None),
+        module=options.module,
         numerics=options.numerics,
         progress=report.tell,
     )

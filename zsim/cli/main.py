@@ -17,7 +17,7 @@ from typing import Any
 
 from zsim.cli import arguments
 from zsim.cli.streams import guarded
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
 from zsim.runs.compare.agreement import ASPECTS
@@ -90,6 +90,11 @@ def parser() -> arguments.Parser:
              "is there already is not run again",
     )
     validate.add_argument(
+        "--queue-timeout", type=arguments.seconds, default=86_400.0, metavar="S",
+        help="seconds that --launch waits in the cluster's queue for the first rank to start "
+             "(default a day); --timeout begins after that",
+    )
+    validate.add_argument(
         "--trace", metavar="FILE", type=arguments.path, default=None,
         help="write predicted and measured step into one trace for Perfetto or Chrome (.json or "
              ".json.gz); with several scenarios a folder",
@@ -106,11 +111,6 @@ def parser() -> arguments.Parser:
     validate.add_argument(
         "--compute", choices=("real", "emulated"), default="real",
         help="emulated: in timed steps forward and backward are timers of the predicted length",
-    )
-    validate.add_argument(
-        "--module", metavar="PACKAGE.MODULE:FUNCTION", default=None,
-        help="run your own nn.Module in place of the scenario's model: a function that returns a "
-             "dict with module and inputs, and perhaps loss and units. It is imported and called",
     )
     _how(validate)
     compare = commands.add_parser("compare", help="compare two saved Runs", allow_abbrev=False)
@@ -275,6 +275,11 @@ def _how(command: argparse.ArgumentParser) -> None:
         "--interpreter", choices=("executor", "observer"), help="how a real backend runs it"
     )
     command.add_argument(
+        "--module", metavar="PACKAGE.MODULE:FUNCTION", default=None,
+        help="run your own nn.Module in place of the scenario's model: a function that returns a "
+             "dict with module and inputs, and perhaps loss and units. It is imported and called",
+    )
+    command.add_argument(
         "--numerics", choices=NUMERICS_MODES, default=None,
         help="the ranks that train a single-process reference of the whole model: all (full), the "
              "first (sampled), none (default: as many as memory and --timeout allow)",
@@ -336,6 +341,7 @@ def _say(error: ZsimError, *, as_json: bool) -> int:
     )
     for problem in problems:
         sys.stderr.write(f"zsim: {problem}\n")
+    sys.stderr.write(f"{visible(error.details)}\n" if error.details else "")
     if as_json:
         try:
             sys.stdout.write(json.dumps({"error": problems, "exit_code": error.exit_code}) + "\n")

@@ -177,6 +177,7 @@ def _errors(failures: Sequence[tuple[str, ZsimError]]) -> list[dict[str, Any]]:
 def print_failure(scenario: str, error: ZsimError) -> None:
     """A scenario that could not be run, on standard error."""
     sys.stderr.write(f"zsim: {_line(scenario)}: {with_options(error)}\n")
+    sys.stderr.write(f"{visible(error.details)}\n" if error.details else "")
 
 
 def write_checks(

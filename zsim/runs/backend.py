@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
@@ -93,10 +93,14 @@ class RunOptions:
                 where="compute emulated", expected="a model of the scenario",
                 found="an own module, in which there are no timers", remedy="leave one of them out",
             )
-        seconds = self.timeout_s
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not is_number or not 0 < seconds <= MOST_SECONDS:
-            raise _unfit("timeout_s", f"seconds between 0 and {MOST_SECONDS}", seconds)
+        require_seconds(self.timeout_s, where="timeout_s")
+
+
+def require_seconds(seconds: object, *, where: str) -> None:
+    """ArgumentError for a limit that is no number of seconds up to a day."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < cast(float, seconds) <= MOST_SECONDS:
+        raise _unfit(where, f"seconds between 0 and {MOST_SECONDS}", seconds)
 
 
 def _distinct(ranks: Sequence[int]) -> tuple[int, ...]:
@@ -224,9 +228,9 @@ class MeasuringBackend(Protocol):
 class ModuleBackend(Protocol):
     """A backend that can run a user's own module."""
 
-    def with_module(self, scenario: Scenario, module: str) -> Scenario:
+    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
         """The scenario with the module that the function called `module` makes, in place of its
-        model; ZsimError where it cannot be loaded or traced."""
+        model; ZsimError where it cannot be loaded or traced, or not within `timeout_s` seconds."""
         ...
 
 

@@ -13,22 +13,32 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 from zsim.errors import ArgumentError, RankError
 from zsim.io import files
 from zsim.ir.run import RunRecord
-from zsim.runs import rank_results
-from zsim.runs.backend import Capabilities, RunOptions
+from zsim.runs import rank_results, registry
+from zsim.runs.backend import (
+    MOST_SECONDS,
+    Capabilities,
+    ModuleBackend,
+    RunOptions,
+    require_seconds,
+)
 from zsim.scenario.scenario import Scenario
 from zsim.version import __version__
 
 START_S = 120.0
-"""Seconds that a launcher may take to start and to end its ranks, beyond the ranks' own limit."""
+"""Seconds that a launcher may take to start and to end its ranks, beyond the ranks' own limit. They
+count from the first rank's start."""
+POLL_S = 0.25
+"""Seconds between two looks at the launcher."""
 END_S = 10.0
 """Seconds between SIGTERM and SIGKILL for a launcher that ran out of time."""
 WORKER = "{worker}"
@@ -41,24 +51,32 @@ GATHER = "gather"
 class LaunchedBackend:
     """The backend `name` on ranks that the command `launch` starts.
 
-    `folder`: results of each scenario, in a folder of its name. ArgumentError for a command without
-    {worker}, or with other names in braces.
+    `folder`: results of each scenario, in a folder of its name. `queue_s`: seconds that a launcher
+    may take until the first rank starts, as its job waits in a queue. ArgumentError for a command
+    without {worker}, or with other names in braces.
     """
 
     name: str
     device: str
     launch: str
     folder: Path
+    queue_s: float = MOST_SECONDS
 
     def __post_init__(self) -> None:
         if self.launch != GATHER:
             _tokens(self.launch, dict.fromkeys(PLACES[:-1], "1"))
+        require_seconds(self.queue_s, where="--queue-timeout")
 
     def capabilities(self) -> Capabilities:
         """Capabilities of the backend, wherever its devices are."""
         return Capabilities(
             memory=True, numerics=True, time=False, spans=True, device=self.device
         )
+
+    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
+        """The scenario with the user's own module, traced here for the backend's device."""
+        own = cast(ModuleBackend, registry.find(self.name))
+        return own.with_module(scenario, module, timeout_s=timeout_s)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of all ranks, or the one that is there already; IncompleteRunError with what
@@ -68,7 +86,7 @@ class LaunchedBackend:
             return rank_results.gather(own, scenario)
         wanted = {"backend": self.name, "zsim": __version__} | (
             {"interpreter": options.interpreter} if options.interpreter else {}
-        )
+        ) | ({"module": options.module} if options.module else {})
         if there := rank_results.finished(own, scenario, like=wanted):
             return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
         own.mkdir(parents=True, exist_ok=True)
@@ -77,8 +95,9 @@ class LaunchedBackend:
         files.write(own / "scenario.toml", text)
         worker = _worker(scenario, own, options, device=self.device)
         ended = _launched(
-            _tokens(self.launch, _numbers(scenario), worker), log=own / LOG,
-            limit_s=options.timeout_s + START_S,
+            _tokens(self.launch, _numbers(scenario), worker), own,
+            limit_s=options.timeout_s + START_S, queue_s=self.queue_s,
+            tell=lambda text: options.progress(f"{scenario.name}: {text}"),
         )
         try:
             return rank_results.gather(own, scenario)
@@ -94,6 +113,7 @@ def _worker(
     folder = Path(scenario.folder or ".").resolve()
     chosen = {
         "--interpreter": options.interpreter, "--numerics": options.numerics,
+        "--module": options.module,
         "--timeout": f"{options.timeout_s:g}",
     }
     return (
@@ -143,10 +163,13 @@ def _tokens(
     ]
 
 
-def _launched(command: Sequence[str], *, log: Path, limit_s: float) -> str:
-    """The end of the launcher as text, whose output goes to `log`; it is ended at its limit, with
-    all that it started."""
-    with log.open("wb") as output:
+def _launched(
+    command: Sequence[str], own: Path, *, limit_s: float, queue_s: float,
+    tell: Callable[[str], None],
+) -> str:
+    """The end of the launcher as text, whose output goes to a log in `own`; it is ended at a limit,
+    with all that it started: `queue_s` until the first rank starts, `limit_s` after that."""
+    with (own / LOG).open("wb") as output:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -158,17 +181,49 @@ def _launched(command: Sequence[str], *, log: Path, limit_s: float) -> str:
                 found=f"{command[0]}: {error.strerror}", remedy="install it, or give its path",
             ) from None
         try:
-            code = process.wait(timeout=limit_s)
-        except BaseException as error:
-            process.terminate()  # launchers pass SIGTERM on to their ranks
-            try:
-                process.wait(timeout=END_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return f"the launcher was ended after {limit_s:g} s"
+            told = _watched(process, own, limit_s=limit_s, queue_s=queue_s, tell=tell)
+        except BaseException:
+            _end(process)
             raise
-    return f"the launcher ended with code {code}"
+        if told:
+            _end(process)
+            return told
+    return f"the launcher ended with code {process.returncode}"
 
 
+def _watched(
+    process: subprocess.Popen[bytes], own: Path, *, limit_s: float, queue_s: float,
+    tell: Callable[[str], None],
+) -> str:
+    """The limit that the launcher has reached, as text; "" once it has ended by itself."""
+    begin, started_at = time.monotonic(), 0.0
+    while True:
+        try:
+            process.wait(timeout=POLL_S)
+            return ""
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+        if not started_at and rank_results.has_started(own):
+            started_at = now
+        if not started_at:
+            tell(f"no rank has started yet, {now - begin:.0f} s")
+            if now - begin > queue_s:
+                return (
+                    f"the launcher was ended after {queue_s:g} s in which no rank had started "
+                    f"(--queue-timeout)"
+                )
+        elif now - started_at > limit_s:
+            return (
+                f"the launcher was ended {limit_s:g} s after the first rank had started, "
+                f"--timeout and {START_S:g} s"
+            )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher and all that it started."""
+    process.terminate()  # launchers pass SIGTERM on to their ranks
+    try:
+        process.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

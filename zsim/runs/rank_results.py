@@ -6,6 +6,7 @@ leaves what it had ended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from zsim.ir.run import IncompleteRunError, RunRecord
 from zsim.runs import saved
 from zsim.scenario.scenario import Scenario
 
+STARTED = "started"
 UNFINISHED = "it did not end, and told no reason"
 OTHER = "its file is of another scenario or rank"
 CONSEQUENCES = ("ended by SIGTERM", "Connection closed", "Connection reset", "Broken pipe")
@@ -36,9 +38,21 @@ def write(folder: Path, run: RunRecord) -> None:
 
 def forget(folder: Path) -> None:
     """Delete the files of ranks of an earlier run."""
+    (folder / STARTED).unlink(missing_ok=True)
     for file in folder.glob("rank-*.json"):
         if file.stem.removeprefix("rank-").isdecimal():
             file.unlink()
+
+
+def mark_started(folder: Path) -> None:
+    """Note that a rank has started, for the launcher's limit: the queue's time is no run's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STARTED).touch()
+
+
+def has_started(folder: Path) -> bool:
+    """True once any rank has started since `forget`."""
+    return (folder / STARTED).exists()
 
 
 def finished(folder: Path, scenario: Scenario, *, like: dict[str, str]) -> RunRecord | None:
@@ -68,7 +82,8 @@ def gather(folder: Path, scenario: Scenario) -> RunRecord:
     if not runs:
         raise RankError(
             where=scenario.name, expected=f"a result of each of {len(files)} ranks in {folder}",
-            found="none", remedy="see what the launcher printed",
+            found=f"{len(written)} of another scenario or module" if written else "none",
+            remedy="see what the launcher printed",
         )
     ranks = tuple(run.ranks[0] for run in runs.values())
     times = [rank.step_time_ns for rank in ranks if rank.step_time_ns is not None]
@@ -85,19 +100,21 @@ def gather(folder: Path, scenario: Scenario) -> RunRecord:
 
 
 def _is_own(run: RunRecord, rank: int, scenario: Scenario) -> bool:
-    """True where the Run in a rank's file is of that rank and of this scenario."""
-    return (
-        [each.rank for each in run.ranks] == [rank]
-        and run.world_size == scenario.world_size
-        and run.provenance.get("fingerprint") == scenario.fingerprint
-    )
+    """True where the Run in a rank's file is of that rank and of this scenario.
+
+    A rank that failed before its first phase may not have had the user's own module, whose traced
+    form is part of the fingerprint.
+    """
+    is_here = [each.rank for each in run.ranks] == [rank] and run.world_size == scenario.world_size
+    is_early = bool(run.failure) and run.scenario == scenario.name and not run.ranks[0].phases
+    return is_here and (is_early or run.provenance.get("fingerprint") == scenario.fingerprint)
 
 
 def _error(failures: dict[int, str]) -> RankError:
     """The failure of a rank of its own as the headline, and how the others ended."""
     own = {
         rank: text for rank, text in failures.items()
-        if not any(each in text for each in CONSEQUENCES)
+        if not any(each in text for each in CONSEQUENCES) and not _blames_another(rank, text)
     }
     told = {rank: text for rank, text in own.items() if "no result" not in text}
     first = min(told or own or failures)
@@ -107,6 +124,12 @@ def _error(failures: dict[int, str]) -> RankError:
         found=failures[first] + (f"; {others}" if others else ""),
         remedy="see what the launcher printed",
     )
+
+
+def _blames_another(rank: int, text: str) -> bool:
+    """True where the failure of `rank` begins with another rank."""
+    blamed = re.match(r"ranks? (\d+)", text)
+    return blamed is not None and int(blamed[1]) != rank
 
 
 def _roll_call(failures: dict[int, str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
+from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
 from zsim.errors import ArgumentError, ScenarioError, visible
@@ -252,8 +253,8 @@ class Scenario:
         forms = [self.execution.norms, self.execution.loss]
         if set(forms) != {"fused"}:
             text += json.dumps(forms)
-        if {"huggingface", "traced"} & set(table.get("model", {})):
-            text += repr(self.model)  # the tables name only the file that says it
+        if "huggingface" in table.get("model", {}) or isinstance(self.model, TracedModel):
+            text += repr(self.model)  # the tables name only the file that says it, if any does
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

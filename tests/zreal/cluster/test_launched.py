@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
 
 from tests.support.folders import PARITY, ROOT
+from zreal.worker import SHARE_OF_MEETING
 from zsim.cli.main import main
+from zsim.runs import launched
 
 pytestmark = pytest.mark.gloo
 
 TWO, FOUR = str(PARITY / "fsdp2-mlp-2.toml"), str(PARITY / "zero3-mlp-4.toml")
+OWN = "tests.zreal.own.own_modules:"
 SRUN = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
 
 
@@ -83,6 +87,69 @@ def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
     assert validated(TWO, launch="gather", folder=tmp_path) == 1
     assert "rank 1: expected every rank to finish" in capsys.readouterr().err
     assert written == {file: file.read_bytes() for file in own.glob("rank-*.json")} != {}
+
+
+def test_a_users_own_module_is_built_by_ranks_of_a_launcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ("--module", f"{OWN}perceptron")
+    assert validated(TWO, launch=SRUN, folder=tmp_path, more=own) == 0
+    assert "agrees in order, bytes, memory and numerics" in capsys.readouterr().out
+    assert validated(TWO, launch="false {worker}", folder=tmp_path, more=own) == 0
+    assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in capsys.readouterr().err
+    assert validated(TWO, launch="gather", folder=tmp_path) == 1  # of the scenario's own model
+    assert "found 2 of another scenario or module" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raising_on_rank_1", "rank 1: expected every rank to finish, found module "),
+        ("differing", "rank 1: expected the scenario's fingerprint of rank 0, "),
+    ],
+)
+def test_a_module_that_one_rank_cannot_make_ends_all_of_them_at_once(
+    function: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more, begin = ("--module", OWN + function), time.monotonic()
+    assert validated(TWO, launch=SRUN, folder=tmp_path, more=more) == 1
+    log = (tmp_path / "fsdp2-mlp-2" / "launcher.log").read_text()
+    error = capsys.readouterr().err
+    assert message in error
+    assert "found ValueError: no such checkpoint (" in log or function != "raising_on_rank_1"
+    assert time.monotonic() - begin < SHARE_OF_MEETING * 120
+
+
+def test_a_module_that_one_rank_never_makes_is_told_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--module", f"{OWN}hanging_on_rank_1", "--timeout", "12")
+    assert validated(TWO, launch=SRUN, folder=tmp_path, more=more) == 1
+    error = capsys.readouterr().err
+    assert "rank 1: expected all 2 ranks within 6 s, found 1 of them" in error
+    assert f"building the module {OWN}hanging_on_rank_1 (" in error
+    assert "in hanging" in error
+
+
+def test_a_job_that_waits_in_a_queue_has_a_limit_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch, more = "sh -c 'sleep 60' {worker}", ("--queue-timeout", "1")
+    assert validated(TWO, launch=launch, folder=tmp_path, more=more) == 1
+    ended = "the launcher was ended after 1 s in which no rank had started (--queue-timeout)"
+    assert ended in capsys.readouterr().err
+
+
+def test_the_limit_of_a_run_begins_with_its_first_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched, "START_S", 0.0)
+    own = tmp_path / "fsdp2-mlp-2"
+    launch = f"sh -c 'sleep 3; touch {own}/started; sleep 60' {{worker}}"
+    begin = time.monotonic()
+    assert validated(TWO, launch=launch, folder=tmp_path, more=("--timeout", "2")) == 1
+    assert "was ended 2 s after the first rank had started" in capsys.readouterr().err
+    assert 5 <= time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -109,6 +113,38 @@ def raising() -> dict[str, Any]:
 def leaving() -> dict[str, Any]:
     """An end of the user's own."""
     raise SystemExit(7)
+
+
+def needing(config: object) -> dict[str, Any]:
+    """A function that wants an argument."""
+    return {"module": config}
+
+
+def hanging() -> dict[str, Any]:
+    """A function without an end, whose own errors are all caught."""
+    while True:
+        with suppress(Exception):
+            time.sleep(60)
+
+
+def hanging_on_a_rank() -> dict[str, Any]:
+    """A function without an end where it runs on a rank."""
+    return hanging() if multiprocessing.parent_process() is not None else perceptron()
+
+
+def hanging_on_rank_1() -> dict[str, Any]:
+    """A function without an end on the second rank of a launcher."""
+    return hanging() if os.environ.get("SLURM_PROCID") == "1" else perceptron()
+
+
+def raising_on_rank_1() -> dict[str, Any]:
+    """An error on the second rank of a launcher alone, as where a node lacks a file."""
+    return raising() if os.environ.get("SLURM_PROCID") == "1" else perceptron()
+
+
+def differing() -> dict[str, Any]:
+    """Another module on the second rank of a launcher."""
+    return perceptron() if os.environ.get("SLURM_PROCID") == "1" else transformer()
 
 
 class Named(nn.Module):

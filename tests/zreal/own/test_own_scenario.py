@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.sampling import one_in
 from zsim.cli.main import main
 from zsim.errors import ZsimError
 
+HERE = Path(__file__).with_name("own_modules.py")
 OWN = "tests.zreal.own.own_modules:"
 STRATEGIES = {
     "ddp": '"ddp"', "zero_redundancy": '"zero_redundancy"', "fsdp2": '"fsdp2"',
@@ -110,9 +112,12 @@ def test_a_module_that_does_other_things_when_it_is_real_differs(tmp_path: Path)
     [
         ("mymodel", "module mymodel: expected a function as mypackage.mymodel:build"),
         (f"{OWN}absent", "expected a function that can be called, found AttributeError"),
-        (f"{OWN}raising", "found ValueError: no such checkpoint"),
+        (f"{OWN}raising", f"found ValueError: no such checkpoint ({HERE}, line "),
+        (f"{OWN}raising", 'raise ValueError("no such checkpoint")\n'),
+        (f"{OWN}needing", f"missing 1 required positional argument: 'config' ({HERE}, line "),
+        ("nowhere:build", "No module named 'nowhere'; start it in the folder that has nowhere"),
         (f"{OWN}leaving", "found SystemExit: 7"),
-        (f"{OWN}lossless", "an output that is a dict needs a loss"),
+        (f"{OWN}lossless", f'needs a loss: "loss": lambda output: … ({HERE}, line '),
         (f"{OWN}nothing", "expected a dict with module and inputs"),
     ],
 )
@@ -146,6 +151,45 @@ def test_no_timers_take_the_place_of_a_users_module(
     file, emulated = scenario(tmp_path, '"ddp"'), ["--compute", "emulated", "--testbed", "2x1gbit"]
     assert main(["validate", file, "--module", f"{OWN}perceptron", *emulated]) == 2
     assert "found an own module, in which there are no timers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["fake", pytest.param("gloo", marks=pytest.mark.gloo)])
+def test_a_users_module_is_run_without_a_comparison(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, own = scenario(tmp_path, '"fsdp2"'), f"{OWN}perceptron"
+    assert main(["run", file, "--backend", backend, "--module", own, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["provenance"]
+    assert told["module"] == own
+    assert told["fingerprint"] != zsim.load(file).fingerprint
+    assert zsim.run(zsim.load(file), backend="fake", module=own).record.provenance["module"] == own
+    assert main(["run", file, "--module", own]) == 2
+    assert "a backend that can run a user's own module, found sim" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["2"])
+def test_a_build_without_an_end_is_named_at_the_limit(
+    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, begin = scenario(tmp_path, '"ddp"'), time.monotonic()
+    arguments = ["--against", "fake", "--module", f"{OWN}hanging", "--timeout", limit]
+    assert main(["validate", file, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"expected a module that is built within 2 s, found none yet ({HERE}, line " in error
+    assert "raise --timeout" in error
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.gloo
+def test_a_build_without_an_end_on_ranks_is_named_at_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"{OWN}hanging_on_a_rank"
+    file = scenario(tmp_path, '"ddp"')
+    assert main(["validate", file, "--module", own, "--timeout", "8"]) == 1
+    error = capsys.readouterr().err
+    assert f"a hang: ranks [0, 1] at building the module {own}" in error
+    assert f'File "{HERE}", line ' in error
 
 
 def test_no_scenario_file_can_name_code(
