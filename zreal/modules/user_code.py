@@ -28,8 +28,10 @@ class UserCodeError(ArgumentError):
 def user_code_error(
     name: str, expected: str, error: BaseException, *, remedy: str = "", code: object = None
 ) -> UserCodeError:
-    """The `error` that the user's code behind `name` raised, in one line with file and line: those
-    of `code` where no line of the user's raised it."""
+    """The `error` that the user's code behind `name` raised, in one line with file and line.
+
+    They are those of `code` where no line of the user's raised it.
+    """
     first = (str(error).strip().splitlines() or [""])[0][:200]
     told = UserCodeError(
         where=f"module {name[:60]}", expected=expected,
