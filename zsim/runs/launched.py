@@ -167,8 +167,11 @@ def _launched(
     command: Sequence[str], own: Path, *, limit_s: float, queue_s: float,
     tell: Callable[[str], None],
 ) -> str:
-    """The end of the launcher as text, whose output goes to a log in `own`; it is ended at a limit,
-    with all that it started: `queue_s` until the first rank starts, `limit_s` after that."""
+    """The end of the launcher as text, whose output goes to a log in `own`.
+
+    It is ended with all that it started, at `queue_s` before the first rank starts or at `limit_s`
+    after that.
+    """
     with (own / LOG).open("wb") as output:
         try:
             process = subprocess.Popen(
