@@ -87,6 +87,11 @@ class FlatRank:
         return DTYPES[self.scenario.precision.parameters]
 
     @property
+    def reduces_in_backward(self) -> bool:
+        """False: the last gradients are reduced when backward has returned."""
+        return False
+
+    @property
     def gradient_scale(self) -> float:
         """Gradient of the loss that starts backward: this rank's share of the mean, as reductions
         sum."""

@@ -21,7 +21,7 @@ from zreal.modules import batches as batching
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
-from zsim.ir.ops import Op
+from zsim.ir.ops import Op, OpKind
 from zsim.ir.program import PhaseName, RankProgram, StepPart
 from zsim.models.spec import ROOT
 from zsim.scenario.scenario import Scenario
@@ -186,13 +186,23 @@ class ProgramTrainer:
                 where=f"op {op.index}", expected="every module's forward first", found="a backward"
             )
         self._enter_backward(op)
-        torch.autograd.backward(loss, torch.full_like(loss, self.rank.gradient_scale))
+        seed = torch.full_like(loss, self.rank.gradient_scale)
+        torch.autograd.backward(loss, seed)
+        if self.rank.reduces_in_backward:  # beside the loss and its gradient
+            self._perform_following(("copy", "all_reduce"))
         self._losses.append(loss.item() if self._reads_losses else 0.0)
         if current.awaiting_backward:
             raise ProgramError(
                 where="backward", expected="every module's backward",
                 found=f"{len(current.awaiting_backward)} missing",
             )
+
+    def _perform_following(self, kinds: tuple[OpKind, ...]) -> None:
+        """Carry out the ops of these `kinds` that follow at once."""
+        following = self._cursor + 1
+        while following < len(self._ops) and self._ops[following].kind in kinds:
+            self._perform(self._ops[following])
+            self._cursor, following = following, following + 1
 
     def _between_backwards(self, _: Tensor) -> None:
         """Carry out the ops up to the next backward op, and enter that module's backward."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.agreement import inexact
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.backends import GlooBackend
@@ -131,6 +132,21 @@ def test_two_byte_parameters_follow_their_float32_master_copy(strategy: str) -> 
 
     assert [differences(case, run) for run in ranks] == [[], []]
     assert max(parity(run) for run in ranks) < 5e-2
+
+
+@pytest.mark.parametrize("options", ["", ", find_unused_parameters = true"])
+def test_the_float32_copy_of_a_two_byte_bucket_lies_beside_the_loss_and_its_gradient(
+    options: str,
+) -> None:
+    """DDP reduces inside backward, whose caller holds both until it returns."""
+    text = f"""
+model = {{ family = "mlp", sizes = {{ dims = [8, 16, 24], hidden = 40, num_classes = 10 }} }}
+batch = {{ micro_batch = 6 }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ name = "ddp"{options} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+"""
+    assert inexact(parse(text.encode(), where="executed.toml"), interpreter="executor") == []
 
 
 @pytest.mark.gloo
