@@ -22,6 +22,7 @@ from zreal.modules import emulation
 from zreal.modules.own_module import OwnModel
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
+from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING, REFERENCE
 from zreal.processes.rendezvous import rendezvous
@@ -150,11 +151,11 @@ def launched_rank(
         )
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     if device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    timeout = timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S)
-    dist.init_process_group(
+        tell_hosts_apart(rank)
+    start_group(
         c10d_backend(scenario, device), store=store, rank=rank, world_size=world_size,
-        timeout=timeout,
+        device=take_device(device, local_rank=rank),
+        timeout=timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S),
     )
     run = run_rank(
         scenario, rank=rank, interpreter=arguments["interpreter"], device=device,

@@ -27,6 +27,7 @@ from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
 from zreal.cluster.meeting import meet, store_of
 from zreal.numerics_choice import NumericsChoice, choose_numerics
 from zreal.processes.host_memory import require_device_memory
+from zreal.processes.rank_device import start_group, take_device
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING
 from zreal.rank_run import (
@@ -214,6 +215,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
     """Meet the other ranks, then train; returns this rank's record."""
     launched, device = run.launched, run.device
     deadline = time.monotonic() + options.timeout
+    own = take_device(device, local_rank=launched.local_rank)
     patience_s = min(RENDEZVOUS_S, SHARE_OF_MEETING * options.timeout)
     if options.module:
         run.note(f"{BUILDING} {options.module}")
@@ -224,8 +226,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
             raise
     scenario = run.scenario
     if device == "cuda":
-        torch.cuda.set_device(launched.local_rank % torch.cuda.device_count())
-        present = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        present = torch.cuda.get_device_properties(own).total_memory
         require_device_memory(scenario, backend="nccl", present_nbytes=present)
     wanted = choose_numerics(
         scenario, asked=options.numerics, backend="zreal.worker", device=device,
@@ -241,9 +242,9 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
     )
     run.choice = _least(wishes)
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()) + RENDEZVOUS_S)
-    dist.init_process_group(
+    start_group(
         c10d_backend(scenario, device), store=store, rank=launched.rank,
-        world_size=launched.world_size, timeout=left,
+        world_size=launched.world_size, device=own, timeout=left,
     )
     return run_rank(
         scenario, rank=launched.rank, interpreter=run.interpreter, device=device,

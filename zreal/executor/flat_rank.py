@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
+from zreal.executor.communication_stream import CollectiveQueue, DeviceStreams, OpStreams
 from zreal.executor.flat_buffers import FlatBuffers, release
 from zreal.executor.rank_optimizer import RankOptimizer
-from zreal.executor.under_way import UnderWay
 from zreal.meters.held_memory import held_bytes
 from zreal.modules import emulation
 from zreal.modules.clipping import Clipping
@@ -68,7 +68,8 @@ class FlatRank:
     buffers: FlatBuffers = field(init=False)
     optimizer: RankOptimizer = field(init=False)
     _clipping: Clipping = field(default_factory=Clipping)
-    _under_way: UnderWay = field(default_factory=UnderWay)
+    device_streams: DeviceStreams = field(init=False)
+    _queue: CollectiveQueue = field(default_factory=CollectiveQueue)
 
     def __post_init__(self) -> None:
         groups = flat_groups(
@@ -80,6 +81,7 @@ class FlatRank:
         by_unit = {group.fqn: group for group in groups}
         self.buffers = FlatBuffers(by_unit, self.model, self.process_group)
         self.optimizer = RankOptimizer(self.scenario.optimizer)
+        self.device_streams = DeviceStreams(torch.get_device_module(self.device))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -152,17 +154,18 @@ class FlatRank:
                 for parameter, view in self.buffers.views(group, flat):
                     parameter.grad = view
 
-    def wait(self, op: Op) -> None:
-        """Wait for the collectives that must be over before `op`."""
-        self._under_way.wait(op)
+    @property
+    def streams(self) -> OpStreams:
+        """Streams of the device; beside timers a queue, since collectives would else share the
+        host's thread with them."""
+        return self._queue if emulation.is_running(self.model) else self.device_streams
 
     def perform(self, op: Op) -> None:
-        """Carry out one op that is not compute.
+        """Carry out one op that is not compute, on its stream."""
+        with self.streams.on(op):
+            self._carry_out(op)
 
-        Beside timers a collective goes on while the host does, as the Program says. Real compute
-        would share cores with it.
-        """
-        self.wait(op)
+    def _carry_out(self, op: Op) -> None:
         live = self.buffers.live
         has_output = Buffer.of(op.unit, "reduce_output") in live
         match op.kind:
@@ -195,13 +198,10 @@ class FlatRank:
                 )
 
     def _issue(self, op: Op, collective: Callable[..., object], *tensors: Tensor) -> None:
-        """Carry out a collective: beside timers in the queue, else at once."""
+        """Carry out a collective of `tensors`."""
         call = partial(collective, *tensors, group=self.process_group)
-        if emulation.is_running(self.model):
-            self._under_way.add(op, call)
-            return
         with self.uncounted() if op.kind != "all_gather" else nullcontext():
-            call()
+            self.streams.issue(call, op, *tensors)
 
     def _clip(self, op: Op) -> None:
         """One of the three ops of clipping: norms of the shards, their all-reduce, the scaling."""
@@ -236,7 +236,7 @@ class FlatRank:
                 gradients.copy_(reduced)
             else:
                 own.copy_(self.buffers.own_slice(op.unit, reduced))
-            release(reduced)
+            self.streams.free(reduced)
         if any(kernel.operator == "fill" for kernel in op.kernels):
             start = own.storage_offset() - gradients.storage_offset()
             gradients[:start].zero_()
@@ -248,8 +248,8 @@ class FlatRank:
         source = live.pop(Buffer.of(unit, "reduce_input"), live[Buffer.of(unit, "gradients")])
         output = source.new_empty(self.buffers.groups[unit].layout.shard_numel)
         self._issue(op, torch_private.reduce_scatter, output, source)
-        if source is not live[Buffer.of(unit, "gradients")] and not self._under_way:
-            release(source)
+        if source is not live[Buffer.of(unit, "gradients")]:
+            self.streams.free(source)
         name = Buffer.of(unit, "reduce_output")
         live[name if name in _allocated(op) else Buffer.of(unit, "gradient_shard")] = output
 
@@ -270,7 +270,9 @@ class FlatRank:
         for event in op.memory:
             if isinstance(event, Free):
                 buffer = Buffer(event.buffer)
-                if not (self._under_way and buffer.role == "gradients"):  # a reduction may read it
+                if buffer.role == "gradients":  # a reduction may read it
+                    self.streams.free(live[buffer])
+                else:
                     release(live[buffer])
                 if buffer.role != "unsharded":
                     del live[buffer]

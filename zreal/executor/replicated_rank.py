@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import torch_private
+from zreal.executor.communication_stream import DeviceStreams
 from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
 from zreal.modules.initial_values import DTYPES, Make, by_unit, made
@@ -48,11 +50,13 @@ class ReplicatedRank:
     live: dict[str, Tensor] = field(default_factory=dict)
     """Live buckets by the Program's names of buffers."""
     optimizer: RankOptimizer = field(init=False)
+    streams: DeviceStreams = field(init=False)
     _buckets: tuple[buckets.Bucket, ...] = ()
     _filled: set[str] = field(default_factory=set)
     """Buckets that hold this backward's gradients, by unit."""
 
     def __post_init__(self) -> None:
+        self.streams = DeviceStreams(torch.get_device_module(self.device))
         for fqns in by_unit(self.scenario.model).values():
             self.make(fqns)
         finds_unused = self.scenario.options.find_unused_parameters
@@ -152,27 +156,25 @@ class ReplicatedRank:
     def enter(self, module: Module, *, backward: bool) -> None:
         """Nothing to check: every rank has every parameter."""
 
-    def wait(self, op: Op) -> None:
-        """Nothing: each collective is over before the next op."""
-
     def perform(self, op: Op) -> None:
-        """Carry out one op that is not compute."""
+        """Carry out one op that is not compute, on its stream."""
+        with self.streams.on(op):
+            self._carry_out(op)
+
+    def _carry_out(self, op: Op) -> None:
         match op.kind:
             case "alloc" | "broadcast":
                 self._rebuild(op)
             case "copy" if op.stream == "callback":
-                self._cast_back(op.unit)
+                self._cast_back(op)
             case "copy" if op.unit in self._filled:
                 self._copy_back(op.unit)
             case "copy":
                 self._fill(op)
             case "all_reduce" if op.unit == buckets.USED:
-                used = self._used_parameters().to(self.device)
-                with self.uncounted():
-                    dist.all_reduce(used, group=self.process_group)
+                self._all_reduce(op, self._used_parameters().to(self.device))
             case "all_reduce":
-                with self.uncounted():
-                    dist.all_reduce(self._reduced(op.unit), group=self.process_group)
+                self._all_reduce(op, self._reduced(op.unit))
             case "optimizer" if op.unit == clipping.CLIP:
                 clip_grad_norm_(self.model.parameters(), self.scenario.optimizer.clip_norm)
             case "optimizer":
@@ -184,6 +186,11 @@ class ReplicatedRank:
                     parameter.grad = None
             case _:
                 raise ProgramError(where=f"op {op.index}", expected="an op of ddp", found=op.kind)
+
+    def _all_reduce(self, op: Op, tensor: Tensor) -> None:
+        with self.uncounted():
+            call = partial(dist.all_reduce, tensor, group=self.process_group)
+            self.streams.issue(call, op, tensor)
 
     def _rebuild(self, op: Op) -> None:
         """Replace the bucket of construction by DDP's later ones, as rank 0 orders them."""
@@ -234,10 +241,10 @@ class ReplicatedRank:
         if casts:
             self.live[Buffer.of(op.unit, "cast")] = self._bucket(op.unit).to(reduce).div_(ranks)
 
-    def _cast_back(self, unit: str) -> None:
-        cast = self.live.pop(Buffer.of(unit, "cast"))
-        self._bucket(unit).copy_(cast)
-        cast.untyped_storage().resize_(0)
+    def _cast_back(self, op: Op) -> None:
+        cast = self.live.pop(Buffer.of(op.unit, "cast"))
+        self._bucket(op.unit).copy_(cast)
+        self.streams.free(cast, op.stream)
 
     def _copy_back(self, unit: str) -> None:
         """Copy averaged gradients from the bucket into the parameters' own."""

@@ -122,6 +122,7 @@ class ProgramTrainer:
             if part is not None:
                 begin_part(part.name, micro_batch=part.micro_batch)
             if self._cursor >= len(ops):
+                self.rank.streams.join()
                 return sum(self._losses) / len(self._losses)
             op = ops[self._cursor]
             if op.kind == "forward":
@@ -135,8 +136,9 @@ class ProgramTrainer:
     @torch.no_grad()
     def _perform(self, op: Op) -> None:
         """Carry out one op that is neither forward nor backward."""
-        if op.kind == "recompute":
-            return  # torch recomputes when backward needs a tensor that was not kept
+        if op.kind == "recompute":  # torch does when backward needs a tensor that was not kept
+            self.rank.streams.wait(op)
+            return
         if op.kind != "optimizer" or op.unit != ROOT:  # clipping's ops have other units
             self.rank.perform(op)
             return
@@ -144,6 +146,7 @@ class ProgramTrainer:
         if parity is None:
             self.rank.perform(op)
         else:
+            self.rank.streams.wait(op)
             parity.gradients, expected = self.rank.gradients(), self.rank.expected_step()
             self.rank.perform(op)
             parity.difference = largest_difference(self.rank.optimizer.copies(), expected)
@@ -155,7 +158,7 @@ class ProgramTrainer:
         specs, current = self.scenario.model.modules, self._pass
         forward, index = divmod(current.num_forwards_run, len(specs))
         self._require_unit(op, specs[index].unit)
-        self.rank.wait(op)
+        self.rank.streams.wait(op)
         self.rank.enter(specs[index], backward=False)
         x, targets, *_ = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if current.num_forwards_run == 0:
@@ -220,7 +223,7 @@ class ProgramTrainer:
     def _enter_backward(self, op: Op) -> None:
         spec = self.scenario.model.modules[self._pass.awaiting_backward.pop()]
         self._require_unit(op, spec.unit)
-        self.rank.wait(op)
+        self.rank.streams.wait(op)
         self.rank.enter(spec, backward=True)
 
     def _require_unit(self, op: Op, unit: str) -> None:

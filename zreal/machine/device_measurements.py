@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_run import RENDEZVOUS_S
@@ -63,8 +64,8 @@ class CudaClock:
     """Times of calls on a GPU, which all run behind a long kernel while the host issues them."""
 
     def __init__(self, rank: int) -> None:
-        self.device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(self.device)
+        tell_hosts_apart(rank)
+        self.device = take_device("cuda", local_rank=rank)
         self._factor = torch.ones(BLOCK, BLOCK, dtype=torch.bfloat16, device=self.device)
         for _ in range(WARMUP):
             self._long_ns = self._between(lambda: self._block(1))[0]
@@ -116,8 +117,8 @@ def measured_device(
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     clock: Clock = CudaClock(rank) if arguments["device"] == "cuda" else CpuClock()
-    dist.init_process_group(
-        arguments["backend"], store=store, rank=rank, world_size=world_size,
+    start_group(
+        arguments["backend"], store=store, rank=rank, world_size=world_size, device=clock.device,
         timeout=timedelta(seconds=RENDEZVOUS_S + arguments["timeout_s"]),
     )
     kernels = [

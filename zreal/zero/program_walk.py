@@ -64,6 +64,7 @@ class ProgramWalk:
         op = self._next_compute("forward")
         module = self.modules[self._next]
         self._require_unit(op, module.unit)
+        self.rank.streams.wait(op)
         self.rank.enter(module, backward=False)
         self._next += 1
 
@@ -91,6 +92,7 @@ class ProgramWalk:
     def _enter_backward(self) -> None:
         op, module = self._next_compute("backward"), self.backward[self._next]
         self._require_unit(op, module.unit)
+        self.rank.streams.wait(op)
         self.rank.enter(module, backward=True)
         self._next += 1
 
@@ -128,6 +130,7 @@ class ProgramWalk:
                 self._cursor += 1
         self._part += 1
         if last:
+            self.rank.streams.join()
             self.steps += 1
             self._ops, self._cursor, self._part = self.program.steady, 0, 0
 
@@ -146,6 +149,7 @@ class ProgramWalk:
     def _perform(self, op: Op) -> None:
         # torch recomputes when backward needs a tensor that was not kept; the loop makes the loss
         if op.kind in ("recompute", "forward"):
+            self.rank.streams.wait(op)
             return
         awaited = self.trained.get(op.unit, frozenset()) if op.kind in REDUCTIONS else frozenset()
         if missing := sorted(awaited - self._arrived):

@@ -121,6 +121,7 @@ class ZeRO:
         """Clip, step this rank's shards with the user's optimizer, and gather what is whole."""
         walk, shards = self._begun("zero.step()")
         walk.require("optimizer", "zero.step()")
+        walk.rank.streams.join()  # the means are made of reduced gradients
         with torch.no_grad():
             shards.mean()
         walk.step()

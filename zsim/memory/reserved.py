@@ -3,9 +3,9 @@ Program allocates.
 
 The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as
 allocated bytes are. A free returns its block at once, as where the subject keeps references instead
-of record_stream (FSDP2, DDP, our executor). With record_stream (FSDP1), blocks come back once the
-device has come so far; then the reserved bytes are a lower bound. It knows no strategy and no time;
-the rules of the allocator are in zsim.memory.caching_allocator.
+of record_stream (FSDP2, DDP). With record_stream (FSDP1, and what our executor reduces), blocks
+come back once the device has come so far; then the reserved bytes are a lower bound. It knows no
+strategy and no time; the rules of the allocator are in zsim.memory.caching_allocator.
 """
 
 from __future__ import annotations
