@@ -141,6 +141,9 @@ def launched_rank(
     """
     settle()
     device: Device = arguments["device"]
+    if device == "cuda":
+        tell_hosts_apart(rank)
+    own = take_device(device, local_rank=rank)
     scenario = parse(
         arguments["text"].encode(), where=arguments["where"], folder=Path(arguments["folder"])
     )
@@ -150,12 +153,9 @@ def launched_rank(
             scenario, arguments["module"], device=device, like=arguments["fingerprint"]
         )
     store = rendezvous(rank=rank, world_size=world_size, port=port)
-    if device == "cuda":
-        tell_hosts_apart(rank)
     start_group(
         c10d_backend(scenario, device), store=store, rank=rank, world_size=world_size,
-        device=take_device(device, local_rank=rank),
-        timeout=timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S),
+        device=own, timeout=timedelta(seconds=arguments["timeout_s"] + RENDEZVOUS_S),
     )
     run = run_rank(
         scenario, rank=rank, interpreter=arguments["interpreter"], device=device,

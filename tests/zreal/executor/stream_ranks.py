@@ -1,4 +1,4 @@
-"""Bodies of ranks that train by a Program on streams of their device, and on one stream alstreams."""
+"""Bodies of ranks that train by a Program on streams of their device, and on one stream alone."""
 
 from __future__ import annotations
 
