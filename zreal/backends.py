@@ -18,9 +18,7 @@ from typing import Any
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
 from zsim.errors import BackendUnavailableError
-from zsim.ir.ops import COLLECTIVES
-from zsim.ir.program import SECTIONS
-from zsim.ir.run import IncompleteRunError, RankRun, RunRecord, observed_ranks
+from zsim.ir.run import IncompleteRunError, InterruptedRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.training_options import Device
 from zsim.runs.backend import (
@@ -34,13 +32,14 @@ from zsim.runs.backend import (
     RunOptions,
 )
 from zsim.runs.compare.memory_by_part import EXACT
+from zsim.runs.planned_collectives import planned_collectives
 from zsim.runs.saved import from_table
-from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
 MAX_ERROR_CHARS = 300
+INTERRUPTED = "its controller was ended, by SIGTERM or Ctrl-C"
 EMULATED = "emulated in timed steps: forward, backward and optimizer last as predicted"
 
 
@@ -200,6 +199,8 @@ class GlooBackend:
             device=self.device,
         )
         failure: LaunchError | None = None
+        interrupt: KeyboardInterrupt | None = None
+        kept: dict[int, Any] = {}
         arguments = self._rank_arguments(scenario, interpreter, options)
         arguments["numerics"] = numerics.mode
         try:
@@ -207,25 +208,32 @@ class GlooBackend:
                 tables = launch.launch(
                     "zreal.rank_run:launched_rank", arguments, world_size=scenario.world_size,
                     timeout_s=options.timeout_s, hosts=hosts,
-                    program=_program(scenario, self.device),
+                    program=planned_collectives(scenario, self.device), kept=kept,
                 )
         except LaunchError as error:
-            failure, tables = error, [table for _, table in sorted(error.results.items())]
+            failure = error
+        except KeyboardInterrupt as stop:
+            interrupt = stop
+        whole = failure is None and interrupt is None
+        if not whole:
+            tables = [table for _, table in sorted(kept.items())]
         ranks = tuple(from_table(RankRun, table) for table in tables)
         step_time_ns, method = (
-            rank_run.slowest_step_time(ranks) if failure is None else (None, {})
+            rank_run.slowest_step_time(ranks) if whole else (None, {})
         )
         run = RunRecord(
             scenario=scenario.name, backend=self.name, interpreter=interpreter,
             world_size=scenario.world_size, mesh=scenario.mesh, ranks=ranks,
             step_time_ns=step_time_ns,
-            complete=failure is None,
-            failure="" if failure is None else str(failure),
+            complete=whole,
+            failure="" if whole else str(failure or INTERRUPTED),
             provenance=rank_run.provenance(scenario, device=self.device) | method
             | ({"testbed": options.testbed.text} if options.testbed else {})
             | ({"compute": EMULATED} if options.emulated_on else {})
             | numerics.provenance,
         )
+        if interrupt is not None:
+            raise InterruptedRunError(run) from interrupt
         if failure is not None:
             raise IncompleteRunError(failure, run) from None
         return run
@@ -329,22 +337,6 @@ class GlooBackend:
 
         with network(testbed) as hosts:
             yield hosts.places
-
-
-def _program(scenario: Scenario, device: Device) -> Callable[[int, int], str]:
-    """The collective that the Program has for a rank and number, as text; "" past its steps."""
-    from zreal.meters.collectives import collective_text
-
-    def planned(rank: int, number: int) -> str:
-        program = plan(scenario, device=device).of_rank(rank)
-        ops = [
-            op for phase in SECTIONS for op in program.phase(phase) if op.kind in COLLECTIVES
-        ]
-        return collective_text(ops[number].kind, ops[number].nbytes, ops[number].group) if (
-            number < len(ops)
-        ) else ""
-
-    return planned
 
 
 def _emulated(scenario: Scenario, cluster: ClusterSpec | None) -> dict[str, list[int]]:

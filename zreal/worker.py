@@ -30,6 +30,7 @@ from zreal.processes.host_memory import require_device_memory
 from zreal.processes.rank_device import start_group, take_device
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING
+from zreal.processes.stacks import main_frame
 from zreal.rank_run import (
     RENDEZVOUS_S,
     c10d_backend,
@@ -45,6 +46,7 @@ from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import rank_results, saved
 from zsim.runs.backend import MOST_SECONDS
+from zsim.runs.launched_failure import LAST, OUTSIDE
 from zsim.runs.numerics_mode import NUMERICS_MODES
 from zsim.scenario.scenario import Scenario, load, parse
 from zsim.version import __version__
@@ -66,16 +68,23 @@ class WorkerRun:
     last_collective: str = "no collective yet"
     so_far: RankRun | None = None
 
-    def write(self, *, failure: str = "") -> None:
-        """Write this rank's result so far, which is complete once it has a step time."""
+    def write(self, *, failure: str = "", outside: str = "") -> None:
+        """Write this rank's result so far, which is complete once it has a step time.
+
+        `failure`: the reason of its end, `outside`: its place in the code, unless that is torch's.
+        """
         if self.results is None:
             return
         own = self.so_far or RankRun(rank=self.launched.rank, phases={})
         run = self.record((own,))
+        end = {LAST: self.last_collective} if failure else {}
+        end |= {OUTSIDE: outside} if outside else {}
         complete = own.step_time_ns is not None and not failure
         with _WRITING:
             rank_results.write(
-                self.results, replace(run, complete=complete, failure=failure)
+                self.results, replace(
+                    run, complete=complete, failure=failure, provenance={**run.provenance, **end}
+                )
             )
 
     def keep(self, own: RankRun) -> None:
@@ -125,6 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.save is not None:
         files.require(options.save, kind="a Run")
     run = WorkerRun(scenario, launched, device, interpreter, options.results)
+    last_words.end_with_torchrun()
     last_words.start(
         options.timeout, last_collective=lambda: run.last_collective,
         say=lambda reason: _say(run, reason),
@@ -132,7 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         own = _trained(run, options)
     except BaseException as error:
-        run.write(failure=_first_line(error))
+        with suppress(files.PlaceError):  # the error may be of a full disk
+            run.write(failure=_first_line(error))
         raise
     run.keep(own)
     if options.save is not None:
@@ -279,7 +290,8 @@ def _save(run: WorkerRun, own: RankRun, path: Path) -> None:
 
 def _say(run: WorkerRun, reason: str) -> None:
     sys.stderr.write(f"zreal.worker: rank {run.launched.rank}: {reason}\n")
-    run.write(failure=reason)
+    frame = main_frame()
+    run.write(failure=reason, outside="" if frame.waits else str(frame))
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,10 @@
-"""Faults of single ranks in real gloo runs: `python -m tests.measured.faults`.
+"""Faults in real gloo runs: `python -m tests.measured.faults`.
 
 The matrix has every kind of fault, with 2 and 4 ranks, on the first rank and the last. Random runs
-follow: another scenario, rank and collective each. A row says who was blamed, and how many
-seconds after the fault. It counts processes that were left, and tells what was kept of the Run.
+have another scenario, rank and collective each. Both are of ranks from the fork server; `launched`
+is the matrix under torchrun, `around` are faults of the port, the disk and the controller. A row
+says who was blamed, and how many seconds after the fault. It counts processes that were left, and
+tells what was kept of the Run.
 """
 
 from __future__ import annotations
@@ -15,12 +17,22 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.support.faults import CHANGES, ENDS, Fault
+from tests.measured.launched_faults import (
+    CONTROLLERS,
+    LAUNCHERS,
+    controller_ended,
+    fail_launched,
+    full_disk_of_the_controller,
+    port_taken,
+)
+from tests.support.faults import CHANGES, ENDS, FULL_DISK, Fault
 from tests.support.folders import PARITY
 from zreal.processes import launch
 from zsim.calibration.machine import machine_file
@@ -30,8 +42,11 @@ from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario, load
 
 KINDS = (*ENDS, *CHANGES, "other op")
+PARTS = ("matrix", "random", "launched", "around")
 LIMIT_S = 8.0
 """Seconds after which a run counts as hung: start, first step and some more."""
+LAUNCHED_LIMIT_S = 25.0
+"""The same for ranks of torchrun, each of which loads torch by itself."""
 SCENARIOS = {2: ("fsdp2-mlp-2", "ddp-mlp-2", "zero3-mlp-2-lookahead-0", "zero2-mlp-2"),
              4: ("fsdp2-mlp-4", "zero3-mlp-4", "ddp-gpt-4", "fsdp1-gpt-4")}
 MOST_COLLECTIVES = {"ddp-mlp-2": 4, "ddp-gpt-4": 4}
@@ -117,44 +132,75 @@ def draws(number: int) -> list[tuple[str, Fault]]:
     return cases
 
 
-def measure(number: int) -> dict[str, Any]:
-    """The record: provenance, the matrix, random runs."""
-    rows: dict[str, list[dict[str, Any]]] = {"matrix": [], "random": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for part, cases in (("matrix", matrix()), ("random", draws(number))):
-            for index, (name, fault) in enumerate(cases):
-                stamp = str(Path(folder) / f"{part}{index}")
-                row = fail(load(PARITY / f"{name}.toml"), Fault(**fault.table() | {"stamp": stamp}))
-                rows[part].append(row)
-                sys.stderr.write(
-                    f"{part} {index} {row['scenario']} {row['kind']} rank {row['rank']} at "
-                    f"{row['at']}: {row['blamed'] or 'no failure'} {row['verdict_s']} s "
-                    f"{'' if row['right'] else row.get('found', '')}\n"
+def rows_of(part: str, number: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one part; `number` of random ones."""
+    if part in ("matrix", "random"):
+        for index, (name, fault) in enumerate(matrix() if part == "matrix" else draws(number)):
+            told = replace(fault, stamp=str(folder / f"{part}{index}"))
+            yield fail(load(PARITY / f"{name}.toml"), told)
+        return
+    names = {ranks: SCENARIOS[ranks][0] for ranks in (2, 4)}
+    if part == "launched":
+        disks = [
+            (names[ranks], Fault(kind=FULL_DISK, rank=rank))
+            for ranks in names for rank in (0, ranks - 1)
+        ]
+        for index, (name, fault) in enumerate((*matrix(), *disks)):
+            yield fail_launched(
+                load(PARITY / f"{name}.toml"), fault, folder=folder / str(index),
+                limit_s=LAUNCHED_LIMIT_S,
+            )
+        return
+    for name in names.values():
+        yield port_taken(
+            load(PARITY / f"{name}.toml"), folder=folder / name, limit_s=LAUNCHED_LIMIT_S
+        )
+        yield full_disk_of_the_controller(name, folder=folder / f"{name} full")
+        for launcher in LAUNCHERS:
+            for kind in CONTROLLERS:
+                yield controller_ended(
+                    name, kind, launcher, folder=folder / f"{name} {kind} {launcher}"
                 )
+
+
+def measure(part: str, number: int) -> dict[str, Any]:
+    """The record of one part: provenance and rows."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows_of(part, number, Path(folder)):
+            rows.append(row)
+            sys.stderr.write(
+                f"{part} {len(rows)} {row['scenario']} {row['kind']} rank {row['rank']}: "
+                f"{row['blamed'] or 'no failure'} {row['verdict_s']} s, {row['left']} left "
+                f"{'' if row['right'] else row.get('found', '')}\n"
+            )
     return {
-        "command": f"python -m tests.measured.faults --random {number}",
+        "command": f"python -m tests.measured.faults --part {part}",
         "date": time.strftime("%Y-%m-%d"), "processor": machine_file.processor(),
         "system": f"{platform.system()} {platform.release()}", "torch": torch.__version__,
-        "python": platform.python_version(), "seed": SEED, "limit_s": LIMIT_S, **rows,
+        "python": platform.python_version(), "seed": SEED,
+        "limit_s": LIMIT_S if part in ("matrix", "random") else LAUNCHED_LIMIT_S, "rows": rows,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--random", type=int, default=200, help="random runs after the matrix")
-    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    parser.add_argument("--part", choices=PARTS, action="append", help="(default: all)")
+    parser.add_argument("--random", type=int, default=200, help="random runs")
+    parser.add_argument("--out", type=Path, help="the JSON file in which parts are replaced")
     options = parser.parse_args()
-    record = measure(options.random)
-    for part in ("matrix", "random"):
-        rows = record[part]
+    record = json.loads(options.out.read_text()) if options.out and options.out.is_file() else {}
+    for part in options.part or PARTS:
+        record[part] = measure(part, options.random)
+        rows = record[part]["rows"]
         told = [row["verdict_s"] for row in rows if row["verdict_s"] and not row["at_the_limit"]]
         sys.stdout.write(
-            f"{part}: {len(rows)} runs, {sum(row['right'] for row in rows)} blamed the rank at "
-            f"fault alone, {sum(row['left'] for row in rows)} processes left, slowest verdict "
+            f"{part}: {len(rows)} runs, {sum(row['right'] for row in rows)} named "
+            f"correctly, {sum(row['left'] for row in rows)} processes left, slowest verdict "
             f"{max(told, default=0)} s\n"
         )
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if options.out:
+            options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

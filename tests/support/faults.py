@@ -24,6 +24,9 @@ from zreal import rank_run
 from zreal.meters.collectives import CollectiveRecorder
 
 Recorder = CollectiveRecorder
+FULL_DISK = "full disk"
+SMALL_FILE = 4096
+"""Bytes that a file may have on a disk that is full: the end of a log, and no result."""
 NEVER_S = 3600.0
 """Seconds that a hanging rank sleeps: longer than any limit of a run."""
 
@@ -76,6 +79,8 @@ def inject(fault: Fault, rank: int) -> None:
         return dispatch(recorder, func, types, args, kwargs)
 
     def record_with_fault(recorder: Recorder, name: str, arguments: tuple[Any, ...]) -> None:
+        if fault.kind == FULL_DISK and is_due(recorder, name):
+            full_disk()
         if fault.kind in ENDS and is_due(recorder, name):
             if fault.kind in INSIDE:
                 record(recorder, name, arguments)
@@ -130,6 +135,11 @@ def out_of_memory() -> None:
     limit = pages * resource.getpagesize() + 2**26
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     torch.zeros(2**28)
+
+
+def full_disk() -> None:
+    """No result of this process can be written any more, as on a full disk; it goes on."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_FILE, resource.RLIM_INFINITY))
 
 
 ENDS: dict[str, Callable[[], None]] = {

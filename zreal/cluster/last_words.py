@@ -11,9 +11,19 @@ import threading
 from collections.abc import Callable
 
 from zreal.modules.user_code import current_location
+from zreal.namespaces import LIBC, PR_SET_PDEATHSIG
 from zreal.processes.rank_status import BUILDING, REFERENCE
 
 TERMINATED = "ended by SIGTERM"
+
+
+def end_with_torchrun() -> None:
+    """Have Linux end this rank when torchrun does, which starts ranks in sessions of their own.
+
+    Other launchers' daemons end their ranks themselves.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start(

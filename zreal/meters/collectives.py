@@ -19,6 +19,7 @@ from zreal import torch_private
 from zreal.meters.mesh_groups import MeshGroup
 from zsim.errors import ZsimError
 from zsim.ir.run import CollectiveRecord
+from zsim.runs.planned_collectives import collective_text
 
 _OPS: dict[str, tuple[str, int]] = {
     "c10d::_allgather_base_": ("all_gather", 0),
@@ -147,11 +148,6 @@ class CollectiveRecorder(TorchDispatchMode):
         larger = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
         whole = next(larger, self._world)
         return MeshGroup(whole.axis, len(ranks), ranks, is_part=len(ranks) < whole.size)
-
-
-def collective_text(op: str, nbytes: int, axis: str) -> str:
-    """A collective as reports name it; `op` may have its number: all_gather #3 of 64 B over …"""
-    return f"{op} of {nbytes:,} B over {axis}"
 
 
 def _wait_for_work(result: Any) -> None:

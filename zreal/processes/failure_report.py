@@ -10,9 +10,10 @@ import signal
 from typing import Any
 
 from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
-from zreal.processes.hang_report import Program, hang, mismatch, slow_progress
+from zreal.processes.hang_report import hang, mismatch, slow_progress
 from zreal.processes.rank_status import RankStatus, roll_call
 from zsim.errors import RankError
+from zsim.runs.planned_collectives import Planned
 
 UNKNOWN_EXIT_CODE = 255
 """Exit code that Python reports once its fork server can no longer tell how a process ended."""
@@ -63,7 +64,7 @@ def server_ended(end: str, ranks: list[RankStatus], when: str) -> LaunchError:
 
 
 def launch_error(
-    ranks: list[RankStatus], timeout_s: float, program: Program | None = None
+    ranks: list[RankStatus], timeout_s: float, program: Planned | None = None
 ) -> LaunchError:
     """The report of a launch in which some ranks are not done. `program` has what each rank should
     have issued, as far as that is known."""

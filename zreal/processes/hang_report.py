@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from zreal.processes.fork_server import STOPPED, is_stopped
 from zreal.processes.rank_status import (
@@ -12,13 +12,9 @@ from zreal.processes.rank_status import (
     different_collectives,
     roll_call,
     unfinished_by_collective,
-    without_number,
 )
 from zreal.processes.stacks import Frame, innermost_frames
-
-Program = Callable[[int, int], str]
-"""The collective that a rank should issue as a number of its run, as text without the number; ""
-where that is not known."""
+from zsim.runs.planned_collectives import Planned, without_number
 
 
 def slow_progress(ranks: list[RankStatus]) -> str:
@@ -33,7 +29,7 @@ def slow_progress(ranks: list[RankStatus]) -> str:
     return ""
 
 
-def mismatch(ranks: list[RankStatus], program: Program | None) -> tuple[str, str] | None:
+def mismatch(ranks: list[RankStatus], program: Planned | None) -> tuple[str, str] | None:
     """The ranks that entered another collective than the others, and the report, as texts; None
     where none did.
 

@@ -29,10 +29,10 @@ from zreal.processes.fork_server import (
     watched_server,
     without_main,
 )
-from zreal.processes.hang_report import Program
 from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
+from zsim.runs.planned_collectives import Planned
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank_run"]
 POLL_S = 0.25
@@ -48,7 +48,8 @@ def launch(
     world_size: int,
     timeout_s: float = 120.0,
     hosts: Sequence[Sequence[int]] = (),
-    program: Program | None = None,
+    program: Planned | None = None,
+    kept: dict[int, Any] | None = None,
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
@@ -58,6 +59,7 @@ def launch(
 
     `hosts`: by rank, the testbed's host that it runs in (Network.places of zreal.testbed).
     `program`: the collective that a rank should issue as a number, for reports.
+    `kept`: gets the last part of each rank's result, also where the controller is interrupted.
 
     LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
@@ -92,7 +94,11 @@ def launch(
             raise not_started(error) from error
         finally:
             with undisturbed():
+                for started in ranks:
+                    started.receive()
                 _end(ranks)
+            if kept is not None:
+                kept |= {rank.rank: rank.result for rank in ranks if rank.result is not None}
             del store
     return [rank.result for rank in ranks]
 
@@ -126,7 +132,7 @@ def _add(started: RankStatus, ranks: list[RankStatus], world_size: int) -> None:
 
 
 def _supervise(
-    ranks: list[RankStatus], *, deadline: float, timeout_s: float, program: Program | None = None
+    ranks: list[RankStatus], *, deadline: float, timeout_s: float, program: Planned | None = None
 ) -> None:
     """Wait until every rank is done; LaunchError shortly after one fails, or at the deadline."""
     waiting = list(ranks)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
+
+from zsim.runs.planned_collectives import number_of
 
 READ_BYTES = 1 << 20
 REFERENCE = "the single-process reference"
@@ -123,10 +124,4 @@ def _num_entered(last_collective: str) -> int:
     number for a rank past all of them."""
     if last_collective == REFERENCE:
         return sys.maxsize
-    number = re.search(r"#(\d+)", last_collective)
-    return int(number[1]) if number else -1
-
-
-def without_number(collective: str) -> str:
-    """The collective as any rank announces it, at whatever number: "all_gather of 64 B over …"."""
-    return re.sub(r" #\d+", "", collective)
+    return number_of(last_collective)

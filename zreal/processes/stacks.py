@@ -11,6 +11,8 @@ import faulthandler
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,6 +43,12 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         return f'File "{self.file}", line {self.line}, in {self.function}'
+
+
+def main_frame() -> Frame:
+    """The innermost frame of this process's main thread, for another thread of it."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def answer_when_asked(descriptor: int) -> None:

@@ -17,7 +17,7 @@ from zsim.cli import report
 from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.ir.run import IncompleteRunError, RunRecord
+from zsim.ir.run import IncompleteRunError, InterruptedRunError, RunRecord
 from zsim.runs import chrome_trace, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run
@@ -162,12 +162,12 @@ def validate(options: argparse.Namespace) -> int:
         try:
             scenario = api.of_module(backend, scenario, how)
             comparisons.append(_validated(scenario, backend, capabilities, options, how=how))
+            if not options.json:
+                report.print_checks(comparisons[-1])
+            _save_sides(comparisons[-1], scenario, options)
             _overlay(comparisons[-1], scenario, options, several=several)
         except ZsimError as error:
             _note(failures, scenario, error, several=several)
-        else:
-            if not options.json:
-                report.print_checks(comparisons[-1])
     if options.json:
         report.write_checks(comparisons, failures, several=several)
     if options.junit:
@@ -235,13 +235,19 @@ def _validated(
     if folder := measured.provenance.get("resumed"):
         report.note(f"{scenario.name}: the ranks' results are taken from {folder}; delete it to "
                     f"run them again")
-    comparison = api.validated(
+    return api.validated(
         scenario, measured, capabilities, required=options.require, cluster=cluster
     )
-    for record, path in zip((comparison.predicted, measured), targets, strict=False):
+
+
+def _save_sides(
+    comparison: Comparison, scenario: Scenario, options: argparse.Namespace
+) -> None:
+    """Write both Runs, where that is asked for; the verdict is out already, if a disk is full."""
+    records = comparison.predicted, comparison.measured
+    for record, path in zip(records, _sides(scenario, options), strict=False):
         saved.save(record, path)
         report.wrote(path)
-    return comparison
 
 
 def _overlay(
@@ -294,6 +300,10 @@ def keeping_what_there_is(target: Path | None) -> Iterator[None]:
             error.remedy = "; ".join(
                 [*([error.remedy] if error.remedy else []), _kept(error.run, target)]
             )
+        raise
+    except InterruptedRunError as stop:
+        if stop.run and any(rank.phases for rank in stop.run.ranks):
+            report.note(_kept(stop.run, target))
         raise
 
 

@@ -319,10 +319,10 @@ def _main(argv: Sequence[str] | None) -> int:
         return _say(lack, as_json=options.json)
     except OSError as error:  # standard output is full
         return _full(error)
-    except Terminated:
-        sys.stderr.write("zsim: ended by SIGTERM\n")
-        return 128 + SIGTERM
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if isinstance(error.__cause__ or error, Terminated):
+            sys.stderr.write("zsim: ended by SIGTERM\n")
+            return 128 + SIGTERM
         sys.stderr.write("zsim: interrupted\n")
         return 128 + SIGINT
     return code

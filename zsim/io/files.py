@@ -3,6 +3,7 @@ being read."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from zsim.errors import ZsimError
 
 FILE = "a file that can be written"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, of a user's quota, and of the limit on a file's size."""
 
 
 class PlaceError(ZsimError):
@@ -97,4 +100,25 @@ def write(path: Path, data: bytes | str) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno in FULL:
+            raise _full(path, error, nbytes=len(content)) from None
         raise PlaceError(where=str(path), expected=FILE, found=str(error.strerror)) from None
+
+
+def free_nbytes(folder: Path) -> int | None:
+    """Bytes that a user may still write on the disk of `folder`; None where that is not known."""
+    try:
+        system = os.statvfs(folder)
+    except (OSError, AttributeError):  # Windows has no such call
+        return None
+    return system.f_bavail * system.f_frsize
+
+
+def _full(path: Path, error: OSError, *, nbytes: int) -> PlaceError:
+    """The error of a disk, a quota or a limit with no room for a file of `nbytes`."""
+    free = free_nbytes(path.parent)
+    return PlaceError(
+        where=str(path), expected=f"room for {nbytes:,} B",
+        found=str(error.strerror) + ("" if free is None else f", {free:,} B free"),
+        remedy="make room, or name another disk",
+    )

@@ -201,3 +201,12 @@ class IncompleteRunError(RankError):
             where=error.where, expected=error.expected, found=error.found, remedy=error.remedy
         )
         self.run = run
+
+
+class InterruptedRunError(KeyboardInterrupt):
+    """A real run that Ctrl-C or SIGTERM ended, which is its cause; `run` holds what ranks had ended
+    by then, marked incomplete, and is None where that is nothing."""
+
+    def __init__(self, run: RunRecord | None) -> None:
+        super().__init__()
+        self.run = run

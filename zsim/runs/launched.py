@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
@@ -22,7 +23,8 @@ from typing import Any, cast
 
 from zsim.errors import ArgumentError, RankError
 from zsim.io import files
-from zsim.ir.run import RunRecord
+from zsim.io.signals import undisturbed
+from zsim.ir.run import InterruptedRunError, RunRecord
 from zsim.runs import rank_results, registry
 from zsim.runs.backend import (
     MOST_SECONDS,
@@ -31,6 +33,8 @@ from zsim.runs.backend import (
     RunOptions,
     require_seconds,
 )
+from zsim.runs.launched_failure import UNFINISHED, told_in
+from zsim.runs.launcher_guard import END_S, guarded
 from zsim.scenario.scenario import Scenario
 from zsim.version import __version__
 
@@ -39,12 +43,12 @@ START_S = 120.0
 count from the first rank's start."""
 POLL_S = 0.25
 """Seconds between two looks at the launcher."""
-END_S = 10.0
-"""Seconds between SIGTERM and SIGKILL for a launcher that ran out of time."""
 WORKER = "{worker}"
 PLACES = ("nodes", "ranks", "ranks_per_node", "worker")
 LOG = "launcher.log"
 GATHER = "gather"
+ROOM = 2**16
+"""Bytes that ranks' files and the log need at least."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,21 +93,33 @@ class LaunchedBackend:
         ) | ({"module": options.module} if options.module else {})
         if there := rank_results.finished(own, scenario, like=wanted):
             return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
-        own.mkdir(parents=True, exist_ok=True)
         rank_results.forget(own)
         text = scenario.with_(expect=None).to_toml()
         files.write(own / "scenario.toml", text)
         worker = _worker(scenario, own, options, device=self.device)
-        ended = _launched(
-            _tokens(self.launch, _numbers(scenario), worker), own,
-            limit_s=options.timeout_s + START_S, queue_s=self.queue_s,
-            tell=lambda text: options.progress(f"{scenario.name}: {text}"),
-        )
+        try:
+            ended = _launched(
+                _tokens(self.launch, _numbers(scenario), worker), own,
+                limit_s=options.timeout_s + START_S, queue_s=self.queue_s,
+                tell=lambda text: options.progress(f"{scenario.name}: {text}"),
+            )
+        except KeyboardInterrupt as stop:
+            raise InterruptedRunError(rank_results.there_is(own, scenario)) from stop
         try:
             return rank_results.gather(own, scenario)
         except RankError as error:
-            error.remedy = f"{ended}; see {own / LOG}"
+            error.remedy = "; ".join(filter(None, (ended, _hint(error, own), f"see {own / LOG}")))
             raise
+
+
+def _hint(error: RankError, own: Path) -> str:
+    """Words of the disk or the launcher's log on ranks that told nothing; "" for none."""
+    free = files.free_nbytes(own)
+    if free is not None and free < ROOM:
+        return f"the disk of {own} is full, {free:,} B free"
+    silent = UNFINISHED in error.found or error.found == "none"
+    line = told_in(own / LOG) if silent else ""
+    return f"its log: {line}" if line else ""
 
 
 def _worker(
@@ -172,7 +188,7 @@ def _launched(
     It is ended with all that it started, at `queue_s` before the first rank starts or at `limit_s`
     after that.
     """
-    with (own / LOG).open("wb") as output:
+    with (own / LOG).open("wb") as output, ExitStack() as stack:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -183,10 +199,12 @@ def _launched(
                 where="--launch", expected="a launcher that can be started",
                 found=f"{command[0]}: {error.strerror}", remedy="install it, or give its path",
             ) from None
+        stack.enter_context(guarded(process.pid))
         try:
             told = _watched(process, own, limit_s=limit_s, queue_s=queue_s, tell=tell)
         except BaseException:
-            _end(process)
+            with undisturbed():
+                _end(process)
             raise
         if told:
             _end(process)

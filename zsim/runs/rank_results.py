@@ -6,23 +6,19 @@ leaves what it had ended.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from zsim.errors import RankError
 from zsim.ir.run import IncompleteRunError, RunRecord
+from zsim.models.training_options import Device
 from zsim.runs import saved
+from zsim.runs.launched_failure import ABSENT, LAST, OUTSIDE, UNFINISHED, RankFailure, error_of
+from zsim.runs.planned_collectives import planned_collectives
 from zsim.scenario.scenario import Scenario
 
 STARTED = "started"
-UNFINISHED = "it did not end, and told no reason"
 OTHER = "its file is of another scenario or rank"
-CONSEQUENCES = ("ended by SIGTERM", "Connection closed", "Connection reset", "Broken pipe")
-"""Texts of failures that follow from another rank's."""
-MOST_NAMED = 12
-"""Most ranks that a message lists of those that ended alike."""
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -74,9 +70,9 @@ def gather(folder: Path, scenario: Scenario) -> RunRecord:
     files = {rank: file_of(folder, rank) for rank in range(scenario.world_size)}
     written = {rank: saved.load(file) for rank, file in files.items() if file.is_file()}
     runs = {rank: run for rank, run in written.items() if _is_own(run, rank, scenario)}
-    failures = {rank: run.failure or UNFINISHED for rank, run in runs.items() if not run.complete}
+    failures = {rank: _failure(run) for rank, run in runs.items() if not run.complete}
     failures |= {
-        rank: OTHER if rank in written else "it wrote no result"
+        rank: RankFailure(reason=OTHER if rank in written else ABSENT)
         for rank in files if rank not in runs
     }
     if not runs:
@@ -88,15 +84,28 @@ def gather(folder: Path, scenario: Scenario) -> RunRecord:
     ranks = tuple(run.ranks[0] for run in runs.values())
     times = [rank.step_time_ns for rank in ranks if rank.step_time_ns is not None]
     first = next(iter(runs.values()))
-    provenance = {key: text for key, text in first.provenance.items() if key != "ranks"}
+    own = ("ranks", LAST, OUTSIDE)
+    provenance = {key: text for key, text in first.provenance.items() if key not in own}
     whole = replace(
         first, ranks=ranks, complete=not failures, failure="", provenance=provenance,
         step_time_ns=max(times) if len(times) == len(files) and not failures else None,
     )
     if failures:
-        error = _error(failures)
+        device: Device = "cuda" if first.backend == "nccl" else "cpu"
+        error = error_of(dict(sorted(failures.items())), planned_collectives(scenario, device))
         raise IncompleteRunError(error, replace(whole, failure=str(error)))
     return whole
+
+
+def there_is(folder: Path, scenario: Scenario) -> RunRecord | None:
+    """The results written until now, marked incomplete unless all ranks are done; None for none.
+    """
+    try:
+        return gather(folder, scenario)
+    except IncompleteRunError as error:
+        return error.run
+    except RankError:
+        return None
 
 
 def _is_own(run: RunRecord, rank: int, scenario: Scenario) -> bool:
@@ -110,33 +119,9 @@ def _is_own(run: RunRecord, rank: int, scenario: Scenario) -> bool:
     return is_here and (is_early or run.provenance.get("fingerprint") == scenario.fingerprint)
 
 
-def _error(failures: dict[int, str]) -> RankError:
-    """The failure of a rank of its own as the headline, and how the others ended."""
-    own = {
-        rank: text for rank, text in failures.items()
-        if not any(each in text for each in CONSEQUENCES) and not _blames_another(rank, text)
-    }
-    told = {rank: text for rank, text in own.items() if "no result" not in text}
-    first = min(told or own or failures)
-    others = "; ".join(_roll_call({r: t for r, t in failures.items() if r != first}))
-    return RankError(
-        where=f"rank {first}", expected="every rank to finish",
-        found=failures[first] + (f"; {others}" if others else ""),
-        remedy="see what the launcher printed",
+def _failure(run: RunRecord) -> RankFailure:
+    """The end of the rank of an incomplete Run, as it told it."""
+    return RankFailure(
+        reason=run.failure or UNFINISHED, last=run.provenance.get(LAST, ""),
+        outside=run.provenance.get(OUTSIDE, ""),
     )
-
-
-def _blames_another(rank: int, text: str) -> bool:
-    """True where the failure of `rank` begins with another rank."""
-    blamed = re.match(r"ranks? (\d+)", text)
-    return blamed is not None and int(blamed[1]) != rank
-
-
-def _roll_call(failures: dict[int, str]) -> Iterator[str]:
-    """Ranks that ended alike, and how."""
-    alike: dict[str, list[int]] = {}
-    for rank, text in failures.items():
-        alike.setdefault(text, []).append(rank)
-    for text, ranks in alike.items():
-        more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-        yield f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more}: {text}"

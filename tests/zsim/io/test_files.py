@@ -1,11 +1,13 @@
 """Places to write to: asked before a run, and never one of the files that are being read."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.folders import PARITY
+from tests.support.folders import PARITY, ROOT
 from zsim.cli.main import main
 from zsim.io import files
 from zsim.io.files import PlaceError
@@ -37,6 +39,25 @@ def test_an_earlier_file_stays_whole_where_the_new_one_cannot_be(tmp_path, monke
         files.write(target, "third")
     assert target.read_text() == "second"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link.json", "run.json"]
+
+
+def test_a_disk_without_room_is_told_in_bytes_and_keeps_no_half_file(tmp_path):
+    """The limit on a file's size, in a process of its own, stands for a full disk."""
+    target = tmp_path / "run.json"
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from zsim.io import files\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try: files.write(Path(sys.argv[1]), 'x' * 5000)\n"
+        "except files.PlaceError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(target)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert f"{target}: expected room for 5,000 B, found File too large, " in done.stdout
+    assert done.stdout.endswith(" B free; make room, or name another disk\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_written_is_refused_before_the_run(tmp_path):

@@ -1,0 +1,56 @@
+"""Ranks at fault, told from what each rank of a launcher wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.runs.launched_failure import ABSENT, UNFINISHED, RankFailure, error_of, told_in
+
+CLOSED = "RuntimeError: Connection closed by peer"
+HANG = "no end within 9 s: a hang"
+
+
+def planned(rank: int, number: int) -> str:
+    """The Program's collectives, all alike."""
+    return "all_gather of 64 B over dp" if number >= 0 else ""
+
+
+def end(reason: str, number: int = 3, *, nbytes: int = 64, outside: str = "") -> RankFailure:
+    last = f"all_gather #{number} of {nbytes} B over dp"
+    return RankFailure(reason=reason, last=last, outside=outside)
+
+
+@pytest.mark.parametrize(
+    ("failures", "where", "found"),
+    [
+        ({0: end(CLOSED), 1: end("ValueError: bad")}, "rank 1", "ValueError: bad, last "),
+        ({0: RankFailure(reason=UNFINISHED), 1: end(CLOSED)}, "rank 0", UNFINISHED),
+        ({0: end(CLOSED), 2: RankFailure(reason=ABSENT)}, "rank 2", ABSENT),
+        ({0: RankFailure(reason=UNFINISHED), 1: end(CLOSED, nbytes=128)}, "rank 1",
+         "all_gather #3 of 128 B over dp; the Program has all_gather of 64 B over dp"),
+        ({0: end(HANG), 1: end("ended by SIGTERM", 2)}, "rank 1", "a hang, last collective: "
+                                                                   "all_gather #2"),
+        ({0: end(HANG), 1: end(HANG, outside="File x")}, "rank 1", "in File x"),
+        ({0: end(HANG), 1: end(HANG)}, "ranks 0, 1", HANG),
+        ({0: end(HANG), 1: end(HANG, nbytes=32), 2: end(HANG, nbytes=32)}, "ranks 1, 2",
+         "all_gather #3 of 32 B over dp; the Program has"),
+        ({0: end(HANG, nbytes=32), 1: end(HANG, nbytes=32)}, "ranks 0, 1", HANG),
+    ],
+)
+def test_the_rank_at_fault_is_the_headline(
+    failures: dict[int, RankFailure], where: str, found: str
+) -> None:
+    error = error_of(failures, planned)
+    assert error.where == where
+    assert error.found.startswith(found) or found in error.found.partition("; rank")[0]
+
+
+def test_a_log_says_why_before_it_says_how(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert told_in(log) == ""
+    log.write_text("fine\nsrun: error: task 1: Killed\n")
+    assert told_in(log) == "srun: error: task 1: Killed"
+    log.write_text("EADDRINUSE: address already in use\nexitcode: 1\x1b[2J\n")
+    assert told_in(log) == "EADDRINUSE: address already in use"
