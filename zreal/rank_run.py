@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from zreal import torch_private
 from zreal.executor.executor import RANKS, execute
+from zreal.meters.cache import cache_record
 from zreal.meters.measured_step import TrainedRank
 from zreal.meters.recording import record
 from zreal.meters.step_time import METHOD, timed
@@ -99,7 +100,7 @@ def run_rank(
         keep=keep, parity=numerics in ("full", "sampled"),
     )
     if numerics is None:
-        return trained.run
+        return replace(trained.run, cache=cache_record(trained.plain_step, device=device))
     if numerics != "none":
         progress(REFERENCE)
     compared = rank_numerics(scenario, trained, rank=rank, mode=numerics, device=device)
@@ -108,13 +109,14 @@ def run_rank(
     recorder, model, units = trained.recorder, trained.model, trained.units
     emulation.start(trained.module, emulated or {})
     del trained
+    cache = cache_record(plain_step, device=device)
     step = timed(plain_step, device=device)
     recording = record(
         plain_step, device=device, root=model, units=units, describe=recorder.described,
         planned=plan(scenario, device=device).of_rank(rank).steady, number=len(step.times_ns),
     )
     return replace(
-        run, numerics=compared, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
+        run, numerics=compared, cache=cache, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
         step_times_ns=step.times_ns, others_share=step.others_share, spans=recording.spans,
         recorded_step_ns=recording.step_ns, recorded_times_ns=recording.times_ns,
     )

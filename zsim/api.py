@@ -122,6 +122,23 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     )
 
 
+def with_caches(scenario: Scenario, record: RunRecord, cluster: ClusterSpec) -> RunRecord:
+    """The simulated `record` with the caching allocator of each rank; as it is on CPUs, and on a
+    GPU without figures of its workspaces."""
+    if record.interpreter != "simulator" or cluster.kind != "cuda":
+        return record
+    from zsim.memory.cache_record import cache_records
+    from zsim.scenario.plan import plan
+
+    steady = {rank.rank: rank.phases["steady"].memory for rank in record.ranks}
+    try:
+        caches = cache_records(scenario, plan(scenario, device="cuda"), cluster, steady)
+    except ZsimError:  # as in `device_memory`
+        return record
+    ranks = tuple(replace(rank, cache=caches[rank.rank]) for rank in record.ranks)
+    return replace(record, ranks=ranks)
+
+
 def validate(
     scenario: Scenario,
     *,
@@ -348,6 +365,9 @@ def validated(
     predictor = registry.SimBackend(device=capabilities.device, cluster=cluster)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = observed(predictor, predictor.capabilities(), scenario, options)
+    if any(rank.cache for rank in measured.ranks):
+        on = cluster or simulator.cluster_for(scenario, capabilities.device)
+        predicted = with_caches(scenario, predicted, on)
     replaced = (
         ""
         if scenario.cluster.kind == capabilities.device

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 import zsim
 from tests.support.folders import PARITY, ROOT
 from zreal import torch_private
+from zreal.meters.cache import cache_record
 from zreal.observer.observer import observe
 from zsim.memory import fits
 from zsim.scenario.plan import planned
@@ -62,9 +64,12 @@ def scenarios(device: str) -> Iterator[zsim.Scenario]:
 
 def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
     """The row of `scenario`: what rank 0 has and takes, and what was predicted of it."""
-    figures = zsim.simulate(scenario).figures
+    run = zsim.simulate(scenario)
+    figures = run.figures
+    memory = run.ranks[0].phases["steady"].memory
     row: dict[str, Any] = {
         "scenario": scenario.to_dict(), "predicted_peak_bytes": figures.peak_memory_bytes,
+        "predicted_growth_bytes": memory.peak_bytes - memory.start_bytes,
         "predicted_compute_ns": figures.compute_ns,
     }
     if device == "cuda":
@@ -73,18 +78,14 @@ def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
         present = torch.cuda.get_device_properties(0).total_memory
         if needs.needed.nbytes > SHARE * present:
             return row | {"not_measured": f"needs {needs.needed.nbytes} B of {present}"}
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     with torch_private.fake_group(rank=0, world_size=scenario.world_size):
         trained = observe(scenario, rank=0, device=device)
         row["metered_peak_bytes"] = trained.run.phases["steady"].memory.peak_bytes
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        cache = cache_record(trained.plain_step, device=device)
         times = [timed(trained.plain_step, device) for _ in range(STEPS)]
         row["step_ns"] = round(statistics.median(times))
-        if device == "cuda":
-            row["allocated_bytes"] = torch.cuda.max_memory_allocated()
-            row["reserved_bytes"] = torch.cuda.max_memory_reserved()
+        if cache is not None:
+            row |= asdict(cache)
     del trained
     gc.collect()
     return row
@@ -155,7 +156,9 @@ def line_of(row: dict[str, Any]) -> str:
     text = f"metered {row['metered_peak_bytes']:,} B, predicted {row['predicted_peak_bytes']:,} B"
     if "allocated_bytes" in row:
         share = row["reserved_bytes"] / row["predicted_reserved_bytes"] - 1
-        text += f", allocated {row['allocated_bytes']:,} B, reserved {share:+.1%}"
+        grown = row["peak_bytes"] - row["start_bytes"] - row["predicted_growth_bytes"]
+        text += f", asked for {grown:+,} B, allocated {row['allocated_bytes']:,} B"
+        text += f", reserved {share:+.1%}"
     return f"{text}, step {row['step_ns'] / 1e6:.1f} ms"
 
 

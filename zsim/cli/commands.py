@@ -99,7 +99,7 @@ def _run(
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
         record = api.observed(backend, capabilities, scenario, how)
     if target:
-        saved.save(record, target)
+        saved.save(api.with_caches(scenario, record, scenario.cluster), target)
         report.wrote(target)
     if trace:
         chrome_trace.write(record, trace)

@@ -117,6 +117,28 @@ class Numerics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRecord:
+    """Bytes in torch's caching allocator for CUDA over steady steps of one rank.
+
+    `start_bytes` and `peak_bytes` are those asked for. All others are peaks of whole blocks:
+    `allocated_bytes` in use by the host, `active_bytes` also those that a stream still uses,
+    `reserved_bytes` all that torch has of the device.
+    """
+
+    start_bytes: int
+    peak_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    releases: int = 0
+    """Times that the device was full and cached memory was given back."""
+    segments: int = 0
+    """Contiguous pieces of reserved memory after the last step."""
+    largest_free_bytes: int = 0
+    """The largest block that is free then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
     """One rank, or, when folded, the first of `stands_for` ranks that are alike; `bytes_sent` is
     then the most that one of them sends."""
@@ -139,6 +161,8 @@ class RankRun:
     """Nanoseconds of the step that the spans are of, where that is another than the timed ones."""
     recorded_times_ns: tuple[int, ...] = ()
     """Nanoseconds of each step that was recorded: what recording costs beside `step_times_ns`."""
+    cache: CacheRecord | None = None
+    """The caching allocator of the rank's GPU; None on a CPU."""
     others_share: float | None = None
     """Share of the machine's cores that work other than the run's took while steps were timed; None
     where it is not known."""

@@ -41,11 +41,13 @@ def _ranks(ranks: tuple[RankRun, ...]) -> Iterator[dict[str, Any]]:
     seen: dict[tuple[int, int], int] = {}
     for rank in ranks:
         first = seen.setdefault((id(rank.phases), id(rank.spans)), rank.rank)
+        left_out: tuple[str, ...] = ("cache",) if rank.cache is None else ()
         if first == rank.rank:
-            yield _plain(rank)
-            continue
-        own = _plain(replace(rank, phases={}, spans=()))
-        yield {key: value for key, value in own.items() if key not in SHARED} | {"like": first}
+            own, like = _plain(rank), {}
+        else:
+            own, like = _plain(replace(rank, phases={}, spans=())), {"like": first}
+            left_out += SHARED
+        yield {key: value for key, value in own.items() if key not in left_out} | like
 
 
 def save(run: RunRecord, path: Path) -> None:
@@ -160,6 +162,20 @@ def _times_fit(run: RunRecord) -> bool:
     return min([run.step_time_ns or 0, *(rank.step_time_ns or 0 for rank in run.ranks)]) >= 0
 
 
+def _caches_fit(run: RunRecord) -> bool:
+    """Smaller figures are parts of larger ones."""
+    told = [rank.cache for rank in run.ranks if rank.cache is not None]
+    sizes = [
+        (0, c.start_bytes, c.peak_bytes, c.allocated_bytes, c.active_bytes, c.reserved_bytes)
+        for c in told
+    ]
+    return all([*each] == sorted(each) for each in sizes) and not any(
+        min(c.releases, c.segments, c.largest_free_bytes) < 0
+        or c.largest_free_bytes > c.reserved_bytes
+        for c in told
+    )
+
+
 def _representatives_fit(run: RunRecord) -> bool:
     ranks = {rank.rank for rank in run.ranks}
     return not run.representatives or (
@@ -174,6 +190,7 @@ LAWS: tuple[tuple[Callable[[RunRecord], bool], str], ...] = (
     (_parts_fit, f"a part of a step that is none of {', '.join(PARTS)}, or of negative bytes"),
     (_numerics_fit, "numerics of no steps, or a negative difference"),
     (_times_fit, "a step of negative time"),
+    (_caches_fit, "a caching allocator whose live bytes are more than its reserved ones"),
     (lambda run: not (run.complete and run.failure), "a failure in a Run that says it is complete"),
     (_representatives_fit, "representatives that are not among its ranks"),
 )

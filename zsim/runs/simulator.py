@@ -75,7 +75,7 @@ class SimBackend:
     @uncollected()
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
-        cluster = self.cluster or _cluster(scenario, self.device)
+        cluster = self.cluster or cluster_for(scenario, self.device)
         program = _program(scenario, cluster, all_ranks=options.all_ranks)
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
         timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
@@ -101,7 +101,7 @@ class SimBackend:
 @uncollected()
 def require_lawful(scenario: Scenario, *, device: str) -> None:
     """ProgramError where the Program of a real Run on that kind of device breaks a law."""
-    program = _program(scenario, _cluster(scenario, device), all_ranks=False)
+    program = _program(scenario, cluster_for(scenario, device), all_ranks=False)
     program_laws.require_lawful(program, where=scenario.name)
 
 
@@ -134,7 +134,7 @@ def timed(program: Program, timeline: Timeline, costs: Costs) -> StepTime:
     return StepTime(ns=ns, band_ns=band_ns(ns, error_bands.band(program, timeline, costs=costs)))
 
 
-def _cluster(scenario: Scenario, device: str | None) -> ClusterSpec:
+def cluster_for(scenario: Scenario, device: str | None) -> ClusterSpec:
     if device is None or device == scenario.cluster.kind:
         return scenario.cluster
     name, ranks = DEFAULT_CLUSTERS[device], scenario.world_size

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from zsim.ir.program import PHASES
 from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, RunRecord, sees
 from zsim.runs.compare import memory_at_rest, memory_by_part
+from zsim.runs.compare.cache import compare_caches
 from zsim.runs.compare.check import Check, Number
 from zsim.runs.compare.numerics import numerics
 from zsim.runs.compare.step_time import compare_time
@@ -74,6 +75,7 @@ def compare(
         *_wire_bytes(predicted, measured),
         _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
+        *compare_caches(predicted, measured, ranks),
         numerics(predicted, measured),
         step_time,
         *compare_timelines(predicted, measured, ranks, step_time=step_time),

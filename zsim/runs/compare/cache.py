@@ -1,0 +1,108 @@
+"""Bytes of torch's caching allocator for CUDA, predicted against measured.
+
+Bytes that a steady step asks for above its start are compared exactly. Inputs, buffers and
+workspaces live at the start already, and cancel. Reserved bytes have a band. The least are
+live blocks alone; the most are the replay's, with a share for blocks that other streams keep.
+Active bytes are shown. A Run of a CPU has none of this and gets no check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from zsim.ir.run import CacheRecord, RankRun, RunRecord
+from zsim.runs.compare.check import Check
+
+ALLOCATED, RESERVED = "allocated memory, CUDA", "reserved memory, CUDA"
+MORE_RESERVED = 0.03
+"""Share of the replay by which reserved bytes may exceed it. The replay returns each block when the
+host frees it. Blocks that another stream uses come back later, so that others are taken meanwhile.
+"""
+
+Pair = tuple[RankRun, RankRun]
+"""A rank, predicted and measured."""
+
+
+def compare_caches(
+    predicted: RunRecord, measured: RunRecord, ranks: Sequence[Pair]
+) -> Iterator[Check]:
+    """The checks of allocated and of reserved bytes; none where the measured ranks have no GPU."""
+    caches = [(left, right, right.cache) for left, right in ranks if right.cache is not None]
+    if not caches:
+        if _on_cuda(measured):
+            detail = "unsupported: the measured Run has no statistics of CUDA's allocator"
+            for name in (ALLOCATED, RESERVED):
+                yield Check(name=name, status="unsupported", detail=detail)
+        return
+    yield _allocated([each for each in caches if "steady" in each[0].phases])
+    yield _reserved([(left, right, cache) for left, right, cache in caches if left.cache])
+
+
+def _on_cuda(measured: RunRecord) -> bool:
+    device = measured.provenance.get("device", "cuda" if measured.backend == "nccl" else "cpu")
+    return measured.interpreter in ("executor", "observer") and device != "cpu"
+
+
+def _allocated(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
+    growths = []
+    for left, right, cache in caches:
+        memory = left.phases["steady"].memory
+        growths.append(
+            (memory.peak_bytes - memory.start_bytes, cache.peak_bytes - cache.start_bytes,
+             right.rank, cache)
+        )
+    if not growths:
+        detail = "unsupported: the predicted Run has no steady step"
+        return Check(name=ALLOCATED, status="unsupported", detail=detail)
+    wanted, taken, rank, cache = max(growths, key=lambda each: (abs(each[0] - each[1]), -each[2]))
+    rounded = f"{cache.allocated_bytes:,} B at the peak after rounding"
+    if wanted == taken:
+        where = f"rank {rank}" if len(growths) == 1 else f"all {len(growths)} ranks"
+        detail = f"exact    a step takes {taken:,} B more than it starts with on {where}, {rounded}"
+    else:
+        detail = (
+            f"rank {rank}: a step takes {wanted:,} B more than it starts with predicted, "
+            f"{taken:,} B measured, {wanted - taken:+,} B; {rounded}"
+        )
+    return Check(
+        name=ALLOCATED, status="ok" if wanted == taken else "failed", predicted=wanted,
+        measured=taken, relative_error=(wanted - taken) / taken if taken else None, detail=detail,
+    )
+
+
+def _reserved(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
+    if not caches:
+        remedy = "zsim run --save predicts them on the scenario's GPUs"
+        detail = f"unsupported: the predicted Run has no reserved bytes; {remedy}"
+        return Check(name=RESERVED, status="unsupported", detail=detail)
+    outside = [(left, right, cache) for left, right, cache in caches if not _holds(left, cache)]
+    left, right, cache = max(
+        outside or caches, key=lambda each: (each[2].reserved_bytes, -each[1].rank)
+    )
+    low, high = _band(left)
+    expected = left.cache.reserved_bytes if left.cache else 0
+    detail = (
+        f"{'outside of' if outside else 'within'} {low:,} to {high:,} B: {cache.reserved_bytes:,} "
+        f"B on rank {right.rank}, {cache.active_bytes:,} B of them active, in {cache.segments} "
+        f"segments, {cache.largest_free_bytes:,} B the largest free block"
+    )
+    if cache.releases:
+        detail += f", {cache.releases} times full"
+    return Check(
+        name=RESERVED, status="failed" if outside else "ok", predicted=expected,
+        measured=cache.reserved_bytes, detail=detail,
+        relative_error=expected / cache.reserved_bytes - 1 if cache.reserved_bytes else None,
+    )
+
+
+def _holds(predicted: RankRun, cache: CacheRecord) -> bool:
+    low, high = _band(predicted)
+    return low <= cache.reserved_bytes <= high
+
+
+def _band(predicted: RankRun) -> tuple[int, int]:
+    """The least and the most that may be reserved."""
+    cache = predicted.cache
+    return (0, 0) if cache is None else (
+        cache.active_bytes, int(cache.reserved_bytes * (1 + MORE_RESERVED))
+    )
