@@ -147,6 +147,7 @@ CLASSES: dict[str, tuple[str, Callable[[TokensToLoss, Tensor], tuple[Tensor, _Fo
     "qwen2": ("Qwen2ForCausalLM", _enter_llama),
     "qwen3": ("Qwen3ForCausalLM", _enter_llama),
     "gemma": ("GemmaForCausalLM", _enter_llama),
+    "phi3": ("Phi3ForCausalLM", _enter_llama),
 }
 """Class of transformers and its inner model's forward up to the blocks, by the config's
 model_type."""

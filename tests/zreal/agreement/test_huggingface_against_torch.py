@@ -27,6 +27,7 @@ from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES, Alloc, Free
 from zsim.ir.program import PHASES
 from zsim.models.families import huggingface
+from zsim.models.families.foreign import FOREIGN_KINDS
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
 from zsim.runs.backend import RunOptions
 from zsim.scenario.plan import plan
@@ -69,6 +70,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gemma", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": False,
         "num_key_value_heads": 1,
     },
+    "phi3": LLAMA | {"model_type": "phi3", "pad_token_id": 0},
+    "phi3, a part turned, not grouped": LLAMA
+    | {
+        "model_type": "phi3", "pad_token_id": 0, "partial_rotary_factor": 0.5,
+        "num_key_value_heads": 4, "tie_word_embeddings": True,
+    },
     "mistral, a rest of the width": LLAMA
     | {
         "model_type": "mistral", "sliding_window": None, "num_attention_heads": 5,
@@ -87,7 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2, tanh, only attention drops": GPT2
     | {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
 }
-KINDS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2")
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "gpt2")
 PRECISIONS = {
     "fp32": ("fp32", "fp32"), "bf16": ("bf16", "fp32"), "bf16 all through": ("bf16", "bf16")
 }
@@ -277,6 +284,22 @@ def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(
             match=r"config\.json: (num_attention_heads|num_key_value_heads|head_dim): expected ",
         ):
             huggingface.from_config(config, sequence_length=4)
+
+
+@pytest.mark.parametrize("kind", FOREIGN_KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_refused_is_refused_with_the_parameters_of_its_module(
+    kind: str, tied: bool
+) -> None:
+    config = LLAMA | {"model_type": kind, "tie_word_embeddings": tied, "num_hidden_layers": 2}
+    config |= {"num_local_experts": 4} if kind == "mixtral" else {}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config)
+        )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    with pytest.raises(ScenarioError, match=f'found "{kind}" of {count:,} parameters, with '):
+        huggingface.from_config(config)
 
 
 def test_a_backend_without_transformers_says_how_to_get_it(

@@ -229,6 +229,7 @@ SIZES = {
 CONFIGS = (
     SIZES | {"model_type": "llama"},
     SIZES | {"model_type": "gemma", "num_key_value_heads": 4},
+    SIZES | {"model_type": "phi3"},
     {
         "model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 320,
         "n_positions": 64,

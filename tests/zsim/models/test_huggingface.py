@@ -82,19 +82,104 @@ GEMMA: dict[str, Any] = {  # google/gemma-2b
     "vocab_size": 256000,
     "hidden_act": "gelu",
 }
-KINDS = "gpt2, llama, mistral, qwen2, qwen3, gemma"
+PHI3: dict[str, Any] = {  # microsoft/Phi-3-mini-4k-instruct
+    "model_type": "phi3",
+    "num_hidden_layers": 32,
+    "hidden_size": 3072,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "intermediate_size": 8192,
+    "vocab_size": 32064,
+    "sliding_window": 2047,
+    "attention_bias": False,
+}
+MIXTRAL: dict[str, Any] = {  # mistralai/Mixtral-8x7B-v0.1
+    "model_type": "mixtral",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+}
+PHI: dict[str, Any] = {  # microsoft/phi-2
+    "model_type": "phi",
+    "num_hidden_layers": 32,
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "intermediate_size": 10240,
+    "vocab_size": 51200,
+}
+GEMMA2: dict[str, Any] = {  # google/gemma-2-2b
+    "model_type": "gemma2",
+    "num_hidden_layers": 26,
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "vocab_size": 256000,
+}
+GEMMA3: dict[str, Any] = {  # google/gemma-3-1b-pt
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 26,
+    "hidden_size": 1152,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 6912,
+    "vocab_size": 262144,
+}
+KINDS = "gpt2, llama, mistral, qwen2, qwen3, gemma, phi3"
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [(GPT2, 124_439_808), (LLAMA, 8_030_261_248), (MISTRAL, 7_241_732_096), (QWEN2, 494_032_768),
-     (QWEN3, 596_049_920), (GEMMA, 2_506_172_416)],
+     (QWEN3, 596_049_920), (GEMMA, 2_506_172_416), (PHI3, 3_821_079_552)],
 )
 def test_a_hugging_face_config_has_the_published_number_of_parameters(
     config: dict[str, Any], expected: int
 ) -> None:
     spec = huggingface.from_config(config, sequence_length=128)
     assert (spec.name, spec.num_parameters) == (config["model_type"], expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (MIXTRAL, "of 46,702,792,704 parameters, with experts"),
+        (PHI, "of 2,779,683,840 parameters, with blocks of attention beside the MLP"),
+        (GEMMA2, "of 2,614,341,888 parameters, with capped scores"),
+        (GEMMA3, "of 999,885,952 parameters, with two tables of rotary positions"),
+        (MIXTRAL | {"hidden_size": "wide"}, ", with experts"),
+    ],
+)
+def test_a_known_kind_that_is_not_simulated_is_refused_with_its_published_parameters(
+    config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        huggingface.from_config(config)
+    kind = config["model_type"]
+    between = "" if said.startswith(",") else " "
+    assert str(caught.value) == (
+        f"model.huggingface: config.json: model_type: expected one of {KINDS}, found "
+        f'"{kind}"{between}{said}; trace its module (zreal.tracing) and name the file in '
+        "model.traced"
+    )
+
+
+def test_phi3_takes_a_share_of_features_to_turn_and_drops_nothing() -> None:
+    half = huggingface.from_config(PHI3 | {"rope_scaling": {"partial_rotary_factor": 0.5}})
+    assert half.buffers == (("float32", 96), ("float32", 96))
+    for change, key in (
+        ({"resid_pdrop": 0.1}, "resid_pdrop"), ({"embd_pdrop": 0.1}, "embd_pdrop"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling"),
+    ):
+        with pytest.raises(ScenarioError, match=rf"config\.json: {key}: expected "):
+            huggingface.from_config(PHI3 | change)
 
 
 def test_keys_and_values_as_many_as_heads_when_a_config_does_not_say() -> None:
@@ -128,7 +213,7 @@ def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
                 LLAMA | {"model_type": kind},
                 f'model_type: expected one of {KINDS}, found "{kind}"; {huggingface.REMEDY}',
             )
-            for kind in ("bert", "mixtral", "gemma2", "phi", "phi3", "qwen3_moe")
+            for kind in ("bert", "qwen3_moe")
         ),
         (
             GPT2 | {"n_layer": 10**9},

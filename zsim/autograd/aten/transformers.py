@@ -9,9 +9,10 @@ locals of a function when it returns.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from zsim.autograd.aten.building_blocks import constant, view
+from zsim.autograd.aten.building_blocks import clone, constant, view
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import NORM_STEP
 from zsim.models.operators import Operator
@@ -207,6 +208,55 @@ def rotate(op: Operator, sizes: Sizes) -> Iterator[Call]:
     (query, key), key_out = op.inputs, op.output
     yield from _turned(query, f"{key_out}.query", op.num_heads, op, sizes)
     yield from _turned(key, key_out, op.num_kv_heads, op, sizes)
+
+
+def rotate_part(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Phi3's apply_rotary_pos_emb: the first `in_features` of each head are turned, and put before
+    the rest. Where that is empty, its gradient is as large all the same, and the other's a view."""
+    (query, key), key_out = op.inputs, op.output
+    asked = ((query, f"{key_out}.query", op.num_heads), (key, key_out, op.num_kv_heads))
+    element = sizes.nbytes * sizes.tokens
+    rest = op.head_dim - op.in_features
+    for source, name, heads in asked:
+        yield view(
+            source, f"{name}.first", element * heads * op.in_features, copies_gradient=rest > 0
+        )
+        yield view(source, f"{name}.rest", element * heads * rest, copies_gradient=True)
+    turns = replace(op, head_dim=op.in_features)
+    for _, name, heads in asked:
+        turned, nbytes = f"{name}.turned", element * heads * op.head_dim
+        joined = (turned, f"{name}.rest")
+        yield from _turned(f"{name}.first", turned, heads, turns, sizes)
+        yield Call(
+            operator="rotary", inputs=joined, output=name, nbytes=nbytes, passes=joined,
+            drops=(turned,), moved=2 * nbytes,
+        )
+
+
+def parts(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Queries, keys and values as slices of one tensor; backward copies the gradient of each into
+    one of the whole."""
+    heads = (op.num_heads, op.num_kv_heads, op.num_kv_heads)
+    names = (op.output, f"{op.output}.key", f"{op.output}.value")
+    for name, count in zip(names, heads, strict=True):
+        nbytes = sizes.nbytes * sizes.tokens * count * op.head_dim
+        yield view(op.inputs[0], name, nbytes, copies_gradient=True)
+
+
+def by_token(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Attention's output where it lies by head, as its queries do, made flat."""
+    nbytes = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+    split = op.num_heads > 1 and sizes.batch.sequence_length > 1
+    made = clone(op.inputs[0], op.output, nbytes, copies=split)
+    yield replace(made, moved=2 * nbytes) if split else made
+
+
+def chunk(op: Operator, sizes: Sizes) -> Iterator[Call]:
+    """Both halves of one tensor; backward puts their gradients side by side."""
+    nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    yield view(
+        op.inputs[0], op.output, nbytes, also=(f"{op.output}.other",), copies_gradient=True
+    )
 
 
 def _turned(source: str, name: str, num_heads: int, op: Operator, sizes: Sizes) -> Iterator[Call]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.errors import ScenarioError, shown
 from zsim.models.families import transformers
+from zsim.models.families.foreign import FOREIGN_KINDS
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.llama import LlamaSizes
 from zsim.models.families.llama_like import llama_like
@@ -46,6 +47,8 @@ def from_config(
     parameters are its own.
     """
     kind = config.get("model_type", MISSING)
+    if isinstance(kind, str) and kind in FOREIGN_KINDS:
+        raise ScenarioError((_foreign(_Config(where, config), kind),))
     if not isinstance(kind, str) or kind not in KINDS:
         wrong = _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
         raise ScenarioError((f"{wrong}; {REMEDY}",))
@@ -53,6 +56,19 @@ def from_config(
     checked.require_causal(CAUSAL[kind])
     checked.require_usable()
     return KINDS[kind](checked, sequence_length)
+
+
+def _foreign(config: _Config, kind: str) -> str:
+    """The refusal of a kind that is known and not simulated."""
+    foreign = FOREIGN_KINDS[kind]
+    tied = config.flag("tie_word_embeddings", foreign.tied)
+    number = foreign.num_parameters(config.size, tied=tied)
+    counted = "" if config.problems else f" of {number:,} parameters"
+    return (
+        f"model.huggingface: {config.path[:200]}: model_type: expected one of {', '.join(KINDS)}, "
+        f'found "{kind}"{counted}, with {foreign.reason}; trace its module (zreal.tracing) and '
+        f"name the file in model.traced"
+    )
 
 
 def _problem(path: str, key: str, expected: str, value: object) -> str:
@@ -172,6 +188,23 @@ class _Config:
             return default
         return value
 
+    def require_zero(self, key: str) -> None:
+        """Note a share that is not 0, as of a dropout."""
+        if self.share(key, 0.0):
+            self.wrong(key, "0, as in all published models of this kind", self.values[key])
+
+    @property
+    def rotated(self) -> float:
+        """The share of a head's features that rotary positions turn."""
+        rope = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        named = rope if isinstance(rope, Mapping) else {}
+        key = "partial_rotary_factor"
+        share = named.get(key, self.values.get(key, 1.0))
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            self.wrong(key, "a number above 0, at most 1", share)
+            return 1.0
+        return share
+
     @property
     def text(self) -> str:
         """The whole config as JSON."""
@@ -279,18 +312,15 @@ def _llama(
         mlp_bias=config.flag("mlp_bias", False),
         tied=config.flag("tie_word_embeddings", tied),
     )
-    if config.share("attention_dropout", 0.0):
-        config.wrong(
-            "attention_dropout", "0, as in all published models of this kind",
-            config.values["attention_dropout"],
-        )
+    config.require_zero("attention_dropout")
     keys = {
         "heads": "num_attention_heads", "width": "hidden_size", "shared": "num_key_value_heads",
         "head_dim": "head_dim",
     }
     config.require_heads(**keys, divides=name == "llama")
+    rotated = config.rotated if name == "phi3" else 1.0
     config.require_right()
-    return llama_like(sizes, name=name, config=config.text)
+    return llama_like(sizes, name=name, config=config.text, rotated=rotated)
 
 
 def _mistral(config: _Config, sequence_length: int) -> ModelSpec:
@@ -318,6 +348,13 @@ def _gemma(config: _Config, sequence_length: int) -> ModelSpec:
     )
 
 
+def _phi3(config: _Config, sequence_length: int) -> ModelSpec:
+    config.refuse_window(sequence_length)
+    for key in ("resid_pdrop", "embd_pdrop"):
+        config.require_zero(key)
+    return _llama(config, sequence_length, name="phi3")
+
+
 KINDS: dict[str, Callable[[_Config, int], ModelSpec]] = {
     "gpt2": _gpt2,
     "llama": _llama,
@@ -325,6 +362,7 @@ KINDS: dict[str, Callable[[_Config, int], ModelSpec]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma": _gemma,
+    "phi3": _phi3,
 }
 
 CAUSAL = {
@@ -334,6 +372,7 @@ CAUSAL = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 """The module of each kind that is simulated."""
 

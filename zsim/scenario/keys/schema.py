@@ -123,8 +123,8 @@ class ModelTable(Table):
     sizes: dict[str, Any] = Field(default={}, description="The family's sizes, see below.")
     huggingface: str | None = Field(
         default=None,
-        description="The config.json of a Hugging Face gpt2, llama, mistral, qwen2, qwen3 or "
-                    "gemma, beside the scenario.",
+        description="The config.json of a Hugging Face gpt2, llama, mistral, qwen2, qwen3, gemma "
+                    "or phi3, beside the scenario.",
     )
     traced: str | None = Field(
         default=None, description="The file of a traced nn.Module, beside the scenario."
