@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from zsim.calibration.machine.machine_load import others_share
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
 from zsim.errors import BackendUnavailableError
@@ -257,6 +258,7 @@ class GlooBackend:
             "products": [list(shape) for shape in request.products],
             "attentions": [list(shape) for shape in request.attentions],
             "repeats": request.repeats, "timeout_s": request.timeout_s, "backend": self.name,
+            "budget_s": request.budget_s, "begun": time.monotonic(),
         }
         with self._hosts(request.testbed, request.world_size) as hosts:
             ranks = launch.launch(
@@ -274,6 +276,7 @@ class GlooBackend:
             ),
             products=_slowest([rank["products"] for rank in ranks]),
             attentions=_slowest([rank["attentions"] for rank in ranks]),
+            others_share=_others_share([rank["load"] for rank in ranks]),
             provenance={"torch": torch.__version__, "backend": self.name},
         )
 
@@ -354,6 +357,15 @@ def _slowest(ranks: list[list[list[int]]]) -> tuple[tuple[int, ...], ...]:
         tuple(max(turn) for turn in zip(*(times for times in each if times), strict=True))
         for each in zip(*ranks, strict=True)
     )
+
+
+def _others_share(loads: list[list[int] | None]) -> float:
+    """The share of the machine's cores that others took while ranks measured it."""
+    known = [load for load in loads if load]
+    if len(known) < len(loads):
+        return 0.0
+    wall, own, machine = zip(*known, strict=True)
+    return others_share(max(wall), sum(own), max(machine))
 
 
 def _durations(ranks: list[list[tuple[int, int]]], *, apart: bool) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -195,6 +196,8 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "strategy": scenario.strategy,
         "fingerprint": scenario.fingerprint,
         "computes_in": scenario.precision.narrowest,
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+                     else os.cpu_count()),
     } | _module_provenance(scenario)
 
 

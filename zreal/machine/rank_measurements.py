@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,13 +24,20 @@ from zreal.observer.observer import observe
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_run import RENDEZVOUS_S, interpreter_of
+from zsim.calibration.machine.machine_load import Window
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 WARMUP = 2
+PARTS = (0.5, 0.6, 1.0)
+"""Shares of the budget after which steps, products and collectives should be over."""
+LEAST_TURNS, LEAST_CALLS = 2, 5
+"""Repetitions of a step or product, and of a collective, that are made however late it is."""
 PRODUCT_REPEATS = 5
 TURN_NS = 20_000_000
 """Steps and products are repeated for so long: ranks that share a core take turns of some 4 ms."""
+Meeting = Callable[[int], bool]
+"""Waits for all ranks before a turn; False where it is too late for another."""
 DTYPE = torch.float32
 SQUARE = torch.ones(64, 64)
 BESIDE_PRODUCTS = 1000
@@ -43,12 +51,18 @@ def measured_rank(
     """Nanoseconds of this rank: under "steps" a list by scenario, under the other names of the
     arguments a list by request. An attention has one of forward and one of backward.
 
-    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, stride, repeats, ns
-    of compute before, whether beside compute, ns between arrivals], `products` as [m, n, k],
-    `attentions` as [batch, heads, tokens, width], `repeats` of steps. A collective has its start
-    and its end, on the clock that ranks share.
+    Arguments: `scenarios` as TOML texts, `collectives` as [kind, bytes, ranks, stride, repeats,
+    ns of compute before, whether beside compute, ns between arrivals], `products` as [m, n, k],
+    `attentions` as [batch, heads, tokens, width], `repeats` of steps. Repetitions get fewer where
+    they would end later than `budget_s` after `begun`, on the machine's clock. A collective has
+    its start and its end, on the clock that ranks share. Under "load" are the nanoseconds of a
+    machine_load.Load, or null.
     """
     settle()
+    window = Window()
+    steps_end, products_end, end = (
+        arguments["begun"] + part * arguments["budget_s"] for part in PARTS
+    )
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     timeout = timedelta(seconds=RENDEZVOUS_S + arguments["timeout_s"])
     meet = partial(_meet, store, world_size, timeout)
@@ -59,17 +73,23 @@ def measured_rank(
         steps.append(
             _step_times(
                 scenario, rank=rank, repeats=arguments["repeats"],
-                meet=partial(meet, f"step{index}"),
+                meet=partial(
+                    meet, f"step{index}", _until(steps_end, len(arguments["scenarios"]) - index)
+                ),
             )
         )
     products = [
-        _product_times(m, n, k, meet=partial(meet, f"product{index}"))
+        _product_times(m, n, k, meet=partial(meet, f"product{index}", products_end))
         for index, (m, n, k) in enumerate(arguments["products"])
     ]
     attentions = [
         times
         for index, shape in enumerate(arguments["attentions"])
-        for times in _attention_times(shape, meet=partial(meet, f"attention{index}"))
+        for times in _attention_times(
+            shape, meets=[
+                partial(meet, f"attention{index}-{part}", products_end) for part in range(2)
+            ],
+        )
     ]
     dist.init_process_group(
         arguments["backend"], store=dist.PrefixStore("collectives", store), rank=rank,
@@ -77,37 +97,60 @@ def measured_rank(
     )
     shapes = sorted({(size, stride) for _, _, size, stride, *_ in arguments["collectives"]})
     groups = {shape: _own_group(*shape, rank, world_size) for shape in shapes}
-    collectives = [
-        _collective_times(kind, nbytes, groups[size, stride], size, *how)
-        for kind, nbytes, size, stride, *how in arguments["collectives"]
-    ]
+    asked, collectives, begin = arguments["collectives"], [], time.monotonic()
+    for index, (kind, nbytes, size, stride, repeats, *how) in enumerate(asked):
+        planned = begin + (end - begin) * index / len(asked)
+        number = _agreed(min(repeats, LEAST_CALLS) if time.monotonic() > planned else repeats)
+        collectives.append(
+            _collective_times(kind, nbytes, groups[size, stride], size, number, *how)
+        )
+    load = window.load()
     dist.barrier()
     dist.destroy_process_group()
     return {
+        "load": load and [load.wall_ns, load.own_ns, load.machine_ns],
         "steps": steps, "collectives": collectives, "products": products,
         "attentions": attentions,
     }
 
 
+def _until(end: float, number: int) -> float:
+    """The time until which the first of `number` measurements may take, all until `end`."""
+    now = time.monotonic()
+    return now + (end - now) / number
+
+
+def _agreed(number: int) -> int:
+    """The number that rank 0 has."""
+    tensor = torch.tensor([number])
+    dist.broadcast(tensor, 0)
+    return int(tensor.item())
+
+
 def _meet(
-    store: dist.TCPStore, world_size: int, timeout: timedelta, name: str, turn: int
-) -> None:
-    """Waits until all ranks are at the same `turn` of `name`, by the store: there is no group."""
+    store: dist.TCPStore, world_size: int, timeout: timedelta, name: str, until: float, turn: int
+) -> bool:
+    """Wait until all ranks are at the same `turn` of `name`, by the store: there is no group.
+
+    Returns False where the last rank came after the time `until`, beyond the least turns.
+    """
     key = f"{name}/{turn}"
     if store.add(key, 1) == world_size:
-        store.set(f"{key}/all", "")
+        late = turn >= LEAST_TURNS and time.monotonic() > until
+        store.set(f"{key}/all", "late" if late else "in time")
     store.wait([f"{key}/all"], timeout)
+    return bool(store.get(f"{key}/all") == b"in time")
 
 
 def _step_times(
-    scenario: Scenario, *, rank: int, repeats: int, meet: Callable[[int], None]
+    scenario: Scenario, *, rank: int, repeats: int, meet: Meeting
 ) -> list[int]:
     """Nanoseconds of a step that neither meter nor recorder watches, `repeats` times."""
     with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
         step = _trained(scenario, rank).plain_step
         for _ in range(WARMUP):
             step()
-        return [_mean_ns(step, meet=partial(meet, turn)) for turn in range(repeats)]
+        return _repeated(step, range(repeats), meet=meet)
 
 
 def _trained(scenario: Scenario, rank: int) -> TrainedRank:
@@ -116,16 +159,16 @@ def _trained(scenario: Scenario, rank: int) -> TrainedRank:
     return execute(scenario, program=plan(scenario, device="cpu"), rank=rank)
 
 
-def _product_times(m: int, n: int, k: int, *, meet: Callable[[int], None]) -> list[int]:
-    """Nanoseconds of the product of a linear layer, `PRODUCT_REPEATS` times."""
+def _product_times(m: int, n: int, k: int, *, meet: Meeting) -> list[int]:
+    """Nanoseconds of the product of a linear layer, at most `PRODUCT_REPEATS` times."""
     rows, weight = torch.ones(m, k), torch.ones(n, k)
     product = partial(torch.nn.functional.linear, rows, weight)
-    return [_mean_ns(product, meet=partial(meet, turn)) for turn in range(PRODUCT_REPEATS)]
+    return _repeated(product, range(PRODUCT_REPEATS), meet=meet)
 
 
-def _attention_times(shape: list[int], *, meet: Callable[[int], None]) -> list[list[int]]:
-    """Nanoseconds of causal attention on tensors of that shape, `PRODUCT_REPEATS` times: forward,
-    then backward."""
+def _attention_times(shape: list[int], *, meets: list[Meeting]) -> list[list[int]]:
+    """Nanoseconds of causal attention on tensors of that shape, at most `PRODUCT_REPEATS` times:
+    forward, then backward."""
     query, key, value = (torch.randn(shape).requires_grad_() for _ in range(3))
     forward = partial(
         torch.nn.functional.scaled_dot_product_attention, query, key, value, is_causal=True
@@ -136,17 +179,18 @@ def _attention_times(shape: list[int], *, meet: Callable[[int], None]) -> list[l
     )
     works: tuple[Callable[[], object], ...] = (forward, backward)
     return [
-        [
-            _mean_ns(work, meet=partial(meet, PRODUCT_REPEATS * turn + repeat))
-            for repeat in range(PRODUCT_REPEATS)
-        ]
-        for turn, work in enumerate(works)
+        _repeated(work, range(PRODUCT_REPEATS), meet=meet)
+        for work, meet in zip(works, meets, strict=True)
     ]
 
 
-def _mean_ns(work: Callable[[], object], *, meet: Callable[[], None]) -> int:
-    """Nanoseconds of `work`: the mean of as many as fill `TURN_NS`, on all ranks at once."""
-    meet()
+def _repeated(work: Callable[[], object], turns: range, *, meet: Meeting) -> list[int]:
+    """Nanoseconds of `work`, turn by turn on all ranks at once, until ranks meet late."""
+    return [_mean_ns(work) for _ in takewhile(meet, turns)]
+
+
+def _mean_ns(work: Callable[[], object]) -> int:
+    """Nanoseconds of `work`: the mean of as many as fill `TURN_NS`."""
     start = now = time.perf_counter_ns()
     count = 0
     while now - start < TURN_NS:

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from statistics import median
 from typing import cast
 
-from zsim.calibration.machine import here, machine_file
-from zsim.calibration.machine.fit import constants
-from zsim.calibration.machine.machine_load import Window, others_share
+from zsim.calibration.machine import device_file, here, machine_file
+from zsim.calibration.machine.fit import FittedMachine, constants
 from zsim.cli.inputs import UsageError
 from zsim.cli.report import note, progress, say, table, warn, write_json, wrote
 from zsim.errors import ZsimError
@@ -26,32 +24,27 @@ WORLD_SIZE = 2
 """Ranks at work by default."""
 OFF = "ZSIM_NO_CALIBRATE"
 """The environment variable with which no machine is measured unasked, as with --no-calibrate."""
-LOOK_S = 0.3
-"""Seconds for which the machine's load is looked at."""
-MOST_LOAD = 0.25
-"""Share of the cores that other work may have while constants are measured."""
 MOST_RANKS_A_CORE = 4
 """Ranks on a core beyond which a measurement takes minutes, and says little."""
 
 
 def at_first_use(backend: Backend, world_size: int) -> Path | None:
-    """Measure this machine in the quick form and keep its file; None, with the reason on standard
-    error, where it is busy or cannot be measured."""
+    """Measure this machine in the quick form; returns the file, which is kept unless other work
+    ran beside. None, with the reason on standard error, where it cannot be measured."""
     path = machine_file.cached(world_size)
     if reason := _obstacle(world_size):
         note(f"this machine is not measured, so times are not judged: {reason}")
         return None
     note(
-        f"measuring this machine with {world_size} ranks, once, in about half a minute; "
+        f"measuring this machine with {world_size} ranks, once, in about 20 s; "
         f"--no-calibrate leaves times unjudged"
     )
     try:
         with progress(f"measuring this machine with {world_size} ranks"):
             made = here.calibrated(backend, world_size=world_size, quick=True)
         if made.fitted.busy:
-            note(f"equal steps differ by {made.fitted.spread:.0%}, so times are not judged: other "
-                 f"work ran beside them")
-            return None
+            note(f"{_widened(made.fitted)}; it is measured again next time")
+            path = machine_file.beside_others(path)
         files.write(path, made.text)
     except ZsimError as error:
         note(f"this machine could not be measured, so times are not judged: {error}")
@@ -65,13 +58,12 @@ def _obstacle(world_size: int) -> str:
     cores = os.cpu_count() or 1
     if world_size > MOST_RANKS_A_CORE * cores:
         return f"{world_size} ranks on {cores} cores take turns"
-    window = Window()
-    time.sleep(LOOK_S)
-    load = window.load()
-    share = 0.0 if load is None else others_share(load.wall_ns, load.own_ns, load.machine_ns)
-    if share > MOST_LOAD:
-        return f"other work takes {share:.0%} of its cores; `zsim calibrate --here` later"
     return ""
+
+
+def _widened(fitted: FittedMachine) -> str:
+    """Words on a measurement beside other work, and on the band that it makes."""
+    return f"{fitted.busy} while it was measured; the band is widened to ±{fitted.width:.0%}"
 
 
 def calibrated(options: argparse.Namespace) -> int:
@@ -94,16 +86,13 @@ def calibrated(options: argparse.Namespace) -> int:
     fitted = made.fitted
     values = constants(fitted)
     if fitted.busy:
-        warn("calibrate", [
-            f"equal steps differ by {fitted.spread:.0%}: other work ran beside them; the band is "
-            f"as wide, measure again on a quiet machine"
-        ])
+        warn("calibrate", [f"{_widened(fitted)}; measure again on a quiet machine"])
     if options.json:
         write_json({
             "machine": machine_file.processor(), "world_size": world_size, "file": str(path),
             "seconds": round(made.seconds, 1), "constants": values,
             "half_width": fitted.width, "left_out_errors": list(fitted.errors),
-            "spread": fitted.spread,
+            "spread": fitted.spread, "others_share": fitted.others_share,
             "collectives": [
                 {"collective": each.collective, "ranks": each.ranks, "width": each.width,
                  "times_ns": {str(nbytes): ns for nbytes, ns in each.points}}
@@ -121,6 +110,7 @@ def calibrated(options: argparse.Namespace) -> int:
                                       f"{max(errors):.1%}"),
         ("half-width of the band", f"{fitted.width:.1%}"),
         ("spread of equal steps", f"{fitted.spread:.1%}"),
+        ("other work's share of the cores", f"{fitted.others_share:.1%}"),
     ]
     rows += [
         (
@@ -135,10 +125,22 @@ def calibrated(options: argparse.Namespace) -> int:
     return 0
 
 
+def _require_same_node(path: Path, node: str) -> None:
+    """UsageError where the machine's file was measured as another node than `node`."""
+    other = device_file.node_of(path)
+    if other not in ("", node):
+        raise UsageError(
+            where="--cluster", expected=f"{other}, as the node that {path} has", found=node,
+            remedy="--out FILE.toml for another file, or delete that one",
+        )
+
+
 def _gpus_calibrated(backend: DeviceBackend, gpus: Gpus, options: argparse.Namespace) -> int:
     world_size = options.world_size or gpus.count
     path = Path(options.out) if options.out else machine_file.cached(world_size, gpus)
     files.require(path, option="--out" if options.out else "", kind="a cluster's file")
+    if not options.out:
+        _require_same_node(path, device_file.base_of(gpus, options.cluster).cluster)
     with progress(f"measuring {world_size} of this machine's GPUs"):
         made = here.gpus_calibrated(
             backend, gpus, world_size=world_size, quick=options.quick, preset=options.cluster

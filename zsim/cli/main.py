@@ -76,7 +76,7 @@ def parser() -> arguments.Parser:
     validate.add_argument(
         "--cluster", metavar="FILE.toml", type=arguments.path, default=None,
         help="this machine's constants (default: what `zsim calibrate --here` has left in the "
-             "user's cache, else measured now, in half a minute)",
+             "user's cache, else measured now, in 20 s)",
     )
     validate.add_argument(
         "--no-calibrate", action="store_true",
@@ -184,7 +184,7 @@ def parser() -> arguments.Parser:
         help="ranks at work while --here measures (default 2, of nccl all GPUs)",
     )
     calibrate.add_argument(
-        "--quick", action="store_true", help="measure less: --here in about half a minute"
+        "--quick", action="store_true", help="measure less: --here in about 20 s"
     )
     calibrate.add_argument(
         "--backend", default=None, metavar="BACKEND",

@@ -154,6 +154,8 @@ class MachineRequest:
     collectives: tuple[CollectiveRequest, ...]
     repeats: int
     timeout_s: float
+    budget_s: float = MOST_SECONDS
+    """Seconds beyond which repetitions get fewer, down to a few."""
     testbed: Layout | None = None
     products: tuple[tuple[int, int, int], ...] = ()
     attentions: tuple[tuple[int, int, int, int], ...] = ()
@@ -172,6 +174,8 @@ class MachineMeasurements:
     products: tuple[tuple[int, ...], ...] = ()
     attentions: tuple[tuple[int, ...], ...] = ()
     """Two for each attention that was asked for: forward, backward."""
+    others_share: float = 0.0
+    """Share of the machine's cores that other work took meanwhile; 0 where it is not known."""
     provenance: dict[str, str]
 
 

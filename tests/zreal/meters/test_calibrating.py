@@ -77,9 +77,9 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         assert (told["provenance"]["calibration"], check["predicted"], check["measured"]) == (
             "calibrated", told["step_time_ns"], took,
         )
-        inside = low <= took <= high
-        if check["detail"].startswith("unsupported: other work took "):
+        if "other work took " in check["detail"]:
             continue  # the suite runs several tests at once
+        inside = low <= took <= high
         assert (check["status"], ended) == (("ok", 0) if inside else ("failed", 1))
         assert check["detail"].startswith(f"{'within' if inside else 'beyond'} the band: "
                                           f"predicted ")

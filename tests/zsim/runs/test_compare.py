@@ -274,19 +274,43 @@ def test_a_run_whose_time_is_another_simulators_is_held_to_the_bound_and_to_no_b
 
 
 @pytest.mark.parametrize(
-    ("share", "status"), [(None, "failed"), (0.1, "failed"), (0.101, "unsupported")]
+    ("share", "ends"),
+    [(None, (800, 1500)), (0.1, (800, 1500)), (0.2, (800, 2344)), (0.5, (800, 6000)),
+     (0.99, (800, 9999))],
 )
-def test_a_time_beside_other_work_is_not_judged_unless_it_is_ten_times_off(share, status):
+def test_other_work_widens_the_band_upwards_and_ten_times_off_fails_always(share, ends):
+    """Steps may take 1 / (1 - share)² as long: four times where others have half of the cores."""
     predicted = a_run("sim", step_time_ns=1000, provenance=BANDED)
-    for ns, verdict in ((5000, status), (10_000, "failed")):
+    low, high = ends
+    for ns, verdict in (
+        (low - 1, "failed"), (low, "ok"), (high, "ok"), (high + 1, "failed"), (10_000, "failed"),
+    ):
         timed = a_run("gloo", step_time_ns=ns, provenance=TIMED)
         ranks = tuple(replace(rank, others_share=share) for rank in timed.ranks)
+        checks = compare(predicted, replace(timed, ranks=ranks))
+        assert named(checks, "step time").status == verdict
+        widened = f"widened: other work took {share or 0:.0%} of this machine's cores"
+        assert (widened in named(checks, "step time").detail) == (
+            (share or 0) > 0.1 and ns < 10_000
+        )
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "limit"),
+    [("4", 0.0, 10_000), ("1", 0.0, 20_000), ("1", 0.5, 80_000), ("none", 0.0, 10_000)],
+)
+def test_assumed_constants_of_a_cpu_fail_at_ten_times_what_its_cores_excuse(cores, share, limit):
+    """Two ranks; the preset has a core for each."""
+    assumed = BANDED | {"calibration": "assumed", "device": "cpu", "device_name": "cpu"}
+    predicted = a_run("sim", step_time_ns=1000, provenance=assumed)
+    for ns, status in ((limit - 1, "unsupported"), (limit, "failed"), (100, "failed")):
+        timed = a_run(
+            "gloo", step_time_ns=ns, provenance=TIMED | {"device": "cpu", "cores": cores}
+        )
+        ranks = tuple(replace(rank, others_share=share) for rank in timed.ranks)
+        assert timed.world_size == 2
         check = named(compare(predicted, replace(timed, ranks=ranks)), "step time")
-        assert check.status == verdict
-    if status == "unsupported":
-        assert "other work took 10% of this machine's cores" in named(
-            compare(predicted, replace(timed, step_time_ns=5000, ranks=ranks)), "step time"
-        ).detail
+        assert check.status == status
 
 
 def test_both_times_their_error_and_the_band_are_said():

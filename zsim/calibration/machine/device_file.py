@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from zsim.calibration.fitting import write_cluster
@@ -21,6 +22,9 @@ from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import devices, is_called, load_device
 from zsim.runs.backend import Gpus
 from zsim.scenario.scenario import Scenario
+
+NODE = "# node: "
+"""Beginning of the comment that names the preset of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +84,18 @@ def text(fitted: FittedDevice, base: Base, *, source: str, seconds: float) -> st
             table[FLOAT8] = scaled(table[FLOAT8], constant.factor, moved)
     if fitted.curves:
         whole["curves"] = write_cluster.curve_tables(fitted.curves)
-    lines = [*_head(fitted, source, seconds), *write_cluster.toml_of("", whole)]
+    head = (*_head(fitted, source, seconds), f"{NODE}{base.cluster}")
+    lines = [*head, *write_cluster.toml_of("", whole)]
     return "\n".join(lines) + "\n"
+
+
+def node_of(path: Path) -> str:
+    """The preset of the node in a file that `text` made; "" where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix(NODE) for line in lines if line.startswith(NODE)), "")
 
 
 def _place(whole: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:

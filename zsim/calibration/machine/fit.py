@@ -43,6 +43,8 @@ FITS = 3
 DTYPES = ("float32", "bfloat16", "float16")
 """Rates of products; only float32 is measured, the others keep their proportion to it."""
 ROUNDS = 20_000
+MOST_LOAD = 0.25
+"""Share of the cores that other work may have while constants are measured."""
 BUSY_SPREAD = 0.5
 """Spread of equal steps from which a machine counts as busy: the interquartile range over the
 median. A quiet one has 2 to 10 %."""
@@ -66,18 +68,29 @@ class FittedMachine:
     """Relative errors of steps, each predicted by the fit to the others."""
     spread: float
     """The median spread of equal steps: interquartile range over median."""
+    others_share: float = 0.0
+    """Share of the cores that other work took while this was measured."""
 
     @property
     def width(self) -> float:
-        """Half-width of a step's band: nine of ten held-out errors, and the spread of equal
-        steps."""
-        return min(MOST_WIDTH, max(LEAST_WIDTH, _quantile(list(map(abs, self.errors)), 0.9),
-                                   self.spread))
+        """Half-width of a step's band: the largest of nine in ten held-out errors, the spread of
+        equal steps, and the share of other work.
+
+        Where others took a share s, a step took up to 1 / (1 - s) of its time; without them it
+        takes s less.
+        """
+        held_out = _quantile(list(map(abs, self.errors)), 0.9)
+        return min(MOST_WIDTH, max(LEAST_WIDTH, held_out, self.spread, self.others_share))
 
     @property
-    def busy(self) -> bool:
-        """True where equal steps differ so much that other work must have run beside them."""
-        return self.spread > BUSY_SPREAD
+    def busy(self) -> str:
+        """Words on other work beside the measurement; "" on a quiet machine."""
+        reasons = []
+        if self.others_share > MOST_LOAD:
+            reasons.append(f"other work took {self.others_share:.0%} of this machine's cores")
+        if self.spread > BUSY_SPREAD:
+            reasons.append(f"equal steps differ by {self.spread:.0%}")
+        return " and ".join(reasons)
 
 
 def fit(request: MachineRequest, measured: MachineMeasurements) -> FittedMachine:
@@ -103,7 +116,7 @@ def fit(request: MachineRequest, measured: MachineMeasurements) -> FittedMachine
         wake=_wake(request, measured),
         times=_times(request, measured),
         errors=tuple(_left_out(rows, targets)),
-        spread=median(map(_spread, measured.steps)),
+        spread=median(map(_spread, measured.steps)), others_share=measured.others_share,
     )
 
 
@@ -253,7 +266,9 @@ def _times(
     return tuple(
         MeasuredTimes(
             collective=kind, ranks=ranks, points=tuple(growing(points)),
-            width=min(MOST_WIDTH, max(LEAST_WIDTH, median(point[2] for point in points))),
+            width=min(MOST_WIDTH, max(
+                LEAST_WIDTH, median(point[2] for point in points), measured.others_share
+            )),
             source="measured alone, all ranks of the machine at work",
         )
         for (kind, ranks), points in curves.items()

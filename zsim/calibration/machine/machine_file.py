@@ -71,6 +71,11 @@ def cached(world_size: int, gpus: Gpus | None = None) -> Path:
     return Path(folder) / "zsim" / "machines" / f"{fingerprint(gpus)}-{name}.toml"
 
 
+def beside_others(path: Path) -> Path:
+    """The file of a measurement beside other work, which one run uses and the next one replaces."""
+    return path.with_suffix(".busy.toml")
+
+
 def text(fitted: FittedMachine, *, world_size: int, date: str, seconds: float) -> str:
     """The machine's cluster as TOML, each constant with its provenance, and how good they are."""
     about = f"{processor()}, torch {torch_version()}, {world_size} ranks, {date}"
@@ -112,7 +117,7 @@ def _head(fitted: FittedMachine, about: str, seconds: float) -> Iterator[str]:
         f"{middle:.1%}, largest {largest:.1%}; spread of equal steps {fitted.spread:.1%}"
     )
     if fitted.busy:
-        yield "# doubtful: equal steps differ so much that other work must have run beside them"
+        yield f"# doubtful: {fitted.busy} meanwhile, so the band is {fitted.width:.0%} wide"
     yield ""
 
 

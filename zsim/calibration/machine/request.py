@@ -25,6 +25,9 @@ ATTENTIONS = ((4, 4, 48, 24), (4, 4, 80, 40), (2, 4, 176, 48), (1, 4, 448, 56))
 """(batch, heads, tokens, width of a head) of causal attention, beside those of the presets."""
 REPEATS = {False: 60, True: 24}
 """Repetitions of a collective, in the full form and in the quick one."""
+BUDGET_S = {False: 150.0, True: 17.0}
+"""Seconds of the start and all measurements. Beyond it each is repeated a few times alone, which
+takes longer only where other work has most of the cores."""
 STEP_REPEATS = {False: 20, True: 10}
 
 
@@ -34,7 +37,7 @@ def request(world_size: int, *, quick: bool) -> MachineRequest:
         world_size=world_size, scenarios=tuple(_scenarios(world_size, quick=quick)),
         collectives=tuple(_collectives(world_size, quick=quick)),
         repeats=STEP_REPEATS[quick], timeout_s=120.0 if quick else 600.0, products=PRODUCTS,
-        attentions=ATTENTIONS,
+        attentions=ATTENTIONS, budget_s=BUDGET_S[quick],
     )
 
 

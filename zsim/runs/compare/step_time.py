@@ -3,8 +3,12 @@ the measured device is the same.
 
 A real step's time depends on more than the scenario, so the bound is the prediction's own band. The
 constants behind the prediction make that band. Assumed constants are not judged by it. A time ten
-times off is a failure all the same, but for a CPU without measurements. It reads Runs and
-nothing else.
+times off is a failure all the same. It reads Runs and nothing else.
+
+Other work that takes a share s of the cores widens the band upwards by 1 / (1 - s)². Ranks get 1 -
+s of the cores, and each collective waits for the slowest rank, which waits for a core once more.
+Assumed constants of a CPU have a core for each rank. Where ranks share cores, or have other work
+beside, ten times as long counts from that.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from zsim.runs.compare.check import Check
 
 NAME = "step time"
 BUSY = 0.1
-"""Share of a machine's cores from which work other than the run's makes its time no evidence."""
+"""Share of a machine's cores from which work other than the run's widens the band."""
+MOST_BUSY = 0.9
+"""Largest share that widens it, a hundredfold."""
 TOO_FAR = 10
 """Factor between the times at which no band and no assumed constant is an excuse."""
 
@@ -34,13 +40,16 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
             detail=blind or "unsupported: one side has no step time",
         )
     reason = _other_device(predicted, measured)
-    far = "" if reason or _of_another_cpu(predicted) else _too_far(left, right)
+    share = _others(measured)
+    slower = 1 / (1 - min(MOST_BUSY, share)) ** 2
+    excuse = slower * _ranks_on_a_core(measured) if _of_another_cpu(predicted) else 1.0
+    far = "" if reason else _too_far(left, right, excuse=excuse)
     if far:
         return Check(
             name=NAME, status="failed", predicted=left, measured=right,
-            relative_error=(left - right) / right, detail=far,
+            relative_error=(left - right) / right, detail=f"{far}{_beside(share)}",
         )
-    reason = reason or _assumed(predicted, measured) or _busy(measured)
+    reason = reason or _assumed(predicted, measured)
     if reason:
         detail = (
             f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
@@ -52,9 +61,9 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
         good, within = abs(error) <= bound, f", {error:+.1%}, at most {bound:.0%} allowed"
         detail = f"predicted {format_time(left)}, measured {format_time(right)}{within}"
     else:
-        low, high = (round(left * factor) for factor in band)
+        low, high = round(left * band[0]), round(left * band[1] * slower)
         good = low <= right <= high
-        ends = f"{format_time(low)} to {format_time(high)}"
+        ends = f"{format_time(low)} to {format_time(high)}{_widened(share)}"
         word = "within" if good else "beyond"
         detail = (
             f"{word} the band: predicted {format_time(left)} ({ends}), measured "
@@ -86,18 +95,17 @@ def _blind(predicted: RunRecord, measured: RunRecord) -> str:
 
 
 def _of_another_cpu(predicted: RunRecord) -> bool:
-    """True where the prediction is for a CPU without measured constants.
-
-    Those of another machine, with other cores and other work beside, say nothing of this one.
-    """
+    """True where the prediction is for a CPU without measured constants."""
     assumed = predicted.provenance.get("calibration") == "assumed"
     return assumed and predicted.provenance.get("device") == "cpu"
 
 
-def _too_far(predicted: int, measured: int) -> str:
-    """The words for times that differ by `TOO_FAR` or more, or ""."""
+def _too_far(predicted: int, measured: int, *, excuse: float) -> str:
+    """The words for times that differ by `TOO_FAR` or more, or ""; the measured one may be `excuse`
+    times as long for other reasons."""
     factor = max(predicted, measured) / min(predicted, measured)
-    return "" if factor < TOO_FAR else (
+    far = TOO_FAR * (excuse if measured > predicted else 1)
+    return "" if factor < far else (
         f"{factor:.0f} times off: predicted {format_time(predicted)}, measured "
         f"{format_time(measured)}"
     )
@@ -118,15 +126,28 @@ def _assumed(predicted: RunRecord, measured: RunRecord) -> str:
     return ""
 
 
-def _busy(measured: RunRecord) -> str:
-    """The reason that a time beside other work says little of the machine, or ""."""
+def _others(measured: RunRecord) -> float:
+    """The share of the cores that other work took, 0 where it widens nothing."""
     share = max((rank.others_share or 0.0 for rank in measured.ranks), default=0.0)
-    if share <= BUSY:
-        return ""
-    return (
-        f"other work took {share:.0%} of this machine's cores while steps were timed (at most "
-        f"{BUSY:.0%} is judged)"
-    )
+    return share if share > BUSY else 0.0
+
+
+def _widened(share: float) -> str:
+    return f", widened{_beside(share)}" if share else ""
+
+
+def _beside(share: float) -> str:
+    return f": other work took {share:.0%} of this machine's cores" if share else ""
+
+
+def _ranks_on_a_core(measured: RunRecord) -> float:
+    """Ranks for each core of a node, at least 1."""
+    try:
+        cores, nodes = (int(measured.provenance.get(key, "1")) for key in ("cores", "nodes"))
+    except ValueError:  # a saved Run that was edited by hand
+        return 1.0
+    known = "cores" in measured.provenance and min(cores, nodes) > 0
+    return max(1.0, measured.world_size / nodes / cores) if known else 1.0
 
 
 def _remedy(run: RunRecord) -> str:

@@ -16,6 +16,7 @@ from statistics import fmean
 from zsim.io.units import format_time
 from zsim.ir.run import RankRun, RunRecord, band_of
 from zsim.runs.compare.check import Check
+from zsim.runs.compare.step_time import BUSY
 from zsim.runs.metrics import exposed_ns
 from zsim.runs.unit_times import time_by_unit
 
@@ -72,6 +73,8 @@ def _unjudged(
             return f"the {word} Run, of {run.backend}, has no spans"
     if band_of(predicted) is None:
         return f"the predicted Run, of {predicted.backend}, has no band"
+    if any((rank.others_share or 0.0) > BUSY for rank in measured.ranks):
+        return "other work ran beside the recorded step"
     recorded = max(_step_ns(measured, rank) for _, rank in pairs)
     if recorded > (1 + DISTURBED) * (measured.step_time_ns or recorded):
         return (

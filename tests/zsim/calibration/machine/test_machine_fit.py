@@ -81,7 +81,7 @@ def test_known_constants_are_recovered():
     for name in ("memory_bandwidth", "memory_efficiency", "elementwise_efficiency", "float32"):
         assert getattr(fitted.device, name) == pytest.approx(getattr(DEVICE, name), rel=0.02)
     assert max(map(abs, fitted.errors)) < 0.02
-    assert (fitted.width, fitted.busy) == (0.08, False)
+    assert (fitted.width, fitted.busy) == (0.08, "")
     assert fitted.wake == WAKE
     attention = fitted.device.attention["flash2"]
     assert attention.rate == pytest.approx(RATE.rate, rel=1e-3)
@@ -92,8 +92,15 @@ def test_known_constants_are_recovered():
 
 def test_a_busy_machine_is_told_and_has_a_band_as_wide():
     fitted = fit(ASKED, measured(spread=0.6))
-    assert fitted.busy
+    assert fitted.busy.startswith("equal steps differ by ")
     assert fitted.width >= 0.5
+    loaded = fit(ASKED, replace(measured(), others_share=0.4))
+    assert loaded.busy == "other work took 40% of this machine's cores"
+    assert loaded.width == 0.4
+    assert all(each.width == 0.4 for each in loaded.times)
+    text = machine_file.text(loaded, world_size=2, date="2026-01-01", seconds=1.0)
+    assert "# doubtful: other work took 40% of this machine's cores meanwhile, so the band is 40%" \
+        in text
 
 
 def test_missing_measurements_are_no_machine():
