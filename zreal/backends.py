@@ -9,16 +9,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zsim.calibration.machine.machine_load import others_share
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
-from zsim.errors import BackendUnavailableError
+from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, InterruptedRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.training_options import Device
@@ -68,6 +68,17 @@ def _require_torch(backend: str) -> None:
         ) from error
 
 
+def _require_cuda(backend: str, *, remedy: str) -> None:
+    """BackendUnavailableError where torch has no CUDA, or sees no device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            where=f"backend {backend}", expected="a CUDA device and a CUDA build of torch",
+            found=f"torch {torch.__version__} without a device", remedy=remedy,
+        )
+
+
 def _require_transformers(scenario: Scenario, backend: str) -> None:
     """BackendUnavailableError for a model of a config.json where transformers is missing, or is not
     the major version whose memory zsim knows."""
@@ -86,32 +97,46 @@ def _require_transformers(scenario: Scenario, backend: str) -> None:
         )
 
 
+@dataclass(frozen=True)
 class FakeBackend:
     """Any rank of any world in this process: real memory and order, collectives that move nothing.
+
+    Memory and compute are those of `device`.
     """
 
-    name = "fake"
+    name: ClassVar[str] = "fake"
+    device: Device = "cpu"
+
+    def on(self, device: Device) -> FakeBackend:
+        """The backend on this CPU, or on this machine's GPU."""
+        return FakeBackend(device)
 
     def capabilities(self) -> Capabilities:
-        """Memory on this CPU; no numerics and no time."""
+        """Memory of the device; no numerics and no time."""
         _require_torch(self.name)
-        return Capabilities(memory=True, numerics=False, time=False, device="cpu")
+        if self.device == "cuda":
+            _require_cuda(self.name, remedy="leave out the device, or make it cpu")
+        return Capabilities(memory=True, numerics=False, time=False, device=self.device)
 
     def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
-        """The scenario with the user's own module, traced for a CPU."""
+        """The scenario with the user's own module, traced for the device."""
         return _with_module(
-            scenario, module, backend=self.name, device="cpu", timeout_s=timeout_s
+            scenario, module, backend=self.name, device=self.device, timeout_s=timeout_s
         )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""
         _require_torch(self.name)
         from zreal import rank_run
-        from zreal.processes.host_memory import require_host_memory
+        from zreal.processes.host_memory import require_device_memory, require_host_memory
+        from zreal.processes.rank_device import present_nbytes, take_device
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
-        require_host_memory(scenario, backend=self.name, processes=1)
+        require_host_memory(scenario, backend=self.name, processes=1, device=self.device)
+        if self.device == "cuda":
+            present = present_nbytes(take_device("cuda", local_rank=0))
+            require_device_memory(scenario, backend=self.name, present_nbytes=present)
         ranks = options.ranks or tuple(dict.fromkeys((0, scenario.world_size - 1)))
         if options.all_ranks:
             ranks = tuple(range(scenario.world_size))
@@ -120,12 +145,12 @@ class FakeBackend:
             world_size=scenario.world_size, mesh=scenario.mesh,
             ranks=tuple(
                 rank_run.fake_rank(
-                    scenario, rank=rank, interpreter=interpreter,
+                    scenario, rank=rank, interpreter=interpreter, device=self.device,
                     progress=_on_rank(rank, scenario.name, options.progress),
                 )
                 for rank in ranks
             ),
-            provenance=rank_run.provenance(scenario, device="cpu")
+            provenance=rank_run.provenance(scenario, device=self.device)
             | {"memory": EXACT}  # no thread but the host's frees memory
             | ({} if len(ranks) == scenario.world_size else observed_ranks(ranks)),
         )
@@ -162,6 +187,16 @@ class GlooBackend:
 
     name = "gloo"
     device: Device = "cpu"
+
+    def on(self, device: Device) -> GlooBackend:
+        """This backend; ArgumentError for other devices than its own."""
+        if device != self.device:
+            others = {"cpu": "gloo", "cuda": "nccl"}
+            raise ArgumentError(
+                where="device", expected=f"{self.device}, where {self.name} runs", found=device,
+                remedy=f"the backend {others[device]} or fake",
+            )
+        return self
 
     def capabilities(self) -> Capabilities:
         """Memory, numerics and spans of a recorded step.
@@ -394,15 +429,9 @@ class NcclBackend(GlooBackend):
     def capabilities(self) -> Capabilities:
         """Capabilities of gloo; BackendUnavailableError where there is no CUDA device."""
         _require_torch(self.name)
+        _require_cuda(self.name, remedy="use the backend gloo or fake here")
         import torch
 
-        if not torch.cuda.is_available():
-            raise BackendUnavailableError(
-                where="backend nccl",
-                expected="a CUDA device and a CUDA build of torch",
-                found=f"torch {torch.__version__} without a device",
-                remedy="use the backend gloo or fake here",
-            )
         return replace(
             super().capabilities(),
             gpus=Gpus(
@@ -419,16 +448,18 @@ class NcclBackend(GlooBackend):
         import torch
 
         from zreal.processes.host_memory import require_device_memory
+        from zreal.processes.rank_device import HOST_ID, present_nbytes
 
         devices = torch.cuda.device_count()
-        if scenario.world_size > devices and "NCCL_HOSTID" not in os.environ:
+        if scenario.world_size > devices and HOST_ID not in os.environ:
             raise BackendUnavailableError(
                 where="backend nccl",
                 expected=f"{scenario.world_size} CUDA devices, one per rank",
                 found=f"{devices} on this machine",
                 remedy="start it on a cluster: torchrun … -m zreal.worker SCENARIO --save RUN.json",
             )
-        present = torch.cuda.get_device_properties(0).total_memory
+        on_each = -(-scenario.world_size // devices)
+        present = present_nbytes(torch.device("cuda", 0)) // on_each
         require_device_memory(scenario, backend=self.name, present_nbytes=present)
         return super().run(scenario, options=options)
 

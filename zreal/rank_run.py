@@ -173,14 +173,14 @@ def launched_rank(
 
 
 def fake_rank(
-    scenario: Scenario, *, rank: int, interpreter: str,
+    scenario: Scenario, *, rank: int, interpreter: str, device: Device = "cpu",
     progress: Callable[[str], None] = lambda _: None,
 ) -> RankRun:
     """Run one rank of any world in this process: real memory and compute, collectives that move
     nothing."""
     with torch_private.fake_group(rank=rank, world_size=scenario.world_size):
         return run_rank(
-            scenario, rank=rank, interpreter=interpreter, device="cpu", numerics=None,
+            scenario, rank=rank, interpreter=interpreter, device=device, numerics=None,
             progress=progress,
         )
 

@@ -27,7 +27,7 @@ from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
 from zreal.cluster.meeting import meet, store_of
 from zreal.numerics_choice import NumericsChoice, choose_numerics
 from zreal.processes.host_memory import require_device_memory
-from zreal.processes.rank_device import start_group, take_device
+from zreal.processes.rank_device import present_nbytes, start_group, take_device
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING
 from zreal.processes.stacks import main_frame
@@ -237,8 +237,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
             raise
     scenario = run.scenario
     if device == "cuda":
-        present = torch.cuda.get_device_properties(own).total_memory
-        require_device_memory(scenario, backend="nccl", present_nbytes=present)
+        require_device_memory(scenario, backend="nccl", present_nbytes=present_nbytes(own))
     wanted = choose_numerics(
         scenario, asked=options.numerics, backend="zreal.worker", device=device,
         processes=launched.local_world_size, timeout_s=options.timeout,

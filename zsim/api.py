@@ -18,10 +18,12 @@ from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
+from zsim.models.training_options import Device
 from zsim.runs import registry, saved, simulator
 from zsim.runs.backend import (
     Backend,
     Capabilities,
+    DeviceChoice,
     Gpus,
     MeasuringBackend,
     ModuleBackend,
@@ -45,6 +47,8 @@ __all__ = [
     "validate", "why",
 ]
 
+REAL_BACKENDS: dict[Device, str] = {"cpu": "gloo", "cuda": "nccl"}
+"""The backend that validates by default, by the device of its ranks."""
 COMPUTES = ("real", "emulated")
 MAKES_A_RUN = "zsim.simulate(scenario) returns one"
 SAVES_A_RUN = "run.save(path) writes one"
@@ -74,6 +78,7 @@ def run(
     timeout_s: float = 120.0,
     module: str | None = None,
     numerics: NumericsMode | None = None,
+    device: Device | None = None,
 ) -> Run:
     """The scenario on a backend: "gloo" and "nccl" train it for real, "fake" observes single ranks.
 
@@ -81,8 +86,9 @@ def run(
     has the strategy. `timeout_s`: seconds until a rank counts as hung. `module`: the function that
     makes your own module, as "mypackage.mymodel:build", which takes the place of the model.
     `numerics`: the ranks that train a single-process reference, "full" for all, "sampled" for the
-    first, "none"; by default as many as memory and time allow. BackendUnavailableError where torch,
-    devices or memory lack; RankError where a rank fails.
+    first, "none"; by default as many as memory and time allow. `device`: "cpu" or "cuda", for
+    "fake", whose ranks run on either. BackendUnavailableError where torch, devices or memory lack;
+    RankError where a rank fails.
     """
     from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
 
@@ -94,6 +100,7 @@ def run(
         timeout_s=timeout_s,
         module=module,
         numerics=numerics,
+        device=device,
     )
     runner, capabilities = open_backend(backend, options)
     scenario = of_module(runner, scenario, options)
@@ -151,6 +158,7 @@ def validate(
     cluster: str | PathLike[str] | None = None,
     module: str | None = None,
     numerics: NumericsMode | None = None,
+    device: Device | None = None,
     testbed: str | None = None,
     compute: str = "real",
 ) -> Comparison:
@@ -168,6 +176,7 @@ def validate(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s,
         module=module,
         numerics=numerics,
+        device=device,
     )
     backend, capabilities = open_real_backend(against, options)
     layout = None if testbed is None else _layout(testbed)
@@ -294,8 +303,16 @@ def open_backend(
     if not isinstance(name, str):
         raise ArgumentError(where=where, expected="the name of a backend", found=described(name))
     backend = registry.find(name, where=where)
-    if backend.name == registry.SimBackend.name and options.interpreter:
-        raise ArgumentError(where="interpreter", expected="a real backend", found=backend.name)
+    for argument in ("interpreter", "device"):
+        if backend.name == registry.SimBackend.name and getattr(options, argument):
+            raise ArgumentError(where=argument, expected="a real backend", found=backend.name)
+    if options.device is not None:
+        if not hasattr(backend, "on"):
+            raise ArgumentError(
+                where="device", expected="a backend whose devices can be chosen",
+                found=backend.name, remedy="leave device out",
+            )
+        backend = cast(DeviceChoice, backend).on(options.device)
     return backend, registry.capabilities(backend)
 
 

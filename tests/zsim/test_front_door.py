@@ -45,9 +45,9 @@ SIGNATURES = {
     "load": "path",
     "load_run": "path",
     "ms": "number",
-    "run": f"scenario, backend, {REAL}, module, numerics",
+    "run": f"scenario, backend, {REAL}, module, numerics, device",
     "simulate": "scenario, ranks, all_ranks",
-    "validate": f"scenario, against, {REAL}, require, cluster, module, numerics, "
+    "validate": f"scenario, against, {REAL}, require, cluster, module, numerics, device, "
                 "testbed, compute",
     "why": "run",
 }

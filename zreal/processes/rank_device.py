@@ -23,7 +23,13 @@ def take_device(device: Device, *, local_rank: int) -> torch.device:
         return torch.device("cpu")
     own = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(own)
+    torch.cuda.init()  # a device mesh would else take the GPU of its own choice
     return own
+
+
+def present_nbytes(device: torch.device) -> int:
+    """Bytes of a GPU's memory, whoever uses them."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def tell_hosts_apart(rank: int) -> None:

@@ -16,7 +16,7 @@ OPTIONS = {
     "ranks": "--ranks", "all_ranks": "--all-ranks", "interpreter": "--interpreter",
     "timeout_s": "--timeout", "backend": "--backend", "against": "--against",
     "module": "--module", "testbed": "--testbed", "cluster": "--cluster", "require": "--require",
-    "numerics": "--numerics",
+    "numerics": "--numerics", "device": "--device",
 }
 """Options of the command line, by the names of arguments in Python."""
 _ARGUMENT = re.compile(

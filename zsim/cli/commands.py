@@ -180,14 +180,18 @@ def validate(options: argparse.Namespace) -> int:
 
 def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabilities]:
     """The real backend: on ranks of this machine, or on those that --launch starts."""
+    against = options.against or api.REAL_BACKENDS[options.device or "cpu"]
     if options.launch is None:
-        return api.open_real_backend(options.against, how)
+        return api.open_real_backend(against, how)
     from zsim.runs.launched import LaunchedBackend  # start-up: few commands launch anything
 
-    devices = {"gloo": "cpu", "nccl": "cuda"}
-    if options.against not in devices:
+    devices = {name: device for device, name in api.REAL_BACKENDS.items()}
+    if against not in devices:
+        raise UsageError(where="--launch", expected="--against gloo or nccl", found=against)
+    if options.device not in (None, devices[against]):
         raise UsageError(
-            where="--launch", expected="--against gloo or nccl", found=options.against
+            where="--device", expected=f"{devices[against]}, where {against} runs",
+            found=options.device, remedy=f"--against {api.REAL_BACKENDS[options.device]}",
         )
     if not options.save:
         raise UsageError(
@@ -204,7 +208,7 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
             remedy="timers run in ranks of this machine",
         )
     backend = LaunchedBackend(
-        name=options.against, device=devices[options.against], launch=options.launch,
+        name=against, device=devices[against], launch=options.launch,
         folder=Path(options.save), queue_s=options.queue_timeout,
     )
     return backend, backend.capabilities()
@@ -330,6 +334,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         timeout_s=options.timeout,
         module=options.module,
         numerics=options.numerics,
+        device=options.device,
         progress=report.tell,
     )
 

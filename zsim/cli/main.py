@@ -66,7 +66,8 @@ def parser() -> arguments.Parser:
     )
     _scenarios(validate)
     validate.add_argument(
-        "--against", default="gloo", metavar="BACKEND", help="the real backend (default gloo)"
+        "--against", default=None, metavar="BACKEND",
+        help="the real backend (default gloo, with --device cuda nccl)",
     )
     validate.add_argument(
         "--save", metavar="FOLDER", type=arguments.path,
@@ -273,6 +274,10 @@ def _how(command: argparse.ArgumentParser) -> None:
                                                                   "are alike")
     command.add_argument(
         "--interpreter", choices=("executor", "observer"), help="how a real backend runs it"
+    )
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), default=None,
+        help="where ranks run: fake on a CPU (default) or a GPU, gloo on CPUs, nccl on GPUs",
     )
     command.add_argument(
         "--module", metavar="PACKAGE.MODULE:FUNCTION", default=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
@@ -12,6 +12,7 @@ from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.ir.ops import Kernel
 from zsim.ir.run import RunRecord
+from zsim.models.training_options import Device
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class RunOptions:
     compute."""
     module: str | None = None
     """The user's function that makes the module to run, in place of the scenario's model."""
+    device: Device | None = None
+    """The devices that ranks run on; None for the backend's own."""
     numerics: NumericsMode | None = None
     """Ranks that train the reference; None for as many as bytes and time allow."""
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
@@ -84,6 +87,8 @@ class RunOptions:
                 )
         if self.interpreter not in (None, *INTERPRETERS):
             raise _unfit("interpreter", " or ".join(INTERPRETERS), self.interpreter)
+        if self.device not in (None, *get_args(Device)):
+            raise _unfit("device", " or ".join(get_args(Device)), self.device)
         if self.numerics not in (None, *NUMERICS_MODES):
             raise _unfit("numerics", ", ".join(NUMERICS_MODES), self.numerics)
         if self.module is not None and not isinstance(self.module, str):
@@ -226,6 +231,14 @@ class MeasuringBackend(Protocol):
 
     def measure(self, request: MachineRequest) -> MachineMeasurements:
         """All measurements; ZsimError when a rank fails."""
+        ...
+
+
+class DeviceChoice(Protocol):
+    """A backend whose devices the user can choose."""
+
+    def on(self, device: Device) -> Backend:
+        """The backend on such devices; ArgumentError where it has no such form."""
         ...
 
 
