@@ -202,12 +202,13 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
 
 
 def _module_provenance(scenario: Scenario) -> dict[str, str]:
-    """The function that made the user's own module, if it is one, and if it draws random numbers,
-    as dropout does."""
+    """The function that made the user's own module, if it is one; the reason for which it is built
+    whole, if it is, and if it draws random numbers, as dropout does."""
     if not isinstance(scenario.model, OwnModel):
         return {}
-    name = scenario.model.own.name
-    return {"module": name} | ({"draws": name} if scenario.model.draws else {})
+    name, whole = scenario.model.own.name, scenario.model.own.whole
+    told = {"module": name, "built_whole": whole, "draws": name if scenario.model.draws else ""}
+    return {key: text for key, text in told.items() if text}
 
 
 def slowest_step_time(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:

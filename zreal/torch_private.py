@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -164,19 +165,31 @@ def failures_unlogged() -> Iterator[None]:
         log.removeFilter(other)
 
 
+TRUNCATED_NORMAL = "_no_grad_trunc_normal_"
+SKIPPED_ON_META = (TRUNCATED_NORMAL, "orthogonal_", "dirac_", "sparse_")
+"""Functions of torch.nn.init that do nothing to a tensor on the meta device."""
+
+
 @contextmanager
-def nothing_drawn() -> Iterator[None]:
-    """Inside, truncated normal distributions are not drawn, since torch reads drawn values to check
-    their bounds."""
-    original = torch.nn.init._no_grad_trunc_normal_
-    torch.nn.init._no_grad_trunc_normal_ = _undrawn
+def initialised_by(draw: Callable[..., torch.Tensor], names: Iterable[str]) -> Iterator[None]:
+    """Inside, `draw` stands for functions of torch.nn.init: it gets torch's own first."""
+    originals = {name: getattr(torch.nn.init, name) for name in names}
+    for name, original in originals.items():
+        setattr(torch.nn.init, name, partial(draw, original))
     try:
         yield
     finally:
-        torch.nn.init._no_grad_trunc_normal_ = original
+        for name, original in originals.items():
+            setattr(torch.nn.init, name, original)
 
 
-def _undrawn(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def nothing_drawn() -> AbstractContextManager[None]:
+    """Context manager in which truncated normal distributions are not drawn, since torch reads
+    drawn values to check their bounds."""
+    return initialised_by(_undrawn, [TRUNCATED_NORMAL])
+
+
+def _undrawn(_: object, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
     return tensor
 
 

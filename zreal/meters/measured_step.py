@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.memory import MemoryMeter, memory_record
@@ -95,10 +96,11 @@ class MeasuredRank:
         """The phase "construction": all that is allocated inside, where the parameters of `model`
         are made.
 
-        Buffers of the model count nothing, as no strategy models them.
+        Buffers of the model count nothing, as no strategy models them, nor do tensors that it keeps
+        in plain attributes.
         """
         with self.meter.uncounted():
-            self.meter.watch(*model.buffers())
+            self.meter.watch(*model.buffers(), *_attributes(model))
         with self.meter.span() as span:
             yield
             self.recorder.settle()
@@ -145,6 +147,20 @@ class MeasuredRank:
         if part == "optimizer" or "first" not in self._phases:
             self.recorder.settle()
         self.meter.begin_part(part, micro_batch=micro_batch)
+
+
+def _attributes(model: nn.Module) -> list[Tensor]:
+    """Tensors that modules hold as attributes, or in lists and dicts of theirs, without being
+    parameters or buffers."""
+    own = ("_parameters", "_buffers", "_modules")
+    return [
+        leaf
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in own and isinstance(value, Tensor | list | tuple | dict)
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
+    ]
 
 
 def lower_peak(earlier: PhaseRecord | None, later: PhaseRecord) -> PhaseRecord:

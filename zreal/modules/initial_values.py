@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -56,28 +56,39 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initialiser:
-    """Makes parameters of `model` on `device`: those on the meta device are drawn by the seed, a
-    user's own are moved there."""
+    """Makes parameters of `model` on `device`, once each: those on the meta device are drawn by the
+    seed, or by the user's own code, and others are moved there."""
 
     model: nn.Module
     spec: ModelSpec
     seed: int
     device: str
     meter: Meter
+    value: Callable[[str], Tensor] | None = None
+    """The values of a parameter by the user's own code, by fqn."""
+    _made: set[str] = field(default_factory=set)
 
     def __call__(self, fqns: Iterable[str]) -> None:
         """Make the parameters `fqns` whole."""
         drawn = {parameter.fqn: parameter for parameter in self.spec.parameters}
         for fqn in fqns:
+            if fqn in self._made:
+                continue
+            self._made.add(fqn)
             parameter = self.model.get_parameter(fqn)
             if parameter.is_meta:
                 with self.meter.uncounted():  # random numbers are not the strategy's
-                    value = initial(drawn[fqn], seed=self.seed)
+                    value = (
+                        initial(drawn[fqn], seed=self.seed) if self.value is None
+                        else self.value(fqn)
+                    )
                 empty = torch.empty_like(parameter, device=self.device)
                 parameter = fill(self.model, parameter, empty.detach().copy_(value))
                 del value, empty
             else:
-                parameter.data = parameter.data.to(self.device)
+                value = parameter.data.to(self.device)
+                is_part = value.nbytes < value.untyped_storage().nbytes()
+                parameter.data = value.clone() if is_part else value
             self.meter.watch(parameter)
 
 

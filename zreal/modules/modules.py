@@ -5,7 +5,7 @@ It drops each value after its last use, as hand-written modules that reassign `x
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules.checkpointing import checkpointed, checkpointed_whole
+from zreal.modules.deferred import Deferred
 from zreal.modules.emulation import Timers
 from zreal.modules.initial_values import DTYPES, ModelError, fill, initial
 from zreal.modules.operators import apply
-from zreal.modules.own_module import OwnModel
+from zreal.modules.own_module import DEFERRED, OwnModel
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.operators import Operator
@@ -237,11 +238,22 @@ def build(
     """The torch module of `spec` in `dtype`, with its initial values; errors are those of `empty`.
     """
     model = empty(spec, seed=seed, dtype=dtype, checkpointing=checkpointing)
+    if value := own_values(model):
+        for fqn, meta in list(model.named_parameters()):
+            if meta.is_meta:
+                fill(model, meta, value(fqn).to(DTYPES[dtype]))
+        return model
     for parameter in spec.parameters:
         meta = model.get_parameter(parameter.fqn)
         if meta.is_meta:
             fill(model, meta, initial(parameter, seed=seed).to(DTYPES[dtype]))
     return model
+
+
+def own_values(model: nn.Module) -> Callable[[str], Tensor] | None:
+    """The values of parameters of a user's own module on the meta device; None of other modules."""
+    deferred: Deferred | None = getattr(model, DEFERRED, None)
+    return deferred.parameter if deferred is not None else None
 
 
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
@@ -258,8 +270,8 @@ def empty(
     spec: ModelSpec, *, seed: int, dtype: str = "float32",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Model:
-    """The torch module of `spec`, its parameters on the meta device; a user's own module as the
-    user makes it.
+    """The torch module of `spec`, its parameters on the meta device; a user's own module that is
+    built whole as the user makes it.
 
     ModelError for a traced model, of which only memory and work are known.
     """

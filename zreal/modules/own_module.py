@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -16,12 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zreal.modules.deferred import Deferred, recording
 from zreal.modules.initial_values import DTYPES, generator_of
 from zreal.modules.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
 
 KEYS = ("module", "inputs", "loss", "units")
+DEFERRED = "_zreal_deferred"
+"""Attribute of a module on the meta device that has the values of its parameters."""
 EXAMPLE = "zreal/README.md has an example"
 RETURNS = "a dict with module and inputs, and perhaps loss and units"
 
@@ -32,7 +36,10 @@ class OwnModule:
 
     name: str
     make: Callable[[int], nn.Module]
-    """The module from a seed, the same on every rank."""
+    """The module from a seed, the same on every rank: on the meta device unless it is built whole.
+    """
+    whole: str
+    """The reason for which it is built whole; "" where it is not."""
     inputs: Mapping[str, Tensor] | tuple[Tensor, ...]
     """One micro-batch, by name or by position. Those of ranks and steps are drawn after it."""
     loss: Callable[[Any], Tensor]
@@ -58,6 +65,7 @@ class OwnModel(TracedModel):
     """A traced model with the module beside it, so that it can be run for real."""
 
     own: OwnModule = field(compare=False, repr=False)
+    made_whole: bool = False
     draws: bool = field(default=False, compare=False, repr=False)
     """True where forward draws random numbers, as dropout does: on each rank others than one
     process."""
@@ -84,15 +92,18 @@ def _draws(operator: str) -> bool:
 
 
 def _draws_when_run(own: OwnModule, seed: int) -> bool:
-    module = own.make(seed)
+    module = load(own.name, whole="to be run").make(seed)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         own.loss_of(module, own.batch(seed, dtype="float32"))
         return not torch.equal(before, torch.get_rng_state())
 
 
-def load(name: str) -> OwnModule:
-    """The user's own module; ArgumentError where `name` says none, or what it names is none."""
+def load(name: str, *, whole: str = "") -> OwnModule:
+    """The user's own module; ArgumentError where `name` says none, or what it names is none.
+
+    `whole`: a reason to build it whole. Without one it is so where the meta device cannot do.
+    """
     path, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in path.split(".")):
         raise _unfit(name, "a function as mypackage.mymodel:build", name[:60])
@@ -101,7 +112,13 @@ def load(name: str) -> OwnModule:
     build = None
     try:
         build = getattr(import_module(path), attribute)
-        answer = _answer(build, 0, name)
+        try:
+            answer = _answer(build, 0, name, whole=bool(whole))
+        except Exception as error:  # whatever a user's code may raise that reads no values
+            if whole:
+                raise
+            whole = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            answer = _answer(build, 0, name, whole=True)
     except ArgumentError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's code may raise
@@ -110,7 +127,8 @@ def load(name: str) -> OwnModule:
         ) from error
     given = answer["inputs"]
     return OwnModule(
-        name=name, make=lambda seed: _module(_answer(build, seed, name), name),
+        name=name, whole=whole,
+        make=lambda seed: _module(_answer(build, seed, name, whole=bool(whole)), name),
         inputs=dict(given) if isinstance(given, Mapping) else tuple(given),
         loss=answer.get("loss") or _loss, units=answer.get("units"),
     )
@@ -126,11 +144,26 @@ def _remedy(error: BaseException, path: str) -> str:
     return EXAMPLE
 
 
-def _answer(build: Any, seed: int, name: str) -> Mapping[str, Any]:
+def _answer(build: Any, seed: int, name: str, *, whole: bool) -> Mapping[str, Any]:
     """The answer of the user's function, from the same random numbers on every rank."""
-    with torch.random.fork_rng(devices=[]):
+    deferred = Deferred(seed)
+    with (
+        torch.random.fork_rng(devices=[]), nullcontext() if whole else recording(deferred)
+    ):
         torch.manual_seed(seed)
         answer = build()
+    _require_answer(answer, name)
+    if whole:
+        return answer
+    module = _module(answer, name)
+    deferred.fill_rest(module)
+    deferred.keep_parameters(module)
+    object.__setattr__(module, DEFERRED, deferred)
+    return {**answer, "inputs": deferred.filled(answer["inputs"])}
+
+
+def _require_answer(answer: Any, name: str) -> None:
+    """ArgumentError where the user's function answers something else."""
     if not isinstance(answer, Mapping) or not {"module", "inputs"} <= set(answer):
         raise _unfit(name, RETURNS, type(answer).__name__)
     if unknown := sorted(set(answer) - set(KEYS)):
@@ -142,7 +175,6 @@ def _answer(build: Any, seed: int, name: str) -> Mapping[str, Any]:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise _unfit(name, "inputs that are tensors", type(tensor).__name__)
-    return answer
 
 
 def _module(answer: Mapping[str, Any], name: str) -> nn.Module:

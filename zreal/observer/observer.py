@@ -53,11 +53,14 @@ def observe(
     )
     move_buffers(model, device)
     make = Initialiser(
-        model=model, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter
+        model=model, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter,
+        value=modules.own_values(model),
     )
     units = units_of(model, scenario.model)
     with measured.metering():
         with measured.construction(model):
+            if scenario.model.made_whole:
+                make(parameter.fqn for parameter in scenario.model.parameters)
             subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh, make)
         trainer = SubjectTrainer(scenario, subject, measured.recorder.settle)
         inputs = batching.inputs_by_step(scenario, rank=rank, dtype=subject.dtype, device=device)

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from zreal.reference_cost import num_references, reference_cost
-from zsim.autograd.traced.model import TracedModel
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
 from zsim.ir.ledger_replay import replay
@@ -70,14 +69,13 @@ def needed_nbytes(
     """Bytes of host memory for `processes` ranks at once: each has the highest predicted peak, or
     after training what numerics need, whichever is more.
 
-    On CUDA the host holds a parameter at a time, which moves to the device; of a traced model it
-    holds the user's own module.
+    On CUDA the host holds a parameter at a time, which moves to the device, or a user's own module
+    that is built whole.
     """
     model = scenario.model
-    whole = isinstance(model, TracedModel)
-    peak = 4 * sum(p.numel for p in model.parameters) if whole else DRAWN_NBYTES * max(
-        (p.numel for p in model.parameters), default=0
-    )
+    whole = 4 * sum(p.numel for p in model.parameters)
+    largest = max((p.numel for p in model.parameters), default=0)
+    peak = whole if model.made_whole else DRAWN_NBYTES * largest
     rest = 0
     if device == "cpu":
         program = plan(scenario, device="cpu")

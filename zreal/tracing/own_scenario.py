@@ -41,7 +41,13 @@ def with_module(
             found=str(scenario.batch.forwards), remedy=INSIDE,
         )
     own = load(name)
-    model = _traced(scenario, own, device=device)
+    try:
+        model = _traced(scenario, own, device=device)
+    except UntraceableError as error:
+        if own.whole:
+            raise
+        own = load(name, whole=f"on the meta device it is not traced: {error}")
+        model = _traced(scenario, own, device=device)
     batch = replace(
         scenario.batch, micro_batch=model.batch.micro_batch,
         sequence_length=model.batch.sequence_length,
@@ -79,4 +85,5 @@ def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
             add_location(error, type(module).forward)
             raise
     kept = {slot.name: getattr(model, slot.name) for slot in fields(TracedModel)}
-    return OwnModel(**kept, own=own, draws=draws(own, model, seed=scenario.seed))
+    drawing = draws(own, model, seed=scenario.seed)
+    return OwnModel(**kept, own=own, made_whole=bool(own.whole), draws=drawing)

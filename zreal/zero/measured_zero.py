@@ -14,7 +14,7 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.modules.initial_values import Initialiser
+from zreal.modules.initial_values import Initialiser, move_buffers
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.own_module import OwnModel
 from zreal.zero.zero import STAGES, ZeRO
@@ -41,16 +41,18 @@ def train_own(
     inputs = batching.inputs_by_step(
         scenario, rank=rank, dtype=scenario.precision.parameters, device=device
     )
-    module = modules.build(scenario.model, seed=scenario.seed).to(device)
+    module = modules.empty(scenario.model, seed=scenario.seed)
+    move_buffers(module, device)
     zero = ZeRO(
         module, make_optimizer(scenario.optimizer, trained(module)),
         stage=STAGES[scenario.strategy], accumulation=scenario.batch.accumulation,
         clip_norm=scenario.optimizer.clip_norm, reduce=scenario.precision.reduce,
-        sync=scenario.sync,
+        sync=scenario.sync, device=device,
     )
     zero.group = measured.mesh.get_group()
     zero.make = Initialiser(
-        model=module, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter
+        model=module, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter,
+        value=modules.own_values(module),
     )
     loop = OwnLoop(scenario, zero)
     with measured.metering():

@@ -18,6 +18,7 @@ from zreal import torch_private
 from zreal.executor.flat_buffers import release
 from zreal.executor.flat_rank import FlatRank
 from zreal.modules.initial_values import Make, made
+from zreal.modules.modules import own_values
 from zreal.tracing.units.param_groups import UnitChoice, find_units
 from zreal.zero.boundaries import LiveBoundaries
 from zreal.zero.meta_modules import MetaModule, is_meta
@@ -37,6 +38,10 @@ from zsim.strategies import STRATEGIES
 Stage = Literal[1, 2, 3]
 STAGES: dict[str, Stage] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """Stages by strategy."""
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
 
 
 class ZeRO:
@@ -91,7 +96,8 @@ class ZeRO:
         self._meta: MetaModule | None = None
         self.make: Make = made
         """Makes the parameters of a group; those of a user's loop are there already."""
-        if is_meta(module):
+        self._device = torch.device(device) if is_meta(module) else _device_of(module)
+        if is_meta(module) and own_values(module) is None:
             self._meta = MetaModule(
                 module=module, device=torch.device(device), group=world, state=state
             )
@@ -236,11 +242,6 @@ class ZeRO:
 
     def _unit_names(self, model: TracedModel) -> list[str]:
         return list(dict.fromkeys(m.unit for m in model.modules if m.unit != "root"))
-
-    @property
-    def _device(self) -> torch.device:
-        first = next(self.module.parameters())
-        return self._meta.device if self._meta is not None else first.device
 
     @contextmanager
     def _while_tracing(self) -> Iterator[None]:

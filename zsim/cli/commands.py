@@ -98,6 +98,7 @@ def _run(
     warnings = warned(scenario)
     with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
         record = api.observed(backend, capabilities, scenario, how)
+    _note_whole(scenario, record)
     if target:
         saved.save(api.with_caches(scenario, record, scenario.cluster), target)
         report.wrote(target)
@@ -239,6 +240,7 @@ def _validated(
     if folder := measured.provenance.get("resumed"):
         report.note(f"{scenario.name}: the ranks' results are taken from {folder}; delete it to "
                     f"run them again")
+    _note_whole(scenario, measured)
     return api.validated(
         scenario, measured, capabilities, required=options.require, cluster=cluster
     )
@@ -252,6 +254,12 @@ def _save_sides(
     for record, path in zip(records, _sides(scenario, options), strict=False):
         saved.save(record, path)
         report.wrote(path)
+
+
+def _note_whole(scenario: Scenario, record: RunRecord) -> None:
+    """Say that the user's own module is not built unit by unit, and why."""
+    if reason := record.provenance.get("built_whole"):
+        report.note(f"{scenario.name}: each rank builds the whole module, as {reason}")
 
 
 def _overlay(

@@ -158,6 +158,12 @@ class ModelSpec:
     buffers: tuple[tuple[str, int], ...] = ()
 
     @property
+    def made_whole(self) -> bool:
+        """True where all parameters are there before any is sharded. Only a user's own module is
+        built so."""
+        return False
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter once, unit by unit."""
         return tuple([parameter for unit in self.units for parameter in unit.parameters])

@@ -147,6 +147,73 @@ def differing() -> dict[str, Any]:
     return perceptron() if os.environ.get("SLURM_PROCID") == "1" else transformer()
 
 
+class Mixed(nn.Module):
+    """Parameters made in many ways: drawn, truncated, orthogonal, computed, cut, tied; a mask, and
+    a table in a plain dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(200, 64, padding_idx=0)
+        nn.init.trunc_normal_(self.table.weight, std=0.02, a=-0.04, b=0.04)
+        with torch.no_grad():
+            self.table.weight[0].fill_(0)
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+            for _ in range(3)
+        )
+        self.square = nn.Parameter(torch.empty(64, 64))
+        nn.init.orthogonal_(self.square)
+        self.doubled = nn.Parameter(self.square.detach() * 2)
+        self.lower = nn.Parameter(torch.randn(64, 64)[32:])
+        self.norm = nn.RMSNorm(64)
+        self.mask: Tensor
+        self.register_buffer("mask", torch.triu(torch.full((40, 40), float("-inf")), 1))
+        self.cache = {"cos": torch.outer(torch.arange(40.0), torch.arange(64) / 64).cos()}
+        self.head = nn.Linear(64, 200, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x = self.table(tokens)
+        x = x + self.cache["cos"][:length].to(x.dtype)
+        x = self.mask[:length, :length].softmax(-1).to(x.dtype) @ x
+        for layer in self.layers:
+            x = x + layer(x)
+        x = self.norm(x) @ self.square @ self.doubled + self.lower.sum()
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class Loaded(Mixed):
+    """Values that the build has from elsewhere, as from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.tensor([[0.01] * 64] * 64))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = super().forward(tokens, targets)
+        return loss + self.own.square().mean()
+
+
+def loaded_layers() -> dict[str, Any]:
+    """Layers that have values of their own, and no buffers."""
+    layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.tensor([[0.01] * 64] * 64))
+    return {"module": nn.Sequential(*layers), "inputs": [torch.randn(4, 64)], "units": ["0", "1"]}
+
+
+def mixed() -> dict[str, Any]:
+    """A module for the meta device."""
+    return {"module": Mixed(), "inputs": list(torch.randint(200, (2, 2, 32)))}
+
+
+def loaded() -> dict[str, Any]:
+    """A module that has values of its own."""
+    return {"module": Loaded(), "inputs": list(torch.randint(200, (2, 2, 32)))}
+
+
 class Named(nn.Module):
     """A module whose output is a dict."""
 

@@ -152,15 +152,23 @@ class FlatModel:
 
 
 def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
-    """The model is on the meta device. Make each param group, join it in a flat buffer and, if
-    `sharded`, keep only this rank's shard."""
+    """The model is on the meta device, or made whole first. Make each param group, join it in a
+    flat buffer and, if `sharded`, keep only this rank's shard."""
     step, element = StepBuilder(), DTYPE_NBYTES[MASTER_DTYPE]
-    for group in model.groups:
+    made_whole = model.training.model.made_whole
+
+    def make(group: FlatGroup) -> None:
         whole = (
             Alloc(parameter.fqn, "parameters", parameter.numel * element)
             for parameter in group.group.parameters
         )
         step.issue("alloc", group.fqn, stream="host", memory=whole)
+
+    for group in model.groups if made_whole else ():
+        make(group)
+    for group in model.groups:
+        if not made_whole:
+            make(group)
         step.issue(
             "copy", group.fqn, kernels=_copies(model, group),
             memory=_flatten(model, group, sharded=sharded),

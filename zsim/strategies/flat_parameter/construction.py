@@ -17,18 +17,22 @@ from zsim.strategies.fsdp.passes import ORIGINAL
 def construction(
     flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]
 ) -> StepBuilder:
-    """The model is on the meta device; then every unit's parameters are made and concatenated, and
-    a shard is copied out: units in units first.
+    """The model is on the meta device, or made whole first; then every unit's parameters are made
+    and concatenated, and a shard is copied out: units in units first.
 
     `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
     """
     step, element = StepBuilder(), DTYPE_NBYTES[ORIGINAL]
     sizes = {parameter.fqn: parameter.numel * element for parameter in model.parameters}
     of_rank = {flat.fqn: (flat, numel) for flat, numel in zip(flats, kept, strict=True)}
+    for unit in model.units if model.made_whole else ():
+        whole = [Alloc(f"{p.fqn}.whole", "parameters", sizes[p.fqn]) for p in unit.parameters]
+        step.issue("alloc", unit.fqn, stream="host", memory=whole)
     for fqn in [*[unit.fqn for unit in model.inside_out], *([ROOT] if ROOT in of_rank else [])]:
         flat, numel = of_rank[fqn]
-        whole = [Alloc(f"{name}.whole", "parameters", sizes[name]) for name in flat.names]
-        step.issue("alloc", fqn, stream="host", memory=whole)
+        if not model.made_whole:
+            whole = [Alloc(f"{name}.whole", "parameters", sizes[name]) for name in flat.names]
+            step.issue("alloc", fqn, stream="host", memory=whole)
         step.issue("alloc", flat.fqn, stream="host", memory=_flattened(flat, numel))
     return step
 

@@ -10,6 +10,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup
@@ -51,17 +52,29 @@ class DerivedMesh:
 def construction(
     groups: dict[str, FSDPParamGroup], order: list[str], *, derived: DerivedMesh, offloaded: bool
 ) -> StepBuilder:
-    """The model is on the meta device. Every group in `order`, and the root's, is made whole and
-    cut: its shards are made before its whole parameters go.
+    """The model is on the meta device, or made whole first. Every group in `order`, and the root's,
+    is made whole and cut: its shards are made before its whole parameters go.
 
     Offloaded shards leave the device as soon as each is cut. Where the optimizer steps two-byte
-    parameters, they are made in two bytes.
+    parameters, they are made in two bytes, or cast group by group.
     """
     step, element = StepBuilder(), DTYPE_NBYTES[derived.training.precision.stepped]
-    once = derived.rank_map
+    once, made_whole = derived.rank_map, derived.training.model.made_whole
+    casts = made_whole and derived.training.precision.stepped != MASTER_DTYPE
+    for group in groups.values() if made_whole else ():
+        exact = [
+            Alloc(f"{p.fqn}.{'exact' if casts else 'whole'}", "parameters",
+                  p.numel * DTYPE_NBYTES[MASTER_DTYPE])
+            for p in group.parameters
+        ]
+        step.issue("alloc", group.fqn, stream="host", memory=exact)
     for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
-        whole = [Alloc(f"{p.fqn}.whole", "parameters", p.numel * element) for p in group.parameters]
-        step.issue("alloc", group.fqn, stream="host", memory=whole)
+        whole: list[MemoryEvent] = []
+        for p in group.parameters if casts or not made_whole else ():
+            whole.append(Alloc(f"{p.fqn}.whole", "parameters", p.numel * element))
+            whole += [Free(f"{p.fqn}.exact")] if casts else []
+        if whole:
+            step.issue("alloc", group.fqn, stream="host", memory=whole)
         shards, once = [*once, *derived.lookup(of="group")], []
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
