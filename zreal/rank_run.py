@@ -202,8 +202,8 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
 
 
 def _module_provenance(scenario: Scenario) -> dict[str, str]:
-    """The function that made the user's own module, if it is one; the reason for which it is built
-    whole, if it is, and if it draws random numbers, as dropout does."""
+    """The function that made the user's own module, if it is one. Also the reason for building it
+    whole, and that it draws random numbers, as dropout does."""
     if not isinstance(scenario.model, OwnModel):
         return {}
     name, whole = scenario.model.own.name, scenario.model.own.whole

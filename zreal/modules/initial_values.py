@@ -56,8 +56,8 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initialiser:
-    """Makes parameters of `model` on `device`, once each: those on the meta device are drawn by the
-    seed, or by the user's own code, and others are moved there."""
+    """Makes parameters of `model` on `device`, once each. Those on the meta device are drawn by the
+    seed, or by the user's own code; others are moved there."""
 
     model: nn.Module
     spec: ModelSpec

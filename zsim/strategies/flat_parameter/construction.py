@@ -17,7 +17,7 @@ from zsim.strategies.fsdp.passes import ORIGINAL
 def construction(
     flats: list[FlatParameter], model: ModelSpec, *, kept: tuple[int, ...]
 ) -> StepBuilder:
-    """The model is on the meta device, or made whole first; then every unit's parameters are made
+    """The model is on the meta device, or made whole first. Then every unit's parameters are made
     and concatenated, and a shard is copied out: units in units first.
 
     `kept` are the elements of each flat parameter, without padding, that this rank's shard has.
