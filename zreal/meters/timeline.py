@@ -9,7 +9,7 @@ cut out of the units'. It must not know strategies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -224,9 +224,30 @@ class TimelineRecorder:
 
         dist.Work.wait = wait  # type: ignore[assignment, method-assign]
         try:
-            yield
+            with self._stream_waits_seen() if self.clock.overlaps else nullcontext():
+                yield
         finally:
             dist.Work.wait = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _stream_waits_seen(self) -> Iterator[None]:
+        """Inside, waits of the compute stream for events of others are recorded, as FSDP2 and our
+        executor wait for collectives."""
+        original: Any = torch.cuda.Stream.wait_event
+
+        def wait_event(stream: torch.cuda.Stream, event: Any) -> None:
+            if not self.clock.on_compute_stream() or stream != torch.cuda.current_stream():
+                original(stream, event)
+                return
+            before = self.clock.now()
+            original(stream, event)
+            self.step.waits.append((before, self.clock.now()))
+
+        torch.cuda.Stream.wait_event = wait_event  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            torch.cuda.Stream.wait_event = original  # type: ignore[method-assign]
 
     def _collective(
         self, name: str, arguments: tuple[Any, ...], carry_out: Callable[[], Any]

@@ -129,3 +129,29 @@ def test_spans_of_a_gpu_are_told_by_its_events() -> None:
     assert [unit for unit in forward if unit != "root"] == ["0", "1", "2", "3"]
     assert all(span.start_ns < span.end_ns <= recording.step_ns for span in recording.spans)
     assert clock_of("cuda").overlaps
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_time_in_which_the_compute_stream_waits_for_another_is_no_units() -> None:
+    """A long product on another stream comes before the unit, inside its forward."""
+    factor, other = torch.ones(4096, 4096, device="cuda"), torch.cuda.Stream()
+
+    class Waiting(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.cuda.stream(other):
+                for _ in range(20):
+                    torch.mm(factor, factor)
+            torch.cuda.current_stream().wait_stream(other)
+            return super().forward(x)
+
+    module = torch.nn.Sequential(Waiting(64, 64)).cuda()
+    inputs = torch.ones(64, 64, device="cuda")
+    with torch_private.fake_group(rank=0, world_size=1):
+        recording = record(
+            lambda: module(inputs).sum().backward(), device="cuda", root=module,
+            units={"0": [module[0]]}, describe=lambda *_: None, planned=(), number=5,
+        )
+    unit = sum(s.end_ns - s.start_ns for s in recording.spans if s.unit == "0")
+    assert recording.step_ns
+    assert unit < recording.step_ns / 2
