@@ -30,8 +30,8 @@ from zsim.scenario.scenario import Scenario
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --no-python --nproc-per-node {{ranks}}"
 MARK = "ZSIM_FAULT_OF"
 """Environment variable by which processes of a run are found."""
-GONE_S = 15.0
-"""Longest wait for processes of a run that is over."""
+GONE_S = 30.0
+"""Longest wait for processes of a run that is over: a fork server ends by Python's own exit."""
 LONG = "steps = 400"
 """Steps that are not over when the controller's signal comes."""
 CONTROLLERS = {"controller SIGTERM": signal.SIGTERM, "controller SIGKILL": signal.SIGKILL}

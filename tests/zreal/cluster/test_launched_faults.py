@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from tests.measured.launched_faults import (
     full_disk_of_the_controller,
     port_taken,
 )
-from tests.support.faults import FULL_DISK, Fault
-from tests.support.folders import PARITY
+from tests.support.faults import CHANGES, FULL_DISK, Fault
+from tests.support.folders import PARITY, ROOT
 from zsim.scenario.scenario import load
 
 pytestmark = pytest.mark.gloo
@@ -82,3 +83,13 @@ def test_nothing_is_left_when_the_controller_ends(
     if kind == "controller SIGTERM" or launcher == "torchrun":
         assert row["kept"]
         assert all("construction" in phases for phases in row["kept"])
+
+
+def test_the_recorded_runs_name_the_rank_at_fault_and_leave_nothing() -> None:
+    record = json.loads((ROOT / "tests/measured/faults.json").read_text())
+    launched, around = record["launched"]["rows"], record["around"]["rows"]
+    assert (len(launched), len(around)) == (48, 12)
+    for row in (*launched, *around):
+        assert row["left"] == 0
+        assert row["right"] or row["kind"] in CHANGES, row
+        assert row.get("marked", True)
