@@ -118,10 +118,12 @@ class FakeBackend:
             _require_cuda(self.name, remedy="leave out the device, or make it cpu")
         return Capabilities(memory=True, numerics=False, time=False, device=self.device)
 
-    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
+    def with_module(
+        self, scenario: Scenario, module: str, *, timeout_s: float, device: Device | None = None
+    ) -> Scenario:
         """The scenario with the user's own module, traced for the device."""
         return _with_module(
-            scenario, module, backend=self.name, device=self.device, timeout_s=timeout_s
+            scenario, module, backend=self.name, device=device or self.device, timeout_s=timeout_s
         )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
@@ -351,10 +353,12 @@ class GlooBackend:
             "fingerprint": scenario.fingerprint,
         }
 
-    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
+    def with_module(
+        self, scenario: Scenario, module: str, *, timeout_s: float, device: Device | None = None
+    ) -> Scenario:
         """The scenario with the user's own module, traced for this backend's device."""
         return _with_module(
-            scenario, module, backend=self.name, device=self.device, timeout_s=timeout_s
+            scenario, module, backend=self.name, device=device or self.device, timeout_s=timeout_s
         )
 
     @contextmanager

@@ -343,16 +343,22 @@ def observed(
 
 
 def of_module(backend: Backend, scenario: Scenario, options: RunOptions) -> Scenario:
-    """The scenario with the module that `options` name, if any, in place of its model."""
+    """The scenario with the module that `options` name, if any, in place of its model.
+
+    The simulator has no torch: the fake backend traces, for the scenario's own device.
+    """
     if options.module is None:
         return scenario
+    device = None
+    if isinstance(backend, registry.SimBackend):
+        backend, device = registry.find("fake"), scenario.cluster.kind
     if not hasattr(backend, "with_module"):
         raise ArgumentError(
             where="module", expected="a backend that can run a user's own module",
             found=backend.name, remedy="fake, gloo and nccl can",
         )
     return cast(ModuleBackend, backend).with_module(
-        scenario, options.module, timeout_s=options.timeout_s
+        scenario, options.module, timeout_s=options.timeout_s, device=device
     )
 
 

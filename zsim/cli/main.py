@@ -134,11 +134,13 @@ def parser() -> arguments.Parser:
         "--snapshot", metavar="FILE", type=arguments.path,
         help="write the allocator's history for PyTorch's memory visualiser",
     )
+    _module(show)
     _allocator(show)
     _json(show)
     fit = commands.add_parser("fit", help="the least sharding that fits, of all strategies and "
                                           "checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    _module(fit)
     _allocator(fit)
     _json(fit)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print "
@@ -279,11 +281,7 @@ def _how(command: argparse.ArgumentParser) -> None:
         "--device", choices=("cpu", "cuda"), default=None,
         help="where ranks run: fake on a CPU (default) or a GPU, gloo on CPUs, nccl on GPUs",
     )
-    command.add_argument(
-        "--module", metavar="PACKAGE.MODULE:FUNCTION", default=None,
-        help="run your own nn.Module in place of the scenario's model: a function that returns a "
-             "dict with module and inputs, and perhaps loss and units. It is imported and called",
-    )
+    _module(command)
     command.add_argument(
         "--numerics", choices=NUMERICS_MODES, default=None,
         help="the ranks that train a single-process reference of the whole model: all (full), the "
@@ -292,6 +290,14 @@ def _how(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--timeout", type=arguments.seconds, default=120.0, metavar="S",
         help="seconds until a rank counts as hung (default 120)",
+    )
+
+
+def _module(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--module", metavar="PACKAGE.MODULE:FUNCTION", default=None,
+        help="your own nn.Module in place of the scenario's model: a function that returns a dict "
+             "with module and inputs, and perhaps loss and units. It is imported and called",
     )
 
 

@@ -18,6 +18,7 @@ from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
 from zsim.runs import registry, simulator
+from zsim.runs.backend import RunOptions
 from zsim.scenario.keys import schema
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario, load
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def show(options: argparse.Namespace) -> int:
     """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the
     allocator's history."""
-    scenario = _with_allocator(load(options.scenario), options)
+    scenario = _loaded(options)
     case = planned(scenario)
     program = case.program
     head = report.show_head(scenario, program)
@@ -113,8 +114,10 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
         )
 
 
-def _with_allocator(scenario: Scenario, options: argparse.Namespace) -> Scenario:
-    """The scenario with what the command line says of the allocator."""
+def _loaded(options: argparse.Namespace) -> Scenario:
+    """The scenario with what the command line says of its model and of the allocator."""
+    simulated = RunOptions(module=options.module)
+    scenario = api.of_module(registry.SimBackend(), load(options.scenario), simulated)
     return scenario.with_parts(
         expandable_segments=scenario.expandable_segments or options.expandable_segments
     )
@@ -130,7 +133,7 @@ def _workspace(scenario: Scenario) -> int:
 
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
-    scenario = _with_allocator(load(options.scenario), options)
+    scenario = _loaded(options)
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         fitted = api.fit(scenario)
     memory_report.print_fit(fitted, as_json=options.json)

@@ -245,9 +245,14 @@ class DeviceChoice(Protocol):
 class ModuleBackend(Protocol):
     """A backend that can run a user's own module."""
 
-    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
+    def with_module(
+        self, scenario: Scenario, module: str, *, timeout_s: float, device: Device | None = None
+    ) -> Scenario:
         """The scenario with the module that the function called `module` makes, in place of its
-        model; ZsimError where it cannot be loaded or traced, or not within `timeout_s` seconds."""
+        model, traced for `device`, by default the backend's own.
+
+        ZsimError where it cannot be loaded or traced, or not within `timeout_s` seconds.
+        """
         ...
 
 

@@ -13,6 +13,9 @@ import pytest
 
 import zsim
 from tests.support.sampling import one_in
+from tests.zreal.own.own_modules import transformer
+from zreal.tracing.trace import trace
+from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
 from zsim.errors import ZsimError
 
@@ -163,8 +166,29 @@ def test_a_users_module_is_run_without_a_comparison(
     assert told["module"] == own
     assert told["fingerprint"] != zsim.load(file).fingerprint
     assert zsim.run(zsim.load(file), backend="fake", module=own).record.provenance["module"] == own
-    assert main(["run", file, "--module", own]) == 2
-    assert "a backend that can run a user's own module, found sim" in capsys.readouterr().err
+
+
+def test_a_users_module_is_simulated_on_gpus_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trace is one for CUDA; every command without a real run takes the module too."""
+    gpus, own = '{ preset = "dgx-h100", nodes = 2 }', ["--module", f"{OWN}transformer"]
+    file = scenario(tmp_path, '"fsdp2"', cluster=gpus)
+    assert main(["run", file, *own, "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    made = zsim.run(zsim.load(file), backend="sim", module=own[1])
+    whole = transformer()
+    traced = trace(whole["module"], whole["inputs"], units=whole["units"], device="cuda")
+    model = made.scenario.model
+    assert isinstance(model, TracedModel)
+    assert (model.lowered, model.devices) == (traced.lowered, ("cuda",))
+    assert run["step_time_ns"] == int(made.step_time) > 0
+    assert main(["show", file, *own, "--memory", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert main(["fit", file, *own, "--json"]) == 0
+    fitted = json.loads(capsys.readouterr().out)
+    needs = {each["name"]: each["needed_bytes"]["nbytes"] for each in fitted["candidates"]}
+    assert needs["fsdp2"] == shown["needed_bytes"]["nbytes"] == made.device_memory.needed_bytes
 
 
 @pytest.mark.parametrize("limit", ["2"])
