@@ -25,6 +25,7 @@ from zsim.errors import ArgumentError, RankError
 from zsim.io import files
 from zsim.io.signals import undisturbed
 from zsim.ir.run import InterruptedRunError, RunRecord
+from zsim.models.training_options import Device
 from zsim.runs import rank_results, registry
 from zsim.runs.backend import (
     MOST_SECONDS,
@@ -77,10 +78,12 @@ class LaunchedBackend:
             memory=True, numerics=True, time=False, spans=True, device=self.device
         )
 
-    def with_module(self, scenario: Scenario, module: str, *, timeout_s: float) -> Scenario:
+    def with_module(
+        self, scenario: Scenario, module: str, *, timeout_s: float, device: Device | None = None
+    ) -> Scenario:
         """The scenario with the user's own module, traced here for the backend's device."""
         own = cast(ModuleBackend, registry.find(self.name))
-        return own.with_module(scenario, module, timeout_s=timeout_s)
+        return own.with_module(scenario, module, timeout_s=timeout_s, device=device)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of all ranks, or the one that is there already; IncompleteRunError with what
