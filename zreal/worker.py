@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     interpreter = interpreter_of(scenario, options.interpreter)
     launched = launched_rank(os.environ)
     if options.results is not None:
-        rank_results.mark_started(options.results)
+        rank_results.mark_started(options.results, rank=launched.rank)
     device = _device(options.device)
     if device == "cpu":
         settle()

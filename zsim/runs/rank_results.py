@@ -40,9 +40,11 @@ def forget(folder: Path) -> None:
             file.unlink()
 
 
-def mark_started(folder: Path) -> None:
-    """Note that a rank has started, for the launcher's limit: the queue's time is no run's."""
+def mark_started(folder: Path, *, rank: int) -> None:
+    """Note that a rank has started, for the launcher's limit: the queue's time is no run's. Delete
+    its file of an earlier run."""
     folder.mkdir(parents=True, exist_ok=True)
+    file_of(folder, rank).unlink(missing_ok=True)
     (folder / STARTED).touch()
 
 
