@@ -6,7 +6,7 @@ shard), unsharded, master, gradients, gradient_shard, reduce_input and reduce_ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -57,17 +57,26 @@ class FlatBuffers:
             for p, piece in zip(group.group.parameters, pieces, strict=True)
         ]
 
-    def gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors by parameter's fqn, all-gathered from the ranks' `shards` by unit."""
-        whole: dict[str, Tensor] = {}
+    def with_memory(self) -> dict[str, bool]:
+        """Names of the live buffers, True for those with memory."""
+        return {name: tensor.untyped_storage().size() > 0 for name, tensor in self.live.items()}
+
+    def gather(self, unit: str) -> None:
+        """Make the parameters of `unit` whole."""
+        full = self.full(unit)
+        full.untyped_storage().resize_(full.numel() * full.element_size())
+        torch_private.all_gather(full, self.shard(unit), group=self.process_group)
+
+    def gathered(self, shards: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Fqn of each parameter and its view of the unit all-gathered from the ranks' `shards`,
+        one unit at a time."""
         for unit, shard in shards.items():
             group = self.groups[unit]
             full = shard.new_empty(group.layout.padded_numel)
             torch_private.all_gather(full, shard, group=self.process_group)
-            fqns = [parameter.fqn for parameter in group.group.parameters]
-            views = [view.clone() for _, view in self.views(group, full)]
-            whole |= dict(zip(fqns, views, strict=True))
-        return whole
+            views = self.views(group, full)
+            for parameter, (_, view) in zip(group.group.parameters, views, strict=True):
+                yield parameter.fqn, view
 
 
 def release(tensor: Tensor) -> None:

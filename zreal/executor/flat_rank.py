@@ -6,7 +6,7 @@ reads from the Program when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -280,6 +280,25 @@ class FlatRank:
                     for parameter in self.buffers.groups[buffer.owner].group.parameters:
                         self.model.get_parameter(parameter.fqn).grad = None
 
+    def restore(self, with_memory: Mapping[str, bool]) -> None:
+        """Free what is live beside `with_memory`, as of an unfinished step, and gather what had
+        memory then."""
+        self.streams.join()
+        self.device_streams.module.synchronize()
+        live = self.buffers.live
+        for name in [name for name in live if not with_memory.get(name, False)]:
+            release(live[name])
+            if name in with_memory:
+                continue
+            del live[name]
+            if Buffer(name).role == "gradients":
+                for parameter in self.buffers.groups[Buffer(name).owner].group.parameters:
+                    self.model.get_parameter(parameter.fqn).grad = None
+        for unit in self.buffers.groups:
+            name = Buffer.of(unit, "unsharded")
+            if with_memory.get(name) and live[name].untyped_storage().size() == 0:
+                self.buffers.gather(unit)
+
     def _step(self) -> None:
         """Step this rank's shards; stepped master copies are cast into the parameters."""
         units = self.optimizer.stepped
@@ -312,6 +331,12 @@ class FlatRank:
 
         With `stepped`, earlier copies of the optimizer's shards take their place.
         """
+        return {fqn: view.clone() for fqn, view in self.each_parameter(stepped)}
+
+    def each_parameter(
+        self, stepped: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Those of `parameters` as views, one unit at a time."""
         shards = self.optimizer.stepped if stepped is None else stepped
         units = self.buffers.groups
         return self.buffers.gathered(
@@ -321,7 +346,8 @@ class FlatRank:
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient whole, all-gathered before the optimizer's step; for parity."""
         units = self.optimizer.stepped
-        return self.buffers.gathered({unit: self.buffers.gradient(unit) for unit in units})
+        gathered = self.buffers.gathered({unit: self.buffers.gradient(unit) for unit in units})
+        return {fqn: view.clone() for fqn, view in gathered}
 
 
 def _allocated(op: Op) -> set[str]:

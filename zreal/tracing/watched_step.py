@@ -154,10 +154,15 @@ def _forward_backward(
     """The numbers of the storages of the loss's gradient and of the loss, which are dropped last
     and in this order."""
     try:
+        if casts.autocast != "none":
+            # torch does so only at the end of the outermost autocast, which may be the caller's
+            torch.clear_autocast_cache()
         with batches.autocast(casts, device="cpu"):
             result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
             if casts.autocast != "none":
                 boundaries.leave_autocast()
+        if casts.autocast != "none":
+            torch.clear_autocast_cache()
         if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
             problem = (
                 f"a tensor of shape {tuple(result.shape)}"

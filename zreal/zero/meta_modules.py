@@ -36,7 +36,11 @@ class MetaModule:
     def require_values(self) -> None:
         """ArgumentError for a tensor that neither a state nor its module gives a value."""
         if self.group.rank() == 0 and self.state is not None:
+            saved = self.module.state_dict().keys()
             for fqn in self._names():
+                if fqn not in self.state and fqn not in saved:  # a buffer that is not persistent
+                    self._require_reset(fqn, "give its value in state= too")
+                    continue
                 if fqn not in self.state:
                     raise ArgumentError(
                         where="state", expected=f"a value of {fqn}", found="none",
@@ -50,14 +54,18 @@ class MetaModule:
                     )
         elif self.group.rank() == 0:
             for fqn in self._names():
-                owner = self.module.get_submodule(fqn.rpartition(".")[0])
-                if not callable(getattr(owner, "reset_parameters", None)):
-                    raise ArgumentError(
-                        where=fqn, expected="a module that can be made on the meta device",
-                        found=f"{type(owner).__name__}, which has no reset_parameters()",
-                        remedy="add one that fills its own parameters and buffers, give state= on "
-                               "rank 0, or make the module with real tensors",
-                    )
+                self._require_reset(fqn, "give state= on rank 0")
+
+    def _require_reset(self, fqn: str, otherwise: str) -> None:
+        """ArgumentError where the module of `fqn` cannot make its values."""
+        owner = self.module.get_submodule(fqn.rpartition(".")[0])
+        if not callable(getattr(owner, "reset_parameters", None)):
+            raise ArgumentError(
+                where=fqn, expected="a module that can be made on the meta device",
+                found=f"{type(owner).__name__}, which has no reset_parameters()",
+                remedy="add one that fills its own parameters and buffers, "
+                       f"{otherwise}, or make the module with real tensors",
+            )
 
     def make_buffers(self) -> None:
         """Make modules real that have buffers: the first forward needs these whole."""
@@ -91,12 +99,12 @@ class MetaModule:
 
     def _fill(self, owner: nn.Module, values: Mapping[str, Tensor], prefix: str) -> None:
         with torch.no_grad():
-            if self.state is None:
-                if values:
-                    owner.reset_parameters()  # type: ignore[operator]
-                return
+            state = self.state or {}
+            if any(prefix + name not in state for name in values):
+                owner.reset_parameters()  # type: ignore[operator]
             for name, tensor in values.items():
-                tensor.copy_(self.state[prefix + name])
+                if prefix + name in state:
+                    tensor.copy_(state[prefix + name])
 
     def _names(self) -> list[str]:
         named = (*self.module.named_parameters(), *self.module.named_buffers())

@@ -15,6 +15,7 @@ from zreal.tracing.trace import trace
 from zreal.tracing.units.param_groups import UnitChoice
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.traced.model import TracedModel
+from zsim.errors import ArgumentError
 from zsim.models.training_options import Device, Optimizer, Precision
 from zsim.strategies.building.training import Training
 from zsim.strategies.strategy import Strategy
@@ -35,10 +36,17 @@ def traced(
     loss: Callable[[Any], Tensor] | None, device: Device,
     tracing: Callable[[], AbstractContextManager[None]],
 ) -> TracedModel:
-    """The model of one training step, also where the caller is evaluating or in autocast."""
-    autocast: Any = "none"
-    if device == "cpu" and torch.is_autocast_enabled("cpu"):
-        autocast = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+    """The model of one training step, also where the caller is evaluating or in autocast.
+
+    ArgumentError in autocast on CUDA, which casts other operators than the tracer knows.
+    """
+    autocast = autocast_on(device)
+    if device == "cuda" and autocast != "none":
+        raise ArgumentError(
+            where="the training loop", expected="a forward without torch.autocast on CUDA",
+            found=f"one in {autocast}",
+            remedy="cast the module, as by .bfloat16(), before its optimizer is made",
+        )
     evaluates = not module.training
     try:
         if evaluates:
@@ -51,6 +59,13 @@ def traced(
     finally:
         if evaluates:
             module.eval()
+
+
+def autocast_on(device: Device) -> Any:
+    """The dtype of the torch.autocast that the caller is in, or "none"."""
+    if not torch.is_autocast_enabled(device):
+        return "none"
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

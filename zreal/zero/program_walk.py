@@ -40,6 +40,11 @@ class ProgramWalk:
     _arrived: set[str] = field(default_factory=set)
     """Parameters whose gradient of this micro-batch is accumulated."""
     in_backward: bool = False
+    _before_step: dict[str, bool] = field(default_factory=dict)
+    _before_forward: dict[str, bool] = field(default_factory=dict)
+    """Buffers live then; True for those with memory."""
+    _forward_start: int = 0
+    """Cursor at the beginning of the last forward."""
 
     def __post_init__(self) -> None:
         self._ops = self.program.first
@@ -56,7 +61,10 @@ class ProgramWalk:
     def begin_forward(self) -> None:
         """The loop calls the model."""
         self.require("forward", "a forward")
-        self._next = 0
+        self._next, self._forward_start = 0, self._cursor
+        self._before_forward = self.rank.buffers.with_memory()
+        if self._cursor == 0:
+            self._before_step = self._before_forward
 
     def forward(self, fqn: str) -> None:
         """The module `fqn` of the trace begins to compute."""
@@ -75,6 +83,11 @@ class ProgramWalk:
         self._end_part()
         self._next = 0
         self._arrived.clear()
+
+    def abandon_forward(self) -> None:
+        """The model has raised: go back to where its forward began."""
+        self._next, self._cursor = 0, self._forward_start
+        self.rank.restore(self._before_forward)
 
     def begin_backward(self) -> None:
         """Autograd comes to the first node of the module."""
@@ -112,12 +125,14 @@ class ProgramWalk:
         self._end_part()
 
     def zero_grad(self) -> None:
-        """Free the gradients after a step; nothing to do before the first forward."""
-        if self.part != "zero_grad":
-            if self.part == "forward" and self._cursor == 0:
-                return
-            self.require("zero_grad", "zero.zero_grad()")
-        self._end_part()
+        """Free the gradients after a step. Elsewhere end the step without one: the next forward
+        is its first."""
+        if self.part == "zero_grad":
+            self._end_part()
+        elif self.part != "forward" or self._cursor:
+            self._cursor = self._part = self._next = 0
+            self.in_backward = False
+            self.rank.restore(self._before_step)
 
     def _end_part(self) -> None:
         """Carry out the rest of this part; after the last one the next step begins."""
@@ -162,7 +177,8 @@ class ProgramWalk:
             raise ArgumentError(
                 where="the training loop", expected=ORDER, found=f"{found} in the {self.part}",
                 remedy="accumulation= says how many micro-batches come before a step; forwards "
-                       "under torch.no_grad() may come between steps",
+                       "under torch.no_grad() may come between steps; zero.zero_grad() on all "
+                       "ranks drops an unfinished step",
             )
 
     def _require_turn(self, modules: Sequence[Module], fqn: str, what: str) -> None:

@@ -28,7 +28,7 @@ from zreal.zero.refusals import param_group_of, require_trainable, settings_of
 from zreal.zero.same_module import require_same_on_ranks
 from zreal.zero.shard_optimizer import ShardOptimizer
 from zsim.autograd.traced.model import TracedModel
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, ZsimError
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
@@ -109,9 +109,11 @@ class ZeRO:
         self._walk: ProgramWalk | None = None
         self._shards: ShardOptimizer | None = None
         self._boundaries: LiveBoundaries | None = None
-        self._tracing = self._gathered = False
+        self._tracing = False
+        self._gathered: list[str] | None = None
+        """Units gathered for a forward that does not train."""
         module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
-        module.register_forward_hook(self._after)
+        module.register_forward_hook(self._after, always_call=True)
 
     @property
     def program(self) -> Program:
@@ -133,17 +135,36 @@ class ZeRO:
         walk.step()
 
     def zero_grad(self) -> None:
-        """Free the gradients."""
+        """Free the gradients. Before `step`, on all ranks, it drops the unfinished step with its
+        gradients, as after an exception or a loss that is not finite."""
         if self._walk is not None:
             self._walk.zero_grad()
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Whole parameters by fqn on every rank, gathered, and this rank's buffers. Call it on all
-        ranks, between steps."""
+    def full_state_dict(
+        self, *, rank0_only: bool = False, cpu_offload: bool = False
+    ) -> dict[str, Any]:
+        """The module's state_dict() with whole parameters, gathered one unit at a time, and this
+        rank's buffers. Call it on all ranks, between steps.
+
+        With `rank0_only` other ranks get {}; with `cpu_offload` the tensors are in host memory.
+        """
         walk, _ = self._begun("zero.full_state_dict()")
+        keeps = not rank0_only or self.group.rank() == 0
+        whole, state = dict[int, Tensor](), dict[str, Any]()
+
+        def kept(tensor: Tensor) -> Tensor:
+            return tensor.detach().to("cpu" if cpu_offload else tensor.device, copy=True)
+
         with torch.no_grad():
-            named = {fqn: t.detach().clone() for fqn, t in self.module.named_buffers()}
-            return walk.rank.parameters() | named
+            for fqn, view in walk.rank.each_parameter():
+                if keeps:
+                    whole[id(self.module.get_parameter(fqn))] = kept(view)
+            if keeps:  # tied parameters have a name each
+                for name, value in self.module.state_dict(keep_vars=True).items():
+                    if isinstance(value, Tensor):
+                        value = whole[id(value)] if id(value) in whole else kept(value)
+                    state[name] = value
+        return state
 
     def _begun(self, found: str) -> tuple[ProgramWalk, ShardOptimizer]:
         if self._walk is None or self._shards is None:
@@ -172,11 +193,18 @@ class ZeRO:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._tracing or self._boundaries is None or self._walk is None:
             return
-        if self._gathered:
+        if self._gathered is not None:
             self._free_whole(self._walk.rank)
+        elif self._boundaries.active and output is None:  # the module has raised
+            self._boundaries.active = False
+            self._walk.abandon_forward()
         elif self._boundaries.active:
-            self._boundaries.end(output)
-            self._walk.end_forward()
+            try:
+                self._boundaries.end(output)
+                self._walk.end_forward()
+            except ZsimError:
+                self._walk.abandon_forward()
+                raise
 
     def _shard_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Trace the module on the inputs of its first forward, and shard it."""
@@ -279,15 +307,17 @@ class ZeRO:
 
     def _gather_whole(self, rank: FlatRank) -> None:
         """Before a forward that does not train: gather what is sharded."""
-        self._gathered = True
-        for unit in rank.buffers.groups:
-            full, shard = rank.buffers.full(unit), rank.buffers.shard(unit)
-            if full.untyped_storage().size() == 0:
-                full.untyped_storage().resize_(full.numel() * full.element_size())
-                torch_private.all_gather(full, shard, group=self.group)
+        live = rank.buffers.with_memory()
+        sharded = [unit for unit in rank.buffers.groups if not live.get(_whole(unit), True)]
+        self._gathered = sharded
+        for unit in sharded:
+            rank.buffers.gather(unit)
 
     def _free_whole(self, rank: FlatRank) -> None:
-        self._gathered = False
-        for unit in rank.buffers.groups:
-            if Buffer.of(unit, "unsharded") in rank.buffers.live:
-                release(rank.buffers.full(unit))
+        gathered, self._gathered = self._gathered, None
+        for unit in gathered or ():
+            release(rank.buffers.full(unit))
+
+
+def _whole(unit: str) -> str:
+    return Buffer.of(unit, "unsharded")

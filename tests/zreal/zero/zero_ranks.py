@@ -278,6 +278,165 @@ def from_meta(
     }
 
 
+class Rotating(Stacked):
+    """Layers with a buffer that a state_dict() does not have, made by reset_parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = Turn()
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(tokens, targets) * self.turn.angles.cos().mean()
+
+
+class Turn(nn.Module):
+    """A buffer that is not persistent, as inv_freq of rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.empty(7), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill it."""
+        self.angles.copy_(torch.arange(7.0))
+
+
+def saved(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Any, keep: Any
+) -> dict[str, Any]:
+    """A module on the meta device takes a plain state, and gives one that a plain module loads."""
+    joined(rank, world_size, port)
+    torch.manual_seed(7)
+    plain = Rotating()
+    with torch.device("meta"):
+        model = Rotating()
+    zero = zreal.ZeRO(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), stage=arguments["stage"],
+        state=plain.state_dict() if rank == 0 else None,
+    )
+    tokens = torch.arange(8)[None]
+    model(tokens, tokens).backward()
+    zero.step()
+    zero.zero_grad()
+    full = zero.full_state_dict()
+    again = Rotating()
+    again.load_state_dict(full)
+    plain(tokens, tokens).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    one = zero.full_state_dict(rank0_only=True, cpu_offload=True)
+    dist.destroy_process_group()
+    return {
+        "trained": all(
+            torch.allclose(a, b, atol=1e-6)
+            for a, b in zip(again.parameters(), plain.parameters(), strict=True)
+        ),
+        "angles": model.turn.angles.tolist(),
+        "tied": full["head.weight"] is full["embedding.weight"],
+        "same": sorted(one) == sorted(full) and all(torch.equal(one[k], full[k]) for k in one),
+        "names": len(one),
+    }
+
+
+def unfinished(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Any, keep: Any
+) -> dict[str, Any]:
+    """A loop in which batches fail, steps are dropped and an evaluation comes before a backward,
+    beside a loop without them. Returns what differs."""
+    joined(rank, world_size, port)
+    generator, losses = torch.Generator().manual_seed(1), list[float]()
+    zeros = []
+    accumulation = 2
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Perceptron()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        zeros.append(
+            zreal.ZeRO(model, optimizer, stage=arguments["stage"], accumulation=accumulation)
+        )
+    disturbed, quiet = zeros
+    bad = torch.zeros(4, 15)
+
+    def fails(module: nn.Module) -> None:
+        try:
+            module(bad)
+        except RuntimeError:
+            return
+        raise AssertionError("the batch is good")
+
+    def backward(zero: zreal.ZeRO, x: Tensor) -> None:
+        zero.module(x).square().mean().backward()
+
+    held = []
+    for _ in range(3):
+        first, second = (torch.randn(4, 16, generator=generator) for _ in range(2))
+        backward(disturbed, first)
+        fails(disturbed.module)  # skipped: the first micro-batch stays
+        disturbed.zero_grad()  # the step is dropped
+        disturbed.module(second)
+        disturbed.zero_grad()
+        for x in (first, second):
+            backward(disturbed, x)
+        disturbed.zero_grad()
+        with torch.no_grad():
+            fails(disturbed.module)
+        fails(disturbed.module)
+        backward(disturbed, first)
+        fails(disturbed.module)
+        loss = disturbed.module(second).square().mean()
+        with torch.no_grad():
+            disturbed.module(first)
+        loss.backward()
+        for x in (first, second):
+            backward(quiet, x)
+        for zero in zeros:
+            zero.step()
+            zero.zero_grad()
+        with torch.no_grad():
+            losses.append(quiet.module(first).square().mean().item())
+        held.append([zero.rank.buffers.with_memory() for zero in zeros])
+    states = [zero.full_state_dict() for zero in zeros]
+    dist.destroy_process_group()
+    return {
+        "differ": [name for name in states[0] if not torch.equal(states[0][name], states[1][name])],
+        "held": [a == b for a, b in held],
+        "losses": losses,
+    }
+
+
+def autocast(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Any, keep: Any
+) -> dict[str, Any]:
+    """Two steps in torch.autocast beside those of one process on the batches of all ranks."""
+    joined(rank, world_size, port)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Perceptron())
+    model, whole = models
+    zero = zreal.ZeRO(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=arguments["stage"])
+    plain = torch.optim.SGD(whole.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=arguments["caches"]):
+            output: Tensor = module(x).float().square().mean()
+            return output
+
+    for _ in range(2):
+        batches = [torch.randn(4, 16, generator=generator) for _ in range(world_size)]
+        loss(model, batches[rank]).backward()
+        zero.step()
+        zero.zero_grad()
+        for batch in batches:
+            (loss(whole, batch) / world_size).backward()
+        plain.step()
+        plain.zero_grad()
+    full = zero.full_state_dict()
+    dist.destroy_process_group()
+    return {"furthest": max(float((full[n] - p).abs().max()) for n, p in whole.named_parameters())}
+
+
 def readme_example(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Any, keep: Any
 ) -> list[str]:
