@@ -336,7 +336,7 @@ class FlatRank:
     def each_parameter(
         self, stepped: Mapping[str, Tensor] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Those of `parameters` as views, one unit at a time."""
+        """Parameters as `parameters` has them, views of one unit at a time."""
         shards = self.optimizer.stepped if stepped is None else stepped
         units = self.buffers.groups
         return self.buffers.gathered(

@@ -324,7 +324,7 @@ def saved(
     again.load_state_dict(full)
     plain(tokens, tokens).backward()
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
-    one = zero.full_state_dict(rank0_only=True, cpu_offload=True)
+    on_rank_0 = zero.full_state_dict(rank0_only=True, cpu_offload=True)
     dist.destroy_process_group()
     return {
         "trained": all(
@@ -333,8 +333,9 @@ def saved(
         ),
         "angles": model.turn.angles.tolist(),
         "tied": full["head.weight"] is full["embedding.weight"],
-        "same": sorted(one) == sorted(full) and all(torch.equal(one[k], full[k]) for k in one),
-        "names": len(one),
+        "same": on_rank_0.keys() == full.keys()
+        and all(torch.equal(tensor, full[name]) for name, tensor in on_rank_0.items()),
+        "names": len(on_rank_0),
     }
 
 
