@@ -168,15 +168,24 @@ def validate(options: argparse.Namespace) -> int:
             _save_sides(comparisons[-1], scenario, options)
             _overlay(comparisons[-1], scenario, options, several=several)
         except ZsimError as error:
+            if not several:
+                _write_junit(options, comparisons, [(scenario.name, error)])
             _note(failures, scenario, error, several=several)
     if options.json:
         report.write_checks(comparisons, failures, several=several)
+    _write_junit(options, comparisons, failures)
+    return _exit_code(comparisons, failures)
+
+
+def _write_junit(
+    options: argparse.Namespace, comparisons: Sequence[Comparison], failures: Sequence[Failure]
+) -> None:
+    """Write the JUnit report, where it is asked for."""
     if options.junit:
         from zsim.cli import junit  # start-up: few commands write XML
 
         junit.write(Path(options.junit), comparisons, failures)
         report.wrote(options.junit)
-    return _exit_code(comparisons, failures)
 
 
 def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabilities]:

@@ -24,6 +24,7 @@ BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
     "a trace": (b'{"traceEvents"', b"\x1f\x8b"),
     "a snapshot": (b"\x80",),
     "a picture": (b"<svg ",),
+    "a report": (b"<?xml",),
     "a cluster's file": (b"# calibrated on ", b"\ndescription = "),
 }
 """First bytes of the files that a result may replace, by kind of result."""

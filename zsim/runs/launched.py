@@ -159,15 +159,17 @@ def _tokens(
     remedy = "as 'srun -N {nodes} --ntasks-per-node {ranks_per_node} {worker}'"
     try:
         parts = shlex.split(launch)
-        names = [name for word in parts for _, name, _, _ in Formatter().parse(word) if name]
+        fields = [field for word in parts for field in Formatter().parse(word)]
     except ValueError as error:
         raise ArgumentError(
             where="--launch", expected="a command", found=str(error), remedy=remedy
         ) from None
+    names = [f"{name}{'!' if kind else ''}{kind or ''}{':' if form else ''}{form}"
+             for _, name, form, kind in fields if name is not None]
     if unknown := [name for name in names if name not in PLACES]:
         raise ArgumentError(
             where="--launch", expected=f"{', '.join(f'{{{name}}}' for name in PLACES)} in braces",
-            found=f"{{{unknown[0][:40]}}}", remedy=remedy,
+            found=f"{{{unknown[0][:40]}}}", remedy=f"{remedy}; {{{{ and }}}} are literal braces",
         )
     if WORKER not in parts:
         raise ArgumentError(

@@ -59,6 +59,19 @@ def test_one_scenario_that_fails_stops_no_other_and_every_verdict_is_in_the_repo
     assert "time not checked" in suite.findtext(".//system-out", "")
 
 
+def test_a_single_scenario_that_cannot_run_is_an_error_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second time, the report of the first is replaced."""
+    report = tmp_path / "report.xml"
+    for launch in ("false {worker}", "gather"):
+        assert validated(TWO, launch=launch, folder=tmp_path, more=("--junit", str(report))) == 1
+        assert "expected a result of each of 2 ranks" in capsys.readouterr().err
+        error = Xml.parse(report).getroot().find(".//error")
+        assert error is not None
+        assert "expected a result of each of 2 ranks" in error.get("message", "")
+
+
 def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +171,8 @@ def test_the_limit_of_a_run_begins_with_its_first_rank(
         ("srun -N 2", "--launch: expected {worker} as a word of its own, found srun -N 2"),
         ("srun {gpus} {worker}", "found {gpus}"),
         ("srun 'a {worker}", "found No closing quotation"),
+        ("echo {} {worker}", "found {}"),
+        ("echo {ranks:x} {worker}", "{{ and }} are literal braces"),
         ("no-such-launcher {worker}", "found no-such-launcher: No such file or directory"),
     ],
 )

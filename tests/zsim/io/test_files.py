@@ -1,6 +1,7 @@
 """Places to write to: asked before a run, and never one of the files that are being read."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,13 @@ def test_only_a_result_of_its_own_kind_is_replaced(tmp_path, kind):
         files.require(there, option="--save", kind=kind)
     there.write_text("")
     files.require(there, kind=kind)
+
+
+def test_every_kind_of_result_that_a_command_writes_has_its_first_bytes():
+    texts = [path.read_text() for path in sorted((ROOT / "zsim").rglob("*.py"))]
+    named = {kind for text in texts for kind in re.findall(r'kind="(an? [^"]+)"', text)}
+    assert {"a report", "a snapshot"} <= named
+    assert named <= set(files.BEGINNINGS)
 
 
 def test_results_that_are_there_are_replaced_by_new_ones(tmp_path, capsys):
