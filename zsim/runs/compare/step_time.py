@@ -49,7 +49,7 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
             name=NAME, status="failed", predicted=left, measured=right,
             relative_error=(left - right) / right, detail=f"{far}{_beside(share)}",
         )
-    reason = reason or _assumed(predicted, measured)
+    reason = reason or assumed_reason(predicted, measured)
     if reason:
         detail = (
             f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
@@ -111,7 +111,7 @@ def _too_far(predicted: int, measured: int, *, excuse: float) -> str:
     )
 
 
-def _assumed(predicted: RunRecord, measured: RunRecord) -> str:
+def assumed_reason(predicted: RunRecord, measured: RunRecord) -> str:
     """The reason that the band judges no time: its constants are assumed. Or ""."""
     assumed = [
         run

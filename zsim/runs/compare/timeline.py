@@ -16,7 +16,7 @@ from statistics import fmean
 from zsim.io.units import format_time
 from zsim.ir.run import RankRun, RunRecord, band_of
 from zsim.runs.compare.check import Check
-from zsim.runs.compare.step_time import BUSY
+from zsim.runs.compare.step_time import BUSY, assumed_reason
 from zsim.runs.metrics import exposed_ns
 from zsim.runs.unit_times import time_by_unit
 
@@ -65,6 +65,8 @@ def _unjudged(
     """The reason that nothing is judged, or ""."""
     if step_time.status == "unsupported":
         return step_time.detail.removeprefix("unsupported: ").partition("; predicted")[0]
+    if reason := assumed_reason(predicted, measured):
+        return reason
     for word, run, ranks in (
         ("predicted", predicted, [left for left, _ in pairs]),
         ("measured", measured, [right for _, right in pairs]),
