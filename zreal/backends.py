@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zsim.calibration.machine.machine_load import others_share
 from zsim.cluster.cluster import ClusterSpec
@@ -36,6 +36,9 @@ from zsim.runs.compare.memory_by_part import EXACT
 from zsim.runs.planned_collectives import planned_collectives
 from zsim.runs.saved import from_table
 from zsim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from zreal.processes.rank_status import RankStatus
 
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
@@ -173,6 +176,24 @@ def _on_rank(
     return told
 
 
+def _at_phase(
+    scenario: Scenario, progress: Callable[[str], None]
+) -> Callable[[list[RankStatus]], None]:
+    """`progress` that names scenario and phase, whenever ranks have come to another."""
+    from zreal.processes.rank_status import phase
+    from zreal.reference_cost import num_steps
+
+    last = [""]
+
+    def told(ranks: list[RankStatus]) -> None:
+        text = phase(ranks, num_steps(scenario))
+        if text not in ("", last[0]):
+            last[0] = text
+            progress(f"{scenario.name}: {text}")
+
+    return told
+
+
 def _with_module(
     scenario: Scenario, module: str, *, backend: str, device: Device, timeout_s: float
 ) -> Scenario:
@@ -247,6 +268,7 @@ class GlooBackend:
                     "zreal.rank_run:launched_rank", arguments, world_size=scenario.world_size,
                     timeout_s=options.timeout_s, hosts=hosts,
                     program=planned_collectives(scenario, self.device), kept=kept,
+                    look=_at_phase(scenario, options.progress),
                 )
         except LaunchError as error:
             failure = error

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
@@ -37,6 +37,7 @@ from zsim.runs.planned_collectives import Planned
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank_run"]
 POLL_S = 0.25
 """Seconds between two looks at the progress of ranks."""
+Look = Callable[[list[RankStatus]], None]
 GRACE_S = 0.5
 """Seconds in which other ranks may still report after the first one failed."""
 
@@ -50,6 +51,7 @@ def launch(
     hosts: Sequence[Sequence[int]] = (),
     program: Planned | None = None,
     kept: dict[int, Any] | None = None,
+    look: Look = lambda _: None,
 ) -> list[Any]:
     """Run `target` ("module:function") on every rank and return what each returned, by rank.
 
@@ -60,6 +62,7 @@ def launch(
     `hosts`: by rank, the testbed's host that it runs in (Network.places of zreal.testbed).
     `program`: the collective that a rank should issue as a number, for reports.
     `kept`: gets the last part of each rank's result, also where the controller is interrupted.
+    `look`: called with all ranks whenever one has reported, and every 0.25 s.
 
     LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
@@ -84,7 +87,8 @@ def launch(
                 _add(started, ranks, world_size)
             all_started.set()
             _supervise(
-                ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s, program=program
+                ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s, program=program,
+                look=look,
             )
         except (OSError, EOFError) as error:
             is_closed = isinstance(error, EOFError | ConnectionError)
@@ -132,7 +136,8 @@ def _add(started: RankStatus, ranks: list[RankStatus], world_size: int) -> None:
 
 
 def _supervise(
-    ranks: list[RankStatus], *, deadline: float, timeout_s: float, program: Planned | None = None
+    ranks: list[RankStatus], *, deadline: float, timeout_s: float, program: Planned | None = None,
+    look: Look = lambda _: None,
 ) -> None:
     """Wait until every rank is done; LaunchError shortly after one fails, or at the deadline."""
     waiting = list(ranks)
@@ -155,6 +160,7 @@ def _supervise(
                 rank.ended_at = time.monotonic()
                 waiting.remove(rank)
                 failed_at = failed_at or (0.0 if rank.done else rank.ended_at)
+        look(ranks)
     if not all(rank.done for rank in ranks):
         raise launch_error(ranks, timeout_s, program)
 

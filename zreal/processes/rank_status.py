@@ -18,6 +18,7 @@ REFERENCE = "the single-process reference"
 """Progress of a rank that is past its last collective and trains the reference by itself."""
 BUILDING = "building the module"
 """Progress of a rank that runs the user's own code, whose name follows."""
+TIMED = "warm-up and timed steps"
 RECENT_S = 3.0
 """Seconds before the timeout: a rank that entered another collective within them is slow and does
 not hang."""
@@ -40,6 +41,8 @@ class RankStatus:
     stack: list[bytes] = field(default_factory=list)
     """Frames of the rank that it has sent when it was asked for them, innermost first."""
     result: Any = None
+    num_parts: int = 0
+    """Parts of its result that it has sent."""
     error: str = ""
     ended_at: float = 0.0
     done: bool = False
@@ -91,6 +94,7 @@ class RankStatus:
 
     def _take(self, message: dict[str, Any]) -> None:
         self.result = message.get("result", message.get("part", self.result))
+        self.num_parts += "part" in message
         self.done, self.error = "result" in message, message.get("error", "")
 
 
@@ -110,6 +114,22 @@ def different_collectives(ranks: list[RankStatus]) -> dict[str, list[int]]:
     most = max((_num_entered(last) for last, _ in groups), default=-1)
     last = {text: members for text, members in groups if _num_entered(text) == most}
     return last if len(last) > 1 and most >= 0 else {}
+
+
+def phase(ranks: list[RankStatus], steps: int) -> str:
+    """The phase of the rank that is furthest behind, as text, in a run of so many `steps`; "" once
+    all are done. A rank sends a part after construction and after each step."""
+    waiting = [rank for rank in ranks if not rank.done]
+    if not waiting:
+        return ""
+    last = min(waiting, key=lambda rank: rank.num_parts)
+    if last.num_parts == 0:
+        is_building = last.last_collective.startswith(BUILDING)
+        return last.last_collective if is_building else "construction"
+    if last.num_parts <= steps:
+        return f"step {last.num_parts} of {steps}"
+    is_past = last.last_collective == REFERENCE
+    return f"{REFERENCE}, then {TIMED}" if is_past else TIMED
 
 
 def roll_call(ranks: list[RankStatus]) -> str:

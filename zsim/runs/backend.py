@@ -73,7 +73,7 @@ class RunOptions:
     numerics: NumericsMode | None = None
     """Ranks that train the reference; None for as many as bytes and time allow."""
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
-    """Told each rank and collective of a fake run, which takes a minute for a deep model."""
+    """Told where long work stands: rank and collective of a fake run, phase and step of others."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.all_ranks, bool):

@@ -10,10 +10,13 @@ import pytest
 
 from tests.support.folders import PARITY
 from tests.zreal.processes.conftest import TimeOutWhen
+from zreal.backends import GlooBackend
 from zreal.processes import launch
-from zreal.processes.rank_status import RankStatus
+from zreal.processes.rank_status import TIMED, RankStatus
 from zsim.cli.main import main
 from zsim.runs import saved
+from zsim.runs.backend import RunOptions
+from zsim.scenario.scenario import load
 
 pytestmark = pytest.mark.gloo
 
@@ -95,3 +98,14 @@ def test_validate_keeps_the_failed_run_and_says_so(cause, tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert CAUSES[cause] in answer["error"][0]
     assert saved.load(tmp_path / "fsdp2-mlp-2.measured.json").complete is False
+
+
+def test_a_run_tells_construction_steps_and_what_follows_in_order() -> None:
+    told: list[str] = []
+    GlooBackend().run(load(SCENARIO), options=RunOptions(progress=told.append))
+    after = ("the single-process reference, then warm-up and timed steps", TIMED)
+    phases = ["construction", *(f"step {step} of 5" for step in range(1, 6)), *after]
+    order = [phases.index(text.removeprefix("fsdp2-mlp-2: ")) for text in told]
+    steps = [number for number in order if number < 6]
+    assert steps == sorted(set(steps))
+    assert {0, 6} <= set(order)
