@@ -80,6 +80,8 @@ def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
                 module, own.inputs, units=units, dtype=precision.parameters,
                 loss=own.loss, autocast=precision.autocast, device=device,
                 casts_input=strategy.casts_input,
+                # a CPU is metered by a dispatch mode, under which the engine adds nothing in place
+                sums_in_place=device == "cuda",
             )
         except UntraceableError as error:
             add_location(error, type(module).forward)

@@ -228,3 +228,23 @@ class Named(nn.Module):
 def lossless() -> dict[str, Any]:
     """An output without a loss."""
     return {"module": Named(), "inputs": [torch.ones(2, 4)]}
+
+
+class Residual(nn.Module):
+    """Layers whose inputs get several gradients each, which the engine adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def residual() -> dict[str, Any]:
+    """Backward has the peak of a sum of gradients."""
+    return {"module": Residual(), "inputs": [torch.randn(2, 32, 64)]}

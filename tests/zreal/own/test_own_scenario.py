@@ -74,6 +74,14 @@ def test_a_users_module_is_observed_on_fake_as_it_was_predicted(
     assert comparison.measured.provenance["module"] == f"{OWN}transformer"
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_sums_of_gradients_have_storages_of_their_own_under_the_meter(
+    strategy: str, tmp_path: Path
+) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    assert zsim.validate(case, against="fake", module=f"{OWN}residual").ok
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_a_parameter_without_dimensions_is_trained_by_what_does_not_cut_it(
     strategy: str, tmp_path: Path
