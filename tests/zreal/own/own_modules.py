@@ -231,7 +231,7 @@ def lossless() -> dict[str, Any]:
 
 
 class Residual(nn.Module):
-    """Layers whose inputs get several gradients each, which the engine adds."""
+    """Layers whose inputs get several gradients each."""
 
     def __init__(self) -> None:
         super().__init__()
