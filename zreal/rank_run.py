@@ -155,6 +155,7 @@ def launched_rank(
         scenario = with_module(
             scenario, arguments["module"], device=device, like=arguments["fingerprint"]
         )
+        progress("")  # built: no collective yet
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     start_group(
         c10d_backend(scenario, device), store=store, rank=rank, world_size=world_size,

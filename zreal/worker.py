@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from zreal.numerics_choice import NumericsChoice, choose_numerics
 from zreal.processes.host_memory import require_device_memory
 from zreal.processes.rank_device import present_nbytes, start_group, take_device
 from zreal.processes.rank_settings import settle
-from zreal.processes.rank_status import BUILDING
+from zreal.processes.rank_status import BUILDING, NO_COLLECTIVE
 from zreal.processes.stacks import main_frame
 from zreal.rank_run import (
     RENDEZVOUS_S,
@@ -65,7 +66,7 @@ class WorkerRun:
     interpreter: str
     results: Path | None
     choice: NumericsChoice = field(default_factory=lambda: NumericsChoice(mode="none"))
-    last_collective: str = "no collective yet"
+    last_collective: str = NO_COLLECTIVE
     so_far: RankRun | None = None
 
     def write(self, *, failure: str = "", outside: str = "") -> None:
@@ -235,6 +236,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
         except Exception as error:
             _tell_others(run, error, timeout_s=patience_s)
             raise
+        run.note(NO_COLLECTIVE)
     scenario = run.scenario
     if device == "cuda":
         require_device_memory(scenario, backend="nccl", present_nbytes=present_nbytes(own))
@@ -295,7 +297,11 @@ def _say(run: WorkerRun, reason: str) -> None:
 
 def _first_line(error: BaseException) -> str:
     text = str(error).partition("\n")[0][:300]
-    return text if isinstance(error, ZsimError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, ZsimError):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -16,6 +16,7 @@ from zsim.runs.planned_collectives import number_of
 READ_BYTES = 1 << 20
 REFERENCE = "the single-process reference"
 """Progress of a rank that is past its last collective and trains the reference by itself."""
+NO_COLLECTIVE = "no collective yet"
 BUILDING = "building the module"
 """Progress of a rank that runs the user's own code, whose name follows."""
 TIMED = "warm-up and timed steps"
@@ -55,7 +56,7 @@ class RankStatus:
     def last_collective(self) -> str:
         """The last collective that the rank announced before it entered it."""
         text = bytes(self.progress).split(b"\0", 1)[0].decode(errors="replace")
-        return text or "no collective yet"
+        return text or NO_COLLECTIVE
 
     @property
     def num_entered(self) -> int:

@@ -121,8 +121,10 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
         known = run.record.provenance.get("calibration", "measured")
         yield "step time", step_words(figures.step_time_ns, figures.step_time_band_ns, known)
     if figures.exposed_communication_ns is not None:
+        recorded = max((rank.recorded_step_ns or 0 for rank in run.record.ranks), default=0)
+        step = f"recorded step of {format_time(recorded)}" if recorded else "step"
         share = (
-            f" ({100 * figures.exposed_share:.1f} % of the step)"
+            f" ({100 * figures.exposed_share:.1f} % of the {step})"
             if figures.exposed_share is not None
             else ""
         )
@@ -141,7 +143,8 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
     peak = figures.peak_memory_bytes
     room = "" if run.device_memory is not None else _room(figures)
-    yield "peak memory", f"{peak:,} B ({format_bytes(peak)}){room}"
+    about = f" ({format_bytes(peak)})" if peak >= 2**20 else ""
+    yield "peak memory", f"{peak:,} B{about}{room}"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
             yield f"  {kind}", f"{nbytes:,} B"

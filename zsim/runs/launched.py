@@ -2,21 +2,25 @@
 
 The launcher's command has {worker} where each rank's command belongs, and {nodes}, {ranks} and
 {ranks_per_node} for what the scenario's cluster has. Ranks write their results into a folder that
-all nodes see. A scenario whose ranks are all there from an earlier run is not run again. The
-command "gather" starts nothing: it joins what ranks that others started have written.
+all nodes see. A scenario whose ranks are all there from an earlier run is not run again, unless
+numerics, torch or the source of the user's module are others now. The command "gather" starts
+nothing: it joins what ranks that others started have written.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Formatter
 from typing import Any, cast
@@ -48,6 +52,8 @@ WORKER = "{worker}"
 PLACES = ("nodes", "ranks", "ranks_per_node", "worker")
 LOG = "launcher.log"
 GATHER = "gather"
+ASKED, MOST_ASKED = "asked.json", 10_000
+"""The file of what a run was asked for beside its scenario, and the bytes of it that are read."""
 ROOM = 2**16
 """Bytes that ranks' files and the log need at least."""
 
@@ -94,9 +100,14 @@ class LaunchedBackend:
         wanted = {"backend": self.name, "zsim": __version__} | (
             {"interpreter": options.interpreter} if options.interpreter else {}
         ) | ({"module": options.module} if options.module else {})
-        if there := rank_results.finished(own, scenario, like=wanted):
+        asked, there = _asked(options), rank_results.finished(own, scenario, like=wanted)
+        other = there is not None and _others(own, asked)
+        if there is not None and not other:
             return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
+        if other:
+            options.progress(f"{scenario.name}: made anew, as {other} differs from the earlier run")
         rank_results.forget(own)
+        files.write(own / ASKED, json.dumps(asked))
         text = scenario.with_(expect=None).to_toml()
         files.write(own / "scenario.toml", text)
         worker = _worker(scenario, own, options, device=self.device)
@@ -113,6 +124,30 @@ class LaunchedBackend:
         except RankError as error:
             error.remedy = "; ".join(filter(None, (ended, _hint(error, own), f"see {own / LOG}")))
             raise
+
+
+def _asked(options: RunOptions) -> dict[str, str]:
+    """What decides a result beside the scenario: the numerics asked for, torch, and the source of
+    the user's module."""
+    asked: dict[str, str] = {"numerics": options.numerics} if options.numerics else {}
+    with suppress(PackageNotFoundError):
+        asked["torch"] = version("torch")
+    module = sys.modules.get((options.module or "").partition(":")[0])
+    file: str | None = getattr(module, "__file__", None)
+    if file:
+        with suppress(OSError):
+            asked["module's source"] = sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return asked
+
+
+def _others(own: Path, asked: Mapping[str, str]) -> str:
+    """The names of what is asked for and was not when the results in `own` were made."""
+    try:
+        before = json.loads((own / ASKED).read_bytes()[:MOST_ASKED])
+    except (OSError, ValueError, RecursionError):
+        before = None
+    told = before if isinstance(before, dict) else {}
+    return " and ".join(key for key, value in asked.items() if told.get(key) != value)
 
 
 def _hint(error: RankError, own: Path) -> str:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.gloo
 
 TWO, FOUR = str(PARITY / "fsdp2-mlp-2.toml"), str(PARITY / "zero3-mlp-4.toml")
 OWN = "tests.zreal.own.own_modules:"
+OWN_FILE = ROOT / "tests/zreal/own/own_modules.py"
 SRUN = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
 
 
@@ -39,6 +42,9 @@ def test_ranks_of_a_launcher_are_validated_and_not_run_again(
     assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in printed.err
     assert validated(TWO, launch="gather", folder=tmp_path) == 0
     assert "agrees in order, bytes, memory and numerics" in capsys.readouterr().out
+    sampled = ("--numerics", "sampled")  # not asked for then: ranks run again
+    assert validated(TWO, launch="false {worker}", folder=tmp_path, more=sampled) == 1
+    assert "taken from" not in capsys.readouterr().err
 
 
 def test_one_scenario_that_fails_stops_no_other_and_every_verdict_is_in_the_report(
@@ -112,6 +118,12 @@ def test_a_users_own_module_is_built_by_ranks_of_a_launcher(
     assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in capsys.readouterr().err
     assert validated(TWO, launch="gather", folder=tmp_path) == 1  # of the scenario's own model
     assert "found 2 of another scenario or module" in capsys.readouterr().err
+    asked = tmp_path / "fsdp2-mlp-2" / "asked.json"
+    told = json.loads(asked.read_text())
+    assert told["module's source"] == sha256(OWN_FILE.read_bytes()).hexdigest()[:12]
+    asked.write_text(json.dumps(told | {"module's source": "of an earlier day"}))
+    assert validated(TWO, launch="false {worker}", folder=tmp_path, more=own) == 1
+    assert "taken from" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+import zsim
 from tests.support.folders import ROOT
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError, ZsimError, shown
@@ -477,3 +478,11 @@ def test_a_derived_scenario_is_refused_by_the_very_list_of_files():
     assert caught.value.problems == tuple(
         f"x.toml: {problem}" for problem in refusals.problems(derived)
     )
+
+
+def test_fsdp1_shards_over_all_ranks_where_no_axis_has_a_size() -> None:
+    scenario = zsim.Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1, "sequence_length": 16},
+        cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "fsdp1"},
+    )
+    assert (scenario.mesh.dp_replicate, scenario.mesh.dp_shard) == (1, 4)

@@ -145,9 +145,12 @@ def _options(strategy: Any) -> Any:
 
 def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
     """The mesh on the cluster's ranks. One axis without a size is filled; of several, all but one
-    need a size."""
-    axes = STRATEGIES[strategy.name].axes
+    need a size. Without any, a strategy that may shard over all ranks does so."""
+    kind = STRATEGIES[strategy.name]
+    axes = kind.axes
     sizes = {axis: getattr(strategy, axis) for axis in axes}
+    if kind.over_all_ranks == strategy.name and not any(sizes.values()):
+        sizes["dp_replicate"] = 1
     open_axes = [axis for axis, size in sizes.items() if size is None]
     if len(open_axes) > 1:
         lack = f"found nothing ({', '.join(axes)} make the mesh)"
