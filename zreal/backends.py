@@ -33,7 +33,7 @@ from zsim.runs.backend import (
     RunOptions,
 )
 from zsim.runs.compare.memory_by_part import EXACT
-from zsim.runs.planned_collectives import planned_collectives
+from zsim.runs.launch.planned_collectives import planned_collectives
 from zsim.runs.saved import from_table
 from zsim.scenario.scenario import Scenario
 
@@ -198,7 +198,7 @@ def _with_module(
     scenario: Scenario, module: str, *, backend: str, device: Device, timeout_s: float
 ) -> Scenario:
     _require_torch(backend)
-    from zreal.modules.user_code import within
+    from zreal.modules.own.user_code import within
     from zreal.tracing.own_scenario import with_module
 
     with within(timeout_s, module):

@@ -21,7 +21,7 @@ from zreal.meters.measured_step import TrainedRank
 from zreal.meters.recording import record
 from zreal.meters.step_time import METHOD, timed
 from zreal.modules import emulation
-from zreal.modules.own_module import OwnModel
+from zreal.modules.own.own_module import OwnModel
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart

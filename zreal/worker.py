@@ -45,9 +45,10 @@ from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io import files
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
-from zsim.runs import rank_results, saved
+from zsim.runs import saved
 from zsim.runs.backend import MOST_SECONDS
-from zsim.runs.launched_failure import LAST, OUTSIDE
+from zsim.runs.launch import rank_results
+from zsim.runs.launch.launched_failure import LAST, OUTSIDE
 from zsim.runs.numerics_mode import NUMERICS_MODES
 from zsim.scenario.scenario import Scenario, load, parse
 from zsim.version import __version__
@@ -300,8 +301,8 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, ZsimError):
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+    raised_at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{raised_at}"
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -24,7 +24,7 @@ from zsim.errors import RankError
 from zsim.ir.run import IncompleteRunError
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
-from zsim.runs.launched import LaunchedBackend
+from zsim.runs.launch.launched import LaunchedBackend
 from zsim.scenario.scenario import Scenario
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --no-python --nproc-per-node {{ranks}}"

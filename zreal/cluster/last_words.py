@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from zreal.modules.user_code import current_location
+from zreal.modules.own.user_code import current_location
 from zreal.namespaces import LIBC, PR_SET_PDEATHSIG
 from zreal.processes.rank_status import BUILDING, REFERENCE
 

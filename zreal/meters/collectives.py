@@ -19,7 +19,7 @@ from zreal import torch_private
 from zreal.meters.mesh_groups import MeshGroup
 from zsim.errors import ZsimError
 from zsim.ir.run import CollectiveRecord
-from zsim.runs.planned_collectives import collective_text
+from zsim.runs.launch.planned_collectives import collective_text
 
 _OPS: dict[str, tuple[str, int]] = {
     "c10d::_allgather_base_": ("all_gather", 0),

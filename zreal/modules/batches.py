@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules.initial_values import DTYPES, generator_of
-from zreal.modules.own_module import OwnModel
+from zreal.modules.own.own_module import OwnModel
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Precision
 from zsim.scenario.scenario import Scenario

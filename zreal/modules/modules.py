@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules.checkpointing import checkpointed, checkpointed_whole
-from zreal.modules.deferred import Deferred
 from zreal.modules.emulation import Timers
 from zreal.modules.initial_values import DTYPES, ModelError, fill, initial
 from zreal.modules.operators import apply
-from zreal.modules.own_module import DEFERRED, OwnModel
+from zreal.modules.own.deferred import Deferred
+from zreal.modules.own.own_module import DEFERRED, OwnModel
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import TransformersModel
 from zsim.models.operators import Operator

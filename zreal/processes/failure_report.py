@@ -13,7 +13,7 @@ from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
 from zreal.processes.hang_report import hang, mismatch, slow_progress
 from zreal.processes.rank_status import RankStatus, roll_call
 from zsim.errors import RankError
-from zsim.runs.planned_collectives import Planned
+from zsim.runs.launch.planned_collectives import Planned
 
 UNKNOWN_EXIT_CODE = 255
 """Exit code that Python reports once its fork server can no longer tell how a process ended."""

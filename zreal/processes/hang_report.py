@@ -14,7 +14,7 @@ from zreal.processes.rank_status import (
     unfinished_by_collective,
 )
 from zreal.processes.stacks import Frame, innermost_frames
-from zsim.runs.planned_collectives import Planned, without_number
+from zsim.runs.launch.planned_collectives import Planned, without_number
 
 
 def slow_progress(ranks: list[RankStatus]) -> str:

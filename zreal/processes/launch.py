@@ -32,7 +32,7 @@ from zreal.processes.fork_server import (
 from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
-from zsim.runs.planned_collectives import Planned
+from zsim.runs.launch.planned_collectives import Planned
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank_run"]
 POLL_S = 0.25

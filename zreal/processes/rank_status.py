@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from zsim.runs.planned_collectives import number_of
+from zsim.runs.launch.planned_collectives import number_of
 
 READ_BYTES = 1 << 20
 REFERENCE = "the single-process reference"

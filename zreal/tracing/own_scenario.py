@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import fields, replace
 
-from zreal.modules.own_module import OwnModel, OwnModule, draws, load
-from zreal.modules.user_code import add_location
+from zreal.modules.own.own_module import OwnModel, OwnModule, draws, load
+from zreal.modules.own.user_code import add_location
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
 from zsim import strategies

@@ -16,7 +16,7 @@ from zreal.modules import batches as batching
 from zreal.modules import modules
 from zreal.modules.initial_values import Initialiser, move_buffers
 from zreal.modules.optimizers import make_optimizer, trained
-from zreal.modules.own_module import OwnModel
+from zreal.modules.own.own_module import OwnModel
 from zreal.zero.zero import STAGES, ZeRO
 from zsim.errors import ArgumentError
 from zsim.ir.run import RankRun

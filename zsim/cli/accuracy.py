@@ -13,7 +13,7 @@ from zsim.calibration import accuracy, explain_row, plot
 from zsim.calibration.accuracy import Accuracy, Predicted
 from zsim.calibration.data import measurements
 from zsim.calibration.data.records import MeasurementError, Skipped
-from zsim.cli.report import progress, say, tell, write_json
+from zsim.cli.reports.report import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io import files

@@ -20,7 +20,7 @@ from zsim.calibration.fitting.write_cluster import GroupErrors
 from zsim.cli import calibrate_here
 from zsim.cli.accuracy import by_reason
 from zsim.cli.inputs import UsageError
-from zsim.cli.report import progress, say, tell, warn, write_json
+from zsim.cli.reports.report import progress, say, tell, warn, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.io import files
 

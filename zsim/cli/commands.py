@@ -13,8 +13,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from zsim import api
-from zsim.cli import report
 from zsim.cli.inputs import UsageError, load_all, read, warned
+from zsim.cli.reports import report
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import IncompleteRunError, InterruptedRunError, RunRecord
@@ -182,7 +182,7 @@ def _write_junit(
 ) -> None:
     """Write the JUnit report, where it is asked for."""
     if options.junit:
-        from zsim.cli import junit  # start-up: few commands write XML
+        from zsim.cli.reports import junit  # start-up: few commands write XML
 
         junit.write(Path(options.junit), comparisons, failures)
         report.wrote(options.junit)
@@ -193,7 +193,7 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
     against = options.against or api.REAL_BACKENDS[options.device or "cpu"]
     if options.launch is None:
         return api.open_real_backend(against, how)
-    from zsim.runs.launched import LaunchedBackend  # start-up: few commands launch anything
+    from zsim.runs.launch.launched import LaunchedBackend  # start-up: few commands launch anything
 
     devices = {name: device for device, name in api.REAL_BACKENDS.items()}
     if against not in devices:

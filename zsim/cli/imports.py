@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from zsim.cli import report
+from zsim.cli.reports import report
 from zsim.io import files
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES

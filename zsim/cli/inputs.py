@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zsim.analysis import scenario_warnings
-from zsim.cli import report
+from zsim.cli.reports import report
 from zsim.errors import ScenarioError, ZsimError
 from zsim.scenario.scenario import Scenario, load
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from zsim import api
 from zsim.analysis import advice
-from zsim.cli import memory_report, report, time_report
 from zsim.cli.inputs import UsageError, read, warned
+from zsim.cli.reports import memory_report, report, time_report
 from zsim.errors import ScenarioError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION

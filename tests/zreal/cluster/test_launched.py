@@ -15,7 +15,7 @@ import pytest
 from tests.support.folders import PARITY, ROOT
 from zreal.worker import SHARE_OF_MEETING
 from zsim.cli.main import main
-from zsim.runs import launched
+from zsim.runs.launch import launched
 
 pytestmark = pytest.mark.gloo
 

@@ -14,7 +14,7 @@ import zsim
 from tests.zreal.own.own_modules import Loaded, Mixed
 from tests.zreal.own.test_own_scenario import OWN, STRATEGIES, scenario
 from zreal.modules import modules
-from zreal.modules.deferred import Deferred, NotDeferrableError, recording
+from zreal.modules.own.deferred import Deferred, NotDeferrableError, recording
 from zreal.tracing.own_scenario import with_module
 from zsim.cli.main import main
 

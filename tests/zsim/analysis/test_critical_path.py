@@ -16,7 +16,7 @@ from tests.support.random_scenarios import scenario_texts
 from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.why import LONGER, SHARED, name
-from zsim.cli import time_report
+from zsim.cli.reports import time_report
 from zsim.engine.contention.interference import KernelLoss
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution

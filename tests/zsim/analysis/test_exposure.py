@@ -11,7 +11,7 @@ from tests.zsim.analysis.test_critical_path import Toy
 from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.why import Why, name
-from zsim.cli.time_report import timed
+from zsim.cli.reports.time_report import timed
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind

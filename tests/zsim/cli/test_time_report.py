@@ -14,8 +14,8 @@ import pytest
 
 from zsim import api
 from zsim.analysis.why import Why, name
-from zsim.cli import time_report
 from zsim.cli.main import main
+from zsim.cli.reports import time_report
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.io.units import format_time

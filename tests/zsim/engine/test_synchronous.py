@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zsim import api
-from zsim.cli import time_report
+from zsim.cli.reports import time_report
 from zsim.engine.costs import SOON_NS, TICK_NS, Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.ir.ops import COLLECTIVES

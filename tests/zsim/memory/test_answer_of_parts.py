@@ -16,7 +16,7 @@ from zsim.analysis.fit import fit, ways
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
-from zsim.cli.memory_report import print_advice
+from zsim.cli.reports.memory_report import print_advice
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Free
 from zsim.memory.fits import assess_program

@@ -21,7 +21,7 @@ from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import fit, recommend
 from zsim.analysis.fit_table import Candidate
 from zsim.cli.main import main
-from zsim.cli.memory_report import finding
+from zsim.cli.reports.memory_report import finding
 from zsim.cluster.cluster import load_cluster
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh

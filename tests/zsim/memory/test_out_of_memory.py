@@ -15,7 +15,7 @@ from zsim.analysis.fit import recommend
 from zsim.analysis.fit_table import Candidate
 from zsim.analysis.hide_communication import Change, hiding
 from zsim.cli.main import main
-from zsim.cli.memory_report import print_advice, verdict_words
+from zsim.cli.reports.memory_report import print_advice, verdict_words
 from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.runs.launched_failure import ABSENT, UNFINISHED, RankFailure, error_of, told_in
+from zsim.runs.launch.launched_failure import ABSENT, UNFINISHED, RankFailure, error_of, told_in
 
 CLOSED = "RuntimeError: Connection closed by peer"
 HANG = "no end within 9 s: a hang"

@@ -2,8 +2,8 @@
 
 The launcher's command has {worker} where each rank's command belongs, and {nodes}, {ranks} and
 {ranks_per_node} for what the scenario's cluster has. Ranks write their results into a folder that
-all nodes see. A scenario whose ranks are all there from an earlier run is not run again, unless
-numerics, torch or the source of the user's module are others now. The command "gather" starts
+all nodes see. A scenario whose ranks are all there from an earlier run is not run again. It is
+where numerics, torch or the source of the user's module are others now. The command "gather" starts
 nothing: it joins what ranks that others started have written.
 """
 
@@ -30,7 +30,7 @@ from zsim.io import files
 from zsim.io.signals import undisturbed
 from zsim.ir.run import InterruptedRunError, RunRecord
 from zsim.models.training_options import Device
-from zsim.runs import rank_results, registry
+from zsim.runs import registry
 from zsim.runs.backend import (
     MOST_SECONDS,
     Capabilities,
@@ -38,8 +38,9 @@ from zsim.runs.backend import (
     RunOptions,
     require_seconds,
 )
-from zsim.runs.launched_failure import UNFINISHED, told_in
-from zsim.runs.launcher_guard import END_S, guarded
+from zsim.runs.launch import rank_results
+from zsim.runs.launch.launched_failure import UNFINISHED, told_in
+from zsim.runs.launch.launcher_guard import END_S, guarded
 from zsim.scenario.scenario import Scenario
 from zsim.version import __version__
 
@@ -127,8 +128,8 @@ class LaunchedBackend:
 
 
 def _asked(options: RunOptions) -> dict[str, str]:
-    """What decides a result beside the scenario: the numerics asked for, torch, and the source of
-    the user's module."""
+    """Facts that decide a result beside the scenario: the numerics asked for, torch, and the source
+    of the user's module."""
     asked: dict[str, str] = {"numerics": options.numerics} if options.numerics else {}
     with suppress(PackageNotFoundError):
         asked["torch"] = version("torch")

@@ -10,7 +10,7 @@ from typing import Any
 from zsim import api
 from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.analysis.why import Why, percent, why_lines
-from zsim.cli import report
+from zsim.cli.reports import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step

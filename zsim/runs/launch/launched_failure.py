@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zsim.errors import RankError, visible
-from zsim.runs.planned_collectives import Planned, number_of, without_number
+from zsim.runs.launch.planned_collectives import Planned, number_of, without_number
 
 UNFINISHED = "it did not end, and told no reason"
 ABSENT = "it wrote no result"

@@ -15,7 +15,7 @@ from pathlib import Path
 from zsim.errors import ArgumentError, ZsimError
 from zsim.io.signals import TimeIsUp, limited
 
-OURS = tuple(str(Path(__file__).parents[2] / package) + "/" for package in ("zreal", "zsim"))
+OURS = tuple(str(Path(__file__).parents[3] / package) + "/" for package in ("zreal", "zsim"))
 LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib")})
 MOST_CHARS = 4000
 """Longest traceback that a message has."""

@@ -13,8 +13,15 @@ from zsim.errors import RankError
 from zsim.ir.run import IncompleteRunError, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import saved
-from zsim.runs.launched_failure import ABSENT, LAST, OUTSIDE, UNFINISHED, RankFailure, error_of
-from zsim.runs.planned_collectives import planned_collectives
+from zsim.runs.launch.launched_failure import (
+    ABSENT,
+    LAST,
+    OUTSIDE,
+    UNFINISHED,
+    RankFailure,
+    error_of,
+)
+from zsim.runs.launch.planned_collectives import planned_collectives
 from zsim.scenario.scenario import Scenario
 
 STARTED = "started"

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zreal.modules.deferred import Deferred, recording
 from zreal.modules.initial_values import DTYPES, generator_of
-from zreal.modules.user_code import user_code_error
+from zreal.modules.own.deferred import Deferred, recording
+from zreal.modules.own.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
 

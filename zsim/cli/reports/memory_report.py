@@ -14,7 +14,7 @@ from typing import Any
 
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit_table import SURER, Fit, without
-from zsim.cli.report import bar, say, write_json
+from zsim.cli.reports.report import bar, say, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
 from zsim.memory.fits import BytesBand, Holding, MemoryVerdict, holdings, ridges

@@ -1,0 +1,1 @@
+"""Reports of commands: text, JSON and JUnit, of Runs, memory and time."""
