@@ -135,6 +135,7 @@ def timed(program: Program, timeline: Timeline, costs: Costs) -> StepTime:
 
 
 def cluster_for(scenario: Scenario, device: str | None) -> ClusterSpec:
+    """The scenario's cluster, or the default one of another `device` with as many ranks."""
     if device is None or device == scenario.cluster.kind:
         return scenario.cluster
     name, ranks = DEFAULT_CLUSTERS[device], scenario.world_size

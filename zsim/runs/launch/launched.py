@@ -102,11 +102,11 @@ class LaunchedBackend:
             {"interpreter": options.interpreter} if options.interpreter else {}
         ) | ({"module": options.module} if options.module else {})
         asked, there = _asked(options), rank_results.finished(own, scenario, like=wanted)
-        other = there is not None and _others(own, asked)
-        if there is not None and not other:
-            return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
-        if other:
-            options.progress(f"{scenario.name}: made anew, as {other} differs from the earlier run")
+        if there is not None:
+            differing = _differing(own, asked)
+            if not differing:
+                return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
+            options.progress(f"{scenario.name}: made anew, since {differing} was another before")
         rank_results.forget(own)
         files.write(own / ASKED, json.dumps(asked))
         text = scenario.with_(expect=None).to_toml()
@@ -141,7 +141,7 @@ def _asked(options: RunOptions) -> dict[str, str]:
     return asked
 
 
-def _others(own: Path, asked: Mapping[str, str]) -> str:
+def _differing(own: Path, asked: Mapping[str, str]) -> str:
     """The names of what is asked for and was not when the results in `own` were made."""
     try:
         before = json.loads((own / ASKED).read_bytes()[:MOST_ASKED])
