@@ -1,7 +1,9 @@
 """Predicted against measured step times on this machine: `python -m tests.measured.step_times`.
 
 It measures the machine as `zsim calibrate --here` does. Then it validates scenarios that
-calibration has not seen, on gloo ranks with real compute, and records both times of each.
+calibration has not seen, on gloo ranks with real compute, and records both times of each. It does
+so in several rounds, minutes apart, and the median round counts: processes of one scenario differ
+by a quarter from one start to the next, however many steps each of them takes.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ import torch
 import zsim
 from zsim.calibration.machine import here, machine_file
 from zsim.runs import registry
+from zsim.runs.compare.check import Check
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
 APART = 0.1
@@ -68,7 +71,7 @@ def scenarios(ranks: int) -> Iterator[tuple[str, str, zsim.Scenario]]:
 
 def order_faults(rows: list[dict[str, Any]]) -> list[str]:
     """Pairs of strategies on a model with measured times that differ enough, and predicted in the
-    other order."""
+    other order. Pairs with rounds in either order are told apart by no measurement."""
     wrong = []
     for left, right in combinations(rows, 2):
         if left["model"] != right["model"]:
@@ -77,34 +80,52 @@ def order_faults(rows: list[dict[str, Any]]) -> list[str]:
         if max(apart, 1 / apart) <= 1 + APART:
             continue
         if (apart > 1) != (left["predicted_ns"] > right["predicted_ns"]):
-            wrong.append(f"{left['model']}: {left['variant']} and {right['variant']}")
+            slow, fast = (left, right) if apart > 1 else (right, left)
+            overlap = min(slow["rounds_ns"]) <= max(fast["rounds_ns"])
+            wrong.append(
+                f"{left['model']}: {left['variant']} and {right['variant']}"
+                f"{', whose rounds overlap' * overlap}"
+            )
     return wrong
 
 
-def measure(ranks: int, *, quick: bool) -> dict[str, Any]:
+def _compared(model: str, variant: str, scenario: zsim.Scenario, cluster: Path) -> Check:
+    """The check of the step time of one validation."""
+    comparison = zsim.validate(scenario, against="gloo", cluster=cluster)
+    check = next(item for item in comparison.checks if item.name == "step time")
+    sys.stderr.write(f"{model:14} {variant:22} {check.status:6} {check.detail}\n")
+    return check
+
+
+def _row(model: str, variant: str, turns: Sequence[Check]) -> dict[str, Any]:
+    """A scenario's row: the median round, and in how many rounds the time was in the band."""
+    rounds = [int(check.measured or 0) for check in turns]
+    predicted, measured = int(turns[0].predicted or 0), median_low(rounds)
+    return {
+        "model": model, "variant": variant, "predicted_ns": predicted, "measured_ns": measured,
+        "error": round(predicted / measured - 1, 4), "rounds_ns": rounds,
+        "rounds_in_band": sum(check.status == "ok" for check in turns),
+    }
+
+
+def measure(ranks: int, *, quick: bool, rounds: int) -> dict[str, Any]:
     """The record: provenance, constants' own errors, and one row a scenario."""
     calibrated = here.calibrated(registry.find("gloo"), world_size=ranks, quick=quick)
-    rows: list[dict[str, Any]] = []
+    cases, compared = list(scenarios(ranks)), list[list[Check]]()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.toml"
         path.write_text(calibrated.text, encoding="utf-8")
-        for model, variant, scenario in scenarios(ranks):
-            comparison = zsim.validate(scenario, against="gloo", cluster=path)
-            predicted = comparison.predicted.step_time_ns or 0
-            measured = comparison.measured.step_time_ns or 0
-            check = next(item for item in comparison.checks if item.name == "step time")
-            rows.append({
-                "model": model, "variant": variant, "predicted_ns": predicted,
-                "measured_ns": measured, "error": round(predicted / measured - 1, 4),
-                "status": check.status,
-            })
-            sys.stderr.write(
-                f"{model:14} {variant:22} {predicted / 1e6:9.3f} ms {measured / 1e6:9.3f} ms "
-                f"{predicted / measured - 1:+7.1%} {check.status}\n"
-            )
+        for number in range(rounds):
+            sys.stderr.write(f"round {number + 1} of {rounds}\n")
+            compared.append([_compared(*case, path) for case in cases])
+    rows = [
+        _row(model, variant, turns)
+        for (model, variant, _), turns in zip(cases, zip(*compared, strict=True), strict=True)
+    ]
     errors = [abs(row["error"]) for row in rows]
     return {
-        "command": f"python -m tests.measured.step_times --ranks {ranks}{' --quick' * quick}",
+        "command": f"python -m tests.measured.step_times --ranks {ranks} --rounds {rounds}"
+                   f"{' --quick' * quick}",
         "date": time.strftime("%Y-%m-%d"), "processor": machine_file.processor(),
         "system": f"{platform.system()} {platform.release()}", "torch": torch.__version__,
         "python": platform.python_version(), "ranks": ranks,
@@ -118,10 +139,11 @@ def measure(ranks: int, *, quick: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="the calibration's quick form")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     options = parser.parse_args()
-    record = measure(options.ranks, quick=options.quick)
+    record = measure(options.ranks, quick=options.quick, rounds=options.rounds)
     summary = {key: value for key, value in record.items() if key != "rows"}
     sys.stdout.write(json.dumps(summary, indent=2) + "\n")
     if options.out:
