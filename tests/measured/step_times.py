@@ -2,8 +2,8 @@
 
 It measures the machine as `zsim calibrate --here` does. Then it validates scenarios that
 calibration has not seen, on gloo ranks with real compute, and records both times of each. It does
-so in several rounds, minutes apart, and the median round counts: processes of one scenario differ
-by a quarter from one start to the next, however many steps each of them takes.
+so in several rounds, minutes apart, and the median round counts. Ranks of one scenario differ by a
+quarter from one start to the next, however many steps they take.
 """
 
 from __future__ import annotations
