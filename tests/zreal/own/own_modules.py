@@ -142,11 +142,6 @@ def raising_on_rank_1() -> dict[str, Any]:
     return raising() if os.environ.get("SLURM_PROCID") == "1" else perceptron()
 
 
-def differing() -> dict[str, Any]:
-    """Another module on the second rank of a launcher."""
-    return perceptron() if os.environ.get("SLURM_PROCID") == "1" else transformer()
-
-
 class Mixed(nn.Module):
     """Parameters made in many ways: drawn, truncated, orthogonal, computed, cut, tied; a mask, and
     a table in a plain dict."""
