@@ -13,6 +13,7 @@ from zreal.cluster.launcher import LaunchedRank
 from zreal.cluster.meeting import meet
 from zsim.errors import ZsimError
 
+LIMIT_S = 1.0
 ALIKE = {"scenario's fingerprint": "a1", "version of torch": "2.13"}
 
 
@@ -30,7 +31,7 @@ def answers(
         failure = failures[rank] if failures else ""
         wish = wishes[rank] if wishes else ""
         try:
-            return meet(store, launched, told[rank] or {}, wish, timeout_s=0.5, failure=failure)
+            return meet(store, launched, told[rank] or {}, wish, timeout_s=LIMIT_S, failure=failure)
         except ZsimError as error:
             return f"{type(error).__name__}: {error}"
 
@@ -63,7 +64,7 @@ def test_every_rank_is_told_who_claims_something_else_than_rank_0(
 
 def test_ranks_that_do_not_come_are_named_to_all_that_do() -> None:
     missing = (
-        "RankError: ranks 1, 3: expected all 4 ranks within 0.5 s, found 2 of them; see what the "
+        "RankError: ranks 1, 3: expected all 4 ranks within 1 s, found 2 of them; see what the "
         "missing ones printed, or give them longer (--timeout)"
     )
     assert answers(ALIKE, None, ALIKE, None) == [missing] * 2

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.calibration.machine import machine_file
+from zsim.calibration.machine import here, machine_file
 from zsim.cli import calibrate_here
 from zsim.cli.main import main
 from zsim.runs import registry
@@ -20,36 +20,47 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_validate_judges_the_time_of_a_machine_that_was_measured(cache, capsys):
+def test_a_machine_is_measured_at_its_first_use_or_when_asked_and_times_are_judged_then(
+    cache, capsys, monkeypatch
+):
     """Agreement itself is not asserted: it depends on what else this machine does."""
     scenario = str(SCENARIOS / "parity" / "ddp-mlp-2.toml")
-    assert main(["validate", scenario, "--require", "time"]) == 1
+    judged = ["validate", scenario, "--json", "--require", "time"]
+    assert main(judged[:2] + judged[3:]) == 1
     *_, verdict = capsys.readouterr().out.splitlines()
     assert "time not checked: cpu-gloo is not calibrated here" in verdict
     assert verdict.endswith("; FAILED: --require time")
-    assert main(["calibrate", "--here", "--quick", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["file"] == str(machine_file.cached(2))
-    main(["validate", scenario, "--json", "--require", "time"])
-    result = json.loads(capsys.readouterr().out)
-    reason = result["not_checked"].pop("time", "")
-    assert result["not_checked"] == {}
-    assert "time" in result["checked"]
-    assert reason == ""
-    assert result["provenance"]["predicted"]["calibration"] == "calibrated"
 
+    measure, made = here.calibrated, []
 
-def test_validate_measures_the_machine_at_its_first_use(cache, capsys, monkeypatch):
-    """Other tests may run beside it: it says so, widens the band, and keeps no file."""
+    def measured_once(*arguments, **more):  # which takes 15 s
+        made.extend([] if made else [measure(*arguments, **more)])
+        return made[0]
+
+    monkeypatch.setattr(here, "calibrated", measured_once)
     monkeypatch.delenv(calibrate_here.OFF)
-    main(["validate", str(SCENARIOS / "parity" / "ddp-mlp-2.toml"), "--json"])
+    main(judged)
     printed = capsys.readouterr()
-    calibration = json.loads(printed.out)["provenance"]["predicted"]["calibration"]
     assert "note: measuring this machine with 2 ranks, once" in printed.err
-    assert calibration == "calibrated"
+    require_judged(json.loads(printed.out))
     kept = machine_file.cached(2).exists()
     assert kept != ("the band is widened to ±" in printed.err)
     assert kept != machine_file.beside_others(machine_file.cached(2)).exists()
+
+    assert main(["calibrate", "--here", "--quick", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["file"] == str(machine_file.cached(2))
+    main(judged)
+    printed = capsys.readouterr()
+    assert "measuring" not in printed.err
+    require_judged(json.loads(printed.out))
+
+
+def require_judged(verdict):
+    """The time of the verdict stands on a calibrated machine."""
+    assert verdict["not_checked"] == {}
+    assert "time" in verdict["checked"]
+    assert verdict["provenance"]["predicted"]["calibration"] == "calibrated"
 
 
 def test_a_machine_with_too_many_ranks_is_not_measured(cache, capsys):
