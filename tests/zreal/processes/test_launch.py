@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -297,7 +298,11 @@ def test_ranks_end_when_their_controller_is_killed_though_one_of_themis_stopped(
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+    ("number", "said"),
+    [
+        (signal.SIGTERM, "ended by SIGTERM"),
+        pytest.param(signal.SIGINT, "interrupted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_the_command_ends_its_ranks_and_is_said(
     number: signal.Signals, said: str, tmp_path: Path
@@ -381,10 +386,7 @@ def test_a_rank_killed_by_any_signal_is_named_with_it(number: int, name: str) ->
         launch(f"{BODIES}:killed_by", {"number": number}, world_size=1, timeout_s=FAR_S)
 
 
-@pytest.mark.parametrize("from_standard_input", [False, True])
-def test_a_script_that_starts_ranks_as_it_is_read_is_read_once(
-    tmp_path: Path, from_standard_input: bool
-) -> None:
+def test_a_script_that_starts_ranks_as_it_is_read_is_read_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from zreal.processes.launch import launch\n"
@@ -392,13 +394,27 @@ def test_a_script_that_starts_ranks_as_it_is_read_is_read_once(
         f"launch('{BODIES}:fine', {{'given': 0}}, world_size=2, timeout_s={FAR_S})\n"
         "print('done', __spec__, '__file__' in globals())\n"
     )
-    command = [sys.executable, "-" if from_standard_input else str(script)]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        command, input=script.read_text(), capture_output=True, text=True, env=paths, check=True
+        [sys.executable, str(script)], capture_output=True, text=True, env=paths, check=True
     )
     first, last = done.stdout.splitlines()
     assert first.removeprefix("read") == last.removeprefix("done")
+
+
+@pytest.mark.parametrize("names", [{}, {"__file__": "script.py"}])
+def test_a_script_keeps_the_file_that_it_has_or_has_not(
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read from standard input has none."""
+    script, spec = ModuleType("__main__"), object()
+    vars(script).update(names, __spec__=spec)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    before = dict(vars(script))
+    with fork_server.without_main():
+        assert "__file__" not in vars(script)
+        assert script.__spec__ is None
+    assert vars(script) == before
 
 
 def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_for(

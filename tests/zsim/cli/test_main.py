@@ -13,6 +13,7 @@ import pytest
 import zsim
 from tests.support.folders import ROOT
 from zsim.cli.main import main
+from zsim.io.signals import Terminated
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, RunRecord
 from zsim.models.families import load_preset, presets
@@ -106,6 +107,16 @@ class Broken(Echo):
         raise KeyError("flurb")
 
 
+class Interrupted(Echo):
+    """A backend during whose run a signal ends the command."""
+
+    name = "interrupted"
+    by: type[BaseException] = KeyboardInterrupt
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
+        raise self.by
+
+
 class Talkative(Echo):
     """A backend that answers something else than a Run."""
 
@@ -120,7 +131,7 @@ def offered(monkeypatch):
     """The backends of this file, and one whose package is missing."""
     values = {
         name.lower(): f"{__name__}:{name}"
-        for name in ("Echo", "Fat", "Thin", "Broken", "Talkative")
+        for name in ("Echo", "Fat", "Thin", "Broken", "Interrupted", "Talkative")
     }
     values["gone"] = "a_package_that_is_not_there:Backend"
     entries = [
@@ -485,6 +496,18 @@ def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, compla
     assert error.startswith(f"zsim: backend {backend}: expected a Run")
     assert complaint in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "said"),
+    [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "ended by SIGTERM")],
+)
+def test_a_command_that_a_signal_ends_says_so_and_has_its_exit_code(
+    by, code, said, monkeypatch, capsys
+):
+    monkeypatch.setattr(Interrupted, "by", by)
+    assert main(["run", FSDP2, "--backend", "interrupted"]) == code
+    assert capsys.readouterr().err.splitlines()[-1] == f"zsim: {said}"
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, capsys):
