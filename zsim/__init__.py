@@ -12,6 +12,8 @@ from zsim.version import __version__
 if TYPE_CHECKING:
     from zsim.analysis.fit_table import Candidate as Candidate
     from zsim.analysis.fit_table import Fit as Fit
+    from zsim.analysis.lint import LintFinding as LintFinding
+    from zsim.analysis.lint import lint as lint
     from zsim.analysis.why import Why as Why
     from zsim.api import compare as compare
     from zsim.api import fit as fit
@@ -48,6 +50,7 @@ _MODULES = {
     "Duration": "zsim.io.quantities",
     "Fit": "zsim.analysis.fit_table",
     "GiB": "zsim.io.quantities",
+    "LintFinding": "zsim.analysis.lint",
     "MiB": "zsim.io.quantities",
     "RankError": "zsim.errors",
     "Run": "zsim.runs.run",
@@ -59,6 +62,7 @@ _MODULES = {
     "ZsimError": "zsim.errors",
     "compare": "zsim.api",
     "fit": "zsim.api",
+    "lint": "zsim.analysis.lint",
     "load": "zsim.scenario.scenario",
     "load_run": "zsim.api",
     "ms": "zsim.io.quantities",

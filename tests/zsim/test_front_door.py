@@ -19,7 +19,7 @@ from zsim.scenario import scenario as scenario_module
 
 TABLES = (
     "model, batch, cluster, strategy, precision, optimizer, activation_checkpointing, wrapping, "
-    "execution, allocator, frozen, steps, seed, expect, description"
+    "execution, allocator, frozen, steps, seed, expect, lint, description"
 )
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 PARTS = "where, expected, found, remedy"
@@ -35,6 +35,7 @@ SIGNATURES = {
     "Duration": "time, band",
     "Fit": None,
     "GiB": "number",
+    "LintFinding": None,
     "MiB": "number",
     "Run": "record, scenario, warnings, device_memory",
     "Scenario": f"{TABLES}, name, folder, unknown",
@@ -42,6 +43,7 @@ SIGNATURES = {
     "Why": None,
     "compare": "predicted, measured, require",
     "fit": "scenario",
+    "lint": "scenario, ignore",
     "load": "path",
     "load_run": "path",
     "ms": "number",
@@ -63,9 +65,10 @@ MEMBERS = {
     "Fit": "candidates reason recommended refused scenario to_dict to_json",
     "Why": "after_ns at_ends_ns before_ns by_reason critical_path exposed exposed_ns host_bound "
            "host_bound_ns rank step_ns to_dict to_json",
+    "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
     "Scenario": "batch checkpointing cluster description executed executed_on execution "
-                "expandable_segments expect files fingerprint folder mesh model name optimizer "
-                "options precision seed steps strategy sync tables to_dict to_json to_toml with_ "
+                "expandable_segments expect files fingerprint folder lint_ignore mesh model name "
+                "optimizer options precision seed steps strategy sync tables to_dict to_json to_toml with_ "
                 "with_parts work world_size wrapping",
 }
 SMALL = zsim.Scenario(

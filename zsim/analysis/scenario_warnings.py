@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.analysis.lint import unit_rules
+from zsim.analysis.lint.case import LintCase
 from zsim.errors import Caveat
-from zsim.ir.ledger import Ledger
-from zsim.ir.program import Program
-from zsim.models import wrapping
-from zsim.models.training_options import DTYPE_NBYTES
-from zsim.models.wrapping import Wrapping
-from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
@@ -40,43 +36,7 @@ def _half_precision(scenario: Scenario) -> Iterator[str]:
 
 
 def _one_unit(scenario: Scenario) -> Iterator[str]:
-    """A model of which no part is wrapped by itself, where parameters are gathered: all at once,
-    before anything computes."""
-    model = scenario.model
-    traced = model.family == wrapping.TRACED
-    if len(model.units) > 1 or not (traced or model.blocks):
-        return
-    gathered = most_gathered(plan(scenario, device=scenario.cluster.kind))
-    if gathered < model.num_parameters * DTYPE_NBYTES[scenario.precision.parameters]:
-        return  # nothing is gathered, or buckets are
-    cost = (
-        f"the whole model is one param group: {gathered:,} B of parameters are gathered before "
-        f"anything computes"
-    )
-    if traced:
-        yield (
-            f"{cost}, and nothing hides that or the reduction of gradients; trace it again with "
-            f"units"
-        )
-        return
-    by_block = scenario.with_parts(model=wrapping.wrapped(model, Wrapping()))
-    least = most_gathered(plan(by_block, device=scenario.cluster.kind))
-    if least >= gathered:
-        return  # with such a lookahead blocks are all gathered too
-    yield (
-        f"{cost}, and nothing hides that or the reduction of gradients; with wrapping.every = 1, "
-        f"one group per block, at most {least:,} B are gathered at a time, while others compute"
-    )
-
-
-def most_gathered(program: Program) -> int:
-    """The most bytes of unsharded parameters that rank 0 holds at once in a steady step, without
-    buffers of all-gathers."""
-    ledger, most = Ledger(), 0
-    rank = program.of_rank(0)
-    for op in (*rank.construction, *rank.first, *rank.second):
-        ledger.apply(op)
-    for op in rank.steady:
-        ledger.apply(op)
-        most = max(most, ledger.by_kind["unsharded_parameters"])
-    return most
+    """A model that is one param group, as the lint finds it; not where the lint is not to."""
+    if "one-unit" not in scenario.lint_ignore:
+        for finding in unit_rules.one_unit(LintCase(scenario)):
+            yield f"{finding.fact}; {finding.remedy}"

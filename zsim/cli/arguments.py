@@ -138,6 +138,11 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(int(part[:12]) for part in parts)
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names, each once, as one-unit,idle-keys."""
+    return tuple(dict.fromkeys(part.strip() for part in text[:1000].split(",")))
+
+
 def aspects(text: str) -> tuple[str, ...]:
     """Aspects of a comparison, each once."""
     chosen = tuple(dict.fromkeys(part.strip() for part in text[:200].split(",")))

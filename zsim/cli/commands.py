@@ -416,6 +416,13 @@ def imported(options: argparse.Namespace) -> int:
     return imports.imported(options)
 
 
+def lint(options: argparse.Namespace) -> int:
+    """`zsim lint`."""
+    from zsim.cli import lint as lint_command
+
+    return lint_command.linted(options)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run,
     "validate": validate,
@@ -426,4 +433,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "accuracy": accuracy,
     "calibrate": calibrate,
     "import": imported,
+    "lint": lint,
 }

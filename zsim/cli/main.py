@@ -204,6 +204,16 @@ def parser() -> arguments.Parser:
     )
     _json(calibrate)
     _import(commands)
+    lint = commands.add_parser(
+        "lint", help="what a scenario does that you may not want, and what it costs",
+        allow_abbrev=False,
+    )
+    _scenarios(lint)
+    lint.add_argument(
+        "--ignore", type=arguments.names, default=(), metavar="RULE,…",
+        help="rules not to ask; in a scenario lint = { ignore = [\"RULE\"] }",
+    )
+    _module(lint)
     listing = commands.add_parser(
         "list", help="list scenarios, models, clusters, strategies, backends", allow_abbrev=False
     )

@@ -37,7 +37,7 @@ from zsim.scenario.tables import Table
 from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES
 
-OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect")
+OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect", "lint")
 IN_PYTHON = "Scenario"
 """Stands in messages where a file's name stands for a scenario from a file."""
 KEPT: Any = ...
@@ -83,6 +83,8 @@ class Scenario:
     steps: int
     seed: int
     expect: tuple[Expectation, ...]
+    lint_ignore: tuple[str, ...]
+    """Rules of `zsim lint` that are not asked of it."""
     folder: str = field(compare=False)
     """Folder of the files that its tables name."""
     _tables: dict[str, Any] = field(compare=False)
@@ -105,6 +107,7 @@ class Scenario:
         steps: int | None = None,
         seed: int | None = None,
         expect: Table | None = None,
+        lint: Table | None = None,
         description: str | None = None,
         name: str = "scenario",
         folder: str | PathLike[str] = ".",
@@ -115,7 +118,7 @@ class Scenario:
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
-            "seed": seed, "expect": expect, **unknown,
+            "seed": seed, "expect": expect, "lint": lint, **unknown,
         }
         problems: list[str] = []
         if not isinstance(name, str) or not name or not name.isprintable():
@@ -159,6 +162,7 @@ class Scenario:
         steps: int | None = KEPT,
         seed: int | None = KEPT,
         expect: Table | None = KEPT,
+        lint: Table | None = KEPT,
         description: str | None = KEPT,
         name: str = KEPT,
         **unknown: Never,
@@ -181,7 +185,7 @@ class Scenario:
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
-            "seed": seed, "expect": expect, **unknown,
+            "seed": seed, "expect": expect, "lint": lint, **unknown,
         }
         if "folder" in unknown:
             raise ArgumentError(
@@ -351,5 +355,6 @@ def _values(
     return {part.name: getattr(made, part.name) for part in fields(made)} | {
         "description": checked["description"],
         "expandable_segments": checked["allocator"].expandable_segments,
+        "lint_ignore": checked["lint"].ignore,
         "steps": checked["steps"], "seed": checked["seed"],
     }

@@ -321,6 +321,12 @@ class AllocatorTable(Table):
     )
 
 
+class LintTable(Table):
+    """`zsim lint` on this scenario."""
+
+    ignore: Names = Field(default=(), description="Rules that are not asked.")
+
+
 KEYS: dict[str, Any] = {
     "description": (str, Field(default="", description="A sentence on what the scenario shows.")),
     "model": (ModelTable, ...),
@@ -339,6 +345,7 @@ KEYS: dict[str, Any] = {
                                       "need no gradient."),
     ),
     "allocator": (AllocatorTable, AllocatorTable()),
+    "lint": (LintTable, LintTable()),
     "steps": (
         int,
         Field(default=3, ge=1, le=1000, description="Steps of a real run; parameters are compared "

@@ -1,0 +1,164 @@
+"""Lint: one seeded mistake for each rule, its cost by two simulations, and ways to be silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.analysis.lint import RULES, lint
+from zsim.analysis.scenario_warnings import caveats
+from zsim.cli.main import main
+
+GPT = {"family": "gpt", "sizes": {"num_layers": 4, "hidden_size": 64, "num_heads": 4,
+                                  "vocabulary": 96}}
+WIDE = {"preset": "llama-3-8b", "num_layers": 8}
+ONE_NODE = {"preset": "dgx-h100"}
+CPUS = {"preset": "cpu-gloo", "ranks": 4}
+
+
+def scenario(**tables: Any) -> zsim.Scenario:
+    """A scenario in which the lint finds nothing, but for what `tables` say."""
+    calm = {
+        "model": WIDE, "batch": {"micro_batch": 1, "sequence_length": 4096}, "cluster": ONE_NODE,
+        "strategy": {"name": "fsdp2"}, "precision": {"parameters": "bf16"},
+    }
+    return zsim.Scenario(**{**calm, **tables})
+
+
+MISTAKES: dict[str, tuple[zsim.Scenario, dict[str, Any]]] = {
+    "one-unit": (
+        scenario(wrapping={"every": "all"}), {"wrapping": {"every": None}},
+    ),
+    "tiny-units": (
+        scenario(model=GPT, batch={"micro_batch": 2, "sequence_length": 16}),
+        {"wrapping": {"every": 4}},
+    ),
+    "padded-shards": (
+        scenario(
+            model={"family": "mlp", "sizes": {"dims": [3, 3, 3], "hidden": 5, "num_classes": 2}},
+            batch={"micro_batch": 2},
+        ),
+        {},
+    ),
+    "large-root": (
+        scenario(model={"preset": "llama-3-8b", "num_layers": 2}),
+        {"wrapping": {"ends": "apart"}},
+    ),
+    "flat-mesh": (
+        scenario(
+            model={**WIDE, "num_layers": 16},
+            strategy={"name": "hsdp", "dp_replicate": 1, "dp_shard": 8},
+        ),
+        {"strategy": {"name": "fsdp2"}},
+    ),
+    "held-gradients": (
+        scenario(
+            batch={"micro_batch": 1, "sequence_length": 512, "accumulation": 4},
+            strategy={"name": "fsdp2", "sync": "last"},
+        ),
+        {"strategy": {"sync": "every"}},
+    ),
+    "idle-prefetch": (
+        scenario(strategy={"name": "zero3", "lookahead": 3}), {"strategy": {"lookahead": None}},
+    ),
+    "one-bucket": (
+        scenario(strategy={"name": "ddp", "bucket_cap_mb": 100_000.0},
+                 model={"preset": "llama-3-8b", "num_layers": 3}),
+        {"strategy": {"bucket_cap_mb": None}},
+    ),
+    "idle-keys": (
+        scenario(
+            model=GPT, cluster=CPUS, batch={"micro_batch": 2, "sequence_length": 16},
+            allocator={"expandable_segments": True},
+        ),
+        {"allocator": None},
+    ),
+}
+"""Scenarios by the rule of their mistake, with the tables that mend it."""
+
+
+def test_every_rule_has_a_seeded_mistake() -> None:
+    assert set(MISTAKES) == set(RULES)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("rule", MISTAKES)
+def test_a_seeded_mistake_is_found_and_mended(rule: str) -> None:
+    """The remedy of a finding ends it."""
+    mistaken, remedy = MISTAKES[rule]
+    assert rule in [finding.rule for finding in lint(mistaken)]
+    if remedy:
+        assert rule not in [finding.rule for finding in lint(mistaken.with_(**remedy))]
+
+
+def test_a_common_scenario_has_no_finding() -> None:
+    assert lint(zsim.load("scenarios/published/llama-3-8b-128-h100.toml")) == ()
+
+
+@pytest.mark.parametrize("rule", ["large-root", "held-gradients", "flat-mesh", "tiny-units"])
+def test_costs_are_those_of_two_simulated_runs(rule: str) -> None:
+    mistaken, remedy = MISTAKES[rule]
+    (finding,) = [each for each in lint(mistaken) if each.rule == rule]
+    before, after = zsim.simulate(mistaken), zsim.simulate(mistaken.with_(**remedy))
+    assert before.step_time is not None
+    assert after.step_time is not None
+    assert finding.cost_ns == before.step_time - after.step_time
+    assert finding.cost_bytes == before.peak_memory - after.peak_memory
+
+
+def test_padding_is_counted_by_hand() -> None:
+    """Each of the parameters, of 2 to 5 rows, is padded to the 8 rows of 8 ranks."""
+    mistaken, _ = MISTAKES["padded-shards"]
+    (finding,) = [each for each in lint(mistaken) if each.rule == "padded-shards"]
+    block, root = 5 * 3 + 5 + 3 * 5 + 3, 2 * 3 + 2
+    padded_block, padded_root = 8 * 3 + 8 + 8 * 5 + 8, 8 * 3 + 8
+    gathers = 2 * 2  # two blocks, each in forward and in backward; the root once
+    assert zsim.simulate(mistaken).collectives["all_gather"].count == gathers + 1
+    padding = gathers * (padded_block - block) + padded_root - root
+    assert finding.gathered_bytes == 2 * padding
+    share = padding / (padding + gathers * block + root)
+    assert finding.fact.startswith(f"{share:.0%} of what is gathered is padding, as ")
+
+
+def test_rules_are_ignored_by_argument_and_by_the_scenario() -> None:
+    mistaken, _ = MISTAKES["flat-mesh"]
+    rules = [finding.rule for finding in lint(mistaken)]
+    assert lint(mistaken, ignore=rules) == ()
+    assert lint(mistaken.with_(lint={"ignore": rules})) == ()
+    assert mistaken.with_(lint={"ignore": rules}).fingerprint == mistaken.fingerprint
+
+
+def test_a_name_that_is_no_rule_is_refused() -> None:
+    mistaken, _ = MISTAKES["flat-mesh"]
+    with pytest.raises(zsim.ArgumentError, match='ignore: expected rules of one.* found "flat"'):
+        lint(mistaken, ignore=["flat"])
+    with pytest.raises(zsim.ScenarioError, match='lint.ignore: expected rules of .* found "flat"'):
+        lint(mistaken.with_(lint={"ignore": ["flat"]}))
+
+
+def test_a_warning_of_a_run_is_silent_where_the_lint_is() -> None:
+    mistaken, _ = MISTAKES["one-unit"]
+    assert len(caveats(mistaken)) == 1
+    assert caveats(mistaken.with_(lint={"ignore": ["one-unit"]})) == ()
+
+
+def test_the_command_prints_findings_and_ends_with_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistaken, remedy = MISTAKES["flat-mesh"]
+    (tmp_path / "flat.toml").write_text(mistaken.to_toml())
+    (tmp_path / "mended.toml").write_text(mistaken.with_(**remedy).to_toml())
+    assert main(["lint", str(tmp_path)]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == [
+        "flat: 1 finding", "  flat-mesh: dp_replicate = 1: there is one copy, so this is fsdp2"
+    ]
+    assert out[-1] == "mended: no finding"
+    assert main(["lint", str(tmp_path), "--ignore", "flat-mesh", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [each["findings"] for each in printed["scenarios"]] == [[], []]
+    assert main(["lint", str(tmp_path), "--ignore", "flat"]) == 2

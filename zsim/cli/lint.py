@@ -1,0 +1,58 @@
+"""`zsim lint`: mistakes of scenarios that run all the same, with their costs, before any launch."""
+
+from __future__ import annotations
+
+import argparse
+
+from zsim import api
+from zsim.analysis.lint import RULES, LintFinding, lint
+from zsim.cli.inputs import load_all
+from zsim.cli.reports import report
+from zsim.errors import ZsimError
+from zsim.io.units import counted
+from zsim.ir.run import SCHEMA_VERSION
+from zsim.runs import registry
+from zsim.runs.backend import RunOptions
+from zsim.scenario.scenario import Scenario
+
+
+def linted(options: argparse.Namespace) -> int:
+    """`zsim lint`: 0 without findings, 1 with some; a scenario without a Program stops no other."""
+    results: list[tuple[Scenario, tuple[LintFinding, ...]]] = []
+    failures: list[tuple[str, ZsimError]] = []
+    backend, simulated = registry.SimBackend(), RunOptions(module=options.module)
+    for scenario in load_all(options.scenarios):
+        with report.progress(f"{scenario.name}: {counted(len(RULES), 'rule')}"):
+            try:
+                case = api.of_module(backend, scenario, simulated)
+                results.append((scenario, lint(case, ignore=options.ignore)))
+            except ZsimError as error:
+                failures.append((scenario.name, error))
+    if options.json:
+        report.write_json({
+            "schema_version": SCHEMA_VERSION,
+            "scenarios": [
+                {"scenario": scenario.name, "findings": [each.to_dict() for each in findings]}
+                for scenario, findings in results
+            ],
+            "errors": [{"scenario": name, "error": str(told)} for name, told in failures],
+        })
+    else:
+        for scenario, findings in results:
+            _print(scenario, findings)
+        for name, failure in failures:
+            report.say(f"{name}: not linted: {failure}")
+    if failures:
+        return max(failure.exit_code for _, failure in failures)
+    return 1 if any(findings for _, findings in results) else 0
+
+
+def _print(scenario: Scenario, findings: tuple[LintFinding, ...]) -> None:
+    number = counted(len(findings), "finding") if findings else "no finding"
+    report.say(f"{scenario.name}: {number}")
+    for finding in findings:
+        report.say(f"  {finding.rule}: {finding.fact}")
+        report.say(f"      why: {finding.why}")
+        if finding.cost:
+            report.say(f"      here it {finding.cost}")
+        report.say(f"      mend: {finding.remedy}; or lint = {{ ignore = [\"{finding.rule}\"] }}")
