@@ -421,10 +421,12 @@ def shaped(
         raise ArgumentError(
             where="compute", expected=" or ".join(COMPUTES), found=described(compute)
         )
+    if compute == "emulated":  # which options may refuse, before links are measured
+        known = base or load_cluster("cpu-gloo", ranks=scenario.world_size)
+        options = replace(options, emulated_on=known)
     cluster = shaped_cluster(backend, scenario, base, testbed)
-    if compute == "emulated":
-        cluster = cluster or load_cluster("cpu-gloo", ranks=scenario.world_size)
-        cluster = cluster.with_idle_cores
+    if options.emulated_on is not None:
+        cluster = (cluster or options.emulated_on).with_idle_cores
         options = replace(options, emulated_on=cluster)
     return cluster, replace(options, testbed=testbed)
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,6 +121,9 @@ def needing(config: object) -> dict[str, Any]:
     return {"module": config}
 
 
+HANGING = "hanging"
+
+
 def hanging() -> dict[str, Any]:
     """A function without an end, whose own errors are all caught."""
     while True:
@@ -128,8 +132,11 @@ def hanging() -> dict[str, Any]:
 
 
 def hanging_on_a_rank() -> dict[str, Any]:
-    """A function without an end where it runs on a rank."""
-    return hanging() if multiprocessing.parent_process() is not None else perceptron()
+    """A function without an end where it runs on a rank, whose process is called so then."""
+    if multiprocessing.parent_process() is None:
+        return perceptron()
+    Path("/proc/self/comm").write_text(HANGING)
+    return hanging()
 
 
 def hanging_on_rank_1() -> dict[str, Any]:

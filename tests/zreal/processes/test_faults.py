@@ -13,7 +13,7 @@ import pytest
 from tests.measured.faults import KINDS, fail, left_over
 from tests.support.faults import CHANGES, Fault
 from tests.support.folders import PARITY
-from tests.zreal.processes.conftest import TimeOutWhen
+from tests.zreal.conftest import TimeOutWhen
 from zreal.processes import rank_status
 from zsim.scenario.scenario import load
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import ROOT
-from tests.zreal.processes.conftest import TimeOutWhen
+from tests.zreal.conftest import TimeOutWhen
 from zreal.processes import fork_server
 from zreal.processes import launch as launching
 from zreal.processes.failure_report import LaunchError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import PARITY
-from tests.zreal.processes.conftest import TimeOutWhen
+from tests.zreal.conftest import TimeOutWhen
 from zreal.backends import GlooBackend
 from zreal.processes import launch
 from zreal.processes.rank_status import TIMED, RankStatus
