@@ -68,8 +68,8 @@ MEMBERS = {
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
     "Scenario": "batch checkpointing cluster description executed executed_on execution "
                 "expandable_segments expect files fingerprint folder lint_ignore mesh model name "
-                "optimizer options precision seed steps strategy sync tables to_dict to_json to_toml with_ "
-                "with_parts work world_size wrapping",
+                "optimizer options precision seed steps strategy sync tables to_dict to_json "
+                "to_toml with_ with_parts work world_size wrapping",
 }
 SMALL = zsim.Scenario(
     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zsim
+from tests.support.folders import ROOT
 from zsim.analysis.lint import RULES, lint
 from zsim.analysis.scenario_warnings import caveats
 from zsim.cli.main import main
@@ -93,6 +96,13 @@ def test_a_seeded_mistake_is_found_and_mended(rule: str) -> None:
     assert rule in [finding.rule for finding in lint(mistaken)]
     if remedy:
         assert rule not in [finding.rule for finding in lint(mistaken.with_(**remedy))]
+
+
+def test_the_page_runs_and_has_every_rule() -> None:
+    page = ROOT / "zsim" / "analysis" / "lint" / "README.md"
+    failed, attempted = doctest.testfile(str(page), module_relative=False)
+    assert (failed, attempted > 0) == (0, True)
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page.read_text(), re.M)) == set(RULES)
 
 
 def test_a_common_scenario_has_no_finding() -> None:
