@@ -89,18 +89,9 @@ def test_the_record_is_of_what_hypothesis_draws() -> None:
 
 def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collectives() -> None:
     rows = recorded()["rows"]
-    cases = [scenario(row["text"]) for row in rows]
-    pairs = {(case.strategy, case.world_size) for case in cases}
-    assert len(cases) == len({case.to_toml() for case in cases}) == 302 + 81 + 100 + 36
-    assert len(pairs) == 7 * 7 + 6
-    assert (
-        min(
-            len({module.path for module in case.model.blocks})
-            for case in cases
-            if case.model.family != FAMILY
-        )
-        >= 6
-    )
+    kind = re.compile(r'ranks = (\d+) }\n(?:.*\n)*?strategy = { name = "(\w+)"')
+    pairs = {match.groups() for row in rows if (match := kind.search(row["text"]))}
+    assert (len(rows), len(pairs)) == (302 + 81 + 100 + 36, 7 * 7 + 6)
     assert sum(row["most"] in COMMUNICATED for row in rows) >= 50
 
 
@@ -250,6 +241,8 @@ def figures(phase: PhaseRecord) -> dict[str, Any]:
 def wrong(row: dict[str, Any]) -> list[str]:
     """Differences of the simulator's prediction from the row, less the residues."""
     case = scenario(row["text"])
+    if case.model.family != FAMILY:
+        assert len({module.path for module in case.model.blocks}) >= 6
     ranks = predicted(case, ranks=tuple(rank["rank"] for rank in row["ranks"]))
     complaints = []
     for simulated, real in zip(ranks, row["ranks"], strict=True):
