@@ -1,0 +1,85 @@
+"""Lint of modules: wrapped by torch or not, one seeded mistake for each rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import zreal
+from zreal import torch_private
+from zreal.module_lint import RULES
+from zsim.errors import ArgumentError
+
+
+class Blocks(nn.Module):
+    """Some blocks of a width between an embedding and a head, which may be tied."""
+
+    def __init__(self, width=4096, blocks=4, words=64, tied=False):
+        super().__init__()
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(words, width)
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
+            self.head = nn.Linear(width, words, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+
+MISTAKES = {
+    "tied-across-units": (Blocks(tied=True), (8,), ["layers.0", "embedding", "head"]),
+    "one-unit": (nn.Linear(4096, 4096, device="meta"), (8,), []),
+    "tiny-units": (Blocks(width=64, words=8), (8,), None),
+    "large-root": (Blocks(words=100_000), (8,), None),
+    "padded-shards": (Blocks(width=65, words=65), (64,), None),
+    "flat-mesh": (Blocks(), (1, 8), None),
+}
+
+
+def found(module, mesh, **more):
+    return [finding.rule for finding in zreal.lint(module, mesh, **more)]
+
+
+def test_a_good_module_has_no_finding():
+    assert zreal.lint(Blocks(), (8,)) == ()
+    assert zreal.lint(Blocks(tied=True), (2, 4)) == ()
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("rule", RULES)
+def test_a_seeded_mistake_is_found(rule):
+    module, mesh, units = MISTAKES[rule]
+    assert rule in found(module, mesh, units=units)
+    assert rule not in found(module, mesh, units=units, ignore=[rule])
+
+
+def test_padding_is_what_fully_shard_gathers():
+    """torch pads 65 rows over 64 ranks to 128."""
+    module = Blocks(width=65, words=65, blocks=1)
+    (finding,) = [each for each in zreal.lint(module, (64,)) if each.rule == "padded-shards"]
+    matrix, bias = 63 * 65 * 4, 63 * 4
+    assert finding.gathered_bytes == 3 * matrix + bias
+
+
+def test_units_are_those_that_torch_has_wrapped():
+    with torch_private.fake_group(rank=0, world_size=8):
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("dp_replicate",))
+        module = Blocks()
+        for layer in module.layers[:2]:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        large, flat = zreal.lint(module, mesh)
+    assert large.fact == "the root holds 50% of the parameters"  # with two layers
+    assert flat.fact == "a mesh of one axis called dp_replicate"
+
+
+@pytest.mark.parametrize("mesh", [(), (2, 2, 2), (0,), ("8",)])
+def test_other_meshes_are_refused(mesh):
+    with pytest.raises(ArgumentError, match="mesh: expected one axis of shards"):
+        zreal.lint(Blocks(), mesh)
+
+
+def test_a_name_that_is_no_rule_is_refused():
+    with pytest.raises(ArgumentError, match="ignore: expected tied-across-units, .* found tiny"):
+        zreal.lint(Blocks(), (8,), ignore=["tiny"])
