@@ -112,7 +112,7 @@ def _case(
 
 
 def _cluster(preset: str, sizes: tuple[int, ...]) -> ClusterSpec:
-    """As many nodes of the preset as the shards need."""
+    """The preset with as many nodes as the shards need."""
     per_node = load_cluster(preset).devices_per_node
     return load_cluster(preset, nodes=-(-sizes[-1] // per_node))
 

@@ -17,12 +17,12 @@ from zsim.errors import ArgumentError
 class Blocks(nn.Module):
     """Some blocks of a width between an embedding and a head, which may be tied."""
 
-    def __init__(self, width=4096, blocks=4, words=64, tied=False):
+    def __init__(self, width=4096, blocks=4, vocabulary=64, tied=False):
         super().__init__()
         with torch.device("meta"):
-            self.embedding = nn.Embedding(words, width)
+            self.embedding = nn.Embedding(vocabulary, width)
             self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
-            self.head = nn.Linear(width, words, bias=False)
+            self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
 
@@ -30,9 +30,9 @@ class Blocks(nn.Module):
 MISTAKES = {
     "tied-across-units": (Blocks(tied=True), (8,), ["layers.0", "embedding", "head"]),
     "one-unit": (nn.Linear(4096, 4096, device="meta"), (8,), []),
-    "tiny-units": (Blocks(width=64, words=8), (8,), None),
-    "large-root": (Blocks(words=100_000), (8,), None),
-    "padded-shards": (Blocks(width=65, words=65), (64,), None),
+    "tiny-units": (Blocks(width=64, vocabulary=8), (8,), None),
+    "large-root": (Blocks(vocabulary=100_000), (8,), None),
+    "padded-shards": (Blocks(width=65, vocabulary=65), (64,), None),
     "flat-mesh": (Blocks(), (1, 8), None),
 }
 
@@ -56,7 +56,7 @@ def test_a_seeded_mistake_is_found(rule):
 
 def test_padding_is_what_fully_shard_gathers():
     """torch pads 65 rows over 64 ranks to 128."""
-    module = Blocks(width=65, words=65, blocks=1)
+    module = Blocks(width=65, vocabulary=65, blocks=1)
     (finding,) = [each for each in zreal.lint(module, (64,)) if each.rule == "padded-shards"]
     matrix, bias = 63 * 65 * 4, 63 * 4
     assert finding.gathered_bytes == 3 * matrix + bias
