@@ -28,7 +28,7 @@ def transformer() -> dict[str, Any]:
     """Tied weights, and units that are named."""
     tokens = torch.randint(300, (2, 16)), torch.randint(300, (2, 16))
     return {
-        "module": encoder(), "inputs": tokens, "units": [f"layers.{i}" for i in range(6)]
+        "module": encoder(), "inputs": tokens, "units": [f"layers.{i}" for i in range(3)]
     }
 
 
@@ -83,7 +83,7 @@ def towers() -> dict[str, Any]:
 def dropout() -> dict[str, Any]:
     """A module that draws random numbers."""
     tokens = torch.randint(300, (2, 16)), torch.randint(300, (2, 16))
-    return {"module": Encoder(), "inputs": tokens}
+    return {"module": Encoder(num_layers=3), "inputs": tokens}
 
 
 class Forgetful(Perceptron):

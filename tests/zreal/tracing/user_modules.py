@@ -22,11 +22,13 @@ class Encoder(nn.Module):
     """torch's own transformer layers, with dropout, between an embedding and a head that may share
     their weight."""
 
-    def __init__(self, *, tied: bool = False, checkpointed: bool = False) -> None:
+    def __init__(
+        self, *, tied: bool = False, checkpointed: bool = False, num_layers: int = 6
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(300, 64)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(6)
+            nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(num_layers)
         )
         self.head = nn.Linear(64, 300, bias=not tied)
         self.checkpointed = checkpointed

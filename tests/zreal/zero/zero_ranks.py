@@ -43,7 +43,7 @@ class Perceptron(nn.Module):
 
 def encoder() -> nn.Module:
     """A transformer with tied weights, without dropout: ranks would draw other masks."""
-    model = Encoder(tied=True)
+    model = Encoder(tied=True, num_layers=3)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -35,13 +35,14 @@ from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2, zero3
 
 Order = Literal["block", "stack"]
+NUM_LAYERS = 3
 
 
 class Shared(Encoder):
     """Every layer runs twice: in a row, or the whole stack of them again."""
 
     def __init__(self, order: Order) -> None:
-        super().__init__()
+        super().__init__(num_layers=NUM_LAYERS)
         self.order = order
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -58,14 +59,14 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Encoder()
+        self.model = Encoder(num_layers=NUM_LAYERS)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = self.model(tokens, targets) + self.model(tokens.flip(0), targets)
         return loss
 
 
-TWICE = replace(CASES["encoder"], make=Twice, units="model.layers")
+TWICE = replace(CASES["encoder"], make=Twice, units="model.layers", num_units=NUM_LAYERS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
@@ -84,12 +85,12 @@ def test_a_model_that_is_called_twice_before_one_backward_is_traced_and_sharded_
 
 @cache
 def case(order: Order) -> Case:
-    return replace(CASES["encoder"], make=lambda: Shared(order))
+    return replace(CASES["encoder"], make=lambda: Shared(order), num_units=NUM_LAYERS)
 
 
 def test_each_run_is_a_module_of_its_own_with_the_units_parameters() -> None:
     model = traced(case("stack"), dtype="float32")
-    layers = [f"layers.{i}" for i in range(6)]
+    layers = [f"layers.{i}" for i in range(NUM_LAYERS)]
     assert [module.fqn for module in model.modules if module.unit != "root"] == [
         *layers, *(f"{fqn}#2" for fqn in layers)
     ]
