@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -48,14 +49,18 @@ def environment(folder: Path, variables: dict[str, str], **commands: str) -> dic
     return inherited | {"PATH": path, "OMP_NUM_THREADS": "1"} | variables
 
 
-def require_commands(lines: str) -> None:
-    """Each of the recorded commands is one of zsim, or of torchrun with a worker."""
+def require_commands(lines: str, known: dict[str, str]) -> None:
+    """Each of the recorded commands is one of zsim, whose launcher starts, or of torchrun with a
+    worker."""
     from torch.distributed.run import get_args_parser
 
     for line in lines.splitlines():
         command, *arguments = json.loads(line)
         if command == "zsim":
-            parser().parse_args(arguments)
+            launch = getattr(parser().parse_args(arguments), "launch", None)
+            if launch not in (None, "gather"):
+                ranks = {"nodes": 1, "ranks_per_node": 2, "ranks": 2, "worker": "true"}
+                subprocess.run(shlex.split(launch.format(**ranks)), env=known, check=True)
         else:
             torchrun = get_args_parser().parse_args(arguments)
             assert (torchrun.module, torchrun.training_script) == (True, "zreal.worker")
@@ -72,6 +77,7 @@ def test_an_example_fits_a_screen_and_is_package_data(name: str) -> None:
 
 
 @pytest.mark.gloo
+@pytest.mark.slow  # test_launched.py validates by the same launcher
 def test_the_batch_script_validates_by_srun(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
@@ -129,15 +135,13 @@ def test_the_pods_of_kubernetes_meet_at_the_first_and_its_commands_are_ours(tmp_
     }
     variables = {each["name"]: each["value"] for each in container["env"]}
     for node, commands in ((0, 2), (1, 1)):
-        done = subprocess.run(
-            container["command"], capture_output=True, text=True,
-            env=environment(
-                tmp_path, variables | {"JOB_COMPLETION_INDEX": str(node)},
-                zsim=RECORDED, torchrun=RECORDED,
-            ),
+        known = environment(
+            tmp_path, variables | {"JOB_COMPLETION_INDEX": str(node)},
+            zsim=RECORDED, torchrun=RECORDED,
         )
+        done = subprocess.run(container["command"], capture_output=True, text=True, env=known)
         assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", commands)
-        require_commands(done.stdout)
+        require_commands(done.stdout, known)
         arguments = json.loads(done.stdout.splitlines()[0])
         told = dict(zip(arguments[1::2], arguments[2::2], strict=False))
         assert told["--node-rank"] == str(node)
@@ -151,13 +155,15 @@ def test_defaults_of_a_script_make_commands_of_ours(name: str, tmp_path: Path) -
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
     unset = ("SCENARIOS", "SCENARIO", "RESULTS", "BACKEND", "RENDEZVOUS", "RANKS_PER_NODE")
-    known = environment(tmp_path, {"VENV": str(tmp_path)}, zsim=RECORDED, torchrun=RECORDED)
+    known = environment(
+        tmp_path, {"VENV": str(tmp_path)}, zsim=RECORDED, torchrun=RECORDED, srun=SRUN,
+    )
     done = subprocess.run(
         ["bash", str(EXAMPLES / name), "0"], capture_output=True, text=True,
         env={key: value for key, value in known.items() if key not in unset},
     )
     assert (done.returncode, done.stderr) == (0, "")
-    require_commands(done.stdout)
+    require_commands(done.stdout, known)
 
 
 def test_a_rank_that_is_refused_leaves_no_result_of_an_earlier_run(

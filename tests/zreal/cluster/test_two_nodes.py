@@ -68,6 +68,7 @@ def test_ranks_on_two_nodes_agree_with_the_simulator(
     assert (told, run.world_size) == ({"launcher": "torchrun", "nodes": "2"}, 4)
 
 
+@pytest.mark.slow  # test_launched.py has it on one node
 def test_a_rank_killed_on_the_second_node_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
