@@ -423,6 +423,13 @@ def lint(options: argparse.Namespace) -> int:
     return lint_command.linted(options)
 
 
+def explain(options: argparse.Namespace) -> int:
+    """`zsim explain`."""
+    from zsim.cli import explain as explain_command
+
+    return explain_command.explained(options)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run,
     "validate": validate,
@@ -434,4 +441,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "calibrate": calibrate,
     "import": imported,
     "lint": lint,
+    "explain": explain,
 }

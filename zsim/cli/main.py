@@ -214,6 +214,15 @@ def parser() -> arguments.Parser:
         help="rules not to ask; in a scenario lint = { ignore = [\"RULE\"] }",
     )
     _module(lint)
+    explain = commands.add_parser(
+        "explain", help="why a job hung, from its ranks' NCCL flight recorders",
+        allow_abbrev=False,
+    )
+    explain.add_argument(
+        "dumps", nargs="+", type=arguments.path, metavar="DUMP",
+        help="JSON of the flight recorder, one file of each rank, as rank_3.json; or folders",
+    )
+    _json(explain)
     listing = commands.add_parser(
         "list", help="list scenarios, models, clusters, strategies, backends", allow_abbrev=False
     )

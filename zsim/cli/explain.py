@@ -1,0 +1,71 @@
+"""`zsim explain`: why a job hung, from the flight recorders of its ranks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zsim.analysis.flight_recorder.dump_file import Dump, DumpError, read
+from zsim.analysis.flight_recorder.explain import Explanation, explain
+from zsim.cli.reports import report
+from zsim.errors import ZsimError
+from zsim.io.units import counted
+from zsim.ir.run import SCHEMA_VERSION
+
+
+def explained(options: argparse.Namespace) -> int:
+    """`zsim explain`: 1 where something is found, 2 where dumps cannot be read, else 0."""
+    dumps: dict[int, Dump] = {}
+    unread: list[ZsimError] = []
+    for path in _files(options.dumps):
+        try:
+            dump = read(path)
+            if dump.rank in dumps:
+                raise DumpError(
+                    where=str(path), expected="one dump of each rank",
+                    found=f"another of rank {dump.rank}, {dumps[dump.rank].path}",
+                )
+            dumps[dump.rank] = dump
+        except DumpError as error:
+            unread.append(error)
+    if not dumps:
+        raise unread[0]
+    told = explain(list(dumps.values()), unread=[str(error) for error in unread])
+    if options.json:
+        report.write_json({"schema_version": SCHEMA_VERSION, **told.to_dict()})
+    else:
+        _print(told)
+    return 1 if told.findings else 2 if unread else 0
+
+
+def _files(names: list[str]) -> list[Path]:
+    """The files named, and every .json in a folder that is named."""
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise DumpError(
+                where=name, expected="dumps, *.json, in this folder", found="none",
+                remedy="name the files",
+            )
+        paths += inside
+    return paths
+
+
+def _print(told: Explanation) -> None:
+    for line in told.unread:
+        report.say(f"not read: {line}")
+    report.say(
+        f"{counted(len(told.ranks), 'rank')}, {counted(told.collectives, 'collective')} of "
+        f"{counted(told.groups, 'group')}: {len(told.findings) or 'nothing'} found"
+    )
+    for finding in told.findings:
+        report.say(f"  {finding.kind}: {finding.text}")
+    if told.waits:
+        report.say("  who waits for whom:")
+    for wait in told.waits:
+        absent = ", ".join(map(str, wait.absent[:8]))
+        at = f"  {wait.at}" if wait.at else ""
+        inside = f"{wait.op} #{wait.seq} of {wait.group}"
+        report.say(f"    rank {wait.rank:4}  {inside}  for {absent}{at}")
