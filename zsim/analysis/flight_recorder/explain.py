@@ -1,5 +1,5 @@
-"""Explanation of a hang from the flight recorders of its ranks: who issued another collective, who
-is missing, who waits for whom, and who was late.
+"""Explanation of a hang from its ranks' flight recorders: another collective, missing and late
+ranks, ranks that wait for each other.
 
 Collectives of a group are matched by their number there. The first that differs is the cause; what
 a group issued after it is a consequence and not told.
@@ -157,7 +157,7 @@ ASPECTS = {
     "other dtype": lambda entry: entry.dtypes,
     "other size": _size,
 }
-"""What all ranks of a collective must have alike, by the kind of finding."""
+"""Aspects that all ranks of a collective must have alike, by the kind of finding."""
 
 
 def _issued(entries: Sequence[DumpEntry], kind: str) -> str:
