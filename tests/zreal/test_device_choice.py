@@ -37,12 +37,6 @@ def test_the_same_scenario_agrees_on_fake_ranks_of_either_device(device, capsys)
     assert ("allocated memory, CUDA" in names) == (device == "cuda")
 
 
-@pytest.mark.gloo
-def test_ranks_of_a_cpu_are_gloos_by_default(capsys) -> None:
-    assert main(["run", FILE, "--backend", "gloo", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["backend"] == "gloo"
-
-
 @without_gpu
 @pytest.mark.parametrize(
     ("arguments", "backend", "remedy"),

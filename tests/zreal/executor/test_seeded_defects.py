@@ -50,6 +50,7 @@ def test_a_missing_free_fails_at_rest_on_gloo(
                                                        "0: predicted ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeded", ["leak"], indirect=True)
 def test_a_leak_of_every_step_is_called_that_on_gloo(
     seeded: None, capsys: pytest.CaptureFixture[str]

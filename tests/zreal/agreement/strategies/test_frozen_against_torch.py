@@ -221,12 +221,20 @@ def test_an_untrained_parameter_that_moves_by_a_bit_is_infinitely_far_from_the_r
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("strategy", "parameters"), [(FSDP2, "fp32"), ('name = "zero3"', "bf16")])
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "more"),
+    [
+        (FSDP2, "fp32", 'activation_checkpointing = { mode = "full" }'),
+        ('name = "zero3"', "bf16", 'wrapping = { every = 4, ends = "apart" }'),
+    ],
+)
 def test_training_leaves_what_is_frozen_or_unused_as_it_was_and_trains_the_rest_as_one_process(
-    strategy: str, parameters: str
+    strategy: str, parameters: str, more: str
 ) -> None:
+    """However the model is wrapped, and whatever is recomputed."""
     case = scenario(
-        "mlp", strategy, '["blocks.0.*", "*.bias"]', unused='["blocks.1"]', parameters=parameters
+        "mlp", strategy, '["blocks.0.*", "*.bias"]', unused='["blocks.1"]',
+        parameters=parameters, more=more,
     )
     ranks = find("gloo").run(case, options=RunOptions(all_ranks=True)).ranks
     assert max(rank.numerics.largest_relative_difference for rank in ranks if rank.numerics) < 1e-2

@@ -101,7 +101,7 @@ def test_our_own_executor_holds_what_the_program_says(parameters: str) -> None:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("strategy", [FINDS, OWNED])
+@pytest.mark.parametrize("strategy", [FINDS, pytest.param(OWNED, marks=pytest.mark.slow)])
 def test_training_leaves_what_is_unused_as_it_was_and_trains_the_rest_as_one_process(
     strategy: str
 ) -> None:

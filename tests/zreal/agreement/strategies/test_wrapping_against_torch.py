@@ -137,7 +137,7 @@ def test_torch_refuses_a_tied_weight_in_two_groups_in_the_words_that_we_quote() 
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_training_is_the_same_however_the_model_is_wrapped(strategy: str) -> None:
     case = scenario("mlp", f"every = 4, {APART}", f'name = "{strategy}"', ranks=2)
     ranks = find("gloo").run(case, options=RunOptions(all_ranks=True)).ranks
