@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, _sharding_prop, debug
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -223,6 +224,11 @@ def version(tensor: torch.Tensor) -> int:
 def unwatched_functions() -> Any:
     """Context in which torch-function modes see nothing."""
     return torch._C.DisableTorchFunction()
+
+
+def no_modes() -> Any:
+    """Context in which no mode, as that of the meter, sees what torch dispatches."""
+    return _disable_current_modes()
 
 
 def below_autograd() -> Any:

@@ -24,6 +24,8 @@ from zsim.models.families.transformers import TransformersModel
 from zsim.models.operators import Operator
 from zsim.models.repeats import first_runs
 from zsim.models.spec import ROOT, ModelSpec, Module
+from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 from zsim.strategies.building.parameters import used_parameters
 
 
@@ -256,14 +258,17 @@ def own_values(model: nn.Module) -> Callable[[str], Tensor] | None:
     return deferred.parameter if deferred is not None else None
 
 
-def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast floating-point buffers, as `Module.to` does; transformers keeps its own as they are."""
-    if isinstance(getattr(model, "spec", None), TransformersModel):
+def cast_buffers(model: nn.Module, scenario: Scenario) -> None:
+    """Cast floating-point buffers as `Module.to` does, where no unit casts parameters by itself;
+    transformers keeps its own as they are."""
+    precision = scenario.precision
+    casts = STRATEGIES[scenario.strategy].casts(precision)
+    if casts or isinstance(getattr(model, "spec", None), TransformersModel):
         return
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_floating_point():
-                setattr(module, name, buffer.to(dtype))
+                setattr(module, name, buffer.to(DTYPES[precision.parameters]))
 
 
 def empty(

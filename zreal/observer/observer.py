@@ -51,6 +51,7 @@ def observe(
     model = modules.empty(
         scenario.model, seed=scenario.seed, checkpointing=scenario.checkpointing
     )
+    modules.cast_buffers(model, scenario)
     move_buffers(model, device)
     make = Initialiser(
         model=model, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import fields, replace
 
+from zreal.modules.modules import cast_buffers
 from zreal.modules.own.own_module import OwnModel, OwnModule, draws, load
 from zreal.modules.own.user_code import add_location
 from zreal.tracing.errors import UntraceableError
@@ -73,13 +74,14 @@ def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
     precision, strategy = scenario.precision, strategies.STRATEGIES[scenario.strategy]
     units = own.units if strategy.nests != "nothing" else []  # DDP has no units, nor their rules
     module = own.make(scenario.seed)
+    cast_buffers(module, scenario)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a module that is one unit: reports of it are enough
         try:
             model = trace(
                 module, own.inputs, units=units, dtype=precision.parameters,
                 loss=own.loss, autocast=precision.autocast, device=device,
-                casts_input=strategy.casts_input,
+                casts_input=strategy.casts(precision),
                 # a CPU is metered by a dispatch mode, under which the engine adds nothing in place
                 sums_in_place=device == "cuda",
             )

@@ -42,12 +42,13 @@ def train_own(
         scenario, rank=rank, dtype=scenario.precision.parameters, device=device
     )
     module = modules.empty(scenario.model, seed=scenario.seed)
+    modules.cast_buffers(module, scenario)
     move_buffers(module, device)
     zero = ZeRO(
         module, make_optimizer(scenario.optimizer, trained(module)),
         stage=STAGES[scenario.strategy], accumulation=scenario.batch.accumulation,
         clip_norm=scenario.optimizer.clip_norm, reduce=scenario.precision.reduce,
-        sync=scenario.sync, device=device,
+        master=scenario.precision.master, sync=scenario.sync, device=device,
     )
     zero.group = measured.mesh.get_group()
     zero.make = Initialiser(

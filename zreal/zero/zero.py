@@ -58,6 +58,7 @@ class ZeRO:
     - `loss`: makes the loss of the module's output where the loop does so, for the prediction of
       memory; by default that of `trace`.
     - `reduce`: the dtype that gradients are reduced in.
+    - `master`: the optimizer steps float32 copies of two-byte parameters, or else them themselves.
     - `sync`: the micro-batches after which gradients are reduced.
     - `state`: on rank 0, the values of a module on the meta device. Without it its
       `reset_parameters()` make them there.
@@ -81,6 +82,7 @@ class ZeRO:
         clip_norm: float = 0.0,
         loss: Callable[[Any], Tensor] | None = None,
         reduce: Dtype = "float32",
+        master: bool = True,
         sync: Literal["every", "last"] = "every",
         state: Mapping[str, Tensor] | None = None,
         device: str | torch.device = "cpu",
@@ -92,7 +94,7 @@ class ZeRO:
         self.group: dist.ProcessGroup = world
         self._units, self._lookahead, self._loss = units, lookahead, loss
         self._accumulation, self._clip_norm, self._reduce = accumulation, clip_norm, reduce
-        self._sync = sync
+        self._sync, self._master = sync, master
         self._meta: MetaModule | None = None
         self.make: Make = made
         """Makes the parameters of a group; those of a user's loop are there already."""
@@ -233,7 +235,8 @@ class ZeRO:
         settings = Settings(
             model=model, options=options,
             precision=Precision(
-                parameters=model.dtype, reduce=self._reduce, autocast=model.autocast
+                parameters=model.dtype, reduce=self._reduce, autocast=model.autocast,
+                master=self._master,
             ),
             optimizer=settings_of(
                 self.optimizer, clip_norm=self._clip_norm, device=kind

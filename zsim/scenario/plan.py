@@ -37,8 +37,7 @@ _lowered = lru_cache(maxsize=4)(lower_model.lower)
 def training(scenario: Scenario, *, device: Device) -> Training:
     """The strategy's input: the scenario's model lowered for `device`, and the scenario's choices.
     """
-    strategy, dtype = STRATEGIES[scenario.strategy], scenario.precision.parameters
-    casts_input = strategy.casts_input and scenario.precision.stepped != dtype
+    strategy = STRATEGIES[scenario.strategy]
     missing = kernel_problem(scenario.model, scenario.precision, device=device)
     if missing:  # on another device than the scenario's own
         raise ScenarioError((f"{scenario.name}: {missing}",))
@@ -46,8 +45,8 @@ def training(scenario: Scenario, *, device: Device) -> Training:
     modules = _lowered(
         strategy.differentiates(model),
         batch=scenario.batch,
-        dtype=dtype,
-        casts_input=casts_input,
+        dtype=scenario.precision.parameters,
+        casts_input=strategy.casts(scenario.precision),
         device=device,
         checkpointing=scenario.checkpointing,
         autocast=scenario.precision.autocast,

@@ -135,11 +135,11 @@ def _traced(parts: Any) -> Iterator[str]:
     """A traced model is one of a batch, a dtype, an autocast, and of some ways to recompute."""
     if not isinstance(parts.model, TracedModel):
         return
-    strategy, dtype = STRATEGIES[parts.strategy], parts.precision.parameters
+    strategy = STRATEGIES[parts.strategy]
     try:
         parts.model.modules_for(
-            parts.batch, dtype=dtype,
-            casts_input=strategy.casts_input and parts.precision.stepped != dtype,
+            parts.batch, dtype=parts.precision.parameters,
+            casts_input=strategy.casts(parts.precision),
             unit_hooks=strategy.unit_hooks, autocast=parts.precision.autocast,
             checkpointing=parts.checkpointing,
         )

@@ -10,6 +10,7 @@ from zsim.autograd.lowering.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,11 @@ class Strategy:
     """Options that count the modules, or units, gathered ahead."""
     bucket_cap: str = ""
     """The option with the size of a gradient bucket, in MiB."""
+
+    def casts(self, precision: Precision) -> bool:
+        """True where units cast what they gather, and inputs: parameters are kept in another
+        dtype."""
+        return self.casts_input and precision.stepped != precision.parameters
 
     @property
     def leaves(self) -> bool:

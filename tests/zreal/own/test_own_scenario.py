@@ -83,6 +83,16 @@ def test_sums_of_gradients_have_storages_of_their_own_under_the_meter(
     assert zsim.validate(case, against="fake", module=f"{OWN}residual").ok
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+@pytest.mark.parametrize("module", ["mixed", "perceptron"])
+def test_a_module_all_of_two_bytes_is_cast_with_its_buffers_and_no_input_of_it_is(
+    module: str, strategy: str, tmp_path: Path
+) -> None:
+    two_bytes = '{ parameters = "bf16", reduce = "bf16", master = false }'
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy], precision=two_bytes))
+    assert zsim.validate(case, against="fake", module=OWN + module).ok
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_a_parameter_without_dimensions_is_trained_by_what_does_not_cut_it(
     strategy: str, tmp_path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -18,9 +18,10 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from zreal import torch_private
 from zreal.meters.held_memory import state_tensors
 from zreal.modules.initial_values import DTYPES, Make, by_unit
-from zreal.modules.modules import Model, cast_buffers
+from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.models.spec import ROOT
@@ -82,12 +83,12 @@ def _shard(
         for unit in scenario.model.inside_out
     }
     parameters, stepped = by_unit(scenario.model), DTYPES[scenario.precision.stepped]
-    if stepped != torch.float32:
-        cast_buffers(model, stepped)
     for fqn, modules in (wrapped | {ROOT: [model]}).items():
-        for name in parameters.get(fqn, ()):
-            parameter = model.get_parameter(name)
-            parameter.data = parameter.data.to(stepped)
+        # small ones that the user's code has made at once would count although none is made whole
+        with nullcontext() if scenario.model.made_whole else torch_private.no_modes():
+            for name in parameters.get(fqn, ()):
+                parameter = model.get_parameter(name)
+                parameter.data = parameter.data.to(stepped)
         make(parameters.get(fqn, ()))
         fully_shard(
             modules if len(modules) > 1 else modules[0], mesh=mesh,
