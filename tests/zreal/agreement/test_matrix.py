@@ -25,7 +25,7 @@ import pytest
 from tests.support.folders import MEASURED
 from tests.support.memory_matrix import TRACED, matrix
 from tests.zreal.tracing.traced_subject import Subject
-from tests.zreal.tracing.user_modules import CASES, FROZEN, SHARING
+from tests.zreal.tracing.user_modules import DEEP, SHARING
 from zreal import torch_private
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import FAMILY
@@ -42,7 +42,7 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 RECORD = MEASURED / "memory_matrix.json"
-USER_MODULES = {name: (CASES | FROZEN | SHARING)[name] for name in TRACED}
+USER_MODULES = {name: (DEEP | SHARING)[name] for name in TRACED}
 COMMUNICATED = ("communication", "unsharded_parameters", "unsharded_gradients")
 OPTIONS = (
     'bf16", reduce = "fp32"', 'bf16", reduce = "bf16"', 'fp16", reduce = "fp32"',

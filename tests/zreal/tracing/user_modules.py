@@ -23,7 +23,7 @@ class Encoder(nn.Module):
     their weight."""
 
     def __init__(
-        self, *, tied: bool = False, checkpointed: bool = False, num_layers: int = 6
+        self, *, tied: bool = False, checkpointed: bool = False, num_layers: int = 4
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(300, 64)
@@ -88,7 +88,7 @@ class Pairs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(16, 32)
-        self.blocks = nn.ModuleList(_Pairs() for _ in range(6))
+        self.blocks = nn.ModuleList(_Pairs() for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inner(x)
@@ -105,7 +105,7 @@ class Bags(nn.Module):
     def __init__(self, mode: str) -> None:
         super().__init__()
         self.bag = nn.EmbeddingBag(300, 16, mode=mode)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.bag(tokens)
@@ -160,12 +160,13 @@ class Adapted(nn.Module):
     needs no gradient."""
 
     def __init__(
-        self, *, dropout: float = 0.0, first: int = 0, width: int = 32, head: bool = False
+        self, *, dropout: float = 0.0, first: int = 0, width: int = 32, head: bool = False,
+        num_layers: int = 4,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(300, width).requires_grad_(False)
         self.blocks = nn.ModuleList(
-            _Adapted(width, dropout=dropout, rank=4 * (i >= first)) for i in range(6)
+            _Adapted(width, dropout=dropout, rank=4 * (i >= first)) for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(width).requires_grad_(False)
         self.head = nn.Linear(width, 300, bias=False).requires_grad_(head)
@@ -197,7 +198,7 @@ def llama(**options: Any) -> nn.Module:
         vocab_size=320,
         hidden_size=64,
         intermediate_size=160,
-        num_hidden_layers=6,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
@@ -210,7 +211,7 @@ def gpt2() -> nn.Module:
     """A small GPT2LMHeadModel: dropout, tied weights, the layer that transformers calls Conv1D."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=320, n_positions=64, n_embd=64, n_layer=6, n_head=4, bos_token_id=0,
+        vocab_size=320, n_positions=64, n_embd=64, n_layer=4, n_head=4, bos_token_id=0,
         eos_token_id=0,
     )
     return transformers.GPT2LMHeadModel(config)
@@ -236,7 +237,7 @@ class Case:
     make: Callable[[], nn.Module]
     units: str
     data: Callable[[], Any]
-    num_units: int = 6
+    num_units: int = 4
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     more: tuple[str, ...] = ()
     makes_loss: Callable[[Any], Tensor] | None = None
@@ -296,6 +297,11 @@ CASES = {
 SHARING = {"decoders": Case(SPLIT["decoders"], "layers", rows, num_units=NUM_UNITS)}
 """Units that share their second input: its gradients are added up when a unit is over, and not
 where a plain step adds them."""
+DEEP = {
+    "encoder": Case(lambda: Encoder(num_layers=6), "layers", lambda: tokens(2, 16), num_units=6),
+    "adapters": Case(lambda: Adapted(num_layers=6), "blocks", lambda: tokens(2, 16), num_units=6),
+}
+"""Modules of as many layers as the record of the matrix has of them."""
 FROZEN = {
     "adapters": Case(Adapted, "blocks", lambda: tokens(2, 16)),
     "adapters, dropout": Case(lambda: Adapted(dropout=0.1), "blocks", lambda: tokens(2, 16)),
@@ -313,7 +319,7 @@ FROZEN = {
         sentences,
     ),
     "llama, last layers": Case(
-        frozen(llama, trained=r"layers\.[45]|lm_head"), "model.layers", sentences
+        frozen(llama, trained=r"layers\.[23]|lm_head"), "model.layers", sentences
     ),
 }
 
