@@ -31,14 +31,9 @@ TEXTS = {
 }
 TIMES = [("last", 2), ("every", 2), ("last", 3)]
 CASES = [(*pair, *times) for pair in itertools.product(SPLIT, STRATEGIES) for times in TIMES]
-QUICK = [case for case in CASES if case[1] in ("ddp", "fsdp2") and case[3] == 2]
-"""Cases that the suite takes every time, besides some of the others."""
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy", "sync", "accumulation"),
-    QUICK + one_in(7, [case for case in CASES if case not in QUICK]),
-)
+@pytest.mark.parametrize(("name", "strategy", "sync", "accumulation"), one_in(3, CASES))
 def test_micro_batches_hold_what_torch_holds(
     name: str, strategy: str, sync: str, accumulation: int, tmp_path: Path
 ) -> None:
