@@ -23,23 +23,11 @@ settings.register_profile("zsim", deadline=None)
 settings.load_profile("zsim")
 
 COVERED_ELSEWHERE = (
-    "_against_torch.py",
-    "_traced.py",
-    "test_alternatives.py",
-    "test_fits.py",
-    "test_checkpointing.py",
-    "test_clipping.py",
-    "test_device_kernels.py",
-    "test_event_order.py",
-    "test_hide_communication.py",
-    "test_run_laws.py",
-    "test_matrix.py",
-    "test_readme_errors.py",
-    "test_real_layouts.py",
-    "test_shared_inputs.py",
-    "test_sharded_gradient_calls.py",
-    "test_together.py",
-    "test_traced_accumulation.py",
+    "_against_torch.py", "_traced.py", "test_alternatives.py", "test_fits.py",
+    "test_checkpointing.py", "test_clipping.py", "test_device_kernels.py", "test_event_order.py",
+    "test_hide_communication.py", "test_run_laws.py", "test_matrix.py", "test_readme_errors.py",
+    "test_real_layouts.py", "test_shared_inputs.py", "test_sharded_gradient_calls.py",
+    "test_together.py", "test_traced_accumulation.py",
 )
 """Files that run the same lines for the hundredth time, on other cases.
 

@@ -134,12 +134,10 @@ def main() -> None:
     for name, (target, times, measure) in BENCHMARKS.items():
         measure()
         taken = sorted(measure() for _ in range(times))
-        rows.append(
-            {
-                "name": name, "target_s": target, "median_s": median(taken), "best_s": taken[0],
-                "runs": times,
-            }
-        )
+        rows.append({
+            "name": name, "target_s": target, "median_s": median(taken), "best_s": taken[0],
+            "runs": times,
+        })
         if not as_json:
             sys.stdout.write(f"{name:<58} target {target:6.3f} s   median {median(taken):6.3f}   "
                              f"best {taken[0]:6.3f}   of {times}\n")

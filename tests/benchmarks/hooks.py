@@ -50,8 +50,7 @@ def _flat(blocks: list[nn.Module], *, original: bool) -> nn.Module:
 
 
 CASES: dict[str, Make] = {
-    "fsdp2": _fully_shard,
-    "fsdp2, bf16": lambda blocks: _fully_shard(blocks, policy=BF16),
+    "fsdp2": _fully_shard, "fsdp2, bf16": lambda blocks: _fully_shard(blocks, policy=BF16),
     "fsdp2, reshard_after_forward = false": lambda blocks: _fully_shard(blocks, keeps=True),
     "fsdp1": lambda blocks: _flat(blocks, original=False),
     "fsdp1, use_orig_params": lambda blocks: _flat(blocks, original=True),

@@ -130,9 +130,8 @@ def measure(ranks: int, *, quick: bool, rounds: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}", "torch": torch.__version__,
         "python": platform.python_version(), "ranks": ranks,
         "calibration_s": round(calibrated.seconds, 1),
-        "half_width": round(calibrated.fitted.width, 4),
-        "median_error": round(median(errors), 4), "largest_error": max(errors),
-        "orders_wrong": order_faults(rows), "rows": rows,
+        "half_width": round(calibrated.fitted.width, 4), "median_error": round(median(errors), 4),
+        "largest_error": max(errors), "orders_wrong": order_faults(rows), "rows": rows,
     }
 
 

@@ -34,8 +34,7 @@ WIDER, ROUNDS = 3.0, 4
 """Width of the priors for rows left out, and rounds of the fit. The presets have seen these rows,
 so as they are they would tell what is left out."""
 FITTED_IN_PART = {
-    "fms_fsdp.csv": "never fitted, but its norms seen",
-    SLOW: "its host and pauses are fitted",
+    "fms_fsdp.csv": "never fitted, but its norms seen", SLOW: "its host and pauses are fitted",
     "torchtitan.csv": "only its power is fitted",
     "ultrascale_playbook_sweep.csv": "its network is fitted, with these in view",
 }
@@ -133,9 +132,7 @@ def lines(*, slow: bool) -> list[str]:
 def left_out(file: str) -> str:
     """Median and 95th percentile of a file's rows, each predicted by constants fitted without its
     group."""
-    cases, _ = fit_steps.prepared(
-        row for row in table.read(TABLES / file) if isinstance(row, Step)
-    )
+    cases, _ = fit_steps.prepared(row for row in table.read(TABLES / file) if isinstance(row, Step))
     errors = figures(fit_steps.fit(cases, wider=WIDER, rounds=ROUNDS).left_out)
     return f"{_percent(errors[0])}, {_percent(errors[2])} (largest {_percent(errors[3])})"
 

@@ -67,9 +67,7 @@ class Row:
         """The row as a scenario in the words that scenarios have today."""
         text = TITAN if self.framework == "torchtitan" else NANOTRON
         said = text.format(
-            micro_batch=self.micro_batch,
-            gpus=self.gpus,
-            nodes=self.gpus // 8,
+            micro_batch=self.micro_batch, gpus=self.gpus, nodes=self.gpus // 8,
             accumulation=min(self.accumulation, 2),
         )
         return parse(said.encode(), where=self.row)
@@ -154,12 +152,9 @@ def _line(row: Row) -> str:
     segments, expandable = ((verdict.reserved_bytes + more) / GIB for verdict in answers(row))
     cells = (
         f"{row.framework} {row.model}, {row.mode}{', held out' if row.use == 'held out' else ''}",
-        f"{row.gpus}",
-        f"{row.micro_batch}",
-        f"{row.peak:.1f}",
+        f"{row.gpus}", f"{row.micro_batch}", f"{row.peak:.1f}",
         f"{(answers(row)[0].allocated_bytes + more) / GIB:.1f}",
-        f"{expandable:.1f} to {segments:.1f}",
-        "{:+.1f} to {:+.1f} %".format(*errors(row)),
+        f"{expandable:.1f} to {segments:.1f}", "{:+.1f} to {:+.1f} %".format(*errors(row)),
         "{:+.1f} to {:+.1f} %".format(*errors(row, is_traced=False)),
     )
     return f"| {' | '.join(cells)} |"

@@ -17,11 +17,7 @@ from zsim.autograd.traced.model import TracedModel
 
 HERE = Path(__file__).parent
 FEW = 4
-FILES = {
-    "torchtitan-micro-batch-2": 2,
-    "nanotron-micro-batch-1": 1,
-    "nanotron-micro-batch-2": 2,
-}
+FILES = {"torchtitan-micro-batch-2": 2, "nanotron-micro-batch-1": 1, "nanotron-micro-batch-2": 2}
 """Sequences per micro-batch, by name."""
 
 

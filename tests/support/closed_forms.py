@@ -19,10 +19,8 @@ BF16_ADAM = StateBytes(parameter=2, gradient=2, optimizer=8)
 """16-bit parameters and gradients, fp32 m and v, no master."""
 
 STEP_COLLECTIVES: dict[str, tuple[str, ...]] = {
-    "ddp": ("all_reduce",),
-    "zero1_all_reduce": ("all_reduce", "all_gather"),
-    "zero1": ("reduce_scatter", "all_gather"),
-    "zero2": ("reduce_scatter", "all_gather"),
+    "ddp": ("all_reduce",), "zero1_all_reduce": ("all_reduce", "all_gather"),
+    "zero1": ("reduce_scatter", "all_gather"), "zero2": ("reduce_scatter", "all_gather"),
     "zero3": ("all_gather", "all_gather", "reduce_scatter"),
 }
 """The collectives over all parameters that one step of each scheme makes (one micro-batch)."""

@@ -56,12 +56,9 @@ PRECISIONS = (
     ("fp32", "bf16"),
 )
 OPTIMIZERS = (
-    'name = "adamw"',
-    'name = "adamw", implementation = "for-loop"',
-    'name = "adamw", implementation = "fused"',
-    'name = "sgd"',
-    'name = "sgd", implementation = "for-loop", weight_decay = 0.0',
-    'name = "sgd", momentum = 0.9',
+    'name = "adamw"', 'name = "adamw", implementation = "for-loop"',
+    'name = "adamw", implementation = "fused"', 'name = "sgd"',
+    'name = "sgd", implementation = "for-loop", weight_decay = 0.0', 'name = "sgd", momentum = 0.9',
     'name = "sgd", momentum = 0.9, implementation = "for-loop"',
 )
 BUCKETS = ("", ", bucket_cap_mb = 0.001", ", bucket_cap_mb = 0.01")
@@ -375,20 +372,9 @@ def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
     precisions = PRECISIONS[:3] if strategy in ("fsdp2", "hsdp", "fsdp1") else PRECISIONS[:1]
     parameters, reduce = draw(st.sampled_from(precisions))
     frame = Frame(
-        strategy=strategy,
-        ranks=ranks,
-        kind="traced",
-        family="traced",
-        attention="",
-        tied=False,
-        layers=6,
-        accumulation=draw(st.integers(1, 2)),
-        uses="1",
-        unused="",
-        frozen="",
-        finds=False,
-        forwards=1,
-        autocast=False,
+        strategy=strategy, ranks=ranks, kind="traced", family="traced", attention="", tied=False,
+        layers=6, accumulation=draw(st.integers(1, 2)), uses="1", unused="", frozen="", finds=False,
+        forwards=1, autocast=False,
     )
     offload = strategy in ("fsdp2", "hsdp") and draw(st.booleans())
     return (
@@ -412,10 +398,7 @@ def draws(
 
     @seed(1_000_000 * list(NUM_DRAWS).index(strategy) + ranks)
     @settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
+        max_examples=number, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(

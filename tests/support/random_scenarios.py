@@ -77,16 +77,12 @@ def strategy_tables(draw: st.DrawFn, ranks: int, strategies: tuple[str, ...]) ->
                                                                   "true"]))
     form = draw(st.sampled_from(["all_reduce", "reduce_scatter"]))
     when = draw(st.sampled_from(["", ', all_reduce = "last"']))
-    ahead = draw(
-        st.sampled_from(
-            ["", "", ", forward_prefetch = 1", ", forward_prefetch = 2, backward_prefetch = 2"]
-        )
-    )
+    ahead = draw(st.sampled_from(
+        ["", "", ", forward_prefetch = 1", ", forward_prefetch = 2, backward_prefetch = 2"]
+    ))
     tables = {
-        "ddp": f'name = "ddp"{bucket}',
-        "zero_redundancy": f'name = "zero_redundancy"{bucket}',
-        "zero1": f'name = "zero1", form = "{form}", {flat}',
-        "zero2": f'name = "zero2", {flat}',
+        "ddp": f'name = "ddp"{bucket}', "zero_redundancy": f'name = "zero_redundancy"{bucket}',
+        "zero1": f'name = "zero1", form = "{form}", {flat}', "zero2": f'name = "zero2", {flat}',
         "zero3": f'name = "zero3", lookahead = {draw(st.integers(0, 3))}, {flat}',
         "fsdp2": f'name = "fsdp2", reshard_after_forward = {reshard}{ahead}',
         "hsdp": f'name = "hsdp", dp_replicate = {replicas}, dp_shard = {shards}, '
@@ -151,11 +147,9 @@ def wrapping(draw: st.DrawFn, model: str, *, strategy: str, again: str) -> str:
     """No wrapping policy, or one that fits `model` and its activation checkpointing; with fsdp1, no
     unit of several modules."""
     if '"fsdp1"' in strategy:
-        return draw(
-            st.sampled_from(
-                ["", 'wrapping = { every = 1, ends = "root" }\n', 'wrapping = { every = "all" }\n']
-            )
-        )
+        return draw(st.sampled_from(
+            ["", 'wrapping = { every = 1, ends = "root" }\n', 'wrapping = { every = "all" }\n']
+        ))
     dims = re.search(r"dims = \[([^]]*)\]", model)
     layers = dims[1].count(",") if dims else int(re.findall(r"num_layers = (\d+)", model)[0])
     ends = "root" if "tied = true" in model else draw(st.sampled_from(["root", "apart"]))
@@ -182,13 +176,10 @@ def scenario_texts(
     reduce = draw(st.sampled_from(["fp32", parameters]))
     sync = draw(st.sampled_from(["every", "last"]))
     optimizer = draw(
-        st.sampled_from(
-            [
-                'name = "adamw"',
-                'name = "adamw", implementation = "for-loop", clip_norm = 1.0',
-                'name = "sgd", momentum = 0.9',
-            ]
-        )
+        st.sampled_from([
+            'name = "adamw"', 'name = "adamw", implementation = "for-loop", clip_norm = 1.0',
+            'name = "sgd", momentum = 0.9',
+        ])
     )
     model = draw(models(families))
     sync = (

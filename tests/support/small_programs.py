@@ -43,8 +43,7 @@ def small_training(
     return Training(
         model=model,
         modules=lower(model, batch=batch, dtype="bfloat16", checkpointing=checkpointing),
-        batch=batch,
-        precision=Precision(parameters="bfloat16", reduce="bfloat16"),
+        batch=batch, precision=Precision(parameters="bfloat16", reduce="bfloat16"),
     )
 
 

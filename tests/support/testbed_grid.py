@@ -75,9 +75,7 @@ def main(chosen: tuple[str, ...]) -> None:
             rows.append(row)
             sys.stderr.write(f"{row}\n")
         others = [row for row in table["steps"] if row["layout"] != text]
-        table["steps"] = sorted(
-            (*others, *rows), key=lambda row: LAYOUTS.index(row["layout"])
-        )
+        table["steps"] = sorted((*others, *rows), key=lambda row: LAYOUTS.index(row["layout"]))
         _write(table)
 
 
@@ -86,8 +84,7 @@ def _write(table: dict[str, Any]) -> None:
     bytes_off = [abs(row["error"]) for row in table["wire_bytes"]]
     table["figures"] = {
         "steps": len(errors), "median": round(median(errors), 4) if errors else None,
-        "worst": max(errors, default=None),
-        "wire_bytes_worst": max(bytes_off, default=None),
+        "worst": max(errors, default=None), "wire_bytes_worst": max(bytes_off, default=None),
     }
     TARGET.write_text(json.dumps(table, indent=1) + "\n")
 
@@ -97,8 +94,7 @@ def _provenance() -> dict[str, str]:
         "command": "python -m tests.support.testbed_grid", "date": time.strftime("%Y-%m-%d"),
         "cpu": machine_file.processor(), "kernel": platform.release(),
         "torch": machine_file.torch_version(), "python": platform.python_version(),
-        "model": f"mlp {json.dumps(MODEL)}, micro-batch 4, SGD",
-        "compute": "emulated",
+        "model": f"mlp {json.dumps(MODEL)}, micro-batch 4, SGD", "compute": "emulated",
         "calibrated": f"messages of {list(shaped.SIZES)} B; the host by zsim calibrate --here "
                       f"--quick",
     }
@@ -114,9 +110,7 @@ def _base(hosts: int) -> ClusterSpec:
     base = cluster_file.load(str(path), folder=None, nodes=1, ranks=hosts).with_idle_cores
     sharing, calls = max(1, hosts // CORES), base.overheads
     return replace(
-        base, device=replace(
-            base.device, memory_bandwidth=base.device.memory_bandwidth // sharing
-        ),
+        base, device=replace(base.device, memory_bandwidth=base.device.memory_bandwidth // sharing),
         overheads=replace(calls, **{
             name: sharing * getattr(calls, name)
             for name in ("issue_kernel", "issue_collective", "issue_hook", "step_dtensor")

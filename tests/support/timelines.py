@@ -87,10 +87,8 @@ def timeline(program: Program, toy: Toy) -> list[Row]:
     """Spans of rank 0's steady step, by start; equal starts in issue order."""
     times = simulate(program, costs=toy).ranks[0]
     rows = [
-        (
-            f"{op.kind} {op.unit.removeprefix('blocks.')}", times.starts[op.index],
-            times.ends[op.index],
-        )
+        (f"{op.kind} {op.unit.removeprefix('blocks.')}", times.starts[op.index],
+         times.ends[op.index])
         for op in program.of_rank(0).steady
         if times.ends[op.index] > times.starts[op.index]
     ]

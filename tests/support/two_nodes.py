@@ -26,10 +26,9 @@ def main() -> int:
             subprocess.Popen(
                 [
                     sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
-                    "--nproc-per-node", ranks_per_node, "--rdzv-backend", "c10d",
-                    "--rdzv-endpoint", f"10.42.0.1:{PORT}", "--local-addr", f"10.42.0.{node + 1}",
-                    "--rdzv-conf", f"is_host={'false' if node else 'true'}", "--no-python",
-                    *command,
+                    "--nproc-per-node", ranks_per_node, "--rdzv-backend", "c10d", "--rdzv-endpoint",
+                    f"10.42.0.1:{PORT}", "--local-addr", f"10.42.0.{node + 1}", "--rdzv-conf",
+                    f"is_host={'false' if node else 'true'}", "--no-python", *command,
                 ],
                 preexec_fn=partial(enter_host, *host),
                 env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"},

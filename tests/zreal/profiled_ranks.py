@@ -18,9 +18,7 @@ SETTLED_S = 0.05
 torch's profiler may damage its memory if it stops meanwhile."""
 
 
-def profiled(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, **_: Any
-) -> str:
+def profiled(arguments: dict[str, Any], *, rank: int, world_size: int, port: int, **_: Any) -> str:
     """Take four steps, the last two profiled; returns the trace's path."""
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)

@@ -24,8 +24,7 @@ from zsim.runs.backend import RunOptions
 FILE = str(PARITY / "zero3-mlp-4.toml")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 on_a_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
 
@@ -38,16 +37,13 @@ def test_the_same_scenario_agrees_on_fake_ranks_of_either_device(device, capsys)
 
 
 @without_gpu
-@pytest.mark.parametrize(
-    ("arguments", "backend", "remedy"),
-    [
-        (["validate", FILE, "--device", "cuda"], "nccl", "use the backend gloo or fake here"),
-        (["validate", FILE, "--against", "fake", "--device", "cuda"], "fake",
-         "leave out the device, or make it cpu"),
-        (["run", FILE, "--backend", "fake", "--device", "cuda"], "fake",
-         "leave out the device, or make it cpu"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "backend", "remedy"), [
+    (["validate", FILE, "--device", "cuda"], "nccl", "use the backend gloo or fake here"),
+    (["validate", FILE, "--against", "fake", "--device", "cuda"], "fake",
+     "leave out the device, or make it cpu"),
+    (["run", FILE, "--backend", "fake", "--device", "cuda"], "fake",
+     "leave out the device, or make it cpu"),
+])
 def test_a_gpu_that_is_not_there_is_refused(arguments, backend, remedy, capsys) -> None:
     assert main(arguments) == 3
     assert capsys.readouterr().err.strip().endswith(
@@ -56,18 +52,15 @@ def test_a_gpu_that_is_not_there_is_refused(arguments, backend, remedy, capsys) 
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", FILE, "--backend", "gloo", "--device", "cuda"],
-         "--device: expected cpu, where gloo runs, found cuda; the backend nccl or fake"),
-        (["run", FILE, "--device", "cpu"], "--device: expected a real backend, found sim"),
-        (["run", FILE, "--device", "tpu"], "--device: expected one of cpu, cuda"),
-        (["validate", FILE, "--launch", "srun {worker}", "--save", "x", "--against", "gloo",
-          "--device", "cuda"],
-         "--device: expected cpu, where gloo runs, found cuda; --against nccl"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["run", FILE, "--backend", "gloo", "--device", "cuda"],
+     "--device: expected cpu, where gloo runs, found cuda; the backend nccl or fake"),
+    (["run", FILE, "--device", "cpu"], "--device: expected a real backend, found sim"),
+    (["run", FILE, "--device", "tpu"], "--device: expected one of cpu, cuda"),
+    (["validate", FILE, "--launch", "srun {worker}", "--save", "x", "--against", "gloo",
+      "--device", "cuda"],
+     "--device: expected cpu, where gloo runs, found cuda; --against nccl"),
+])
 def test_a_device_that_a_backend_does_not_have_is_refused(arguments, message, capsys) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err

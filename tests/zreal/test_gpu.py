@@ -12,8 +12,7 @@ import zsim
 from tests.measured.gpu import peaks, real_ranks
 
 on_a_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 ROUNDING = 1.03
 """Reserved bytes over the prediction, at most: steps fragment the cache in ways of their own."""

@@ -21,8 +21,7 @@ from zsim.ir.ops import Kernel
 from zsim.runs.backend import DeviceRequest
 
 on_a_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 SIZES = (2**12, 2**24)
 KERNELS = (
@@ -30,8 +29,7 @@ KERNELS = (
     *(Kernel(name, 0, nbytes, "bfloat16") for nbytes in SIZES for name in (
         "copy", "add", "gelu", "layer_norm", "log_softmax"
     )),
-    *attention(2, 64),
-    Kernel("scale", 0, 512, "bfloat16"),
+    *attention(2, 64), Kernel("scale", 0, 512, "bfloat16"),
     *(Kernel(name, 0, 2**20, "bfloat16", location="link") for name in ("to_device", "to_host")),
 )
 
@@ -47,11 +45,9 @@ KERNELS = (
 def test_every_kernel_and_collective_is_timed_on_all_ranks(backend: GlooBackend) -> None:
     size = torch.cuda.device_count() if backend.device == "cuda" else 2
     collectives = tuple((kind, nbytes) for kind in KINDS for nbytes in SIZES)
-    measured = backend.measure_device(
-        DeviceRequest(
-            world_size=size, kernels=KERNELS, collectives=collectives, budget_s=0.01, timeout_s=120
-        )
-    )
+    measured = backend.measure_device(DeviceRequest(
+        world_size=size, kernels=KERNELS, collectives=collectives, budget_s=0.01, timeout_s=120
+    ))
     assert len(measured.kernels) == len(KERNELS)
     assert len(measured.collectives) == len(collectives)
     for timed in (*measured.kernels, *measured.collectives):

@@ -48,9 +48,7 @@ def test_the_fullest_mode_with_room_is_taken(mode, available):
     assert choice(case).mode == mode
 
 
-def test_what_is_left_out_for_its_bytes_and_time_names_both(
-    available, monkeypatch
-):
+def test_what_is_left_out_for_its_bytes_and_time_names_both(available, monkeypatch):
     available(200 * 2**30)
     monkeypatch.setattr(numerics_choice, "available_cores", lambda: 4)
     left_out = choice(scenario("llama-3-8b"), timeout_s=60.0).provenance["numerics"]
@@ -80,9 +78,7 @@ def test_adamw_and_two_bytes_cost_more_than_sgd():
     adamw, sgd = (
         reference_cost(scenario(optimizer=name), device="cpu") for name in ("adamw", "sgd")
     )
-    rounded = reference_cost(
-        scenario().with_(precision={"parameters": "bf16"}), device="cpu"
-    )
+    rounded = reference_cost(scenario().with_(precision={"parameters": "bf16"}), device="cpu")
     assert rounded.nbytes > adamw.nbytes > sgd.nbytes
     assert rounded.seconds > adamw.seconds == sgd.seconds
     assert reference_cost(scenario(), cores=2, device="cpu").seconds < adamw.seconds

@@ -19,9 +19,7 @@ TIMES = ("step time", "exposed communication", "time by unit")
 
 def profiles(name: str, folder: Path, *, shapes: bool = True) -> list[str]:
     job = {"scenario": str(PARITY / f"{name}.toml"), "folder": str(folder), "shapes": shapes}
-    return launch.launch(
-        "tests.zreal.profiled_ranks:profiled", job, world_size=2, timeout_s=300
-    )
+    return launch.launch("tests.zreal.profiled_ranks:profiled", job, world_size=2, timeout_s=300)
 
 
 @pytest.mark.parametrize("name", ["fsdp2-mlp-2", "ddp-mlp-2"])

@@ -60,39 +60,36 @@ def test_a_loaded_run_is_compared_as_the_run_itself(tmp_path):
     assert zsim.compare(record, RUN).checks == zsim.compare(RUN, RUN).checks
 
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        (
-            {"strategy": {"dp_shrad": 4}},
-            ("Scenario: strategy.dp_shrad", "a scenario without mistakes", "unknown key",
-             "did you mean dp_shard?"),
-        ),
-        (
-            {"model": {"preset": "gpt-tny"}},
-            ("Scenario: model.preset", "a scenario without mistakes", 'unknown model "gpt-tny"',
-             "did you mean gpt-tiny?"),
-        ),
-        ({"seed": 1.5}, ("Scenario: seed", "a whole number", "1.5", "write 1 or 2")),
-        ({"steps": 2.0}, ("Scenario: steps", "a whole number", "2.0", "write 2")),
-        ({"seed": float(2**400)}, ("Scenario: seed", "a whole number", str(float(2**400)), "")),
-        (
-            {"strategy": {"dp_shard": 3}},
-            ("Scenario: cluster", "3, by strategy.dp_shard 3", "4 ranks",
-             "leave one axis out of the strategy to fill the cluster"),
-        ),
-        (
-            {"strategy": {"name": "hsdp", "dp_replicate": 3}},
-            ("Scenario: strategy.dp_replicate", "a divisor of the cluster's 4 ranks", "3",
-             "take another size, or a cluster of a multiple of 3 ranks"),
-        ),
-        (
-            dict.fromkeys(TABLES),
-            ("Scenario", "the tables model, batch, cluster and strategy", "none",
-             "`zsim list scenarios` names files to begin with"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "parts"), [
+    (
+        {"strategy": {"dp_shrad": 4}},
+        ("Scenario: strategy.dp_shrad", "a scenario without mistakes", "unknown key",
+         "did you mean dp_shard?"),
+    ),
+    (
+        {"model": {"preset": "gpt-tny"}},
+        ("Scenario: model.preset", "a scenario without mistakes", 'unknown model "gpt-tny"',
+         "did you mean gpt-tiny?"),
+    ),
+    ({"seed": 1.5}, ("Scenario: seed", "a whole number", "1.5", "write 1 or 2")),
+    ({"steps": 2.0}, ("Scenario: steps", "a whole number", "2.0", "write 2")),
+    ({"seed": float(2**400)}, ("Scenario: seed", "a whole number", str(float(2**400)), "")),
+    (
+        {"strategy": {"dp_shard": 3}},
+        ("Scenario: cluster", "3, by strategy.dp_shard 3", "4 ranks",
+         "leave one axis out of the strategy to fill the cluster"),
+    ),
+    (
+        {"strategy": {"name": "hsdp", "dp_replicate": 3}},
+        ("Scenario: strategy.dp_replicate", "a divisor of the cluster's 4 ranks", "3",
+         "take another size, or a cluster of a multiple of 3 ranks"),
+    ),
+    (
+        dict.fromkeys(TABLES),
+        ("Scenario", "the tables model, batch, cluster and strategy", "none",
+         "`zsim list scenarios` names files to begin with"),
+    ),
+])
 def test_an_error_of_a_scenario_has_its_four_parts(change, parts):
     with pytest.raises(zsim.ScenarioError) as caught:
         SMALL.with_(**change)

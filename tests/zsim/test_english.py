@@ -75,15 +75,12 @@ def test_docstrings_and_names_of_tests_follow_the_rules(folder):
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize(
-    ("source", "rule"),
-    [
-        ('"""What a unit is."""', "a noun or a verb first"),
-        (f'"""A unit{" and a unit" * 12}."""', "words in a sentence"),
-        ('"""A unit, which is a module whose parameters are sharded."""', "relative clauses"),
-        ("found = 1", "a name that says nothing"),
-    ],
-)
+@pytest.mark.parametrize(("source", "rule"), [
+    ('"""What a unit is."""', "a noun or a verb first"),
+    (f'"""A unit{" and a unit" * 12}."""', "words in a sentence"),
+    ('"""A unit, which is a module whose parameters are sharded."""', "relative clauses"),
+    ("found = 1", "a name that says nothing"),
+])
 def test_a_breach_of_each_rule_is_seen(source, rule, tmp_path):
     file = tmp_path / "breach.py"
     file.write_text(source)

@@ -29,24 +29,13 @@ SIGNATURES = {
          "UnitError", "ZsimError"),
         PARTS,
     ),
-    "Bytes": "size",
-    "Candidate": None,
-    "Comparison": "checks, predicted, measured, replaced, required",
-    "Duration": "time, band",
-    "Fit": None,
-    "GiB": "number",
-    "LintFinding": None,
-    "MiB": "number",
+    "Bytes": "size", "Candidate": None,
+    "Comparison": "checks, predicted, measured, replaced, required", "Duration": "time, band",
+    "Fit": None, "GiB": "number", "LintFinding": None, "MiB": "number",
     "Run": "record, scenario, warnings, device_memory",
-    "Scenario": f"{TABLES}, name, folder, unknown",
-    "ScenarioError": "problems",
-    "Why": None,
-    "compare": "predicted, measured, require",
-    "fit": "scenario",
-    "lint": "scenario, ignore",
-    "load": "path",
-    "load_run": "path",
-    "ms": "number",
+    "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems", "Why": None,
+    "compare": "predicted, measured, require", "fit": "scenario", "lint": "scenario, ignore",
+    "load": "path", "load_run": "path", "ms": "number",
     "run": f"scenario, backend, {REAL}, module, numerics, device",
     "simulate": "scenario, ranks, all_ranks",
     "validate": f"scenario, against, {REAL}, require, cluster, module, numerics, device, "
@@ -222,10 +211,8 @@ def problems(**tables):
 @pytest.mark.parametrize(
     "tables",
     [
-        {"strategy": {"dp_shrad": 4}},
-        {"batch": {"micro_batch": 0}, "optimizer": {"name": "adam"}},
-        {"wrapping": {"every": 99}},
-        {"cluster": {"preset": "dgx-h1000"}},
+        {"strategy": {"dp_shrad": 4}}, {"batch": {"micro_batch": 0}, "optimizer": {"name": "adam"}},
+        {"wrapping": {"every": 99}}, {"cluster": {"preset": "dgx-h1000"}},
         {"expect": {"peak_memory": "<= 40 G"}},
     ],
     ids=lambda tables: next(iter(tables)),
@@ -233,9 +220,7 @@ def problems(**tables):
 def test_python_and_files_have_one_text_for_each_mistake(tables):
     bad = scenario_module.scenario_tables.merged(SMALL.tables, tables)
     with pytest.raises(zsim.ScenarioError) as caught:
-        scenario_module.parse(
-            scenario_module.scenario_tables.to_toml(bad).encode(), where="x.toml"
-        )
+        scenario_module.parse(scenario_module.scenario_tables.to_toml(bad).encode(), where="x.toml")
     assert problems(**tables) == str(caught.value).replace("x.toml: ", "Scenario: ")
 
 

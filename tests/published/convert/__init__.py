@@ -23,9 +23,7 @@ Collectives of 256 MiB ran on 4, 8, 16, 32 and 64 nodes of one shared cluster of
 All-reduces took 1.9, 3.2, 3.8, 5.1 and 10.6 times as long as alone, all-gathers 2.5, 4.2, 4.7, 9.2
 and 25 times.
 """
-SHARED = {
-    "network.least": "0.3", "network.most": "3", "group": "shared network",
-}
+SHARED = {"network.least": "0.3", "network.most": "3", "group": "shared network"}
 """The 5th and the 95th percentile of collectives on such a network, as shares of the median."""
 
 Row = Mapping[str, object]

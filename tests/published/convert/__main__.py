@@ -18,12 +18,9 @@ from tests.published.convert import (
 )
 
 SOURCES: dict[str, Callable[[], Iterable[Row]]] = {
-    "mpt_llm_foundry.csv": llm_foundry.rows,
-    "vtrain_megatron_ds_a100.csv": vtrain.rows,
-    "fms_fsdp.csv": fms_fsdp.rows,
-    "torchtitan.csv": torchtitan.rows,
-    "ultrascale_playbook_sweep.csv": nanotron.rows,
-    "nccl_collectives.csv": nccl.collectives,
+    "mpt_llm_foundry.csv": llm_foundry.rows, "vtrain_megatron_ds_a100.csv": vtrain.rows,
+    "fms_fsdp.csv": fms_fsdp.rows, "torchtitan.csv": torchtitan.rows,
+    "ultrascale_playbook_sweep.csv": nanotron.rows, "nccl_collectives.csv": nccl.collectives,
     "nccl_h100_sweep.csv": nccl.h100_sweep,
     "nccl_allreduce_vtrain_lut.csv": nccl.vtrain_all_reduces,
 }

@@ -16,8 +16,7 @@ ASSUMED = (
     "reductions in bf16, as the source has them, for the row does not say",
     "AdamW, not fused, gradients clipped",
     "EFA, as p4de has, for the row does not name its kind of network",
-    "FullyShardedDataParallel (FSDP1)",
-    "RMSNorms of single calls, where they are not compiled",
+    "FullyShardedDataParallel (FSDP1)", "RMSNorms of single calls, where they are not compiled",
 )
 
 
@@ -27,26 +26,14 @@ def rows() -> Iterator[Row]:
         nodes = int(row["n_gpus"]) // 8
         tokens = int(row["micro_batch"]) * int(row["seq_len"]) * int(row["grad_accum"])
         yield {
-            "model.preset": "llama-2-7b",
-            "batch.micro_batch": row["micro_batch"],
-            "batch.sequence_length": row["seq_len"],
-            "batch.accumulation": row["grad_accum"],
-            "cluster.preset": "p4de",
-            "cluster.nodes": nodes,
-            "strategy.name": "fsdp1",
-            "strategy.dp_replicate": nodes,
-            "strategy.dp_shard": 8,
-            "strategy.sharding": "full",
+            "model.preset": "llama-2-7b", "batch.micro_batch": row["micro_batch"],
+            "batch.sequence_length": row["seq_len"], "batch.accumulation": row["grad_accum"],
+            "cluster.preset": "p4de", "cluster.nodes": nodes, "strategy.name": "fsdp1",
+            "strategy.dp_replicate": nodes, "strategy.dp_shard": 8, "strategy.sharding": "full",
             "strategy.use_orig_params": row["torch_compile"] == "True",
-            "precision.parameters": "bf16",
-            "precision.reduce": "bf16",
-            "optimizer.name": "adamw",
-            "optimizer.implementation": "foreach",
-            "optimizer.clip_norm": 1.0,
-            "execution.norms": "composite",
-            "execution.attention_kernels": "flash2",
+            "precision.parameters": "bf16", "precision.reduce": "bf16", "optimizer.name": "adamw",
+            "optimizer.implementation": "foreach", "optimizer.clip_norm": 1.0,
+            "execution.norms": "composite", "execution.attention_kernels": "flash2",
             "measured.step_time": seconds(tokens / float(row["tokens_per_s_per_gpu"])),
-            "widens": WIDENS,
-            "assumed": "; ".join(ASSUMED),
-            "source": row["source"],
+            "widens": WIDENS, "assumed": "; ".join(ASSUMED), "source": row["source"],
         }

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from tests.published.convert import SHARED, Row, bandwidth_left, published
 
 CLUSTERS: dict[str, dict[str, str]] = {
-    "A100-SXM (1 node)": {"cluster.preset": "dgx-a100"},
-    "A100": {"cluster.preset": "dgx-a100"},
+    "A100-SXM (1 node)": {"cluster.preset": "dgx-a100"}, "A100": {"cluster.preset": "dgx-a100"},
     "V100": {"cluster.file": "v100.toml"},
     "H200-SXM (p5en)": {"cluster.preset": "dgx-h200", "cluster.fabric": "efa"},
     "H200-SXM": {"cluster.preset": "dgx-h200"},
@@ -54,18 +53,15 @@ def _rows(name: str) -> Iterator[Row]:
         description = f"{row.get('notes', '')} {row.get('tool', '')}".replace("Ring", "ring")
         system = CLUSTERS[row["gpu"]]
         made: dict[str, object] = {
-            "collective": row["collective"],
-            "bytes": row["size_bytes"],
+            "collective": row["collective"], "bytes": row["size_bytes"],
             "cluster.preset": system.get("cluster.preset", ""),
-            "cluster.file": system.get("cluster.file", ""),
-            "cluster.nodes": nodes,
+            "cluster.file": system.get("cluster.file", ""), "cluster.nodes": nodes,
             "cluster.ranks": ranks,
             "cluster.fabric": system.get("cluster.fabric", "") if nodes > 1 else "",
             "nccl.nvls": "" if not any(word in description for word in RING) else False,
             "nccl.through_torch": any(word in description for word in OF_TORCH) or "",
             "measured.time": f"{row.get('time_us') or row['time_us_oop']} us",
-            "widens": system.get("widens", ""),
-            "assumed": system.get("assumed", ""),
+            "widens": system.get("widens", ""), "assumed": system.get("assumed", ""),
             "source": row["source"],
         }
         if name == "nccl_collectives.csv":

@@ -24,16 +24,11 @@ def header() -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("constant", "value"),
-    [
-        ("kMinBlockSize", caching_allocator.MIN_BLOCK),
-        ("kSmallSize", caching_allocator.SMALL_SIZE),
-        ("kSmallBuffer", caching_allocator.SMALL_SEGMENT),
-        ("kMinLargeAlloc", caching_allocator.MIN_LARGE),
-        ("kRoundLarge", caching_allocator.ROUND_LARGE),
-    ],
-)
+@pytest.mark.parametrize(("constant", "value"), [
+    ("kMinBlockSize", caching_allocator.MIN_BLOCK), ("kSmallSize", caching_allocator.SMALL_SIZE),
+    ("kSmallBuffer", caching_allocator.SMALL_SEGMENT),
+    ("kMinLargeAlloc", caching_allocator.MIN_LARGE), ("kRoundLarge", caching_allocator.ROUND_LARGE),
+])
 def test_a_constant_is_that_of_torch(header, constant, value):
     assert re.findall(rf"constexpr size_t {constant} = (\d+);", header) == [str(value)]
 

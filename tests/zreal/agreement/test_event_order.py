@@ -38,8 +38,7 @@ QUICK_DRAWS = (7, 31)
 
 SMALL = "num_layers = 2, hidden_size = 16, num_heads = 4, feed_forward = 24, vocabulary = 29"
 MODELS = {
-    "mlp": '{ preset = "mlp-tiny" }',
-    "gpt explicit": '{ preset = "gpt-tiny", num_layers = 2 }',
+    "mlp": '{ preset = "mlp-tiny" }', "gpt explicit": '{ preset = "gpt-tiny", num_layers = 2 }',
     "gpt sdpa": '{ preset = "gpt-tiny", num_layers = 2, attention = "sdpa" }',
     "llama explicit": '{ preset = "llama-tiny", num_layers = 2, attention = "explicit" }',
     "llama sdpa": '{ preset = "llama-tiny", num_layers = 2 }',
@@ -51,14 +50,11 @@ MODELS = {
                        f'"explicit" }} }}',
 }
 STRATEGIES = {
-    "fsdp2": 'name = "fsdp2"',
-    "fsdp2 resharding": 'name = "fsdp2", reshard_after_forward = true',
-    "ddp": 'name = "ddp"',
-    "zero_redundancy": 'name = "zero_redundancy"',
+    "fsdp2": 'name = "fsdp2"', "fsdp2 resharding": 'name = "fsdp2", reshard_after_forward = true',
+    "ddp": 'name = "ddp"', "zero_redundancy": 'name = "zero_redundancy"',
 }
 CHECKPOINTING = {
-    "none": 'mode = "none"',
-    "full": 'mode = "full"',
+    "none": 'mode = "none"', "full": 'mode = "full"',
     "save": 'mode = "selective", save = ["linear"]',
     "recompute": 'mode = "selective", recompute = ["linear"]',
     "save every second": 'mode = "selective", save = ["linear"], save_every = 2',
@@ -66,16 +62,8 @@ CHECKPOINTING = {
 
 
 def scenario(
-    model: str,
-    strategy: str,
-    *,
-    parameters: str,
-    again: str = "none",
-    micro_batch: int = 2,
-    accumulation: int = 1,
-    ranks: int = 2,
-    autocast: str = "none",
-    frozen: str = "[]",
+    model: str, strategy: str, *, parameters: str, again: str = "none", micro_batch: int = 2,
+    accumulation: int = 1, ranks: int = 2, autocast: str = "none", frozen: str = "[]",
 ) -> Scenario:
     text = f"""
 frozen = {frozen}
@@ -200,13 +188,11 @@ def test_so_does_that_of_the_first_and_second_step_in_which_ddp_rebuilds_its_buc
     )
     program = plan(case, device="cpu").of_rank(0)
     assert (
-        len(
-            [
-                op
-                for op in program.steady
-                if op.unit.startswith("bucket") and op.kind == "all_reduce"
-            ]
-        )
+        len([
+            op
+            for op in program.steady
+            if op.unit.startswith("bucket") and op.kind == "all_reduce"
+        ])
         > 1
         or "sdp" in strategy
     )
@@ -269,15 +255,10 @@ def test_groups_of_any_form_allocate_and_free_in_torchs_order(
     assert of_program(case) == of_torch(case)
 
 
-@pytest.mark.parametrize(
-    ("model", "parameters", "again", "frozen"),
-    [
-        ("mlp", "fp32", "none", '["blocks.0.*"]'),
-        ("mlp", "bf16", "full", '["blocks.*"]'),
-        ("llama sdpa", "bf16", "none", "[]"),
-        ("llama sdpa", "bf16", "none", '["blocks.0.*"]'),
-    ],
-)
+@pytest.mark.parametrize(("model", "parameters", "again", "frozen"), [
+    ("mlp", "fp32", "none", '["blocks.0.*"]'), ("mlp", "bf16", "full", '["blocks.*"]'),
+    ("llama sdpa", "bf16", "none", "[]"), ("llama sdpa", "bf16", "none", '["blocks.0.*"]'),
+])
 def test_a_block_resharded_to_two_holds_what_it_was_called_with_until_its_shard_is_made(
     model: str, parameters: str, again: str, frozen: str
 ) -> None:
@@ -304,16 +285,12 @@ def test_logits_are_cast_before_the_loss_in_torchs_order(parameters: str, autoca
     assert of_program(case) == of_torch(case)
 
 
-@pytest.mark.parametrize(
-    ("model", "strategy", "again"),
-    [
-        ("mlp", "fsdp2", "none"), ("mlp", "ddp", "full"),
-        ("gpt explicit", "fsdp2 resharding", "none"), ("gpt explicit", "ddp", "recompute"),
-        ("gpt sdpa", "zero_redundancy", "save"), ("llama sdpa", "fsdp2", "full"),
-        ("llama sdpa", "fsdp2", "save every second"), ("llama tied", "fsdp2", "none"),
-        ("llama ungrouped", "fsdp2", "recompute"),
-    ],
-)
+@pytest.mark.parametrize(("model", "strategy", "again"), [
+    ("mlp", "fsdp2", "none"), ("mlp", "ddp", "full"), ("gpt explicit", "fsdp2 resharding", "none"),
+    ("gpt explicit", "ddp", "recompute"), ("gpt sdpa", "zero_redundancy", "save"),
+    ("llama sdpa", "fsdp2", "full"), ("llama sdpa", "fsdp2", "save every second"),
+    ("llama tied", "fsdp2", "none"), ("llama ungrouped", "fsdp2", "recompute"),
+])
 def test_autocast_casts_keeps_and_lets_go_in_torchs_order(
     model: str, strategy: str, again: str
 ) -> None:

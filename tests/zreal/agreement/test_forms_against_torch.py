@@ -19,27 +19,20 @@ SIZES = (
 BOTH = 'norms = "composite", loss = "composite"'
 
 
-@pytest.mark.parametrize(
-    ("strategy", "execution", "dtype", "sizes", "more"),
-    [
-        ("ddp", 'norms = "composite"', "fp32", "", ""),
-        ("ddp", BOTH, "bf16", ', loss_dtype = "float32"', ""),
-        ("ddp", 'loss = "composite"', "bf16", ", tied = true", "batch.forwards = 2"),
-        ("fsdp2", BOTH, "bf16", ', loss_dtype = "float32"', ""),
-        ("fsdp2", BOTH, "bf16", "", 'activation_checkpointing = { mode = "full" }'),
-        (
-            "fsdp2", BOTH, "bf16", "",
-            'activation_checkpointing = { mode = "selective", save = ["linear", "attention"] }',
-        ),
-        (
-            "fsdp2", BOTH, "fp32", "",
-            'activation_checkpointing = { mode = "selective", recompute = ["rms_norm"] }',
-        ),
-        ("fsdp2", BOTH, "bf16", "", 'frozen = ["blocks.*.norm_1.weight", "wte.*"]'),
-        ("fsdp2", 'norms = "composite"', "fp32", "", 'precision.autocast = "bf16"'),
-        ("zero2", BOTH, "bf16", "", "batch.accumulation = 2"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "execution", "dtype", "sizes", "more"), [
+    ("ddp", 'norms = "composite"', "fp32", "", ""),
+    ("ddp", BOTH, "bf16", ', loss_dtype = "float32"', ""),
+    ("ddp", 'loss = "composite"', "bf16", ", tied = true", "batch.forwards = 2"),
+    ("fsdp2", BOTH, "bf16", ', loss_dtype = "float32"', ""),
+    ("fsdp2", BOTH, "bf16", "", 'activation_checkpointing = { mode = "full" }'),
+    ("fsdp2", BOTH, "bf16", "",
+     'activation_checkpointing = { mode = "selective", save = ["linear", "attention"] }'),
+    ("fsdp2", BOTH, "fp32", "",
+     'activation_checkpointing = { mode = "selective", recompute = ["rms_norm"] }'),
+    ("fsdp2", BOTH, "bf16", "", 'frozen = ["blocks.*.norm_1.weight", "wte.*"]'),
+    ("fsdp2", 'norms = "composite"', "fp32", "", 'precision.autocast = "bf16"'),
+    ("zero2", BOTH, "bf16", "", "batch.accumulation = 2"),
+])
 def test_composite_forms_are_exact(
     strategy: str, execution: str, dtype: str, sizes: str, more: str
 ) -> None:
@@ -68,10 +61,8 @@ def test_composite_forms_have_the_values_of_torch_s_own() -> None:
     logits, targets = torch.randn(7, 11, requires_grad=True), torch.randint(11, (7,))
     pairs = (
         (composite_norm(x, weight), functional.rms_norm(x, (8,), weight, 1e-6), (x, weight)),
-        (
-            composite_cross_entropy(logits, targets), functional.cross_entropy(logits, targets),
-            (logits,),
-        ),
+        (composite_cross_entropy(logits, targets), functional.cross_entropy(logits, targets),
+         (logits,)),
     )
     for own, theirs, of in pairs:
         torch.testing.assert_close(own, theirs)

@@ -36,24 +36,13 @@ from zsim.scenario.scenario import Scenario, parse
 transformers = pytest.importorskip("transformers", minversion="5")
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 6,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 160,
-    "vocab_size": 320,
+    "model_type": "llama", "num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 320,
     "max_position_embeddings": 64,
 }
 GPT2: dict[str, Any] = {
-    "model_type": "gpt2",
-    "n_layer": 6,
-    "n_embd": 64,
-    "n_head": 4,
-    "vocab_size": 320,
-    "n_positions": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
+    "model_type": "gpt2", "n_layer": 6, "n_embd": 64, "n_head": 4, "vocab_size": 320,
+    "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA, "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
@@ -260,9 +249,7 @@ HEADS: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "heads"), [*itertools.product(KINDS[:-1], HEADS)]
-)
+@pytest.mark.parametrize(("kind", "heads"), [*itertools.product(KINDS[:-1], HEADS)])
 def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(
     kind: str, heads: str
 ) -> None:

@@ -25,15 +25,8 @@ STACK = '{ times = 2, order = "stack" }'
 
 
 def scenario(
-    model: str,
-    options: str,
-    *,
-    uses: object = 1,
-    forwards: int = 1,
-    bf16: bool = False,
-    ranks: int = 2,
-    more: str = "",
-    layers: int = 6,
+    model: str, options: str, *, uses: object = 1, forwards: int = 1, bf16: bool = False,
+    ranks: int = 2, more: str = "", layers: int = 6,
 ) -> Scenario:
     text = f"""
 model = {{ {model_table(model, layers)}, uses = {uses} }}
@@ -45,61 +38,39 @@ precision = {{ parameters = "{"bf16" if bf16 else "fp32"}", reduce = "fp32" }}
     return parse(text.encode(), where="repeats.toml")
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "more"),
-    [
-        ("mlp", 'name = "fsdp2"', {"uses": 2}),
-        (
-            "gpt", 'name = "fsdp2", reshard_after_forward = true',
-            {"uses": 2, "bf16": True, "layers": 2},
-        ),
-        ("mlp", 'name = "fsdp2", reshard_after_forward = false', {"uses": STACK, "forwards": 2}),
-        ("llama", 'name = "fsdp2"', {"forwards": 2, "bf16": True, "layers": 2}),
-        (
-            "mlp", 'name = "fsdp2", sync = "last"',
-            {"uses": 2, "bf16": True, "more": ", accumulation = 3"},
-        ),
-        (
-            "mlp", 'name = "fsdp2", reshard_after_forward = 2',
-            {"uses": STACK, "forwards": 2, "ranks": 4},
-        ),
-        (
-            "mlp", 'name = "hsdp", dp_replicate = 2, sync = "last"',
-            {"uses": 2, "ranks": 4, "more": ", accumulation = 2"},
-        ),
-        (
-            "mlp", 'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2',
-            {"uses": STACK, "forwards": 2},
-        ),
-        ("gpt", 'name = "ddp"', {"uses": 2, "forwards": 2, "layers": 2}),
-        (
-            "mlp", 'name = "zero_redundancy", gradient_as_bucket_view = true',
-            {"forwards": 2, "uses": 2, "ranks": 3},
-        ),
-        ("mlp", 'name = "zero1"', {"uses": 2, "bf16": True}),
-        (
-            "mlp", 'name = "zero2", sync = "last"',
-            {"uses": 2, "forwards": 2, "more": ", accumulation = 2"},
-        ),
-        ("mlp", 'name = "zero3"', {"uses": STACK, "forwards": 2}),
-    ],
-)
+@pytest.mark.parametrize(("model", "options", "more"), [
+    ("mlp", 'name = "fsdp2"', {"uses": 2}),
+    ("gpt", 'name = "fsdp2", reshard_after_forward = true', {"uses": 2, "bf16": True, "layers": 2}),
+    ("mlp", 'name = "fsdp2", reshard_after_forward = false', {"uses": STACK, "forwards": 2}),
+    ("llama", 'name = "fsdp2"', {"forwards": 2, "bf16": True, "layers": 2}),
+    ("mlp", 'name = "fsdp2", sync = "last"',
+     {"uses": 2, "bf16": True, "more": ", accumulation = 3"}),
+    ("mlp", 'name = "fsdp2", reshard_after_forward = 2',
+     {"uses": STACK, "forwards": 2, "ranks": 4}),
+    ("mlp", 'name = "hsdp", dp_replicate = 2, sync = "last"',
+     {"uses": 2, "ranks": 4, "more": ", accumulation = 2"}),
+    ("mlp", 'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2',
+     {"uses": STACK, "forwards": 2}),
+    ("gpt", 'name = "ddp"', {"uses": 2, "forwards": 2, "layers": 2}),
+    ("mlp", 'name = "zero_redundancy", gradient_as_bucket_view = true',
+     {"forwards": 2, "uses": 2, "ranks": 3}),
+    ("mlp", 'name = "zero1"', {"uses": 2, "bf16": True}),
+    ("mlp", 'name = "zero2", sync = "last"',
+     {"uses": 2, "forwards": 2, "more": ", accumulation = 2"}),
+    ("mlp", 'name = "zero3"', {"uses": STACK, "forwards": 2}),
+])
 def test_order_bytes_and_memory_are_exact(
     model: str, options: str, more: dict[str, object]
 ) -> None:
     assert inexact(scenario(model, options, **more)) == []  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "repeated"),
-    [
-        ("mlp", 'name = "fsdp2"', {"uses": 3}),
-        ("gpt", 'name = "fsdp2", reshard_after_forward = true', {"uses": 2, "forwards": 2}),
-        ("llama", 'name = "fsdp2"', {"uses": STACK, "bf16": True}),
-        ("llama", 'name = "ddp"', {"forwards": 2}),
-        ("gpt", 'name = "ddp"', {"uses": 2, "bf16": True}),
-    ],
-)
+@pytest.mark.parametrize(("model", "options", "repeated"), [
+    ("mlp", 'name = "fsdp2"', {"uses": 3}),
+    ("gpt", 'name = "fsdp2", reshard_after_forward = true', {"uses": 2, "forwards": 2}),
+    ("llama", 'name = "fsdp2"', {"uses": STACK, "bf16": True}),
+    ("llama", 'name = "ddp"', {"forwards": 2}), ("gpt", 'name = "ddp"', {"uses": 2, "bf16": True}),
+])
 def test_every_allocation_and_free_comes_in_torchs_order(
     model: str, options: str, repeated: dict[str, object]
 ) -> None:

@@ -19,25 +19,19 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 wrapping = {{ every = 1, nested = {nested} }}
 """
 PROJECTIONS = [
-    ("llama-tiny", '["attn.q"]'),
-    ("llama-tiny", '["attn.k", "attn.v"]'),
-    ("llama-tiny", '["attn.q", "attn.k", "attn.v"]'),
-    ("llama-tiny", '["mlp.gate"]'),
-    ("gpt-tiny", '["attn.k"]'),
-    ("gpt-tiny", '["attn.q", "attn.k", "attn.v"]'),
+    ("llama-tiny", '["attn.q"]'), ("llama-tiny", '["attn.k", "attn.v"]'),
+    ("llama-tiny", '["attn.q", "attn.k", "attn.v"]'), ("llama-tiny", '["mlp.gate"]'),
+    ("gpt-tiny", '["attn.k"]'), ("gpt-tiny", '["attn.q", "attn.k", "attn.v"]'),
 ]
 QUICK = ((1, "bf16"), (2, "fp32"), (3, "bf16"), (5, "bf16"))
 
 
-@pytest.mark.parametrize(
-    ("preset", "nested", "parameters"),
-    [
-        (*case, dtype) if (index, dtype) in QUICK
-        else pytest.param(*case, dtype, marks=pytest.mark.slow)
-        for index, case in enumerate(PROJECTIONS)
-        for dtype in ("fp32", "bf16")
-    ],
-)
+@pytest.mark.parametrize(("preset", "nested", "parameters"), [
+    (*case, dtype) if (index, dtype) in QUICK
+    else pytest.param(*case, dtype, marks=pytest.mark.slow)
+    for index, case in enumerate(PROJECTIONS)
+    for dtype in ("fp32", "bf16")
+])
 def test_sums_of_gradients_come_after_the_hooks_of_a_unit_that_shares_its_input(
     preset: str, nested: str, parameters: str
 ) -> None:

@@ -83,17 +83,12 @@ def test_two_snapshots_are_compared(opened, capsys):
     assert all(line.startswith("only_after;stream_") for line in text.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("plot", "view"),
-    [
-        (_memory_viz.trace_plot, "Active Memory Timeline"),
-        (
-            lambda data: _memory_viz.trace_plot(data, plot_segments=True),
-            "Active Cached Memory Timeline",
-        ),
-        (_memory_viz.segment_plot, "Allocator State History"),
-    ],
-)
+@pytest.mark.parametrize(("plot", "view"), [
+    (_memory_viz.trace_plot, "Active Memory Timeline"),
+    (lambda data: _memory_viz.trace_plot(data, plot_segments=True),
+     "Active Cached Memory Timeline"),
+    (_memory_viz.segment_plot, "Allocator State History"),
+])
 def test_the_plots_carry_the_whole_snapshot(opened, plot, view):
     page = plot(opened[2])
     assert f"add_local_files(local_files, '{view}')" in page

@@ -89,9 +89,7 @@ def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
         "sys.exit(rank.wait() and 1)\n"
     )
     own = tmp_path / "fsdp2-mlp-2"
-    launch = SRUN.replace(
-        "{worker}", f"{sys.executable} {killer} {own / 'rank-1.json'} {{worker}}"
-    )
+    launch = SRUN.replace("{worker}", f"{sys.executable} {killer} {own / 'rank-1.json'} {{worker}}")
     assert validated(TWO, launch=launch, folder=tmp_path) == 1
     error = capsys.readouterr().err
     assert "rank 1: expected every rank to finish, found it did not end, and" in error
@@ -164,17 +162,12 @@ def test_the_limit_of_a_run_begins_with_its_first_rank(
     assert 2 <= time.monotonic() - begin < 30
 
 
-@pytest.mark.parametrize(
-    ("launch", "message"),
-    [
-        ("srun -N 2", "--launch: expected {worker} as a word of its own, found srun -N 2"),
-        ("srun {gpus} {worker}", "found {gpus}"),
-        ("srun 'a {worker}", "found No closing quotation"),
-        ("echo {} {worker}", "found {}"),
-        ("echo {ranks:x} {worker}", "{{ and }} are literal braces"),
-        ("no-such-launcher {worker}", "found no-such-launcher: No such file or directory"),
-    ],
-)
+@pytest.mark.parametrize(("launch", "message"), [
+    ("srun -N 2", "--launch: expected {worker} as a word of its own, found srun -N 2"),
+    ("srun {gpus} {worker}", "found {gpus}"), ("srun 'a {worker}", "found No closing quotation"),
+    ("echo {} {worker}", "found {}"), ("echo {ranks:x} {worker}", "{{ and }} are literal braces"),
+    ("no-such-launcher {worker}", "found no-such-launcher: No such file or directory"),
+])
 def test_a_command_that_starts_no_ranks_is_refused(
     launch: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

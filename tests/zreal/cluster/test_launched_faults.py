@@ -28,16 +28,13 @@ NAME = "fsdp2-mlp-2"
 LIMIT_S = 40.0
 
 
-@pytest.mark.parametrize(
-    ("kind", "found"),
-    [
-        ("other shape", "all_gather #5 of 66,816 B over dp_shard; the Program has all_gather of "
-                        "33,408 B over dp_shard"),
-        pytest.param("SIGKILL", "Signal 9 (SIGKILL)", marks=pytest.mark.slow),
-        pytest.param("hang inside", "in asleep", marks=pytest.mark.slow),
-        pytest.param(FULL_DISK, "rank-1.json: expected room for ", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("kind", "found"), [
+    ("other shape", "all_gather #5 of 66,816 B over dp_shard; the Program has all_gather of "
+                    "33,408 B over dp_shard"),
+    pytest.param("SIGKILL", "Signal 9 (SIGKILL)", marks=pytest.mark.slow),
+    pytest.param("hang inside", "in asleep", marks=pytest.mark.slow),
+    pytest.param(FULL_DISK, "rank-1.json: expected room for ", marks=pytest.mark.slow),
+])
 def test_the_rank_at_fault_is_named_under_torchrun(kind: str, found: str, tmp_path: Path) -> None:
     row = fail_launched(
         load(PARITY / f"{NAME}.toml"), Fault(kind=kind, rank=1), folder=tmp_path / "run",
@@ -66,19 +63,14 @@ def test_a_full_disk_leaves_the_verdict_and_no_half_file(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("launcher", "kind"),
-    [
-        pytest.param(
-            launcher, kind,
-            marks=() if (launcher, kind) == ("torchrun", "controller SIGKILL") else pytest.mark.slow
-        )
-        for launcher in LAUNCHERS for kind in CONTROLLERS
-    ],
-)
-def test_nothing_is_left_when_the_controller_ends(
-    launcher: str, kind: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("launcher", "kind"), [
+    pytest.param(
+        launcher, kind,
+        marks=() if (launcher, kind) == ("torchrun", "controller SIGKILL") else pytest.mark.slow
+    )
+    for launcher in LAUNCHERS for kind in CONTROLLERS
+])
+def test_nothing_is_left_when_the_controller_ends(launcher: str, kind: str, tmp_path: Path) -> None:
     row = controller_ended(NAME, kind, launcher, folder=tmp_path / "run")
     assert row["right"]
     assert row["left"] == 0

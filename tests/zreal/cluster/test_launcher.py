@@ -87,29 +87,26 @@ def test_any_text_gives_numbers_in_range_or_a_launcher_error(text: str, name: st
         assert 0 < launched.port < 2**16
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({}, "expected RANK and WORLD_SIZE, or the variables of srun or mpirun, found none"),
-        ({"RANK": "0"}, "expected WORLD_SIZE: a number from 1 to 10000000, found no such variable"),
-        ({"RANK": "2", "WORLD_SIZE": "2"},
-         "expected RANK: a number from 0 to 1, by WORLD_SIZE=2, found '2'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-         "LOCAL_RANK and RANK that fit each other, found LOCAL_RANK=1 and RANK=0"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3"},
-         "LOCAL_WORLD_SIZE: a number from 1 to 2, by WORLD_SIZE=2, found '3'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"},
-         "MASTER_PORT: a number from 1 to 65535, found '99999'"),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR, the host of rank 0, found none"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "ENVIRONMENT": "BATCH"},
-         "or the variables of srun or mpirun, found none"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NODELIST": "a[1"},
-         "a list of Slurm's hosts, as gpu[003-010], found 'a[1'"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "0",
-          "SLURM_STEP_TASKS_PER_NODE": "many"}, "Slurm's numbers of tasks, as 8(x2), found 'many'"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "message"), [
+    ({}, "expected RANK and WORLD_SIZE, or the variables of srun or mpirun, found none"),
+    ({"RANK": "0"}, "expected WORLD_SIZE: a number from 1 to 10000000, found no such variable"),
+    ({"RANK": "2", "WORLD_SIZE": "2"},
+     "expected RANK: a number from 0 to 1, by WORLD_SIZE=2, found '2'"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+     "LOCAL_RANK and RANK that fit each other, found LOCAL_RANK=1 and RANK=0"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3"},
+     "LOCAL_WORLD_SIZE: a number from 1 to 2, by WORLD_SIZE=2, found '3'"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"},
+     "MASTER_PORT: a number from 1 to 65535, found '99999'"),
+    ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4",
+      "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR, the host of rank 0, found none"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "ENVIRONMENT": "BATCH"},
+     "or the variables of srun or mpirun, found none"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NODELIST": "a[1"},
+     "a list of Slurm's hosts, as gpu[003-010], found 'a[1'"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "0",
+      "SLURM_STEP_TASKS_PER_NODE": "many"}, "Slurm's numbers of tasks, as 8(x2), found 'many'"),
+])
 def test_variables_that_make_no_rank_are_refused_by_name(variables: dict[str, str], message: str):
     with pytest.raises(LauncherError) as error:
         launched_rank(variables)

@@ -45,13 +45,10 @@ def test_ranks_that_claim_the_same_hear_the_wish_of_each() -> None:
     assert answers(ALIKE, ALIKE, wishes=wishes) == [wishes, wishes]
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"scenario's fingerprint": "b2"}, "the scenario's fingerprint of rank 0, a1, found b2"),
-        ({"version of torch": "2.12"}, "the version of torch of rank 0, 2.13, found 2.12"),
-    ],
-)
+@pytest.mark.parametrize(("other", "said"), [
+    ({"scenario's fingerprint": "b2"}, "the scenario's fingerprint of rank 0, a1, found b2"),
+    ({"version of torch": "2.12"}, "the version of torch of rank 0, 2.13, found 2.12"),
+])
 def test_every_rank_is_told_who_claims_something_else_than_rank_0(
     other: dict[str, str], said: str
 ) -> None:

@@ -115,9 +115,7 @@ def test_streams_and_events_give_the_order_of_the_program_and_no_more(strategy: 
         ]
         assert wrong == []
         starts = [clock for _, _, clock in work]
-        assert all(
-            clock.get(stream, 0) >= count for clock in starts for stream, count in earlier
-        )
+        assert all(clock.get(stream, 0) >= count for clock in starts for stream, count in earlier)
     streams.join()
     joined = device.current_stream().clock
     assert all(joined.get(stream, 0) >= count for stream, count in ended)
@@ -167,19 +165,16 @@ def test_the_loop_of_a_user_has_the_same_streams(monkeypatch: pytest.MonkeyPatch
     assert all(len(numbers) == 1 and 0 not in numbers for numbers in by_kind.values())
 
 
-@pytest.mark.parametrize(
-    ("device", "strategy", "reduce"),
-    [
-        pytest.param("cpu", "zero3", "fp32", marks=pytest.mark.gloo),
-        *(
-            pytest.param("cuda", strategy, reduce, marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-            ])
-            for strategy in STRATEGIES for reduce in ("bf16", "fp32")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("device", "strategy", "reduce"), [
+    pytest.param("cpu", "zero3", "fp32", marks=pytest.mark.gloo),
+    *(
+        pytest.param("cuda", strategy, reduce, marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+        ])
+        for strategy in STRATEGIES for reduce in ("bf16", "fp32")
+    ),
+])
 def test_streams_of_a_device_change_no_bit_of_what_is_trained(
     device: str, strategy: str, reduce: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

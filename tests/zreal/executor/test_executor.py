@@ -23,13 +23,10 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 RUNS = [
-    ('"ddp"', (1, "every")),
-    ('"ddp", bucket_cap_mb = 0.02', (2, "last")),
+    ('"ddp"', (1, "every")), ('"ddp", bucket_cap_mb = 0.02', (2, "last")),
     ('"zero1", form = "all_reduce"', (2, "every")),
-    ('"zero1", form = "reduce_scatter"', (3, "every")),
-    ('"zero2"', (2, "last")),
-    ('"zero2", granularity = "parameter"', (2, "every")),
-    ('"zero3", lookahead = 0', (2, "last")),
+    ('"zero1", form = "reduce_scatter"', (3, "every")), ('"zero2"', (2, "last")),
+    ('"zero2", granularity = "parameter"', (2, "every")), ('"zero3", lookahead = 0', (2, "last")),
     ('"zero3", lookahead = 1', (1, "every")),
     ('"zero3", lookahead = 2, granularity = "30000 B"', (2, "every")),
 ]

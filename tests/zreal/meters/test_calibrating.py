@@ -23,15 +23,9 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
     names = {"fsdp2-mlp-2": "observer", "zero1-gpt-2-all-reduce": "executor"}
     for name, interpreter in names.items():
         asked = str(SCENARIOS / "parity" / f"{name}.toml")
-        assert (
-            main(
-                [
-                    "run", asked, "--backend", "gloo", "--save", str(tmp_path / f"{name}.json"),
-                    "--json",
-                ]
-            )
-            == 0
-        )
+        assert main([
+            "run", asked, "--backend", "gloo", "--save", str(tmp_path / f"{name}.json"), "--json",
+        ]) == 0
         told = json.loads(capsys.readouterr().out)
         run = saved.load(tmp_path / f"{name}.json")
         assert run.interpreter == interpreter
@@ -83,9 +77,8 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         assert (check["status"], ended) == (("ok", 0) if inside else ("failed", 1))
         assert check["detail"].startswith(f"{'within' if inside else 'beyond'} the band: "
                                           f"predicted ")
-        assert (
-            high / told["step_time_ns"] > 1 / (1 - fitted["width"]) - 0.01
-        )  # as wide as they were off
+        # as wide as they were off
+        assert high / told["step_time_ns"] > 1 / (1 - fitted["width"]) - 0.01
 
 
 @pytest.mark.gloo

@@ -11,8 +11,7 @@ from zreal.meters.held_memory import held_bytes, state_tensors
 def test_tensors_that_share_a_storage_count_once_for_the_first_kind_that_has_them():
     weight = torch.ones(10)
     held = held_bytes(
-        parameters=[weight, weight[:3]],
-        gradients=[None, torch.ones(4, dtype=torch.bfloat16)],
+        parameters=[weight, weight[:3]], gradients=[None, torch.ones(4, dtype=torch.bfloat16)],
         states=[weight[5:], torch.ones(2)],
     )
     assert held == {"parameters": 40, "gradients": 8, "optimizer_states": 8}
@@ -27,9 +26,7 @@ def test_freed_memory_holds_nothing():
     gone = torch.ones(10)
     gone.untyped_storage().resize_(0)
     assert held_bytes(parameters=[gone], gradients=[gone], states=[]) == {
-        "parameters": 0,
-        "gradients": 0,
-        "optimizer_states": 0,
+        "parameters": 0, "gradients": 0, "optimizer_states": 0,
     }
 
 

@@ -22,11 +22,7 @@ FP32, BF16 = ("fp32", "fp32"), ("bf16", "fp32")
 
 
 def scenario(
-    form: str,
-    *,
-    model: str = "gpt-tiny",
-    attention: str = "sdpa",
-    strategy: str = "fsdp2",
+    form: str, *, model: str = "gpt-tiny", attention: str = "sdpa", strategy: str = "fsdp2",
     precision: tuple[str, str] = FP32,
 ) -> Scenario:
     kind = "" if "mlp" in model else f', attention = "{attention}"'
@@ -43,27 +39,24 @@ activation_checkpointing = {{ {form} }}
 
 @pytest.mark.parametrize(
     ("form", "options"),
-    one_in(
-        3,
-        [
-            (FULL, {}), (FULL, {"attention": "explicit"}), (FULL, {"model": "llama-tiny"}),
-            (FULL, {"model": "mlp-tiny"}), (FULL, {"precision": BF16}),
-            (WHOLE, {"attention": "explicit"}), (WHOLE, {"model": "llama-tiny", "precision": BF16}),
-            (WHOLE_SAVE, {"model": "llama-tiny"}), (WHOLE_SAVE, {}),
-            (FULL, {"model": "llama-tiny", "precision": BF16}), (SECOND, {}),
-            (SECOND, {"model": "llama-tiny", "strategy": "zero3"}), (SAVE, {}),
-            (SAVE, {"model": "llama-tiny"}), (SAVE_BOTH, {}), (SAVE_BOTH, {"precision": BF16}),
-            (SECOND_LINEAR, {"model": "llama-tiny"}),
-            (SECOND_LINEAR, {"precision": BF16, "strategy": "zero3"}), (ATTENTION, {}),
-            (ATTENTION, {"attention": "explicit"}), (ATTENTION, {"model": "llama-tiny"}),
-            ('mode = "selective", recompute = ["layer_norm", "gelu"]', {}),
-            ('mode = "selective", recompute = ["rotary"]', {"model": "llama-tiny"}),
-            *(
-                (FULL, {"strategy": name})
-                for name in ("ddp", "zero_redundancy", "zero1", "zero2", "zero3")
-            ),
-        ],
-    ),
+    one_in(3, [
+        (FULL, {}), (FULL, {"attention": "explicit"}), (FULL, {"model": "llama-tiny"}),
+        (FULL, {"model": "mlp-tiny"}), (FULL, {"precision": BF16}),
+        (WHOLE, {"attention": "explicit"}), (WHOLE, {"model": "llama-tiny", "precision": BF16}),
+        (WHOLE_SAVE, {"model": "llama-tiny"}), (WHOLE_SAVE, {}),
+        (FULL, {"model": "llama-tiny", "precision": BF16}), (SECOND, {}),
+        (SECOND, {"model": "llama-tiny", "strategy": "zero3"}), (SAVE, {}),
+        (SAVE, {"model": "llama-tiny"}), (SAVE_BOTH, {}), (SAVE_BOTH, {"precision": BF16}),
+        (SECOND_LINEAR, {"model": "llama-tiny"}),
+        (SECOND_LINEAR, {"precision": BF16, "strategy": "zero3"}), (ATTENTION, {}),
+        (ATTENTION, {"attention": "explicit"}), (ATTENTION, {"model": "llama-tiny"}),
+        ('mode = "selective", recompute = ["layer_norm", "gelu"]', {}),
+        ('mode = "selective", recompute = ["rotary"]', {"model": "llama-tiny"}),
+        *(
+            (FULL, {"strategy": name})
+            for name in ("ddp", "zero_redundancy", "zero1", "zero2", "zero3")
+        ),
+    ]),
 )
 def test_memory_under_checkpointing_is_exact(form: str, options: dict[str, object]) -> None:
     assert inexact(scenario(form, **options)) == []  # type: ignore[arg-type]
@@ -97,9 +90,8 @@ def test_recomputation_is_an_op_of_its_own_before_each_blocks_backward_and_stops
     ]
     forward = next(op for op in again if op.kind == "forward" and op.unit == "blocks.3")
     recompute = next(op for op in again if op.kind == "recompute" and op.unit == "blocks.3")
-    assert (
-        recompute.kernels == forward.kernels[:-2]
-    )  # neither mlp.proj, whose inputs are what is needed, nor the residual
+    # neither mlp.proj, whose inputs are what is needed, nor the residual
+    assert recompute.kernels == forward.kernels[:-2]
     assert [op.kind for op in again if op.kind == "all_gather"] == [
         op.kind for op in plain if op.kind == "all_gather"
     ]

@@ -15,18 +15,11 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse
 
 CASES = [
-    ('name = "fsdp2"', 2),
-    ('name = "fsdp2"', 1),
-    ('name = "hsdp", dp_replicate = 2, dp_shard = 2', 4),
-    ('name = "ddp"', 2),
-    ('name = "ddp", gradient_as_bucket_view = true', 2),
-    ('name = "zero_redundancy"', 2),
-    ('name = "zero1"', 2),
-    ('name = "zero1", form = "all_reduce"', 2),
-    ('name = "zero2"', 3),
-    ('name = "zero3"', 3),
-    ('name = "zero3"', 1),
-    ('name = "fsdp1", dp_shard = 3', 3),
+    ('name = "fsdp2"', 2), ('name = "fsdp2"', 1),
+    ('name = "hsdp", dp_replicate = 2, dp_shard = 2', 4), ('name = "ddp"', 2),
+    ('name = "ddp", gradient_as_bucket_view = true', 2), ('name = "zero_redundancy"', 2),
+    ('name = "zero1"', 2), ('name = "zero1", form = "all_reduce"', 2), ('name = "zero2"', 3),
+    ('name = "zero3"', 3), ('name = "zero3"', 1), ('name = "fsdp1", dp_shard = 3', 3),
     ('name = "fsdp1", dp_replicate = 2, dp_shard = 2, use_orig_params = true', 4),
 ]
 
@@ -57,13 +50,10 @@ def test_order_bytes_and_memory_of_clipping_are_exact(
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(
-    ("strategy", "ranks"),
-    [
-        CASES[0], CASES[9],
-        *(pytest.param(*CASES[index], marks=pytest.mark.slow) for index in (2, 3, 6)),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "ranks"), [
+    CASES[0], CASES[9],
+    *(pytest.param(*CASES[index], marks=pytest.mark.slow) for index in (2, 3, 6)),
+])
 def test_clipped_training_follows_the_reference_and_differs_from_unclipped(
     strategy: str, ranks: int
 ) -> None:

@@ -178,15 +178,8 @@ def _predicted(name: str, attention: str | None) -> tuple[int, int]:
 @pytest.mark.parametrize("causal", [True, False])
 def test_flops_of_sdpa_are_those_of_torch_halved_when_causal(causal: bool) -> None:
     op = Operator(
-        kind="attention",
-        name="a",
-        inputs=("q", "k", "v"),
-        output="o",
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=8,
-        implementation="sdpa",
-        causal=causal,
+        kind="attention", name="a", inputs=("q", "k", "v"), output="o", num_heads=4, num_kv_heads=4,
+        head_dim=8, implementation="sdpa", causal=causal,
     )
     (call,) = calls(op, batch=BATCH, dtype="float32")
     shape = (2, 4, 16, 8)
@@ -265,20 +258,10 @@ def test_values_are_dropped_after_their_last_use(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(modules, "apply", spy)
     block(torch.zeros(1, 4, 8))
     assert log == [
-        ("norm_1", "x"),
-        ("attn.q", "n1 x"),
-        ("attn.k", "n1 q x"),
-        ("attn.v", "k n1 q x"),
-        ("attn.rotary_q", "k q v x"),
-        ("attn.rotary_k", "k qr v x"),
-        ("attn", "kr qr v x"),
-        ("attn.o", "mixed x"),
-        ("add_1", "a x"),
-        ("norm_2", "h"),
-        ("mlp.gate", "h n2"),
-        ("mlp.up", "gate h n2"),
-        ("mlp.swiglu", "gate h up"),
-        ("mlp.down", "act h"),
+        ("norm_1", "x"), ("attn.q", "n1 x"), ("attn.k", "n1 q x"), ("attn.v", "k n1 q x"),
+        ("attn.rotary_q", "k q v x"), ("attn.rotary_k", "k qr v x"), ("attn", "kr qr v x"),
+        ("attn.o", "mixed x"), ("add_1", "a x"), ("norm_2", "h"), ("mlp.gate", "h n2"),
+        ("mlp.up", "gate h n2"), ("mlp.swiglu", "gate h up"), ("mlp.down", "act h"),
         ("add_2", "h m"),
     ]
 

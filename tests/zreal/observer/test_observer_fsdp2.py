@@ -60,14 +60,11 @@ def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveR
     return by_phase
 
 
-@pytest.mark.parametrize(
-    ("ranks", "strategy"),
-    [
-        (4, FSDP2), (4, f"{FSDP2}, reshard_after_forward = 2"),
-        (8, f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2"),
-        (8, f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2, reshard_after_forward = 2"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "strategy"), [
+    (4, FSDP2), (4, f"{FSDP2}, reshard_after_forward = 2"),
+    (8, f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2"),
+    (8, f"{FSDP2.replace('fsdp2', 'hsdp')}, dp_replicate = 2, reshard_after_forward = 2"),
+])
 def test_collectives_are_recorded_with_the_axis_and_the_size_of_their_group(
     ranks: int, strategy: str
 ) -> None:
@@ -139,9 +136,7 @@ def test_a_part_of_an_axis_is_named_after_the_axis_and_any_other_group_is_called
         "dp_shard": (0, 1, 2), "dp_shard:2": (0, 1), "world": (0, 1, 2, 3)
     }
     assert [(record.group, record.group_size, record.nbytes) for record in records] == [
-        ("dp_shard", 3, 20),
-        ("dp_shard", 2, 20),
-        ("world", 4, 20),
+        ("dp_shard", 3, 20), ("dp_shard", 2, 20), ("world", 4, 20),
     ]
 
 
@@ -151,6 +146,5 @@ def test_hsdp_has_a_two_dimensional_mesh_whose_axes_hold_this_rank() -> None:
         _, groups = device_mesh(case, device="cpu")
 
     assert {group.axis: group.ranks for group in groups.values()} == {
-        "dp_replicate": (2, 6),
-        "dp_shard": (4, 5, 6, 7),
+        "dp_replicate": (2, 6), "dp_shard": (4, 5, 6, 7),
     }

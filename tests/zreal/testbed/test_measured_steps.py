@@ -32,9 +32,7 @@ def test_its_figures_are_those_of_its_rows(table: dict[str, Any]) -> None:
 
 def test_bytes_on_the_wire_are_within_a_percent_for_every_strategy(table: dict[str, Any]) -> None:
     rows = table["wire_bytes"]
-    assert {row["strategy"] for row in rows} == {
-        "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"
-    }
+    assert {row["strategy"] for row in rows} == {"ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"}
     for row in rows:
         for predicted, measured in zip(row["predicted"], row["measured"], strict=True):
             assert predicted == pytest.approx(measured, rel=0.01), row

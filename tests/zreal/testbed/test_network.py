@@ -52,9 +52,7 @@ def runs() -> tuple[RunRecord, RunRecord]:
     )
     cluster = cluster_on(LAYOUT)
     cluster = replace(cluster, device=replace(cluster.device, float32=10**8))
-    measured = GlooBackend().run(
-        scenario, options=RunOptions(testbed=LAYOUT, emulated_on=cluster)
-    )
+    measured = GlooBackend().run(scenario, options=RunOptions(testbed=LAYOUT, emulated_on=cluster))
     predictor = SimBackend(device="cpu", cluster=cluster)
     return predictor.run(scenario, options=RunOptions(all_ranks=True)), measured
 

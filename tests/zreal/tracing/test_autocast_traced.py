@@ -43,18 +43,12 @@ def traced(case: Case) -> TracedModel:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "encoder",
-        "convolutions",
-        "convolutions, cast",
-        pytest.param("gpt2", marks=pytest.mark.slow),
-        pytest.param("llama", marks=pytest.mark.slow),
-        pytest.param("encoder, checkpointed", marks=pytest.mark.slow),
-        pytest.param("encoder, tied, logits largest", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "encoder", "convolutions", "convolutions, cast", pytest.param("gpt2", marks=pytest.mark.slow),
+    pytest.param("llama", marks=pytest.mark.slow),
+    pytest.param("encoder, checkpointed", marks=pytest.mark.slow),
+    pytest.param("encoder, tied, logits largest", marks=pytest.mark.slow),
+])
 def test_fully_shard_holds_the_bytes_that_the_module_traced_under_autocast_says(name: str) -> None:
     case = casting(name)
     model = traced(case)

@@ -36,14 +36,8 @@ Data = Callable[[], tuple[Tensor, ...]]
 
 
 def differences(
-    make: Callable[[], nn.Module],
-    data: Data,
-    strategy: str,
-    folder: Path,
-    *,
-    units: list[str] = UNITS,
-    parameters: str = "bf16",
-    ranks: int = 2,
+    make: Callable[[], nn.Module], data: Data, strategy: str, folder: Path, *,
+    units: list[str] = UNITS, parameters: str = "bf16", ranks: int = 2,
 ) -> dict[str, Any]:
     """Prediction and measurement, by phase and of the order of events, where these differ."""
     torch.manual_seed(0)
@@ -119,12 +113,9 @@ def test_all_floating_point_inputs_are_cast_before_the_root_gathers(
 def test_inputs_that_come_in_the_parameters_dtype_are_cast_by_nobody(
     strategy: str, tmp_path: Path
 ) -> None:
-    assert (
-        differences(
-            lambda: Denoiser(mixes=True), lambda: denoised(torch.bfloat16), strategy, tmp_path
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Denoiser(mixes=True), lambda: denoised(torch.bfloat16), strategy, tmp_path
+    ) == {}
 
 
 class Casts(nn.Module):
@@ -145,8 +136,7 @@ class Casts(nn.Module):
 
 
 CASTS: dict[str, Callable[[Tensor, nn.Parameter], Tensor]] = {
-    "dtype": lambda x, weight: x.to(weight.dtype),
-    "tensor": lambda x, weight: x.to(weight),
+    "dtype": lambda x, weight: x.to(weight.dtype), "tensor": lambda x, weight: x.to(weight),
     "type": lambda x, weight: x.type_as(weight),
 }
 
@@ -312,12 +302,9 @@ def test_what_a_unit_in_a_block_returns_is_no_input_of_the_block(
     and nothing else."""
     strategy = f"{FSDP2}, reshard_after_forward = 2"
     data: Data = lambda: (torch.randn(rows, WIDTH),)  # noqa: E731
-    assert (
-        differences(
-            Residuals, data, strategy, tmp_path, units=[*UNITS, *nested], parameters="fp32", ranks=4
-        )
-        == {}
-    )
+    assert differences(
+        Residuals, data, strategy, tmp_path, units=[*UNITS, *nested], parameters="fp32", ranks=4
+    ) == {}
 
 
 class Pair(nn.Module):
@@ -371,13 +358,9 @@ def test_what_a_unit_gave_back_is_held_until_its_hooks_have_run_and_its_locals_a
     strategy = f"{FSDP2}, reshard_after_forward = 2"
     data: Data = lambda: (torch.randn(20, WIDTH),)  # noqa: E731
     units = [*UNITS, "layers.1.inner", "layers.2.inner"]
-    assert (
-        differences(
-            lambda: Calling(how), data, strategy, tmp_path, units=units, parameters=parameters,
-            ranks=4,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Calling(how), data, strategy, tmp_path, units=units, parameters=parameters, ranks=4,
+    ) == {}
 
 
 class Siamese(nn.Module):

@@ -41,8 +41,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.strategies import ddp, fsdp2
 
 ASKED = {
-    "full": EVERY_BLOCK,
-    "every second": Checkpointing(mode="full", every=2),
+    "full": EVERY_BLOCK, "every second": Checkpointing(mode="full", every=2),
     "linears kept": Checkpointing(mode="selective", save=("linear",)),
     "every second linear kept": Checkpointing(mode="selective", save=("linear",), save_every=2),
     "attention kept": Checkpointing(mode="selective", save=("attention",)),
@@ -63,10 +62,7 @@ def seen(name: str, form: str) -> TracedModel:
     """The case with and without what is asked for, through a file."""
     case = CASES[name]
     model = trace(
-        case.make,
-        case.data(),
-        units=case.all_units,
-        sums_in_place=False,
+        case.make, case.data(), units=case.all_units, sums_in_place=False,
         checkpointing=[ASKED[form]],
     )
     assert parse(dump(model).encode()) == model
@@ -146,14 +142,11 @@ def test_recomputation_saves_memory_and_takes_kernels() -> None:
     assert sum(bool(module.recompute) for module in full) == CASES["encoder"].num_units
 
 
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        (Checkpointing(), "none"),
-        (Checkpointing(mode="selective", recompute=("linear",)), "recompute"),
-        (Checkpointing(mode="full", every=99), "expected 1 to"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "found"), [
+    (Checkpointing(), "none"),
+    (Checkpointing(mode="selective", recompute=("linear",)), "recompute"),
+    (Checkpointing(mode="full", every=99), "expected 1 to"),
+])
 def test_what_no_trace_can_do_is_refused(asked: Checkpointing, found: str) -> None:
     case = CASES["encoder"]
     with pytest.raises(UntraceableError, match=f"^checkpointing: .*{found}"):

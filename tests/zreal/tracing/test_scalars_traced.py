@@ -78,8 +78,7 @@ OPTIMIZERS = ('name = "sgd"', 'name = "adamw"', 'name = "adamw", clip_norm = 1.0
     one_in(4, product([in_the_root, in_every_unit], REPLICATED, OPTIMIZERS, [1, 2])),
 )
 def test_numbers_that_are_parameters_are_reduced_in_buckets_with_others(
-    make: Callable[[], nn.Module], strategy: str, optimizer: str, accumulation: int,
-    tmp_path: Path,
+    make: Callable[[], nn.Module], strategy: str, optimizer: str, accumulation: int, tmp_path: Path,
 ) -> None:
     assert differences(
         make, rows, strategy, tmp_path, ranks=2, accumulation=accumulation, optimizer=optimizer

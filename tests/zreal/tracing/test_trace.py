@@ -95,15 +95,12 @@ def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
 
 @pytest.mark.parametrize(
     ("name", "attention", "dtype", "strategy"),
-    one_in(
-        3,
-        [
-            (*pair, dtype, strategy)
-            for pair in FAMILIES
-            for dtype in ("float32", "bfloat16")
-            for strategy in STRATEGIES
-        ],
-    ),
+    one_in(3, [
+        (*pair, dtype, strategy)
+        for pair in FAMILIES
+        for dtype in ("float32", "bfloat16")
+        for strategy in STRATEGIES
+    ]),
 )
 def test_a_traced_family_peaks_where_the_family_does(
     name: str, attention: str, dtype: Dtype, strategy: str
@@ -118,12 +115,9 @@ def test_a_traced_family_peaks_where_the_family_does(
 
 @pytest.mark.parametrize(
     ("name", "dtype", "strategy"),
-    one_in(
-        2,
-        itertools.product(
-            ["gpt-tiny", "llama-tiny"], ["float32", "bfloat16"], ["ddp", "zero3", "fsdp2"]
-        ),
-    ),
+    one_in(2, itertools.product(
+        ["gpt-tiny", "llama-tiny"], ["float32", "bfloat16"], ["ddp", "zero3", "fsdp2"]
+    )),
 )
 def test_traced_with_the_kernels_of_cuda_it_peaks_where_the_family_does_there(
     name: str, dtype: Dtype, strategy: str
@@ -320,9 +314,8 @@ def test_what_checkpointing_runs_again_is_told_from_backward() -> None:
     names = [
         [kernel.operator for kernel in module.recompute] for module in again if module.unit != ROOT
     ]
-    assert (
-        names == [["addmm", "gelu"]] * 3
-    )  # torch stops before the last, whose output nobody needs
+    # torch stops before the last, whose output nobody needs
+    assert names == [["addmm", "gelu"]] * 3
     assert not any(module.recompute for module in plain)
     flops = [
         sum(k.flops for m in lowered for k in m.backward.kernels) for lowered in (plain, again)
@@ -366,13 +359,8 @@ def test_a_model_of_4_billion_parameters_needs_no_memory() -> None:
 def test_a_llama_of_70_billion_parameters_on_the_meta_device_is_traced_in_seconds() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        max_position_embeddings=8192,
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
+        num_attention_heads=64, num_key_value_heads=8, max_position_embeddings=8192,
         use_cache=False,
     )
     with torch.device("meta"):

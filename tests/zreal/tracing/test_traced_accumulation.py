@@ -76,15 +76,12 @@ def events_of_torch(case: Scenario, name: str) -> list[int]:
         return in_order(nbytes for _, nbytes in real.meter.events)
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy", "sync"),
-    [
-        case
-        if case[1:] in (("ddp", "last"), ("fsdp2", "last"))
-        else pytest.param(*case, marks=pytest.mark.slow)
-        for case in ORDERS
-    ],
-)
+@pytest.mark.parametrize(("name", "strategy", "sync"), [
+    case
+    if case[1:] in (("ddp", "last"), ("fsdp2", "last"))
+    else pytest.param(*case, marks=pytest.mark.slow)
+    for case in ORDERS
+])
 def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(
     name: str, strategy: str, sync: str, tmp_path: Path
 ) -> None:

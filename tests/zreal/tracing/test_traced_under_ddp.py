@@ -74,9 +74,7 @@ def predicted(model: TracedModel, strategy: Any) -> tuple[tuple[int, int, int], 
     """The same of the strategy's Program; of steps, the first and a steady one up to the optimizer.
     """
     training = Training(
-        model=model,
-        modules=lower(model, batch=model.batch, dtype=model.dtype),
-        batch=model.batch,
+        model=model, modules=lower(model, batch=model.batch, dtype=model.dtype), batch=model.batch,
         precision=Precision(parameters=model.dtype, reduce=model.dtype),
     )
     program = strategy.plan(
@@ -93,14 +91,11 @@ def predicted(model: TracedModel, strategy: Any) -> tuple[tuple[int, int, int], 
 @pytest.mark.parametrize(
     ("strategy", "masters"), [(ddp, True), (zero_redundancy, False)], ids=["masters", "none"]
 )
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("llama", "bfloat16"), pytest.param("gpt2", "bfloat16", marks=pytest.mark.slow),
-        ("convolutions", "float32"), pytest.param("llama", "float32", marks=pytest.mark.slow),
-        pytest.param("gpt2", "float32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype"), [
+    ("llama", "bfloat16"), pytest.param("gpt2", "bfloat16", marks=pytest.mark.slow),
+    ("convolutions", "float32"), pytest.param("llama", "float32", marks=pytest.mark.slow),
+    pytest.param("gpt2", "float32", marks=pytest.mark.slow),
+])
 def test_construction_and_broadcasts_of_buffers_are_those_of_torch(
     name: str, dtype: Dtype, strategy: Any, masters: bool
 ) -> None:

@@ -171,17 +171,12 @@ def simulated_phases(
     training = Training(
         model=model,
         modules=lower(
-            model,
-            batch=batch,
-            dtype=model.dtype,
-            casts_input=strategy.casts_input,
-            autocast=model.autocast,
-            unit_hooks=strategy.unit_hooks,
+            model, batch=batch, dtype=model.dtype, casts_input=strategy.casts_input,
+            autocast=model.autocast, unit_hooks=strategy.unit_hooks,
         ),
         batch=batch,
         precision=Precision(parameters=model.dtype, reduce="float32", autocast=model.autocast),
-        sync="last",
-        device="cpu",
+        sync="last", device="cpu",
     )
     program = strategy.plan(training, mesh=mesh, options=options)
     records = replay(program.ranks[program.assignment[rank]], timeline=False)
@@ -251,12 +246,9 @@ def test_fully_shard_holds_the_bytes_that_the_traced_module_says(name: str, dtyp
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    one_in(
-        3,
-        itertools.product(
-            ["encoder, tied, logits largest", "pairs", "turned"], ["float32", "bfloat16"]
-        ),
-    ),
+    one_in(3, itertools.product(
+        ["encoder, tied, logits largest", "pairs", "turned"], ["float32", "bfloat16"]
+    )),
 )
 def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> None:
     model = traced(CASES[name], dtype=dtype)
@@ -274,16 +266,10 @@ def test_so_it_does_when_gradients_are_accumulated(name: str, dtype: Dtype) -> N
 )  # its newer name is not known to older torch
 @pytest.mark.parametrize(
     ("name", "views"),
-    one_in(
-        3,
-        itertools.product(
-            [
-                "encoder, tied, logits largest", "encoder, checkpointed", "pairs", "convolutions",
-                "gpt2",
-            ],
-            [False, True],
-        ),
-    ),
+    one_in(3, itertools.product(
+        ["encoder, tied, logits largest", "encoder, checkpointed", "pairs", "convolutions", "gpt2"],
+        [False, True],
+    )),
 )
 def test_ddp_holds_the_bytes_that_the_traced_module_says(name: str, views: bool) -> None:
     options = ddp.Options(gradient_as_bucket_view=views)

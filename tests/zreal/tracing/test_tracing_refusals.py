@@ -88,83 +88,46 @@ def keeps(module: Any, x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize(
-    ("make", "units", "message"),
-    [
-        (
-            lambda: Plain(lambda m, x: x * x.sum().item()), None,
-            "aten::_local_scalar_dense: expected operators whose outcome",
-        ),
-        (
-            lambda: Plain(lambda m, x: x if x.sum() > 0 else -x), None,
-            "expected operators whose outcome needs no data",
-        ),
-        (
-            lambda: Plain(lambda m, x: x[x > 0]), None,
-            "expected shapes that follow from those of the inputs",
-        ),
-        (
-            lambda: Plain(lambda m, x: unknown(x)), None,
-            "zsim_test::unknown: expected operators that FakeTensorMode knows",
-        ),
-        (
-            lambda: Plain(lambda m, x: x @ torch.ones(3, 3)), None,
-            "aten::mm: expected operators that run on these inputs",
-        ),
-        (
-            lambda: Plain(lambda m, x: {}["no"]), None,
-            "root: expected a module that runs on these inputs, found KeyError",
-        ),
-        (
-            lambda: Plain(lambda m, x: (x, x)), None,
-            "loss: expected a tensor, or an output with .loss, found an output of type tuple",
-        ),
-        (
-            lambda: Plain(lambda m, x: x.sum().detach()), None,
-            "loss: expected one number that depends on the parameters",
-        ),
-        (
-            lambda: Plain(keeps), None,
-            "mul: expected memory that is free again after backward, found 128 B",
-        ),
-        (lambda: nn.ReLU(), None, "ReLU: expected a module with parameters, found none"),
-        (
-            lambda: Plain(), ["layers.7"],
-            "layers.7: expected the fqn of a module in the model, found none of that name",
-        ),
-        (
-            lambda: Plain(), ["layers", "layers.0", "layers.1", "layers.2"],
-            "layers: expected a unit with parameters of its own, found none",
-        ),
-        (
-            lambda: Plain(), ["layers", "layers.0"],
-            "layers.0: expected units that run one after another, or in the one they are part "
-            "of, found a run of it inside root",
-        ),
-        (
-            lambda: Plain(), ["layers"],
-            "layers: expected every unit to run in forward, found it did not run",
-        ),
-        (
-            tied, None,
-            "weight: expected a parameter of one unit, found one tied between layers.0 "
-            "and layers.2",
-        ),
-        (
-            tied, ["layers.0"],
-            "layers.2.weight: expected a parameter of one unit, found one tied between layers.0 "
-            "and root",
-        ),
-        (
-            lambda: Plain().requires_grad_(False), None,
-            "loss: expected one number that depends on the parameters, found a tensor of shape ()",
-        ),
-        (
-            lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})), [],
-            "'a b.weight': expected a name without blanks",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "units", "message"), [
+    (lambda: Plain(lambda m, x: x * x.sum().item()), None,
+     "aten::_local_scalar_dense: expected operators whose outcome"),
+    (lambda: Plain(lambda m, x: x if x.sum() > 0 else -x), None,
+     "expected operators whose outcome needs no data"),
+    (lambda: Plain(lambda m, x: x[x > 0]), None,
+     "expected shapes that follow from those of the inputs"),
+    (lambda: Plain(lambda m, x: unknown(x)), None,
+     "zsim_test::unknown: expected operators that FakeTensorMode knows"),
+    (lambda: Plain(lambda m, x: x @ torch.ones(3, 3)), None,
+     "aten::mm: expected operators that run on these inputs"),
+    (lambda: Plain(lambda m, x: {}["no"]), None,
+     "root: expected a module that runs on these inputs, found KeyError"),
+    (lambda: Plain(lambda m, x: (x, x)), None,
+     "loss: expected a tensor, or an output with .loss, found an output of type tuple"),
+    (lambda: Plain(lambda m, x: x.sum().detach()), None,
+     "loss: expected one number that depends on the parameters"),
+    (lambda: Plain(keeps), None,
+     "mul: expected memory that is free again after backward, found 128 B"),
+    (lambda: nn.ReLU(), None, "ReLU: expected a module with parameters, found none"),
+    (lambda: Plain(), ["layers.7"],
+     "layers.7: expected the fqn of a module in the model, found none of that name"),
+    (lambda: Plain(), ["layers", "layers.0", "layers.1", "layers.2"],
+     "layers: expected a unit with parameters of its own, found none"),
+    (lambda: Plain(), ["layers", "layers.0"],
+     "layers.0: expected units that run one after another, or in the one they are part "
+     "of, found a run of it inside root"),
+    (lambda: Plain(), ["layers"],
+     "layers: expected every unit to run in forward, found it did not run"),
+    (tied, None,
+     "weight: expected a parameter of one unit, found one tied between layers.0 "
+     "and layers.2"),
+    (tied, ["layers.0"],
+     "layers.2.weight: expected a parameter of one unit, found one tied between layers.0 "
+     "and root"),
+    (lambda: Plain().requires_grad_(False), None,
+     "loss: expected one number that depends on the parameters, found a tensor of shape ()"),
+    (lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})), [],
+     "'a b.weight': expected a name without blanks"),
+])
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
 def test_what_cannot_be_traced_is_refused_by_name(
     make: Callable[[], nn.Module], units: Any, message: str
@@ -216,77 +179,50 @@ def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what
         trace(lambda: Looked(table), [((4, 6), "int64")])
 
 
-@pytest.mark.parametrize(
-    ("module", "inputs", "options", "message"),
-    [
+@pytest.mark.parametrize(("module", "inputs", "options", "message"), [
+    (Plain, X, {"dtype": "bf16"},
+     "dtype: expected one of float32, bfloat16, float16, found 'bf16'"),
+    (Plain, X, {"device": "tpu"}, "device: expected one of cpu, cuda, found 'tpu'"),
+    (Plain().double(), X, {},
+     "layers.0.weight: expected parameters in one of float32, "
+     "bfloat16, float16, found float64; cast"),
+    (Plain().double(), X, {"dtype": "float32"},
+     "layers.0.weight: expected parameters in float32, found float64; cast the"),
+    (Plain().bfloat16(), X, {"dtype": "float32"},
+     "found bfloat16; leave dtype= out, or cast the module first"),
+    (Plain().bfloat16(), X, {"dtype": "float16"},
+     "expected parameters in float16 or float32, found bfloat16"),
+    *(
         (
-            Plain, X, {"dtype": "bf16"},
-            "dtype: expected one of float32, bfloat16, float16, found 'bf16'",
-        ),
-        (Plain, X, {"device": "tpu"}, "device: expected one of cpu, cuda, found 'tpu'"),
-        (
-            Plain().double(), X, {},
-            "layers.0.weight: expected parameters in one of float32, "
-            "bfloat16, float16, found float64; cast",
-        ),
-        (
-            Plain().double(), X, {"dtype": "float32"},
-            "layers.0.weight: expected parameters in float32, found float64; cast the",
-        ),
-        (
-            Plain().bfloat16(), X, {"dtype": "float32"},
-            "found bfloat16; leave dtype= out, or cast the module first",
-        ),
-        (
-            Plain().bfloat16(), X, {"dtype": "float16"},
-            "expected parameters in float16 or float32, found bfloat16",
-        ),
-        *(
-            (
-                cast(bias=bias), X, {"dtype": dtype},
-                f"layers.1.bias: expected parameters of one "
-                f"dtype, as most are float32, found {dtype_and_remedy}",
-            )
-            for bias, dtype_and_remedy in (
-                (torch.bfloat16, "bfloat16; mixed dtypes are not modelled: cast the module first"),
-                (torch.int8, "int8; mixed dtypes are not modelled: make it a buffer"),
-                (torch.complex64, "complex64; mixed dtypes are not modelled: make it a buffer"),
-            )
-            for dtype in (None, "float32", "bfloat16")
-        ),
-        (lambda: {}["no"], X, {}, "found KeyError: 'no'; make the module beforehand"),
-        (
-            lambda: 3, X, {},
-            "module: expected a module, or a function without arguments that "
-            "makes one, found one that makes int",
-        ),
-        (
-            nn.Linear, X, {},
-            "required positional arguments: 'in_features' and 'out_features'; "
-            "wrap it: lambda: MyModel(config)",
-        ),
-        (
-            3, X, {},
-            "module: expected a module, or a function without arguments that makes one, found int",
-        ),
-        (
-            Plain, [((-1, 8), "float32")], {},
-            "inputs[0]: expected a shape of whole numbers, none below 0, found (-1, 8)",
-        ),
-        (
-            Plain, [(("a", 8), "float32")], {},
-            "inputs[0]: expected a shape of whole numbers, none below 0, found ('a', 8)",
-        ),
-        (
-            lambda: nn.LSTM(8, 8), [((3, 4, 8), "float32")], {},
-            "a recurrent layer: expected operators whose memory follows from",
-        ),
-        (
-            lambda: nn.GRU(8, 8), [((3, 4, 8), "float32")], {"device": "cuda"},
-            "a recurrent layer: expected operators whose memory",
-        ),
-    ],
-)
+            cast(bias=bias), X, {"dtype": dtype},
+            f"layers.1.bias: expected parameters of one "
+            f"dtype, as most are float32, found {dtype_and_remedy}",
+        )
+        for bias, dtype_and_remedy in (
+            (torch.bfloat16, "bfloat16; mixed dtypes are not modelled: cast the module first"),
+            (torch.int8, "int8; mixed dtypes are not modelled: make it a buffer"),
+            (torch.complex64, "complex64; mixed dtypes are not modelled: make it a buffer"),
+        )
+        for dtype in (None, "float32", "bfloat16")
+    ),
+    (lambda: {}["no"], X, {}, "found KeyError: 'no'; make the module beforehand"),
+    (lambda: 3, X, {},
+     "module: expected a module, or a function without arguments that "
+     "makes one, found one that makes int"),
+    (nn.Linear, X, {},
+     "required positional arguments: 'in_features' and 'out_features'; "
+     "wrap it: lambda: MyModel(config)"),
+    (3, X, {},
+     "module: expected a module, or a function without arguments that makes one, found int"),
+    (Plain, [((-1, 8), "float32")], {},
+     "inputs[0]: expected a shape of whole numbers, none below 0, found (-1, 8)"),
+    (Plain, [(("a", 8), "float32")], {},
+     "inputs[0]: expected a shape of whole numbers, none below 0, found ('a', 8)"),
+    (lambda: nn.LSTM(8, 8), [((3, 4, 8), "float32")], {},
+     "a recurrent layer: expected operators whose memory follows from"),
+    (lambda: nn.GRU(8, 8), [((3, 4, 8), "float32")], {"device": "cuda"},
+     "a recurrent layer: expected operators whose memory"),
+])
 @pytest.mark.filterwarnings("ignore:.*the whole model is one unit")
 def test_what_is_given_wrongly_is_refused_by_name(
     module: Any, inputs: Any, options: Any, message: str

@@ -188,12 +188,8 @@ class Regression(nn.Module):
 LOSSES = {
     loss.__name__: loss
     for loss in (
-        functional.mse_loss,
-        functional.smooth_l1_loss,
-        functional.binary_cross_entropy,
-        functional.soft_margin_loss,
-        functional.l1_loss,
-        functional.huber_loss,
+        functional.mse_loss, functional.smooth_l1_loss, functional.binary_cross_entropy,
+        functional.soft_margin_loss, functional.l1_loss, functional.huber_loss,
     )
 }
 
@@ -212,20 +208,15 @@ class Buffered(nn.Module):
 
 
 BUFFERS = {
-    "a mask": ((torch.bool, 4096),),
-    "rates": ((torch.float32, 1000),),
-    "places": ((torch.int64, 3000),),
-    "two of one": ((torch.float32, 500), (torch.float32, 700)),
+    "a mask": ((torch.bool, 4096),), "rates": ((torch.float32, 1000),),
+    "places": ((torch.int64, 3000),), "two of one": ((torch.float32, 500), (torch.float32, 700)),
     "one of each": ((torch.bool, 4096), (torch.int64, 500), (torch.float32, 77)),
 }
 
 
 @lru_cache(maxsize=8)
 def traced(
-    make: Callable[[], nn.Module],
-    data: Callable[[], Any],
-    units: tuple[str, ...],
-    dtype: Dtype,
+    make: Callable[[], nn.Module], data: Callable[[], Any], units: tuple[str, ...], dtype: Dtype,
     loss: Callable[[Any], Tensor] | None = None,
 ) -> TracedModel:
     """The same for every strategy that a module is tried under: it is traced once, which takes
@@ -291,13 +282,10 @@ def test_values_that_pass_units_by_with_parameters_cast_and_reduced_apart(
 
 @pytest.mark.parametrize("name", SKIPS)
 def test_values_that_pass_units_by_under_fsdp1(name: str, tmp_path: Path) -> None:
-    assert (
-        differences(
-            lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1',
-            tmp_path, ranks=2,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Layers(SKIPS[name]), inputs, 'name = "fsdp1", dp_shard = 2, dp_replicate = 1',
+        tmp_path, ranks=2,
+    ) == {}
 
 
 @pytest.mark.parametrize(("name", "reduction"), one_in(5, product(LOSSES, ["mean", "sum", "none"])))
@@ -365,13 +353,10 @@ class Unfolding(nn.Module):
 def test_folding_begins_with_room_for_what_it_reads(
     kernel: int, stride: int, tmp_path: Path
 ) -> None:
-    assert (
-        differences(
-            lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path,
-            ranks=2,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Unfolding(kernel, stride), lambda: (torch.randn(2, 4, 8, 8),), FSDP2, tmp_path,
+        ranks=2,
+    ) == {}
 
 
 @pytest.mark.parametrize("loss", [Tensor.sum, lambda output: output.square().sum()])
@@ -529,13 +514,10 @@ def test_results_lie_in_memory_as_real_ones_do(name: str, layout: str) -> None:
     assert fake == real
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "batch_norm", "batch_norm, evaluated", "logsigmoid", "mse_loss", "smooth_l1_loss",
-        "huber_loss", "gelu",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "batch_norm", "batch_norm, evaluated", "logsigmoid", "mse_loss", "smooth_l1_loss",
+    "huber_loss", "gelu",
+])
 @pytest.mark.parametrize("dims", [4, 5])
 def test_channels_that_come_last_stay_so_where_they_do(name: str, dims: int) -> None:
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}[dims]
@@ -596,8 +578,7 @@ def test_a_file_with_two_forms_for_one_strategy_is_refused(change: str) -> None:
     model = trace(lambda: Layers(past_one), inputs(), units=["layers.0"])
     variant = HookVariant(
         unit_hooks="none",
-        checkpointing=Checkpointing(mode="none" if change == "twice" else "full"),
-        lowered=(),
+        checkpointing=Checkpointing(mode="none" if change == "twice" else "full"), lowered=(),
     )
     with pytest.raises(ZsimError, match="one form for each way of autograd"):
         check(replace(model, hook_variants=(variant, variant) if change == "twice" else (variant,)))

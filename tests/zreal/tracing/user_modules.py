@@ -195,14 +195,8 @@ def llama(**options: Any) -> nn.Module:
     """A small LlamaForCausalLM."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **options,
+        vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, **options,
     )
     return transformers.LlamaForCausalLM(config)
 

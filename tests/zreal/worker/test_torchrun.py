@@ -30,9 +30,7 @@ def worker(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1"
     }
     command = [sys.executable, *launcher, "-m", "zreal.worker", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
@@ -81,16 +79,11 @@ def test_a_start_without_a_launcher_is_a_usage_error_that_names_one(monkeypatch,
     assert "torchrun --nproc-per-node 2" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.toml", "--save", "x.json"], "nowhere.toml: "),
-        (
-            [SCENARIO, "--save", "x.json", "--interpreter", "executor"],
-            "interpreter: expected observer for fsdp2, found executor",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["nowhere.toml", "--save", "x.json"], "nowhere.toml: "),
+    ([SCENARIO, "--save", "x.json", "--interpreter", "executor"],
+     "interpreter: expected observer for fsdp2, found executor"),
+])
 def test_a_wrong_start_says_what_is_wrong(arguments, message):
     with pytest.raises(ZsimError) as error:
         main_of_worker(arguments)

@@ -29,9 +29,7 @@ def on_ranks(body: str, **arguments: Any) -> list[Any]:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(
-    ("name", "stage"), one_in(3, [*itertools.product(MODULES, (3, 1, 2))])
-)
+@pytest.mark.parametrize(("name", "stage"), one_in(3, [*itertools.product(MODULES, (3, 1, 2))]))
 def test_a_users_loop_does_what_the_program_says_and_trains_as_one_process(
     name: str, stage: int
 ) -> None:
@@ -41,14 +39,11 @@ def test_a_users_loop_does_what_the_program_says_and_trains_as_one_process(
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"module": "encoder", "stage": 3, "accumulation": 2},
-        {"module": "perceptron", "stage": 1, "accumulation": 3},
-        {"module": "convolutions", "stage": 2, "clip_norm": 0.5},
-    ],
-)
+@pytest.mark.parametrize("choice", [
+    {"module": "encoder", "stage": 3, "accumulation": 2},
+    {"module": "perceptron", "stage": 1, "accumulation": 3},
+    {"module": "convolutions", "stage": 2, "clip_norm": 0.5},
+])
 def test_micro_batches_and_clipping_are_in_the_program(choice: dict[str, Any]) -> None:
     """SGD, since AdamW moves a key's bias, whose gradient is rounding alone, in any direction."""
     for rank in on_ranks("trained", optimizer="sgd", **choice):
@@ -145,38 +140,23 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize(
-    ("make", "optimize", "message"),
-    [
-        (hooked, sgd, "head: expected a module without backward hooks"),
-        (watched, sgd, "head.weight: expected a parameter without hooks"),
-        (
-            Perceptron, lambda m: torch.optim.LBFGS(m.parameters()),
-            "optimizer: expected torch's SGD, Adam, AdamW, found LBFGS",
-        ),
-        (
-            Perceptron, lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True),
-            "optimizer amsgrad: expected False",
-        ),
-        (
-            Perceptron, lambda m: sgd(m.head),
-            "optimizer: expected every parameter that requires a gradient, found none of layers.0",
-        ),
-        (
-            lambda: nn.parallel.DistributedDataParallel(Perceptron()), sgd,
-            "DistributedDataParallel: expected a plain module",
-        ),
-        (
-            lambda: torch.distributed.fsdp.fully_shard(Perceptron()), sgd,
-            "FSDPPerceptron: expected a plain module",
-        ),
-        (
-            bare, sgd,
-            "gain: expected a module that can be made on the meta device, found Bare, which has no "
-            "reset_parameters",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "optimize", "message"), [
+    (hooked, sgd, "head: expected a module without backward hooks"),
+    (watched, sgd, "head.weight: expected a parameter without hooks"),
+    (Perceptron, lambda m: torch.optim.LBFGS(m.parameters()),
+     "optimizer: expected torch's SGD, Adam, AdamW, found LBFGS"),
+    (Perceptron, lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True),
+     "optimizer amsgrad: expected False"),
+    (Perceptron, lambda m: sgd(m.head),
+     "optimizer: expected every parameter that requires a gradient, found none of layers.0"),
+    (lambda: nn.parallel.DistributedDataParallel(Perceptron()), sgd,
+     "DistributedDataParallel: expected a plain module"),
+    (lambda: torch.distributed.fsdp.fully_shard(Perceptron()), sgd,
+     "FSDPPerceptron: expected a plain module"),
+    (bare, sgd,
+     "gain: expected a module that can be made on the meta device, found Bare, which has no "
+     "reset_parameters"),
+])
 def test_what_cannot_be_trained_is_refused_by_name(
     alone: None, make: Callable[[], nn.Module],
     optimize: Callable[[nn.Module], torch.optim.Optimizer], message: str,

@@ -272,8 +272,7 @@ def from_meta(
         "whole": sum(v.nbytes for k, v in values.items() if k != "head.weight"),
         "same": [name for name in names if torch.equal(full[name], values[name])],
         "finite": all(bool(full[name].isfinite().all()) for name in names),
-        "tied": model.head.weight is model.embedding.weight,
-        "names": names,
+        "tied": model.head.weight is model.embedding.weight, "names": names,
         "states": [optimizer_before, len(optimizer.state)],
     }
 
@@ -400,8 +399,7 @@ def unfinished(
     dist.destroy_process_group()
     return {
         "differ": [name for name in states[0] if not torch.equal(states[0][name], states[1][name])],
-        "held": [a == b for a, b in held],
-        "losses": losses,
+        "held": [a == b for a, b in held], "losses": losses,
     }
 
 

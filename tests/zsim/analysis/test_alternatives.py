@@ -34,12 +34,8 @@ def as_asked(case: Scenario) -> Way:
 
 
 def text(
-    strategy: str,
-    *,
-    more: str = "",
-    model: str = 'preset = "gpt-2-124m", num_layers = 3',
-    batch: str = "micro_batch = 2, sequence_length = 128",
-    cluster: str = 'preset = "dgx-h100"',
+    strategy: str, *, more: str = "", model: str = 'preset = "gpt-2-124m", num_layers = 3',
+    batch: str = "micro_batch = 2, sequence_length = 128", cluster: str = 'preset = "dgx-h100"',
 ) -> str:
     return f"""
 model = {{ {model} }}
@@ -189,12 +185,10 @@ def test_where_several_changes_may_just_fit_they_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "tight.toml"
-    path.write_text(
-        text(
-            'name = "ddp"',
-            **OF_FSDP1 | {"batch": "micro_batch = 1, sequence_length = 24576", "more": ""},
-        )
-    )
+    path.write_text(text(
+        'name = "ddp"',
+        **OF_FSDP1 | {"batch": "micro_batch = 1, sequence_length = 24576", "more": ""},
+    ))
     assert main(["show", "--memory", "--json", str(path)]) == 0
     printed = json.loads(capsys.readouterr().out)
     joint = {
@@ -252,8 +246,7 @@ FSDP1 = (
     '"post"'
 )
 OF_FSDP1 = {
-    "model": 'preset = "llama-3-8b"',
-    "batch": "micro_batch = 1, sequence_length = 4096",
+    "model": 'preset = "llama-3-8b"', "batch": "micro_batch = 1, sequence_length = 4096",
     "cluster": 'preset = "dgx-a100-40", nodes = 2',
     "more": 'activation_checkpointing = { mode = "full" }',
 }
@@ -336,16 +329,10 @@ def test_groups_of_fsdp1_that_are_larger_than_a_node_are_tried_as_the_scenario_h
     assert [name for name, other in tried(whole).items() if other == whole] == ["fsdp1"]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "least"),
-    [
-        (
-            FSDP1.replace("replicate = 4", "replicate = 2"),
-            "activation checkpointing of every block",
-        ),
-        ('name = "zero3"', None),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "least"), [
+    (FSDP1.replace("replicate = 4", "replicate = 2"), "activation checkpointing of every block"),
+    ('name = "zero3"', None),
+])
 def test_where_no_change_is_enough_it_is_said(
     strategy: str, least: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

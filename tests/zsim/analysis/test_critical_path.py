@@ -122,28 +122,20 @@ def test_each_exposed_collective_says_what_it_waited_for() -> None:
     c's waits in the queue behind b's while a computes for 20. d's waits for a dependency that
     computes for 5."""
     step = program(
-        gather(0, "a", 10),
-        forward(1, "a", 20, 0),
-        gather(2, "b", 30, 0),
-        forward(3, "b", 5, 2),
-        gather(4, "c", 40),
-        forward(5, "c", 5, 4),
-        gather(6, "d", 7, 5),
-        forward(7, "d", 1, 6),
+        gather(0, "a", 10), forward(1, "a", 20, 0), gather(2, "b", 30, 0), forward(3, "b", 5, 2),
+        gather(4, "c", 40), forward(5, "c", 5, 4), gather(6, "d", 7, 5), forward(7, "d", 1, 6),
     )
     why = explain(step, simulate(step, costs=Toy()))
     by_name = {
         name(each.op): (each.exposed_ns, each.reason, each.waited_for) for each in why.exposed
     }
     assert by_name == {
-        "all_gather a": (10, LONGER, ""),
-        "all_gather b": (10, LONGER, "all_gather a"),
+        "all_gather a": (10, LONGER, ""), "all_gather b": (10, LONGER, "all_gather a"),
         "all_gather c": (35, "its communicator's queue", "all_gather b"),
         "all_gather d": (7, "a dependency", "forward c"),
     }
     assert reasons(step) == {
-        "all_gather a": {LONGER: 10},
-        "all_gather b": {LONGER: 10},
+        "all_gather a": {LONGER: 10}, "all_gather b": {LONGER: 10},
         "all_gather c": {"its communicator's queue": 20, LONGER: 15},
         "all_gather d": {"a dependency": 5, LONGER: 2},
     }
@@ -234,8 +226,7 @@ def test_compute_hides_one_collective_of_a_communicator_and_not_two() -> None:
         forward(0, "a", 120), gather(1, "b", 50, 0), gather(2, "c", 50, 0), gather(3, "d", 50, 0)
     )
     assert reasons(step) == {
-        "all_gather b": {"a dependency": 50},
-        "all_gather c": {"a dependency": 50},
+        "all_gather b": {"a dependency": 50}, "all_gather c": {"a dependency": 50},
         "all_gather d": {"a dependency": 20, LONGER: 30},
     }
 
@@ -372,21 +363,16 @@ def test_the_critical_path_goes_from_the_first_op_to_the_last_without_a_gap() ->
     )
     why = explain(step, simulate(step, costs=Toy()))
     assert [(name(link.op), link.start_ns, link.end_ns) for link in why.critical_path] == [
-        ("all_gather a", 0, 10),
-        ("all_gather b", 10, 40),
-        ("forward b", 40, 45),
+        ("all_gather a", 0, 10), ("all_gather b", 10, 40), ("forward b", 40, 45),
     ]
     assert why.critical_path[0].then == "all_gather b waits for it"
     assert why.critical_path[-1].then == "the step is over"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "overlap/zero3-llama-3-8b-8-lookahead-0", "published/llama-3-8b-8-h100",
-        "parity/fsdp2-gpt-4", "parity/fsdp1-gpt-2x2", "parity/hsdp-gpt-2x2", "parity/ddp-gpt-4",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "overlap/zero3-llama-3-8b-8-lookahead-0", "published/llama-3-8b-8-h100",
+    "parity/fsdp2-gpt-4", "parity/fsdp1-gpt-2x2", "parity/hsdp-gpt-2x2", "parity/ddp-gpt-4",
+])
 def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_the_step(
     path: str
 ) -> None:

@@ -65,12 +65,8 @@ def ends(why: Why) -> dict[str, tuple[int, int, int]]:
 def test_the_first_gather_and_the_last_reduction_are_the_ends_of_a_step() -> None:
     """Between them a gather of 30 under compute of 10: 20 that a larger batch hides."""
     why = explained(
-        gather(0, "a", 7),
-        gather(1, "b", 30),
-        compute(2, "forward", 10, 0),
-        compute(3, "forward", 10, 1),
-        compute(4, "backward", 10),
-        reduction(5, "a", 5, 4),
+        gather(0, "a", 7), gather(1, "b", 30), compute(2, "forward", 10, 0),
+        compute(3, "forward", 10, 1), compute(4, "backward", 10), reduction(5, "a", 5, 4),
         compute(6, "optimizer", 3, 5),
     )
     assert ends(why) == {
@@ -83,12 +79,8 @@ def test_a_reduction_that_is_late_since_others_were_ahead_of_it_is_no_end() -> N
     """Gradients of 40 after a backward of 10, beside another of 10: the 30 left of them are a
     backlog that longer compute hides."""
     why = explained(
-        compute(0, "forward", 10),
-        compute(1, "backward", 10),
-        reduction(2, "b", 40, 1),
-        compute(3, "backward", 10),
-        reduction(4, "a", 5, 3),
-        compute(5, "optimizer", 3, 4),
+        compute(0, "forward", 10), compute(1, "backward", 10), reduction(2, "b", 40, 1),
+        compute(3, "backward", 10), reduction(4, "a", 5, 3), compute(5, "optimizer", 3, 4),
     )
     assert ends(why) == {"all_reduce b": (30, 0, 0), "all_reduce a": (5, 0, 5)}
 
@@ -97,12 +89,8 @@ def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_
     """Parameters gathered after the optimizer, as ZeRO-1 does, and what only stands behind the
     reduction."""
     why = explained(
-        compute(0, "forward", 10),
-        compute(1, "backward", 10),
-        reduction(2, "a", 5, 1),
-        reduction(3, "norm", 2),
-        compute(4, "optimizer", 3, 2),
-        gather(5, "a", 4, 4),
+        compute(0, "forward", 10), compute(1, "backward", 10), reduction(2, "a", 5, 1),
+        reduction(3, "norm", 2), compute(4, "optimizer", 3, 2), gather(5, "a", 4, 4),
     )
     assert ends(why) == {
         "all_reduce a": (5, 0, 5), "all_gather a": (4, 0, 4)
@@ -118,35 +106,21 @@ def test_every_micro_batch_that_awaits_its_reduction_has_an_end(
     """Both wait for 6. A gather from 0 on is no end though forward waits for it longer: to 34, as
     the reduction has half its link."""
     why = explained(
-        compute(0, "forward", 10),
-        gather(1, "c", ahead),
-        compute(2, "backward", 10),
-        reduction(3, "a", 6, 2),
-        compute(4, "forward", 10, 1, 3, micro_batch=1),
-        compute(5, "backward", 10, micro_batch=1),
-        reduction(6, "b", 6, 5),
+        compute(0, "forward", 10), gather(1, "c", ahead), compute(2, "backward", 10),
+        reduction(3, "a", 6, 2), compute(4, "forward", 10, 1, 3, micro_batch=1),
+        compute(5, "backward", 10, micro_batch=1), reduction(6, "b", 6, 5),
         compute(7, "optimizer", 3, 6),
     )
     assert ends(why) == {"all_reduce b": (6, 0, 6), **expected}
 
 
-@pytest.mark.parametrize(
-    ("path", "all_of_it"),
-    [
-        ("ddp-gpt-4", True),
-        ("ddp-gpt-4-accumulate-every", True),
-        ("zero-redundancy-gpt-4", True),
-        ("zero1-gpt-4", False),
-        ("zero2-gpt-4-accumulate-every", False),
-        ("zero3-gpt-4-lookahead-2", False),
-        ("zero3-gpt-2-accumulate-every", False),
-        ("fsdp1-gpt-4", False),
-        ("fsdp2-gpt-4", False),
-        ("fsdp2-gpt-2-accumulate-every", False),
-        ("hsdp-gpt-2x2", False),
-        ("hsdp-gpt-2x2-accumulate-last", False),
-    ],
-)
+@pytest.mark.parametrize(("path", "all_of_it"), [
+    ("ddp-gpt-4", True), ("ddp-gpt-4-accumulate-every", True), ("zero-redundancy-gpt-4", True),
+    ("zero1-gpt-4", False), ("zero2-gpt-4-accumulate-every", False),
+    ("zero3-gpt-4-lookahead-2", False), ("zero3-gpt-2-accumulate-every", False),
+    ("fsdp1-gpt-4", False), ("fsdp2-gpt-4", False), ("fsdp2-gpt-2-accumulate-every", False),
+    ("hsdp-gpt-2x2", False), ("hsdp-gpt-2x2-accumulate-last", False),
+])
 def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) -> None:
     """One bucket, as here under DDP, is all at the end. The ends of every strategy are what they
     were with 64 times the batch."""

@@ -115,20 +115,10 @@ def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
     assert of(proposals, "lookahead").label == "lookahead = 1"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "ddp-mlp-2",
-        "fsdp1-gpt-4",
-        "fsdp1-gpt-2x2",
-        "fsdp2-mlp-2",
-        "hsdp-mlp-2x2",
-        "zero-redundancy-mlp-2",
-        "zero1-mlp-2",
-        "zero2-mlp-2",
-        "zero3-mlp-2-lookahead-0",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "ddp-mlp-2", "fsdp1-gpt-4", "fsdp1-gpt-2x2", "fsdp2-mlp-2", "hsdp-mlp-2x2",
+    "zero-redundancy-mlp-2", "zero1-mlp-2", "zero2-mlp-2", "zero3-mlp-2-lookahead-0",
+])
 def test_of_every_strategy_it_is_said_what_would_hide_its_communication(path: str) -> None:
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
     step = time_report.as_object(planned(asked))
@@ -159,9 +149,7 @@ def test_what_gains_a_few_percent_more_is_proposed_over_what_is_smaller() -> Non
     assert 1.02 < first / two < 1.05
     assert three == two
     labels = [change.label for change in proposals.changes]
-    assert [label for label in labels if label.startswith("lookahead")] == [
-        "lookahead = 2"
-    ]
+    assert [label for label in labels if label.startswith("lookahead")] == ["lookahead = 2"]
 
 
 def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> None:
@@ -295,16 +283,8 @@ def test_faster_links_are_links_of_more_bandwidth_whose_latency_stays() -> None:
     """One gather of 720 MB on 8 H100, on a curve of 20 us + wire/0.5, has 1,750 us of wire. A link
     twice as fast saves half of that."""
     curve = MeasuredCurve(
-        scope="ring",
-        collective="all_gather",
-        floor=20.0,
-        share=0.5,
-        added=(),
-        band=0.1,
-        band_middle=0.1,
-        band_small=0.1,
-        provenance="measured",
-        source="by hand",
+        scope="ring", collective="all_gather", floor=20.0, share=0.5, added=(), band=0.1,
+        band_middle=0.1, band_small=0.1, provenance="measured", source="by hand",
     )
     cluster = replace(load_cluster("dgx-h100"), curves=(curve,))
     times = [

@@ -33,9 +33,7 @@ def scenario(**tables: Any) -> zsim.Scenario:
 
 
 MISTAKES: dict[str, tuple[zsim.Scenario, dict[str, Any]]] = {
-    "one-unit": (
-        scenario(wrapping={"every": "all"}), {"wrapping": {"every": None}},
-    ),
+    "one-unit": (scenario(wrapping={"every": "all"}), {"wrapping": {"every": None}}),
     "tiny-units": (
         scenario(model=GPT, batch={"micro_batch": 2, "sequence_length": 16}),
         {"wrapping": {"every": 4}},
@@ -48,8 +46,7 @@ MISTAKES: dict[str, tuple[zsim.Scenario, dict[str, Any]]] = {
         {},
     ),
     "large-root": (
-        scenario(model={"preset": "llama-3-8b", "num_layers": 2}),
-        {"wrapping": {"ends": "apart"}},
+        scenario(model={"preset": "llama-3-8b", "num_layers": 2}), {"wrapping": {"ends": "apart"}},
     ),
     "flat-mesh": (
         scenario(

@@ -13,14 +13,11 @@ def cautions(scenario: Scenario) -> tuple[str, ...]:
     return tuple(caveat.text for caveat in caveats(scenario))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "parameters", "optimizer", "warned"),
-    [
-        ("zero_redundancy", "fp16", "adamw", True), ("zero_redundancy", "bf16", "adamw", False),
-        ("zero_redundancy", "fp16", "sgd", False), ("ddp", "fp16", "adamw", False),
-        ("fsdp2", "fp16", "adamw", False),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "parameters", "optimizer", "warned"), [
+    ("zero_redundancy", "fp16", "adamw", True), ("zero_redundancy", "bf16", "adamw", False),
+    ("zero_redundancy", "fp16", "sgd", False), ("ddp", "fp16", "adamw", False),
+    ("fsdp2", "fp16", "adamw", False),
+])
 def test_who_lets_adamw_step_fp16_is_warned(
     strategy: str, parameters: str, optimizer: str, warned: bool
 ) -> None:

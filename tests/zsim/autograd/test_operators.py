@@ -27,15 +27,8 @@ def _attention(
     implementation: str, *, heads: int = 4, shared: int = 4, head_dim: int = 8, causal: bool = True
 ) -> Operator:
     return Operator(
-        kind="attention",
-        name="attn",
-        inputs=("q", "k", "v"),
-        output="mixed",
-        num_heads=heads,
-        num_kv_heads=shared,
-        head_dim=head_dim,
-        implementation=implementation,
-        causal=causal,
+        kind="attention", name="attn", inputs=("q", "k", "v"), output="mixed", num_heads=heads,
+        num_kv_heads=shared, head_dim=head_dim, implementation=implementation, causal=causal,
     )
 
 
@@ -57,20 +50,11 @@ def test_a_linear_is_two_flops_per_weight_and_token_and_twice_that_backward(
         linear("fc", "x", "y", m, n), batch=Batch(micro_batch=b, sequence_length=s), dtype="float32"
     )
     assert call == Call(
-        operator="linear",
-        inputs=("x",),
-        output="y",
-        nbytes=4 * b * s * n,
-        saves=("x",),
-        gradients=("x", "fc.weight", "fc.bias"),
-        summed=(("fc.bias", ()),),
-        parameters=("fc.weight", "fc.bias"),
-        addmm=True,
-        flops=2 * b * s * m * n,
-        backward_flops=4 * b * s * m * n,
-        moved=4 * (b * s * m + m * n + b * s * n),
-        backward_moved=8 * (b * s * m + m * n + b * s * n),
-        shape=(1, b * s, n, m),
+        operator="linear", inputs=("x",), output="y", nbytes=4 * b * s * n, saves=("x",),
+        gradients=("x", "fc.weight", "fc.bias"), summed=(("fc.bias", ()),),
+        parameters=("fc.weight", "fc.bias"), addmm=True, flops=2 * b * s * m * n,
+        backward_flops=4 * b * s * m * n, moved=4 * (b * s * m + m * n + b * s * n),
+        backward_moved=8 * (b * s * m + m * n + b * s * n), shape=(1, b * s, n, m),
     )
 
 
@@ -168,18 +152,14 @@ def test_scratch_of_flash_attention_rounds_heads_to_32_up_to_128_and_to_64_above
     assert call.backward_scratch[1] == 4 * 2 * 4 * 128 * columns
 
 
-@pytest.mark.parametrize(
-    ("attention", "shared", "dtype", "device", "message"),
-    [
-        ("efficient", 4, "float32", "cpu", "memory-efficient attention has no kernel on a CPU"),
-        ("efficient", 2, "bfloat16", "cuda", "memory-efficient attention has no kernel for "
-                                             "grouped keys and values"),
-        ("efficient", 4, "float32", "cuda", ""),
-        ("flash", 4, "float32", "cuda", "flash attention has no kernel for float32 on CUDA"),
-        ("flash", 4, "float32", "cpu", ""),
-        ("math", 2, "float32", "cuda", ""),
-    ],
-)
+@pytest.mark.parametrize(("attention", "shared", "dtype", "device", "message"), [
+    ("efficient", 4, "float32", "cpu", "memory-efficient attention has no kernel on a CPU"),
+    ("efficient", 2, "bfloat16", "cuda", "memory-efficient attention has no kernel for "
+                                         "grouped keys and values"),
+    ("efficient", 4, "float32", "cuda", ""),
+    ("flash", 4, "float32", "cuda", "flash attention has no kernel for float32 on CUDA"),
+    ("flash", 4, "float32", "cpu", ""), ("math", 2, "float32", "cuda", ""),
+])
 def test_a_kernel_that_torch_does_not_have_is_named(
     attention: str, shared: int, dtype: Dtype, device: Device, message: str
 ) -> None:
@@ -227,8 +207,7 @@ SIZES = {
     "vocab_size": 320,
 }
 CONFIGS = (
-    SIZES | {"model_type": "llama"},
-    SIZES | {"model_type": "gemma", "num_key_value_heads": 4},
+    SIZES | {"model_type": "llama"}, SIZES | {"model_type": "gemma", "num_key_value_heads": 4},
     SIZES | {"model_type": "phi3"},
     {
         "model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 320,

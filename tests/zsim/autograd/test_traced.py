@@ -55,25 +55,16 @@ def model() -> TracedModel:
     reads."""
     modules = tuple(
         stretch(
-            module.fqn,
-            unit=module.unit,
+            module.fqn, unit=module.unit,
             weights=tuple((op.weight, op.bias) for op in module.operators if op.weight),
             last=module is SPEC.modules[-1],
         )
         for module in SPEC.modules
     )
     return TracedModel(
-        name="mlp-tiny",
-        family=FAMILY,
-        modules=modules,
-        units=SPEC.units,
-        lowered=lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True),
-        dtype="bfloat16",
-        batch=BATCH,
-        casts_input=True,
-        buffer_nbytes=12,
-        input_nbytes=34,
-        hook_variants=(bare(),),
+        name="mlp-tiny", family=FAMILY, modules=modules, units=SPEC.units,
+        lowered=lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True), dtype="bfloat16",
+        batch=BATCH, casts_input=True, buffer_nbytes=12, input_nbytes=34, hook_variants=(bare(),),
     )
 
 
@@ -129,13 +120,9 @@ def test_what_is_recomputed_goes_through_a_file_too() -> None:
 def with_every_block_recomputed() -> TracedModel:
     asked = Checkpointing(mode="full")
     modules = lower(SPEC, batch=BATCH, dtype="bfloat16", casts_input=True, checkpointing=asked)
-    return check_whole(
-        replace(
-            MODEL,
-            recomputing=((asked, modules),),
-            hook_variants=(*MODEL.hook_variants, bare(asked)),
-        )
-    )
+    return check_whole(replace(
+        MODEL, recomputing=((asked, modules),), hook_variants=(*MODEL.hook_variants, bare(asked)),
+    ))
 
 
 def test_a_scenario_asks_for_the_checkpointing_that_was_traced(tmp_path: Path) -> None:
@@ -164,16 +151,12 @@ activation_checkpointing = {{ {more} }}
         parsed('mode = "full", every = 2')
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda table: table["recomputing"][0].pop(),
-        lambda table: table["recomputing"][0][1].pop(),
-        lambda table: table["recomputing"][0][0].update(mode="none"),
-        lambda table: table["recomputing"][0][0].update(recompute=["linear"]),
-        lambda table: table["recomputing"][0][1][0]["forward"]["memory"].pop(),
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda table: table["recomputing"][0].pop(), lambda table: table["recomputing"][0][1].pop(),
+    lambda table: table["recomputing"][0][0].update(mode="none"),
+    lambda table: table["recomputing"][0][0].update(recompute=["linear"]),
+    lambda table: table["recomputing"][0][1][0]["forward"]["memory"].pop(),
+])
 def test_a_damaged_variant_is_refused(damage: Any) -> None:
     table = json.loads(dump(with_every_block_recomputed()))
     damage(table)
@@ -193,8 +176,7 @@ def with_other_lowered_modules(
         for e in first.backward.memory
     ]
     other = replace(
-        first,
-        forward=replace(first.forward, memory=(*first.forward.memory, *more)),
+        first, forward=replace(first.forward, memory=(*first.forward.memory, *more)),
         backward=replace(first.backward, memory=tuple(named)),
     )
     variant = HookVariant(
@@ -203,23 +185,15 @@ def with_other_lowered_modules(
     return replace(
         MODEL,
         hook_variants=(
-            variant,
-            *(hooked for hooked in MODEL.hook_variants if hooked.unit_hooks != unit_hooks),
+            variant, *(hooked for hooked in MODEL.hook_variants if hooked.unit_hooks != unit_hooks),
         ),
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("ddp", "raw_inputs"),
-        ("zero2", "raw_inputs"),
-        ("fsdp1", "none"),
-        ("fsdp1", "fsdp1_views"),
-        ("fsdp2", ""),
-        ("hsdp", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "form"), [
+    ("ddp", "raw_inputs"), ("zero2", "raw_inputs"), ("fsdp1", "none"), ("fsdp1", "fsdp1_views"),
+    ("fsdp2", ""), ("hsdp", ""),
+])
 def test_a_strategy_takes_the_lowered_modules_that_autograd_makes_there(
     name: str, form: UnitHooks | Literal[""]
 ) -> None:
@@ -260,19 +234,13 @@ def test_gradients_are_of_parameters_or_of_views_in_the_run_that_made_them(
         check(with_other_lowered_modules(unit_hooks, gradient))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda rows: rows[0].pop("unit_hooks"),
-        lambda rows: rows[0].update(unit_hooks="fully_shard"),
-        lambda rows: rows[0].update(checkpointing=1),
-        lambda rows: rows[0].update(checkpointing=[{}]),
-        lambda rows: rows[0]["lowered"].pop(),
-        lambda rows: rows[0]["lowered"][0].update(unit="root"),
-        lambda rows: rows[0]["lowered"][0]["forward"]["memory"].pop(),
-        lambda rows: rows.extend(rows * 100),
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda rows: rows[0].pop("unit_hooks"), lambda rows: rows[0].update(unit_hooks="fully_shard"),
+    lambda rows: rows[0].update(checkpointing=1), lambda rows: rows[0].update(checkpointing=[{}]),
+    lambda rows: rows[0]["lowered"].pop(), lambda rows: rows[0]["lowered"][0].update(unit="root"),
+    lambda rows: rows[0]["lowered"][0]["forward"]["memory"].pop(),
+    lambda rows: rows.extend(rows * 100),
+])
 def test_damaged_ones_are_refused(damage: Any) -> None:
     table = json.loads(dump(with_other_lowered_modules()))
     damage(table["hook_variants"])
@@ -295,12 +263,9 @@ def test_a_strategy_that_casts_no_input_gets_no_cast() -> None:
         return [type(event).__name__ for event in events if getattr(event, "buffer", "") == "x"]
 
     assert casts(MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=True)) == ["Alloc", "Free"]
-    assert (
-        casts(
-            MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, unit_hooks="raw_inputs")
-        )
-        == []
-    )
+    assert casts(
+        MODEL.modules_for(BATCH, dtype="bfloat16", casts_input=False, unit_hooks="raw_inputs")
+    ) == []
 
 
 def test_a_file_in_which_every_form_casts_the_models_input_is_refused() -> None:
@@ -308,20 +273,14 @@ def test_a_file_in_which_every_form_casts_the_models_input_is_refused() -> None:
         parse(dump(replace(MODEL, hook_variants=())).encode())
 
 
-@pytest.mark.parametrize(
-    ("batch", "dtype", "message"),
-    [
-        (BATCH, "float32", "mlp-tiny: expected dtype bfloat16, at which it was traced, found "
-                           "float32"),
-        (Batch(micro_batch=3), "bfloat16", "mlp-tiny: expected micro_batch 2, at which it was "
-                                           "traced, found 3"),
-        (
-            Batch(micro_batch=2, sequence_length=9),
-            "bfloat16",
-            "mlp-tiny: expected sequence_length 1, at which it was traced, found 9",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("batch", "dtype", "message"), [
+    (BATCH, "float32", "mlp-tiny: expected dtype bfloat16, at which it was traced, found "
+                       "float32"),
+    (Batch(micro_batch=3), "bfloat16", "mlp-tiny: expected micro_batch 2, at which it was "
+                                       "traced, found 3"),
+    (Batch(micro_batch=2, sequence_length=9), "bfloat16",
+     "mlp-tiny: expected sequence_length 1, at which it was traced, found 9"),
+])
 def test_it_stands_for_its_own_batch_and_dtype_only(batch: Batch, dtype: str, message: str) -> None:
     with pytest.raises(TracedModelError) as error:
         lower(MODEL, batch=batch, dtype=dtype)
@@ -423,53 +382,35 @@ def without_last_free() -> TracedModel:
     )
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (
-            replace(MODEL, lowered=()),
-            "mlp-tiny: expected one lowered module for each module, and at least one",
-        ),
-        (
-            replace(MODEL, units=(*SPEC.units, SPEC.units[1])),
-            "blocks.0: expected one unit, parameter or module",
-        ),
-        (
-            replace(MODEL, units=SPEC.units[:-1]),
-            "blocks.2: expected a unit of the model, found blocks.2",
-        ),
-        (
-            first_with(after_root=True),
-            "blocks.0: expected the root's last module alone after the root, found another one",
-        ),
-        (
-            without_last_free(),
-            "expected a buffer that is freed by the end of backward, found it still lives",
-        ),
-        (
-            first_with(forward=replace(MODEL.lowered[0].forward, memory=(Free("x"),))),
-            "blocks.0: expected every buffer allocated once and freed once, found x",
-        ),
-        (
-            first_with(
-                forward=replace(
-                    MODEL.lowered[0].forward, memory=(Alloc("x", "activations", 1),) * 2
-                )
+@pytest.mark.parametrize(("broken", "message"), [
+    (replace(MODEL, lowered=()),
+     "mlp-tiny: expected one lowered module for each module, and at least one"),
+    (replace(MODEL, units=(*SPEC.units, SPEC.units[1])),
+     "blocks.0: expected one unit, parameter or module"),
+    (replace(MODEL, units=SPEC.units[:-1]),
+     "blocks.2: expected a unit of the model, found blocks.2"),
+    (first_with(after_root=True),
+     "blocks.0: expected the root's last module alone after the root, found another one"),
+    (without_last_free(),
+     "expected a buffer that is freed by the end of backward, found it still lives"),
+    (first_with(forward=replace(MODEL.lowered[0].forward, memory=(Free("x"),))),
+     "blocks.0: expected every buffer allocated once and freed once, found x"),
+    (
+        first_with(forward=replace(
+            MODEL.lowered[0].forward, memory=(Alloc("x", "activations", 1),) * 2
+        )),
+        "blocks.0: expected every buffer allocated once and freed once, found x",
+    ),
+    (
+        replace(
+            MODEL,
+            lowered=(
+                replace(MODEL.lowered[0], backward=MODEL.lowered[1].backward), *MODEL.lowered[1:],
             ),
-            "blocks.0: expected every buffer allocated once and freed once, found x",
         ),
-        (
-            replace(
-                MODEL,
-                lowered=(
-                    replace(MODEL.lowered[0], backward=MODEL.lowered[1].backward),
-                    *MODEL.lowered[1:],
-                ),
-            ),
-            "blocks.0: expected",
-        ),
-    ],
-)
+        "blocks.0: expected",
+    ),
+])
 def test_what_does_not_hold_together_is_named(broken: TracedModel, message: str) -> None:
     with pytest.raises(TracedModelError, match=message):
         check(broken)
@@ -502,88 +443,51 @@ def changed(change: Callable[[Any], Any]) -> bytes:
     return json.dumps(table).encode()
 
 
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        (
-            lambda t: t.update(schema="zsim-traced-model-1"),
-            'file: schema: expected zsim-traced-model-3, the form of this version, found '
-            '"zsim-traced-model-1"; trace the module again',
-        ),
-        (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-3"),
-        (lambda t: t.update(more=1), "file: more: expected no such key, found 1"),
-        (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
-        (
-            lambda t: t.update(dtype="int64"),
-            'file: dtype: expected "float32", "bfloat16" or "float16", found "int64"',
-        ),
-        (
-            lambda t: t.update(devices=["**/*"]),
-            'file: devices[0]: expected "cpu" or "cuda", found "**/*"',
-        ),
-        (
-            lambda t: t["batch"].update(micro_batch=-1),
-            "file: batch.micro_batch: expected at least 0, found -1",
-        ),
-        (
-            lambda t: t["batch"].update(micro_batch=True),
-            "file: batch.micro_batch: expected a whole number, found true",
-        ),
-        (lambda t: t["batch"].update(micro_batch=1.5), "micro_batch: expected a whole number"),
-        (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected at most 9,223"),
-        (
-            lambda t: t.update(casts_input=1),
-            "file: casts_input: expected true or false, found 1",
-        ),
-        (
-            lambda t: t.update(name="a name"),
-            "file: name: expected a name of 1 to 400 characters without blanks",
-        ),
-        (lambda t: t.update(name="n" * (MAX_NAME + 1)), "file: name: expected a name"),
-        (lambda t: t.update(modules={}), "file: modules: expected a list, found {}"),
-        (
-            lambda t: t.update(modules=[], hook_variants=[]),
-            "mlp-tiny: expected one lowered module for each module, and at least one",
-        ),
-        (
-            lambda t: t["units"][1]["parameters"][0].update(thawed=True),
-            "file: units[1].parameters[0].thawed: expected no such key",
-        ),
-        (
-            lambda t: t["units"][1]["parameters"][0].update(shape=[1] * 17),
-            "file: units[1].parameters[0].shape: expected at most 16 entries",
-        ),
-        (
-            lambda t: t["units"][1]["parameters"][0].update(shape=[0, 8]),
-            "file: units[1].parameters[0]: expected sizes above 0 of what is trained",
-        ),
-        (
-            lambda t: t["units"][1]["parameters"][0].update(shape=[2**40] * 2),
-            "file: units[1].parameters[0]: expected at most 2^63 - 1 elements",
-        ),
-        (
-            lambda t: memory(t).append(["+", "y", "gold", 1]),
-            'modules[0].lowered.forward.memory[4][2]: expected "parameters", "gradients"',
-        ),
-        (
-            lambda t: memory(t).append(["+", "y"]),
-            "modules[0].lowered.forward.memory[4][2]: expected a value, found nothing",
-        ),
-        (lambda t: memory(t).append(["-", "y", "z"]), "memory[4]: expected at most 2 entries"),
-        (lambda t: memory(t).append(["run", "y"]), SIGNS),
-        (lambda t: memory(t).append([]), SIGNS),
-        (lambda t: memory(t).append(["+", "y", "activations", 1]), "y: expected a buffer that"),
-        (
-            lambda t: t["modules"][0]["lowered"]["forward"]["kernels"].append(["mm", 1, 2]),
-            "forward.kernels[3][3]: expected a value, found nothing",
-        ),
-        (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),
-        (
-            lambda t: t["modules"][1]["reads"].append(["blocks.0.fc1.weight", ""]),
-            "blocks.1: expected parameters of its own",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "where"), [
+    (lambda t: t.update(schema="zsim-traced-model-1"),
+     'file: schema: expected zsim-traced-model-3, the form of this version, found '
+     '"zsim-traced-model-1"; trace the module again'),
+    (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-3"),
+    (lambda t: t.update(more=1), "file: more: expected no such key, found 1"),
+    (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
+    (lambda t: t.update(dtype="int64"),
+     'file: dtype: expected "float32", "bfloat16" or "float16", found "int64"'),
+    (lambda t: t.update(devices=["**/*"]),
+     'file: devices[0]: expected "cpu" or "cuda", found "**/*"'),
+    (lambda t: t["batch"].update(micro_batch=-1),
+     "file: batch.micro_batch: expected at least 0, found -1"),
+    (lambda t: t["batch"].update(micro_batch=True),
+     "file: batch.micro_batch: expected a whole number, found true"),
+    (lambda t: t["batch"].update(micro_batch=1.5), "micro_batch: expected a whole number"),
+    (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected at most 9,223"),
+    (lambda t: t.update(casts_input=1), "file: casts_input: expected true or false, found 1"),
+    (lambda t: t.update(name="a name"),
+     "file: name: expected a name of 1 to 400 characters without blanks"),
+    (lambda t: t.update(name="n" * (MAX_NAME + 1)), "file: name: expected a name"),
+    (lambda t: t.update(modules={}), "file: modules: expected a list, found {}"),
+    (lambda t: t.update(modules=[], hook_variants=[]),
+     "mlp-tiny: expected one lowered module for each module, and at least one"),
+    (lambda t: t["units"][1]["parameters"][0].update(thawed=True),
+     "file: units[1].parameters[0].thawed: expected no such key"),
+    (lambda t: t["units"][1]["parameters"][0].update(shape=[1] * 17),
+     "file: units[1].parameters[0].shape: expected at most 16 entries"),
+    (lambda t: t["units"][1]["parameters"][0].update(shape=[0, 8]),
+     "file: units[1].parameters[0]: expected sizes above 0 of what is trained"),
+    (lambda t: t["units"][1]["parameters"][0].update(shape=[2**40] * 2),
+     "file: units[1].parameters[0]: expected at most 2^63 - 1 elements"),
+    (lambda t: memory(t).append(["+", "y", "gold", 1]),
+     'modules[0].lowered.forward.memory[4][2]: expected "parameters", "gradients"'),
+    (lambda t: memory(t).append(["+", "y"]),
+     "modules[0].lowered.forward.memory[4][2]: expected a value, found nothing"),
+    (lambda t: memory(t).append(["-", "y", "z"]), "memory[4]: expected at most 2 entries"),
+    (lambda t: memory(t).append(["run", "y"]), SIGNS), (lambda t: memory(t).append([]), SIGNS),
+    (lambda t: memory(t).append(["+", "y", "activations", 1]), "y: expected a buffer that"),
+    (lambda t: t["modules"][0]["lowered"]["forward"]["kernels"].append(["mm", 1, 2]),
+     "forward.kernels[3][3]: expected a value, found nothing"),
+    (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),
+    (lambda t: t["modules"][1]["reads"].append(["blocks.0.fc1.weight", ""]),
+     "blocks.1: expected parameters of its own"),
+])
 def test_a_file_that_lies_is_refused_with_the_place(
     change: Callable[[Any], Any], where: str
 ) -> None:
@@ -607,13 +511,10 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
         parse(twice)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"1" * 5000, b'{"schema": NaN}',
-        b"\x80\x04N.",
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"1" * 5000, b'{"schema": NaN}',
+    b"\x80\x04N.",
+])
 def test_what_is_no_model_at_all_is_refused(data: bytes) -> None:
     with pytest.raises(ZsimError, match="expected"):
         parse(data)
@@ -696,16 +597,13 @@ def test_a_traced_step_of_more_micro_batches_has_as_many_times_the_flops(tmp_pat
     assert forward > 0
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "wanted"),
-    [
-        ("mine.json", "other.json", "x.toml: model.traced: "),
-        ("micro_batch = 2", "micro_batch = 3", "expected micro_batch 2, at which it was traced, "
-                                               "found 3"),
-        ('parameters = "bf16"', 'parameters = "fp32"', "expected dtype bfloat16, at which it was "
-                                                       "traced, found float32"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "wanted"), [
+    ("mine.json", "other.json", "x.toml: model.traced: "),
+    ("micro_batch = 2", "micro_batch = 3", "expected micro_batch 2, at which it was traced, "
+                                           "found 3"),
+    ('parameters = "bf16"', 'parameters = "fp32"', "expected dtype bfloat16, at which it was "
+                                                   "traced, found float32"),
+])
 def test_a_scenario_that_does_not_fit_its_traced_model_is_refused_with_file_and_key(
     old: str, new: str, wanted: str, tmp_path: Path
 ) -> None:

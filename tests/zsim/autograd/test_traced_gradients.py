@@ -40,9 +40,7 @@ def telling(model: TracedModel, *, at_once: bool = False, copied: str = "") -> T
                 yield from due
             if isinstance(event, ParameterGradient):
                 yield replace(
-                    event,
-                    node_makes_more=False,
-                    accumulation_is_marked=True,
+                    event, node_makes_more=False, accumulation_is_marked=True,
                     is_copy=event.fqn == copied,
                 )
                 due.append(Accumulated(event.fqn))
@@ -158,53 +156,30 @@ def with_more(row: Row, *, first: bool = False, module: int = 1) -> Callable[[An
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            without(accumulated(BIAS)),
-            f"{BIAS}: expected a gradient that is accumulated, found one that is only made",
-        ),
-        (
-            without(waits(BIAS)),
-            f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}",
-        ),
-        (
-            with_more(accumulated(BIAS)),
-            f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}",
-        ),
-        (
-            with_more(accumulated(BIAS), first=True),
-            f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}",
-        ),
-        (
-            with_more(made(BIAS)),
-            f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}",
-        ),
-        (
-            with_more(made(BIAS), first=True),
-            f"blocks.1: expected gradients in backward, each until .* found {BIAS}",
-        ),
-        (
-            with_more(waits(BIAS)),
-            f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}",
-        ),
-        (
-            with_more(waits(WEIGHT), first=True),
-            f"blocks.1: expected gradients in backward, each until .* found {WEIGHT}",
-        ),
-        (
-            with_more(accumulated("none")),
-            "blocks.1: expected gradients accumulated that wait for it, found none",
-        ),
-        (
-            lambda table: table["modules"][1]["lowered"]["forward"]["memory"].append(waits(BIAS)),
-            f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}",
-        ),
-        (with_more(["accumulated"]), r"memory\[\d+\]\[1\]: expected a value, found nothing"),
-        (with_more(waits("a name", is_copy=True)), "expected a name"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (without(accumulated(BIAS)),
+     f"{BIAS}: expected a gradient that is accumulated, found one that is only made"),
+    (without(waits(BIAS)),
+     f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}"),
+    (with_more(accumulated(BIAS)),
+     f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}"),
+    (with_more(accumulated(BIAS), first=True),
+     f"blocks.1: expected gradients accumulated that wait for it, found {BIAS}"),
+    (with_more(made(BIAS)),
+     f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}"),
+    (with_more(made(BIAS), first=True),
+     f"blocks.1: expected gradients in backward, each until .* found {BIAS}"),
+    (with_more(waits(BIAS)),
+     f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}"),
+    (with_more(waits(WEIGHT), first=True),
+     f"blocks.1: expected gradients in backward, each until .* found {WEIGHT}"),
+    (with_more(accumulated("none")),
+     "blocks.1: expected gradients accumulated that wait for it, found none"),
+    (lambda table: table["modules"][1]["lowered"]["forward"]["memory"].append(waits(BIAS)),
+     f"blocks.1: expected gradients in backward, each until it is accumulated, found {BIAS}"),
+    (with_more(["accumulated"]), r"memory\[\d+\]\[1\]: expected a value, found nothing"),
+    (with_more(waits("a name", is_copy=True)), "expected a name"),
+])
 def test_a_file_that_lies_about_them_is_refused(
     change: Callable[[Any], None], message: str
 ) -> None:

@@ -28,17 +28,8 @@ from zsim.scenario.scenario import load
 
 def row(predicted: float, measured: float, *, per: float = 1.0, **fields: str) -> Predicted:
     return Predicted(
-        source="t.csv",
-        line=2,
-        kind="step",
-        gpu="g",
-        nodes=1,
-        predicted=predicted,
-        measured=measured,
-        band=(0.9, 1.1),
-        assumed=(),
-        fields=fields,
-        per=per,
+        source="t.csv", line=2, kind="step", gpu="g", nodes=1, predicted=predicted,
+        measured=measured, band=(0.9, 1.1), assumed=(), fields=fields, per=per,
     )
 
 
@@ -69,10 +60,8 @@ def test_a_percentile_lies_among_the_values(values: list[float]) -> None:
 
 def test_pairs_are_rows_that_differ_in_one_field_and_their_times_are_for_each_token() -> None:
     rows = [
-        row(1.0, 1.0, model="a", batch="1"),
-        row(1.5, 1.6, per=2.0, model="a", batch="2"),
-        row(2.0, 2.0, model="b", batch="2"),
-        row(0.9, 1.2, model="b", batch="1"),
+        row(1.0, 1.0, model="a", batch="1"), row(1.5, 1.6, per=2.0, model="a", batch="2"),
+        row(2.0, 2.0, model="b", batch="2"), row(0.9, 1.2, model="b", batch="1"),
     ]
     by_field = {pair.field: pair for pair in pairs(rows)}
     assert (by_field["batch"].n, by_field["model"].n) == (2, 2)
@@ -367,12 +356,9 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
     for name, reason in {
         "bad.csv": "expected a CSV table in UTF-8, found unexpected end of data",
         "wide.csv": "no measurements: a table has columns that begin with measured.",
-        "binary.csv": "no measurements: ",
-        "empty.csv": "an empty file",
-        "blank.csv": "an empty file",
-        "other.json": "not a whole run of nccl-tests",
-        "run.json": "a saved Run",
-        "words.md": "no file of measurements",
+        "binary.csv": "no measurements: ", "empty.csv": "an empty file",
+        "blank.csv": "an empty file", "other.json": "not a whole run of nccl-tests",
+        "run.json": "a saved Run", "words.md": "no file of measurements",
         "unnamed.log": "no collective named: `--collective` says it",
     }.items():
         assert reasons[name].startswith(reason)

@@ -17,14 +17,9 @@ from zsim.calibration.data import table
 
 EXPLAINED = GOLDEN / "explained"
 ROWS = {
-    "mpt_llm_foundry": (2, 6, 16, 39),
-    "vtrain_megatron_ds_a100": (2,),
-    "fms_fsdp": (2,),
-    "torchtitan": (2, 4),
-    "ultrascale_playbook_sweep": (2, 4),
-    "nccl_collectives": (2, 62, 130),
-    "nccl_h100_sweep": (2,),
-    "nccl_allreduce_vtrain_lut": (100,),
+    "mpt_llm_foundry": (2, 6, 16, 39), "vtrain_megatron_ds_a100": (2,), "fms_fsdp": (2,),
+    "torchtitan": (2, 4), "ultrascale_playbook_sweep": (2, 4), "nccl_collectives": (2, 62, 130),
+    "nccl_h100_sweep": (2,), "nccl_allreduce_vtrain_lut": (100,),
 }
 """Lines of each table, by what most changes how a row is read."""
 

@@ -82,15 +82,9 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     works alike."""
     path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94})
     out = tmp_path / "mine.toml"
-    assert (
-        main.main(
-            [
-                "calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out),
-                "--json",
-            ]
-        )
-        == 0
-    )
+    assert main.main([
+        "calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--out", str(out), "--json",
+    ]) == 0
     printed = json.loads(capsys.readouterr().out)
     factors = {
         (constant["generation"], constant["name"]): constant["factor"]
@@ -98,9 +92,8 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     }
     assert factors["A100", "matmul_efficiency"] < 0.97
     assert factors["A100", "attention.rate"] == pytest.approx(1, abs=0.05)
-    assert (
-        factors["", "matmul_prologue"] > 1
-    )  # whose prior is wide, and which makes products slower too
+    # whose prior is wide, and which makes products slower too
+    assert factors["", "matmul_prologue"] > 1
     assert printed["fitted"]["max"] < 0.015
     assert printed["left_out"]["max"] < 0.03
     assert len({tuple(row["group"]) for row in printed["rows"]}) == 2
@@ -183,8 +176,7 @@ def test_constants_of_which_no_row_speaks_stay_what_they_were(
     report = capsys.readouterr().out
     assert re.search(r"^straggler +all +as before: no row speaks of it$", report, re.MULTILINE)
     assert re.search(
-        r"^no row speaks of .*straggler.*: as before, with where it came from$",
-        report,
+        r"^no row speaks of .*straggler.*: as before, with where it came from$", report,
         re.MULTILINE,
     )
     assert f"attention was run by {ran}: other kernels stay as before" in report
@@ -266,8 +258,7 @@ def test_steps_of_another_machine_are_skipped_by_name_and_move_nothing(
 ) -> None:
     path = measured(tmp_path, {})
     other = table(
-        tmp_path / "other.csv",
-        *(row | {"cluster.preset": "dgx-h100"} for row in ROWS[:2]),
+        tmp_path / "other.csv", *(row | {"cluster.preset": "dgx-h100"} for row in ROWS[:2]),
     )
     asked = ["calibrate", "--from", str(path), str(other), "--cluster", "dgx-a100-40", "--json"]
     assert main.main(asked) == 0
@@ -358,12 +349,9 @@ def test_a_log_of_several_nodes_is_taken_to_have_run_over_the_clusters_own_netwo
     (tmp_path / "log.txt").write_text(
         nccl_text({2**power: 2**power * 15 / 16 / 330e3 for power in range(26, 31)}, ranks=16)
     )
-    assert (
-        main.main(
-            ["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", str(tmp_path / "log.txt"), "--cluster", cluster, "--json"]
+    ) == 0
     printed = json.loads(capsys.readouterr().out)
     (curve,) = printed["collectives"]["curves"]
     assert (curve["scope"], curve["collective"], printed["collectives"]["fitted"]["n"]) == (
@@ -376,12 +364,9 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(
 ) -> None:
     log, out = tmp_path / "log.txt", tmp_path / "mine.toml"
     log.write_text(nccl_text(slower(1.5)))
-    assert (
-        main.main(
-            ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", str(log), "--cluster", "dgx-h100", "--out", str(out), "--json"]
+    ) == 0
     printed = json.loads(capsys.readouterr().out)
     (curve,) = printed["collectives"]["curves"]
     published = CURVES.rings["hopper", "all_gather"]
@@ -389,9 +374,8 @@ def test_nccl_tests_output_moves_the_curve_of_its_collective_alone(
     assert curve["floor"] == pytest.approx(1.5 * published.floor_us, rel=0.1)
     assert curve["added"][0][0] == pytest.approx(1.5 * published.added[0].microseconds, rel=0.2)
     assert printed["collectives"]["fitted"]["max"] < 0.04
-    assert (
-        printed["collectives"]["left_out"]["max"] > 0.2
-    )  # the one system, predicted by the published curve
+    # the one system, predicted by the published curve
+    assert printed["collectives"]["left_out"]["max"] > 0.2
     (group,) = printed["groups"]
     assert (group["group"], group["n"]) == ("ring all_gather, log.txt, H100 SXM 80 GB, 8 "
                                             "ranks on 1 nodes", 6)
@@ -461,13 +445,10 @@ def on_a_curve(floor: float, bus_gb_s: float, added: float) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize(
-    "curve",
-    [
-        (30, 360, 0), (60, 360, 0), (18, 370, 65), (40, 470, 60), (40, 420, 60), (100, 470, 60),
-        (15, 300, 0), (30, 200, 100),
-    ],
-)
+@pytest.mark.parametrize("curve", [
+    (30, 360, 0), (60, 360, 0), (18, 370, 65), (40, 470, 60), (40, 420, 60), (100, 470, 60),
+    (15, 300, 0), (30, 200, 100),
+])
 def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_are(
     curve: tuple[float, float, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -475,12 +456,9 @@ def test_all_reduces_that_are_slower_than_the_published_ring_are_fitted_as_they_
     holds no time to its own."""
     times, out = on_a_curve(*curve), tmp_path / "mine.toml"
     path = all_reduces(tmp_path / "a.csv", times)
-    assert (
-        main.main(
-            ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
+    ) == 0
     printed = json.loads(capsys.readouterr().out)
     (fitted,) = printed["collectives"]["curves"]
     assert (fitted["scope"], fitted["collective"]) == ("nvls", "all_reduce")
@@ -603,9 +581,7 @@ def test_one_number_of_nodes_does_not_vouch_for_others(
         size: times * predict(replace(four, nbytes=size), curves=CURVES).microseconds
         for size in sizes
     }
-    path = all_reduces(
-        tmp_path / "a.csv", took, {"collective": "all_gather", "cluster.nodes": "4"}
-    )
+    path = all_reduces(tmp_path / "a.csv", took, {"collective": "all_gather", "cluster.nodes": "4"})
     published = CURVES.crossing("ib", "all_gather", "hopper")[1]
     widths = zip(
         (0.05, 0.05, 0.1), (published.large, published.middle, published.small), strict=True
@@ -637,12 +613,9 @@ def test_a_ring_that_was_forced_has_its_own_curve_and_says_nothing_of_the_choice
 ) -> None:
     forced = all_reduces(tmp_path / "ring.csv", on_a_curve(35, 330, 60), FORCED)
     chosen = all_reduces(tmp_path / "own.csv", on_a_curve(90, 440, 60))
-    assert (
-        main.main(
-            ["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", str(forced), str(chosen), "--cluster", "dgx-h100", "--json"]
+    ) == 0
     printed = json.loads(capsys.readouterr().out)["collectives"]
     assert [curve["scope"] for curve in printed["curves"]] == ["nvls", "ring"]
     assert printed["fitted"]["max"] < 0.02
@@ -656,12 +629,9 @@ def test_what_two_files_hold_alike_is_counted_once_and_named(
     logs, out = (
         [str(tmp_path / name) for name in ("a.txt", "a.txt", "b.txt")], tmp_path / "mine.toml",
     )
-    assert (
-        main.main(
-            ["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", *logs, "--cluster", "dgx-h100", "--out", str(out), "--json"]
+    ) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["collectives"]["fitted"]["n"] == len(SIZES)
     same = "holds the same as a.txt: counted once"
@@ -751,12 +721,9 @@ def test_saved_runs_are_measurements_of_their_scenarios(
         tmp_path / "other.json",
     )
     names = list(map(str, paths))
-    assert (
-        main.main(
-            ["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", *names, "--scenarios", str(tmp_path / "scenarios"), "--json"]
+    ) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {row["source"] for row in printed["rows"]} == {"two.json", "short.json", "four.json"}
     groups = {row["source"]: tuple(row["group"]) for row in printed["rows"]}
@@ -769,27 +736,19 @@ def test_saved_runs_are_measurements_of_their_scenarios(
         replace(longer, provenance={**longer.provenance, "device": "NVIDIA A100-SXM4-80GB"}),
         tmp_path / "a100.json",
     )
-    assert (
-        main.main(
-            [
-                "calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios",
-                str(tmp_path / "scenarios"),
-            ]
-        )
-        == 2
-    )
+    assert main.main([
+        "calibrate", "--from", str(tmp_path / "a100.json"), "--scenarios",
+        str(tmp_path / "scenarios"),
+    ]) == 2
     assert (
         "ran on NVIDIA A100-SXM4-80GB, and the scenario's cluster is of H100 SXM 80 GB"
         in capsys.readouterr().err
     )
     assert main.main(["calibrate", "--from", *names]) == 2
     assert "--scenarios FOLDER" in capsys.readouterr().err
-    assert (
-        main.main(
-            ["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]
-        )
-        == 2
-    )
+    assert main.main(
+        ["calibrate", "--from", str(tmp_path / "other.json"), "--scenarios", str(tmp_path)]
+    ) == 2
     assert (
         "no scenario four with the Run's fingerprint below --scenarios" in capsys.readouterr().err
     )
@@ -802,16 +761,13 @@ GPT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("written", "other", "same"),
-    [
-        ('preset = "llama-3-8b"', 'preset = "llama-3-8b", attention = "explicit"', True),
-        ('preset = "llama-3-8b"', 'preset = "llama-3-8b", num_layers = 4', False),
-        ('preset = "mpt-125m"', GPT, True),
-        ('preset = "mpt-125m"', GPT.replace("num_heads = 12", "num_heads = 6"), False),
-        ('preset = "mpt-125m"', GPT.replace("768", "576"), False),
-    ],
-)
+@pytest.mark.parametrize(("written", "other", "same"), [
+    ('preset = "llama-3-8b"', 'preset = "llama-3-8b", attention = "explicit"', True),
+    ('preset = "llama-3-8b"', 'preset = "llama-3-8b", num_layers = 4', False),
+    ('preset = "mpt-125m"', GPT, True),
+    ('preset = "mpt-125m"', GPT.replace("num_heads = 12", "num_heads = 6"), False),
+    ('preset = "mpt-125m"', GPT.replace("768", "576"), False),
+])
 def test_a_model_is_what_it_is_and_not_what_it_is_called(
     written: str, other: str, same: bool
 ) -> None:

@@ -37,12 +37,9 @@ def test_a_curve_that_misses_its_rows_is_doubted_everywhere_and_written(
         for index, (size, us) in enumerate(on_a_curve(30, 180, 0).items())
     }
     path, out = all_reduces(tmp_path / "a.csv", times, FORCED), tmp_path / "mine.toml"
-    assert (
-        main.main(
-            ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
-        )
-        == 0
-    )
+    assert main.main(
+        ["calibrate", "--from", str(path), "--cluster", "dgx-h100", "--out", str(out), "--json"]
+    ) == 0
     streams = capsys.readouterr()
     (doubt,) = json.loads(streams.out)["doubts"]
     assert doubt.startswith("ring all_reduce: the fit misses its own 22 rows by ")
@@ -94,15 +91,10 @@ def test_what_presets_and_published_tables_say_is_not_doubted(
     assert main.main(["calibrate", "--from", str(path), "--cluster", "dgx-a100-40", "--json"]) == 0
     streams = capsys.readouterr()
     assert (json.loads(streams.out)["doubts"], streams.err) == ([], "")
-    assert (
-        main.main(
-            [
-                "calibrate", "--from", str(PUBLISHED / "tables" / "nccl_h100_sweep.csv"),
-                "--cluster", "dgx-h100", "--json",
-            ]
-        )
-        == 0
-    )
+    assert main.main([
+        "calibrate", "--from", str(PUBLISHED / "tables" / "nccl_h100_sweep.csv"),
+        "--cluster", "dgx-h100", "--json",
+    ]) == 0
     streams = capsys.readouterr()
     assert (json.loads(streams.out)["doubts"], streams.err) == ([], "")
 

@@ -8,16 +8,9 @@ from zsim.calibration.accuracy import Predicted, pairs
 
 def row(measured: float, **fields: str) -> Predicted:
     return Predicted(
-        source="s.csv",
-        line=2,
-        kind="step",
-        gpu="A100",
-        nodes=1,
-        predicted=1.0 if fields["compile"] == "no" else 0.5,
-        measured=measured,
-        band=(0.9, 1.1),
-        assumed=(),
-        fields=fields,
+        source="s.csv", line=2, kind="step", gpu="A100", nodes=1,
+        predicted=1.0 if fields["compile"] == "no" else 0.5, measured=measured, band=(0.9, 1.1),
+        assumed=(), fields=fields,
     )
 
 

@@ -62,25 +62,22 @@ def test_the_table_of_the_page_is_predicted_and_is_a_published_row(
     assert (shown.scenario, shown.seconds) in [(each.scenario, each.seconds) for each in published]
 
 
-@pytest.mark.parametrize(
-    ("cells", "problem"),
-    [
-        ({"batch.micro_batsh": "4"}, "batch.micro_batsh: unknown key, did you mean micro_batch?"),
-        ({"batch.micro_batch": "four"}, 'batch.micro_batch: expected a whole number, found "four"'),
-        ({"batch.micro_batch": ""}, "batch.micro_batch: expected a value, found nothing"),
-        ({"cluster.preset": "dgx-h10"}, 'cluster.preset: unknown cluster "dgx-h10", did you mean '
-                                        "dgx-h100?"),
-        ({"strategy.dp_shard": "7"}, "strategy.dp_shard: expected a divisor of the cluster's"),
-        ({"execution.compile": "maybe"}, 'execution.compile: expected true or false, found "maybe'),
-        ({"measured.step_time": "6"}, "measured.step_time: expected a number and one of ns, us, "),
-        ({"measured.step_time": "0 s"}, "measured.step_time: expected more than nothing"),
-        ({"measured.step_time": ""}, "measured.step_time: expected one of measured.step_time, "),
-        ({"measured.peak_reserved": "82 G"}, "measured.peak_reserved: expected a number and one "),
-        ({"widens": "0.1"}, "assumed: expected the reason why the band is wider, found none"),
-        ({"widens": "-1", "assumed": "a"}, "widens: expected a number from 0 to 10"),
-        ({"network.least": "0.3"}, "network.least, network.most: expected both or neither"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "problem"), [
+    ({"batch.micro_batsh": "4"}, "batch.micro_batsh: unknown key, did you mean micro_batch?"),
+    ({"batch.micro_batch": "four"}, 'batch.micro_batch: expected a whole number, found "four"'),
+    ({"batch.micro_batch": ""}, "batch.micro_batch: expected a value, found nothing"),
+    ({"cluster.preset": "dgx-h10"}, 'cluster.preset: unknown cluster "dgx-h10", did you mean '
+                                    "dgx-h100?"),
+    ({"strategy.dp_shard": "7"}, "strategy.dp_shard: expected a divisor of the cluster's"),
+    ({"execution.compile": "maybe"}, 'execution.compile: expected true or false, found "maybe'),
+    ({"measured.step_time": "6"}, "measured.step_time: expected a number and one of ns, us, "),
+    ({"measured.step_time": "0 s"}, "measured.step_time: expected more than nothing"),
+    ({"measured.step_time": ""}, "measured.step_time: expected one of measured.step_time, "),
+    ({"measured.peak_reserved": "82 G"}, "measured.peak_reserved: expected a number and one "),
+    ({"widens": "0.1"}, "assumed: expected the reason why the band is wider, found none"),
+    ({"widens": "-1", "assumed": "a"}, "widens: expected a number from 0 to 10"),
+    ({"network.least": "0.3"}, "network.least, network.most: expected both or neither"),
+])
 def test_a_problem_is_named_with_file_line_column_expected_and_found(
     tmp_path: Path, cells: dict[str, str], problem: str
 ) -> None:
@@ -88,35 +85,27 @@ def test_a_problem_is_named_with_file_line_column_expected_and_found(
     assert complaint.startswith(f"a.csv line 3: {problem}")
 
 
-@pytest.mark.parametrize(
-    ("column", "problem"),
-    [
-        ("measured.steptime", "unknown column, did you mean measured.step_time?"),
-        ("modl.preset", "unknown column, did you mean model.?"),
-        ("model", "unknown column, did you mean model.?"),
-        ("n_gpus", "unknown column"),
-        ("expect.peak_memory", "unknown column"),
-        ("", "unknown column"),
-    ],
-)
+@pytest.mark.parametrize(("column", "problem"), [
+    ("measured.steptime", "unknown column, did you mean measured.step_time?"),
+    ("modl.preset", "unknown column, did you mean model.?"),
+    ("model", "unknown column, did you mean model.?"), ("n_gpus", "unknown column"),
+    ("expect.peak_memory", "unknown column"), ("", "unknown column"),
+])
 def test_an_unknown_column_is_named_once(tmp_path: Path, column: str, problem: str) -> None:
     (complaint,) = problems(table(tmp_path / "a.csv", STEP | {column: "1"}, STEP | {column: "1"}))
     assert complaint.startswith(f"a.csv line 1: {column or 'a column without a name'}: {problem}")
 
 
-@pytest.mark.parametrize(
-    ("cells", "problem"),
-    [
-        ({"frozen": "[2020-01-01]"}, "frozen[0]: expected text, found 2020-01-01"),
-        ({"frozen": "{ a = 2020-01-01 }"}, "frozen: expected a list, found { a = 2020-01-01 }"),
-        ({"steps": "[07:32:00]"}, "steps: expected a whole number, found [07:32:00]"),
-        ({"frozen": "[nan]"}, "frozen[0]: expected a finite number, found nan"),
-        ({"frozen": '{ "a b" = 1 }'}, "frozen: expected a list, found { a b = 1 }"),
-        ({"frozen": "[" * 30 + "]" * 30}, 'frozen: expected a list, found "[[[['),
-        ({"steps": "9" * 400}, "steps: expected an integer of at most 64 bits, found a longer"),
-        ({"execution.step_overhead": "18 x"}, "execution.step_overhead: expected a number and "),
-    ],
-)
+@pytest.mark.parametrize(("cells", "problem"), [
+    ({"frozen": "[2020-01-01]"}, "frozen[0]: expected text, found 2020-01-01"),
+    ({"frozen": "{ a = 2020-01-01 }"}, "frozen: expected a list, found { a = 2020-01-01 }"),
+    ({"steps": "[07:32:00]"}, "steps: expected a whole number, found [07:32:00]"),
+    ({"frozen": "[nan]"}, "frozen[0]: expected a finite number, found nan"),
+    ({"frozen": '{ "a b" = 1 }'}, "frozen: expected a list, found { a b = 1 }"),
+    ({"frozen": "[" * 30 + "]" * 30}, 'frozen: expected a list, found "[[[['),
+    ({"steps": "9" * 400}, "steps: expected an integer of at most 64 bits, found a longer"),
+    ({"execution.step_overhead": "18 x"}, "execution.step_overhead: expected a number and "),
+])
 def test_a_cell_of_any_kind_is_refused_by_its_key(
     tmp_path: Path, cells: dict[str, str], problem: str
 ) -> None:
@@ -170,23 +159,19 @@ def test_every_problem_of_a_table_is_listed(
         assert "a.csv line 3: cluster.preset: unknown cluster" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("cells", "problem"),
-    [
-        ({"collective": "all_reduced"}, "collective: expected one of all_gather, reduce_scatter"),
-        ({"bytes": "1.5"}, "bytes: expected a number and one of"),
-        ({"bytes": ""}, "bytes: missing"),
-        ({"measured.time": "24.6"}, "measured.time: expected a number and one of ns"),
-        ({"nccl.algorithm": "rings"}, "nccl.algorithm: expected one of ring, tree, nvls"),
-        ({"nccl.nvls": "off"}, "nccl.nvls: expected true or false"),
-        ({"cluster.preset": ""}, "cluster: expected one of preset or file, found neither"),
-        ({"cluster.ranks": "9"}, "cluster.ranks: expected 1 to 8"),
-        ({"cluster.ranks": "1"}, "cluster: expected two ranks or more"),
-        ({"cluster.preset": "cpu-gloo"}, "cluster: expected two ranks or more"),
-        ({"cluster.node": "1"}, "cluster.node: unknown key, did you mean nodes?"),
-        ({"batch.micro_batch": "1"}, "batch.micro_batch: unknown column"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "problem"), [
+    ({"collective": "all_reduced"}, "collective: expected one of all_gather, reduce_scatter"),
+    ({"bytes": "1.5"}, "bytes: expected a number and one of"), ({"bytes": ""}, "bytes: missing"),
+    ({"measured.time": "24.6"}, "measured.time: expected a number and one of ns"),
+    ({"nccl.algorithm": "rings"}, "nccl.algorithm: expected one of ring, tree, nvls"),
+    ({"nccl.nvls": "off"}, "nccl.nvls: expected true or false"),
+    ({"cluster.preset": ""}, "cluster: expected one of preset or file, found neither"),
+    ({"cluster.ranks": "9"}, "cluster.ranks: expected 1 to 8"),
+    ({"cluster.ranks": "1"}, "cluster: expected two ranks or more"),
+    ({"cluster.preset": "cpu-gloo"}, "cluster: expected two ranks or more"),
+    ({"cluster.node": "1"}, "cluster.node: unknown key, did you mean nodes?"),
+    ({"batch.micro_batch": "1"}, "batch.micro_batch: unknown column"),
+])
 def test_a_table_of_collectives_is_as_strict(
     tmp_path: Path, cells: dict[str, str], problem: str
 ) -> None:
@@ -222,13 +207,10 @@ def test_a_cluster_file_is_looked_for_beside_the_table(tmp_path: Path) -> None:
     assert "cluster.file: m.toml: no such file" in complaint
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b'model.preset,"measured.step_time\n1', "unexpected end of data"),
-        (b"model.preset,measured.step_time\n\xff,1 s\n", "can't decode"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    (b'model.preset,"measured.step_time\n1', "unexpected end of data"),
+    (b"model.preset,measured.step_time\n\xff,1 s\n", "can't decode"),
+])
 def test_what_is_no_csv_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(MeasurementError, match=message):
         parse(data, where="a.csv")

@@ -24,23 +24,10 @@ from zsim.scenario.scenario import Scenario
 FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
 ZERO3 = str(ROOT / "scenarios/parity/zero3-mlp-4.toml")
 RUN_KEYS = {
-    "schema_version",
-    "scenario",
-    "backend",
-    "world_size",
-    "step_time_ns",
-    "tokens_per_second_per_gpu",
-    "mfu",
-    "compute_ns",
-    "communication_ns",
-    "exposed_communication_ns",
-    "bytes_sent_per_rank",
-    "collectives",
-    "step_time_band_ns",
-    "peak_memory_bytes",
-    "peak_first_step_bytes",
-    "peak_memory_by_kind",
-    "expectations",
+    "schema_version", "scenario", "backend", "world_size", "step_time_ns",
+    "tokens_per_second_per_gpu", "mfu", "compute_ns", "communication_ns",
+    "exposed_communication_ns", "bytes_sent_per_rank", "collectives", "step_time_band_ns",
+    "peak_memory_bytes", "peak_first_step_bytes", "peak_memory_by_kind", "expectations",
     "provenance",
 }
 
@@ -71,12 +58,8 @@ class Echo:
         )
         losses = (1.0, 0.9, 0.8)
         numerics = Numerics(
-            losses=losses,
-            largest_relative_difference=0.0,
-            largest_gradient_difference=0.0,
-            steps=3,
-            dtype=scenario.precision.narrowest,
-            reference_losses=losses,
+            losses=losses, largest_relative_difference=0.0, largest_gradient_difference=0.0,
+            steps=3, dtype=scenario.precision.narrowest, reference_losses=losses,
         )
         return replace(
             rank, phases={**rank.phases, "steady": replace(steady, memory=memory)},
@@ -179,19 +162,11 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
     printed = output(capsys, "validate", FSDP2, "--against", "echo")
     assert printed["ok"] is True
     assert [(check["name"], check["status"]) for check in printed["checks"]] == [
-        ("collective order", "ok"),
-        ("bytes", "ok"),
-        ("groups", "unsupported"),
-        ("peak memory, construction", "ok"),
-        ("peak memory, first", "ok"),
-        ("peak memory, steady", "ok"),
-        ("memory at rest", "ok"),
-        ("memory of parts", "ok"),
-        ("memory by kind", "ok"),
-        ("numerics", "ok"),
-        ("step time", "unsupported"),
-        ("exposed communication", "unsupported"),
-        ("time by unit", "unsupported"),
+        ("collective order", "ok"), ("bytes", "ok"), ("groups", "unsupported"),
+        ("peak memory, construction", "ok"), ("peak memory, first", "ok"),
+        ("peak memory, steady", "ok"), ("memory at rest", "ok"), ("memory of parts", "ok"),
+        ("memory by kind", "ok"), ("numerics", "ok"), ("step time", "unsupported"),
+        ("exposed communication", "unsupported"), ("time by unit", "unsupported"),
     ]
     assert set(printed["checks"][0]) == {
         "name", "status", "predicted", "measured", "relative_error", "detail"
@@ -345,42 +320,37 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([], 2, "usage"),
-        (["rnu", FSDP2], 2, "did you mean run?"),
-        (["list", "models", "clusters"], 2, "unrecognized arguments: clusters; one at a time"),
-        (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
-        (["run", FSDP2, "--qq"], 2, "\nzsim: run: expected arguments as in `zsim run --help`, "
-                                    "found unrecognized arguments: --qq\n"),
-        (["run", FSDP2, "--bogus"], 2, "usage: zsim run "),
-        (["run", FSDP2, "--bogus"], 2, "found unrecognized arguments: --bogus\n"),
-        (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; "
-                                                      "it is an option of run, calibrate\n"),
-        (["validate", FSDP2, "--compute", "emulate"], 2,
-         "zsim: --compute: expected one of real, emulated, found 'emulate'; did you mean "
-         "emulated?\n"),
-        (["run", FSDP2, "--timeout", "nan"], 2, "zsim: --timeout: expected seconds between 0 "
-                                                "and 86400, found nan"),
-        (["run"], 2, "SCENARIO"),
-        (["run", "none.toml"], 2, "none.toml: no such file"),
-        (["run", FSDP2, "--backend", "ech"], 2, "zsim: --backend: expected one of broken, "),
-        (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
-        (["validate", FSDP2, "--against", "ech"], 2, "zsim: --against: expected one of broken, "),
-        (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
-        (["validate", FSDP2, "--against", "sim"], 2, "zsim: --against: expected a backend "
-                                                     "that runs for real, found sim"),
-        (["run", FSDP2, "--ranks", "0,9"], 2, "expected ranks 0 to 3 of fsdp2-mlp-4, found 9"),
-        (["run", FSDP2, "--ranks", "0-2"], 2, "zsim: --ranks: expected ranks as 0,7, found "
-                                              "'0-2'\n"),
-        (["run", FSDP2, "--save"], 2, "zsim: --save: expected one argument, found none\n"),
-        (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
-        (["compare", "none.json", "none.json"], 2, "none.json: expected a saved Run"),
-        (["show", "none.toml"], 2, "none.toml: no such file"),
-        (["list", "wishes"], 2, "zsim: zsim list: expected one of scenarios, models, "),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "message"), [
+    ([], 2, "usage"), (["rnu", FSDP2], 2, "did you mean run?"),
+    (["list", "models", "clusters"], 2, "unrecognized arguments: clusters; one at a time"),
+    (["run", FSDP2, "--al-ranks"], 2, "did you mean --all-ranks?"),
+    (["run", FSDP2, "--qq"], 2, "\nzsim: run: expected arguments as in `zsim run --help`, "
+                                "found unrecognized arguments: --qq\n"),
+    (["run", FSDP2, "--bogus"], 2, "usage: zsim run "),
+    (["run", FSDP2, "--bogus"], 2, "found unrecognized arguments: --bogus\n"),
+    (["validate", FSDP2, "--backend", "fake"], 2, "unrecognized arguments: --backend fake; "
+                                                  "it is an option of run, calibrate\n"),
+    (["validate", FSDP2, "--compute", "emulate"], 2,
+     "zsim: --compute: expected one of real, emulated, found 'emulate'; did you mean "
+     "emulated?\n"),
+    (["run", FSDP2, "--timeout", "nan"], 2, "zsim: --timeout: expected seconds between 0 "
+                                            "and 86400, found nan"),
+    (["run"], 2, "SCENARIO"), (["run", "none.toml"], 2, "none.toml: no such file"),
+    (["run", FSDP2, "--backend", "ech"], 2, "zsim: --backend: expected one of broken, "),
+    (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
+    (["validate", FSDP2, "--against", "ech"], 2, "zsim: --against: expected one of broken, "),
+    (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
+    (["validate", FSDP2, "--against", "sim"], 2, "zsim: --against: expected a backend "
+                                                 "that runs for real, found sim"),
+    (["run", FSDP2, "--ranks", "0,9"], 2, "expected ranks 0 to 3 of fsdp2-mlp-4, found 9"),
+    (["run", FSDP2, "--ranks", "0-2"], 2, "zsim: --ranks: expected ranks as 0,7, found "
+                                          "'0-2'\n"),
+    (["run", FSDP2, "--save"], 2, "zsim: --save: expected one argument, found none\n"),
+    (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
+    (["compare", "none.json", "none.json"], 2, "none.json: expected a saved Run"),
+    (["show", "none.toml"], 2, "none.toml: no such file"),
+    (["list", "wishes"], 2, "zsim: zsim list: expected one of scenarios, models, "),
+])
 def test_bad_usage_is_answered_in_words(capsys, arguments, code, message):
     assert main(arguments) == code
     assert message in capsys.readouterr().err
@@ -403,14 +373,11 @@ def test_help_takes_less_than_200_ms_of_the_processor():
     assert min(times) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that records "
-                                                     "time, as sim and gloo do, found echo"),
-        (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that records "
+                                                 "time, as sim and gloo do, found echo"),
+    (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
+])
 def test_what_a_backend_cannot_give_is_refused_before_the_run(arguments, message, capsys):
     assert main(["run", FSDP2, *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -556,8 +523,7 @@ def test_scenarios_of_one_name_cannot_share_a_folder_of_results(tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("command", "option"),
-    [("run", "--save"), ("run", "--trace"), ("show", "--snapshot")],
+    ("command", "option"), [("run", "--save"), ("run", "--trace"), ("show", "--snapshot")],
 )
 def test_a_scenario_is_not_written_over(tmp_path, capsys, command, option):
     path = tmp_path / "mine.toml"
@@ -577,12 +543,10 @@ def test_what_a_scenario_names_is_not_written_over(tmp_path, capsys, option):
         "vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_inner": None
     }
     config.write_text(
-        json.dumps(
-            {
-                "model_type": "gpt2", "activation_function": "gelu",
-                "architectures": ["GPT2LMHeadModel"], **sizes,
-            }
-        )
+        json.dumps({
+            "model_type": "gpt2", "activation_function": "gelu",
+            "architectures": ["GPT2LMHeadModel"], **sizes,
+        })
     )
     path = tmp_path / "mine.toml"
     path.write_text(

@@ -26,8 +26,7 @@ STEPS = (
     "import zsim",
     "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, "
     "zsim.cli.reports.report",
-    "from zsim.cli.main import main; main(['--help'])",
-    "main(['list', 'backends'])",
+    "from zsim.cli.main import main; main(['--help'])", "main(['list', 'backends'])",
     "main(['list', 'models'])",
 )
 
@@ -54,24 +53,14 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     assert ended(code) == ""
 
 
-@pytest.mark.parametrize(
-    ("command", "raised", "message"),
-    [
-        (
-            ["run", "--backend", "fake"], "ModuleNotFoundError(\"No module named 'sympy'\")",
-            "ModuleNotFoundError: No module named 'sympy'",
-        ),
-        (
-            ["run", "--backend", "nccl"], "ImportError('no c10\\nand more')",
-            "ImportError: no c10",
-        ),
-        (
-            ["validate", "--against", "gloo"],
-            "OSError('libcudart.so.12: cannot open shared object file')",
-            "OSError: libcudart.so.12: cannot open shared object file",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("command", "raised", "message"), [
+    (["run", "--backend", "fake"], "ModuleNotFoundError(\"No module named 'sympy'\")",
+     "ModuleNotFoundError: No module named 'sympy'"),
+    (["run", "--backend", "nccl"], "ImportError('no c10\\nand more')", "ImportError: no c10"),
+    (["validate", "--against", "gloo"],
+     "OSError('libcudart.so.12: cannot open shared object file')",
+     "OSError: libcudart.so.12: cannot open shared object file"),
+])
 def test_a_torch_that_cannot_be_imported_is_a_backend_that_is_not_there(
     tmp_path, command, raised, message
 ):

@@ -72,9 +72,7 @@ def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
         if (match := re.match(r" +waiting for the host to issue (\w+) +(.*)", line))
     )
     assert {link.op.kind in COLLECTIVES for link in why.critical_path if link.waited_ns} == {True}
-    assert waited == {
-        "collectives": format_time(sum(link.waited_ns for link in why.critical_path))
-    }
+    assert waited == {"collectives": format_time(sum(link.waited_ns for link in why.critical_path))}
     assert why.host_bound
 
 
@@ -132,11 +130,9 @@ strategy = { name = "fsdp2", offload = true }
             f'{text}cluster = {{ preset = "dgx-h100", {cluster} }}'.encode(), where="offload.toml"
         )
         program = plan(case, device="cuda")
-        hosted.append(
-            time_report.hosted_ns(
-                program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
-            )
-        )
+        hosted.append(time_report.hosted_ns(
+            program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
+        ))
     first, two, eight, nodes = hosted
     assert two == pytest.approx(first, rel=0.01)
     assert eight == pytest.approx(first, rel=0.01)

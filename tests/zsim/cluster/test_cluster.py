@@ -43,14 +43,11 @@ def test_every_gpu_has_a_verdict_in_nodes_of_another(name: str) -> None:
     assert tuple(of_device) == gpu.figures
 
 
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
-        ({"preset": "pcie-box", "device": "rtx-4090"}, "unknown GPU .*, did you mean rtx-4090-24"),
-        ({"preset": "pcie-box", "device": "cpu-core"}, "unknown GPU"),
-        ({"preset": "cpu-gloo", "ranks": 2, "device": "l4-24"}, "expected a cluster of GPUs"),
-    ],
-)
+@pytest.mark.parametrize(("table", "problem"), [
+    ({"preset": "pcie-box", "device": "rtx-4090"}, "unknown GPU .*, did you mean rtx-4090-24"),
+    ({"preset": "pcie-box", "device": "cpu-core"}, "unknown GPU"),
+    ({"preset": "cpu-gloo", "ranks": 2, "device": "l4-24"}, "expected a cluster of GPUs"),
+])
 def test_another_gpu_is_refused_where_there_is_none(table: dict[str, str], problem: str) -> None:
     with pytest.raises(ScenarioError, match=rf"cluster\.device: {problem}"):
         scenario.Scenario(
@@ -61,22 +58,9 @@ def test_another_gpu_is_refused_where_there_is_none(table: dict[str, str], probl
 
 def test_the_presets_are_those_that_the_documentation_names() -> None:
     assert NAMES == (
-        "a100-40-roce",
-        "a100-80-4hdr",
-        "a100-80-roce",
-        "cpu-gloo",
-        "dgx-a100",
-        "dgx-a100-40",
-        "dgx-b200",
-        "dgx-h100",
-        "dgx-h200",
-        "grand-teton-h100",
-        "hgx-a800",
-        "hgx-h800",
-        "p4d",
-        "p4de",
-        "p5",
-        "pcie-box",
+        "a100-40-roce", "a100-80-4hdr", "a100-80-roce", "cpu-gloo", "dgx-a100", "dgx-a100-40",
+        "dgx-b200", "dgx-h100", "dgx-h200", "grand-teton-h100", "hgx-a800", "hgx-h800", "p4d",
+        "p4de", "p5", "pcie-box",
     )
 
 
@@ -94,9 +78,7 @@ def test_every_number_has_a_source_and_a_provenance(name: str) -> None:
 def test_a_figure_shows_what_the_file_says() -> None:
     figures = {figure.key: figure for figure in load_cluster("dgx-h100").figures}
     assert figures["device.bfloat16"] == PresetFigure(
-        key="device.bfloat16",
-        text="989 TFLOP/s",
-        provenance="vendor sheet",
+        key="device.bfloat16", text="989 TFLOP/s", provenance="vendor sheet",
         source="NVIDIA H100 data sheet, dense",
     )
     assert "data sheet 450 GB/s" in figures["links.fabric.bandwidth"].source
@@ -116,13 +98,10 @@ def test_a_dgx_h100_has_the_link_rates_that_nccl_reaches() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "bus_bandwidth"),
-    [
-        ("dgx-a100", 192), ("p4d", 48), ("p4de", 48), ("dgx-h100", 360), ("p5", 360),
-        ("a100-40-roce", 192), ("dgx-b200", 384),
-    ],
-)
+@pytest.mark.parametrize(("name", "bus_bandwidth"), [
+    ("dgx-a100", 192), ("p4d", 48), ("p4de", 48), ("dgx-h100", 360), ("p5", 360),
+    ("a100-40-roce", 192), ("dgx-b200", 384),
+])
 def test_a_ring_over_whole_nodes_is_as_wide_as_all_its_rails_or_the_fabric(
     name: str, bus_bandwidth: int
 ) -> None:
@@ -283,52 +262,29 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
     assert everyone.step_time_ns == times[1]
 
 
-@pytest.mark.parametrize(
-    ("link", "message"),
-    [
-        (
-            '{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }',
-            "cluster.slow_links[0].node: expected 0 to 2, found 3",
-        ),
-        (
-            '{ node = 0, nic = 4, bandwidth = "1 Gbit/s" }',
-            "cluster.slow_links[0].nic: expected 0 to 3, found 4",
-        ),
-        (
-            '{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }',
-            "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to ",
-        ),
-        (
-            '{ node = 0, nic = 0, bandwidth = "1 B/s" }',
-            "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to ",
-        ),
-        (
-            '{ node = 0, nic = 0, bandwidth = "1 bit/s" }',
-            "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to ",
-        ),
-        (
-            '{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }',
-            "cluster.slow_links[1].bandwidth: expected a value",
-        ),
-        (
-            '{ node = 0, nic = 0, bandwith = "1 Gbit/s" }',
-            "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?",
-        ),
-        (
-            '{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }',
-            "cluster.slow_links[0].node: expected at least 0, found -1",
-        ),
-        (
-            '{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3',
-            "cluster.slow_links[1]: expected a table, { key = value }, found 3",
-        ),
-        ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
-        (
-            '{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 '
-            'Gbit/s" }', "each link once",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("link", "message"), [
+    ('{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }',
+     "cluster.slow_links[0].node: expected 0 to 2, found 3"),
+    ('{ node = 0, nic = 4, bandwidth = "1 Gbit/s" }',
+     "cluster.slow_links[0].nic: expected 0 to 3, found 4"),
+    ('{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }',
+     "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
+    ('{ node = 0, nic = 0, bandwidth = "1 B/s" }',
+     "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
+    ('{ node = 0, nic = 0, bandwidth = "1 bit/s" }',
+     "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
+    ('{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }',
+     "cluster.slow_links[1].bandwidth: expected a value"),
+    ('{ node = 0, nic = 0, bandwith = "1 Gbit/s" }',
+     "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
+    ('{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }',
+     "cluster.slow_links[0].node: expected at least 0, found -1"),
+    ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3',
+     "cluster.slow_links[1]: expected a table, { key = value }, found 3"),
+    ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
+    ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 '
+     'Gbit/s" }', "each link once"),
+])
 def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, message: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         slowed(link)

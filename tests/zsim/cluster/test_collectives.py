@@ -26,12 +26,8 @@ def test_every_file_of_the_package_is_in_the_table_or_a_part_of_one_that_is() ->
 
 
 @given(
-    library=libraries,
-    op=collectives,
-    nbytes=messages,
-    size=num_shards,
-    alpha=st.integers(0, 10**5),
-    rate=st.integers(1, 10**12),
+    library=libraries, op=collectives, nbytes=messages, size=num_shards,
+    alpha=st.integers(0, 10**5), rate=st.integers(1, 10**12),
 )
 def test_the_closed_form_equals_the_sum_of_its_steps_to_the_nanosecond(
     library: str, op: str, nbytes: int, size: int, alpha: int, rate: int
@@ -123,12 +119,9 @@ def test_more_bandwidth_is_never_slower(
 ) -> None:
     for algorithms in LIBRARIES.values():
         slow = algorithms.duration_ns(op, nbytes, group_size=size, alpha_ns=10, bytes_per_s=rate)
-        assert (
-            algorithms.duration_ns(
-                op, nbytes, group_size=size, alpha_ns=10, bytes_per_s=rate + more
-            )
-            <= slow
-        )
+        assert algorithms.duration_ns(
+            op, nbytes, group_size=size, alpha_ns=10, bytes_per_s=rate + more
+        ) <= slow
 
 
 def test_a_reduce_scatter_of_three_uneven_chunks_ends_with_each_rank_s_own() -> None:
@@ -140,9 +133,7 @@ def test_a_reduce_scatter_of_three_uneven_chunks_ends_with_each_rank_s_own() -> 
 
 def test_a_gloo_broadcast_to_five_ranks_doubles_who_has_the_message() -> None:
     assert list(LIBRARIES["gloo"].steps("broadcast", 9, group_size=5, root=3)) == [
-        (Send(3, 4, 9),),
-        (Send(3, 0, 9), Send(4, 1, 9)),
-        (Send(3, 2, 9),),
+        (Send(3, 4, 9),), (Send(3, 0, 9), Send(4, 1, 9)), (Send(3, 2, 9),),
     ]
 
 
@@ -172,9 +163,7 @@ def test_a_ring_broadcast_is_cut_into_slices() -> None:
     nbytes = BROADCAST_SLICE_NBYTES + 10
     half = nbytes // 2
     assert list(LIBRARIES["ring"].steps("broadcast", nbytes, group_size=3)) == [
-        (Send(0, 1, half),),
-        (Send(0, 1, half), Send(1, 2, half)),
-        (Send(1, 2, half),),
+        (Send(0, 1, half),), (Send(0, 1, half), Send(1, 2, half)), (Send(1, 2, half),),
     ]
 
 

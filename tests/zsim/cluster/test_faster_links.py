@@ -37,12 +37,9 @@ KINDS = ("fabric", "pcie", "host", "rail")
 STRATEGIES = (
     'name = "ddp", dp_replicate = {ranks}',
     'name = "ddp", dp_replicate = {ranks}, bucket_cap_mb = 5.0',
-    'name = "fsdp2", dp_shard = {ranks}',
-    'name = "hsdp", dp_replicate = {replicas}, dp_shard = 4',
-    'name = "fsdp1", dp_shard = {ranks}',
-    'name = "fsdp1", dp_replicate = {replicas}, dp_shard = 4',
-    'name = "zero1", dp_shard = {ranks}',
-    'name = "zero3", dp_shard = {ranks}, lookahead = 1',
+    'name = "fsdp2", dp_shard = {ranks}', 'name = "hsdp", dp_replicate = {replicas}, dp_shard = 4',
+    'name = "fsdp1", dp_shard = {ranks}', 'name = "fsdp1", dp_replicate = {replicas}, dp_shard = 4',
+    'name = "zero1", dp_shard = {ranks}', 'name = "zero3", dp_shard = {ranks}, lookahead = 1',
 )
 
 
@@ -62,15 +59,11 @@ activation_checkpointing = {{ mode = "{again}" }}
 
 
 TEXTS = st.builds(
-    text,
-    model=st.sampled_from(["gpt-2-124m", "llama-3.2-1b", "mpt-1b"]),
-    tokens=st.sampled_from([256, 512, 1024]),
-    accumulation=st.sampled_from([1, 2]),
+    text, model=st.sampled_from(["gpt-2-124m", "llama-3.2-1b", "mpt-1b"]),
+    tokens=st.sampled_from([256, 512, 1024]), accumulation=st.sampled_from([1, 2]),
     cluster=st.sampled_from(["dgx-a100", "p4d", "dgx-h100", "dgx-b200"]),
-    nodes=st.sampled_from([1, 2, 4]),
-    strategy=st.sampled_from(STRATEGIES),
-    dtype=st.sampled_from(["bf16", "fp32"]),
-    again=st.sampled_from(["none", "full"]),
+    nodes=st.sampled_from([1, 2, 4]), strategy=st.sampled_from(STRATEGIES),
+    dtype=st.sampled_from(["bf16", "fp32"]), again=st.sampled_from(["none", "full"]),
 )
 FROM_THE_SWITCH_TO_A_RING = text(
     model="mpt-1b", tokens=1024, accumulation=1, cluster="dgx-h100", nodes=2,
@@ -112,11 +105,8 @@ def in_memory_ns(program: Program, costs: Costs) -> float:
 
 @settings(max_examples=40)
 @given(
-    TEXTS,
-    st.sampled_from([1.0, 2.0]),
-    st.sampled_from([("fabric",), ("rail",), KINDS]),
-    st.sampled_from([1.0, 1.25, 1.5, 2.0, 4.0, 8.0]),
-    st.sampled_from([1.0, 0.5, 0.1]),
+    TEXTS, st.sampled_from([1.0, 2.0]), st.sampled_from([("fabric",), ("rail",), KINDS]),
+    st.sampled_from([1.0, 1.25, 1.5, 2.0, 4.0, 8.0]), st.sampled_from([1.0, 0.5, 0.1]),
 )
 @example(FROM_THE_SWITCH_TO_A_RING, 1.0, KINDS, 2.0, 0.1)
 @example(COPIES_OF_THREE_STREAMS, 2.0, KINDS, 1.5, 1.0)

@@ -48,9 +48,7 @@ def communicators(draw: st.DrawFn) -> Communicator:
     nodes = draw(st.sampled_from([1, 1, 2, 3, 8, 64]))
     per_node = draw(st.integers(1 if nodes > 1 else 2, 8))
     return Communicator(
-        generation=generation,
-        num_ranks=nodes * per_node,
-        num_nodes=nodes,
+        generation=generation, num_ranks=nodes * per_node, num_nodes=nodes,
         bus_gb_s=draw(st.sampled_from([6.0, 48.0, 192.0])) if nodes > 1 else BUS[generation],
         fabric=draw(st.sampled_from(["ib", "roce", "efa", "tcp", "unknown"])),
         links=draw(st.sampled_from(["nvlink", "nvlink", "pcie"])),
@@ -334,14 +332,11 @@ def test_a_broadcast_to_more_ranks_of_a_node_is_never_faster(cluster: str) -> No
         assert times == sorted(times)
 
 
-@pytest.mark.parametrize(
-    ("op", "algorithm", "where", "among"),
-    [
-        ("all_gather", "nvls", "all_gather of 8 ranks on 1 nodes of ampere", "ring"),
-        ("all_reduce", "nvls", "all_reduce of 8 ranks on 1 nodes of ampere", "ring"),
-        ("all_reduce", "pat", "all_reduce of 8 ranks on 1 nodes of hopper", "ring, nvls"),
-    ],
-)
+@pytest.mark.parametrize(("op", "algorithm", "where", "among"), [
+    ("all_gather", "nvls", "all_gather of 8 ranks on 1 nodes of ampere", "ring"),
+    ("all_reduce", "nvls", "all_reduce of 8 ranks on 1 nodes of ampere", "ring"),
+    ("all_reduce", "pat", "all_reduce of 8 ranks on 1 nodes of hopper", "ring, nvls"),
+])
 def test_an_algorithm_that_cannot_run_is_refused_with_those_that_can(
     op: str, algorithm: Algorithm, where: str, among: str
 ) -> None:
@@ -377,14 +372,10 @@ def test_every_cluster_has_the_hops_that_nccls_curves_are_of_and_shorter_ones_ch
 
 
 HOPS_OF: list[tuple[str, range, int, int]] = [
-    ("all_gather", range(32), 3, 28),
-    ("reduce_scatter", range(32), 3, 28),
-    ("broadcast", range(32), 3, 28),
-    ("all_reduce", range(32), 4, 2),
-    ("all_gather", range(8), 0, 7),
-    ("all_reduce", range(8), 0, 2),
-    ("all_reduce", range(0, 32, 8), 4, 0),
-    ("all_reduce", range(0, 24, 8), 4, 0),
+    ("all_gather", range(32), 3, 28), ("reduce_scatter", range(32), 3, 28),
+    ("broadcast", range(32), 3, 28), ("all_reduce", range(32), 4, 2),
+    ("all_gather", range(8), 0, 7), ("all_reduce", range(8), 0, 2),
+    ("all_reduce", range(0, 32, 8), 4, 0), ("all_reduce", range(0, 24, 8), 4, 0),
     ("all_reduce", range(0, 16, 8), 2, 0),
 ]
 """Hops between and inside 4 nodes of H100. Rings go round once. All-reduces go down and up the two

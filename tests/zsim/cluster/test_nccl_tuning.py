@@ -115,27 +115,19 @@ def test_trees_are_as_deep_as_the_whole_logarithm_of_their_nodes(
 
 
 MODEL_BUS = [
-    ("8 H100", "all_reduce", 8 * GIB, 475.6),
-    ("8 H100", "all_reduce", GIB, 473),
+    ("8 H100", "all_reduce", 8 * GIB, 475.6), ("8 H100", "all_reduce", GIB, 473),
     ("8 H100", "all_reduce", 16 * GIB, 475.8),
     ("8 H100 without NVLS", "all_reduce", 16 * GIB, 359.8),
-    ("8 H100", "all_gather", 16 * GIB, 359.5),
-    ("8 A100", "all_reduce", GIB, 238.3),
-    ("8 A100", "all_reduce", 8 * GIB, 239.8),
-    ("8 B200", "all_reduce", 8 * GIB, 827.7),
+    ("8 H100", "all_gather", 16 * GIB, 359.5), ("8 A100", "all_reduce", GIB, 238.3),
+    ("8 A100", "all_reduce", 8 * GIB, 239.8), ("8 B200", "all_reduce", 8 * GIB, 827.7),
     ("2 x 4 A100, 4 HDR", "all_reduce", 8 * GIB, 95.8),
     ("3 x 8 A100, 4 HDR", "all_reduce", GIB, 94.1),
-    ("2 x 8 A100, 4 HDR", "all_reduce", 4 * GIB, 95.7),
-    ("8 x 8 H100", "all_reduce", GIB // 2, 342),
-    ("8 x 8 H100", "all_reduce", 8 * GIB, 359),
-    ("32 x 8 H100", "all_reduce", 2 * GIB, 353),
+    ("2 x 8 A100, 4 HDR", "all_reduce", 4 * GIB, 95.7), ("8 x 8 H100", "all_reduce", GIB // 2, 342),
+    ("8 x 8 H100", "all_reduce", 8 * GIB, 359), ("32 x 8 H100", "all_reduce", 2 * GIB, 353),
     ("32 x 8 H100", "all_gather", 2 * GIB, 299),
-    ("2 x 8 H100, 8 x 200G", "all_reduce", 8 * GIB, 383),
-    ("2 x p4d", "all_reduce", GIB, 47.7),
-    ("4 x p4d", "all_reduce", GIB, 47.3),
-    ("72 B200", "all_reduce", GIB // 2, 898),
-    ("72 B200", "all_reduce", GIB, 908),
-    ("72 B200", "all_reduce", 8 * GIB, 916),
+    ("2 x 8 H100, 8 x 200G", "all_reduce", 8 * GIB, 383), ("2 x p4d", "all_reduce", GIB, 47.7),
+    ("4 x p4d", "all_reduce", GIB, 47.3), ("72 B200", "all_reduce", GIB // 2, 898),
+    ("72 B200", "all_reduce", GIB, 908), ("72 B200", "all_reduce", 8 * GIB, 916),
 ]
 """The model's column of the published check.
 
@@ -156,14 +148,11 @@ def test_the_bus_bandwidth_of_the_choice_is_the_model_s_within_one_percent(
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "times"),
-    [
-        ("8 A100", (44, 93, 277, 1011, 3947)), ("8 H100", (37, 72, 195, 685, 2642)),
-        ("8 B200", (24, 50, 114, 358, 1337)), ("2 x 8 H100", (58, 98, 245, 769, 2866)),
-        ("8 x 8 H100", (162, 205, 373, 1031, 3233)),
-    ],
-)
+@pytest.mark.parametrize(("name", "times"), [
+    ("8 A100", (44, 93, 277, 1011, 3947)), ("8 H100", (37, 72, 195, 685, 2642)),
+    ("8 B200", (24, 50, 114, 358, 1337)), ("2 x 8 H100", (58, 98, 245, 769, 2866)),
+    ("8 x 8 H100", (162, 205, 373, 1031, 3233)),
+])
 def test_all_gathers_from_4_to_1024_mebibytes_take_what_the_table_says(
     name: str, times: tuple[int, ...]
 ) -> None:
@@ -231,8 +220,7 @@ def test_four_h200_reduce_on_a_ring_although_their_switch_could() -> None:
 
 
 @given(
-    generation=st.sampled_from(GENERATIONS),
-    nodes=st.integers(1, 64),
+    generation=st.sampled_from(GENERATIONS), nodes=st.integers(1, 64),
     per_node=st.sampled_from([1, 2, 4, 8]),
     op=st.sampled_from(["all_gather", "reduce_scatter", "all_reduce"]),
     nbytes=st.integers(1, 2**34),

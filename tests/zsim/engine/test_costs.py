@@ -100,15 +100,13 @@ def test_groups_of_the_same_size_in_other_places_are_told_apart() -> None:
     )
 
 
-@given(
-    st.lists(
-        st.tuples(
-            collectives, st.integers(0, 2**24),
-            st.sampled_from([(0, 1), (0, 8), tuple(range(16)), (1, 9, 17)]),
-        ),
-        max_size=12,
-    )
-)
+@given(st.lists(
+    st.tuples(
+        collectives, st.integers(0, 2**24),
+        st.sampled_from([(0, 1), (0, 8), tuple(range(16)), (1, 9, 17)]),
+    ),
+    max_size=12,
+))
 def test_what_was_asked_before_changes_no_answer(
     questions: list[tuple[str, int, tuple[int, ...]]]
 ) -> None:
@@ -162,21 +160,12 @@ def test_gloos_reduce_scatter_takes_longer_than_an_all_reduce_since_it_copies_it
     assert costs.collective_ns("reduce_scatter", 4000, ranks) - start == -(-reduced * 105 // 100)
 
 
-@pytest.mark.parametrize(
-    ("op", "megabytes", "num_ranks", "milliseconds"),
-    [
-        ("all_reduce", 1, 2, 9.3),
-        ("all_reduce", 4, 2, 36.2),
-        ("all_reduce", 16, 2, 144.5),
-        ("all_reduce", 1, 4, 13.7),
-        ("all_reduce", 4, 4, 56.8),
-        ("all_reduce", 16, 4, 243),
-        ("all_gather", 4, 2, 27.8),
-        ("all_gather", 16, 2, 110),
-        ("all_gather", 4, 4, 30.5),
-        ("all_gather", 16, 4, 148),
-    ],
-)
+@pytest.mark.parametrize(("op", "megabytes", "num_ranks", "milliseconds"), [
+    ("all_reduce", 1, 2, 9.3), ("all_reduce", 4, 2, 36.2), ("all_reduce", 16, 2, 144.5),
+    ("all_reduce", 1, 4, 13.7), ("all_reduce", 4, 4, 56.8), ("all_reduce", 16, 4, 243),
+    ("all_gather", 4, 2, 27.8), ("all_gather", 16, 2, 110), ("all_gather", 4, 4, 30.5),
+    ("all_gather", 16, 4, 148),
+])
 def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
     op: str, megabytes: int, num_ranks: int, milliseconds: float
 ) -> None:
@@ -187,38 +176,26 @@ def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
     assert predicted == pytest.approx(milliseconds * 10**6, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        (
-            Op(
-                index=0, kind="all_gather", unit="u", stream="all_gather", group="dp_shard",
-                nbytes=8,
-            ),
-            35_000,
+@pytest.mark.parametrize(("op", "expected"), [
+    (Op(index=0, kind="all_gather", unit="u", stream="all_gather", group="dp_shard", nbytes=8),
+     35_000),
+    (
+        Op(
+            index=0, kind="forward", unit="u", stream="compute",
+            kernels=(Kernel("gelu", 0, 8, "float32"),) * 3,
         ),
-        (
-            Op(
-                index=0, kind="forward", unit="u", stream="compute",
-                kernels=(Kernel("gelu", 0, 8, "float32"),) * 3,
-            ),
-            18_000,
-        ),
-        (Op(index=0, kind="free", unit="u", stream="host"), 0),
-    ],
-)
+        18_000,
+    ),
+    (Op(index=0, kind="free", unit="u", stream="host"), 0),
+])
 def test_the_host_pays_per_collective_and_per_kernel(op: Op, expected: int) -> None:
     assert H100.issue_ns(op) == expected
 
 
-@pytest.mark.parametrize(
-    ("strategy", "kind", "expected"),
-    [
-        ("fsdp2", "all_gather", 185_000), ("fsdp1", "reduce_scatter", 185_000),
-        ("fsdp2", "all_reduce", 35_000), ("zero3", "all_gather", 35_000),
-        ("ddp", "all_reduce", 35_000),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "kind", "expected"), [
+    ("fsdp2", "all_gather", 185_000), ("fsdp1", "reduce_scatter", 185_000),
+    ("fsdp2", "all_reduce", 35_000), ("zero3", "all_gather", 35_000), ("ddp", "all_reduce", 35_000),
+])
 def test_hooks_of_fsdp_take_the_host_longer_to_issue_what_they_gather_and_reduce(
     strategy: str, kind: OpKind, expected: int
 ) -> None:

@@ -81,12 +81,10 @@ def a_program(rng: Random) -> Program:
                 continue
             kind, stream, group, nbytes = entry
             waits = tuple(sorted(rng.sample(range(index), min(index, rng.choice([0, 1, 9])))))
-            ops.append(
-                Op(
-                    index=index, kind=kind, unit="u", stream=stream, waits=waits, group=group,
-                    nbytes=nbytes,
-                )
-            )
+            ops.append(Op(
+                index=index, kind=kind, unit="u", stream=stream, waits=waits, group=group,
+                nbytes=nbytes,
+            ))
         kinds.append(RankProgram(construction=(), first=(), steady=tuple(ops)))
     drawn_kinds = [rng.randrange(len(kinds)) for _ in range(mesh.world_size)]
     used = sorted(set(drawn_kinds))
@@ -122,12 +120,10 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
         for rank in ranks:
             op = ops[rank][index]
             members = program.mesh.group(op.group, rank) if op.group else ()
-            began = max(
-                [
-                    ready[rank], queues.get((op.group, members), 0),
-                    *(ready[member] for member in members),
-                ]
-            )
+            began = max([
+                ready[rank], queues.get((op.group, members), 0),
+                *(ready[member] for member in members),
+            ])
             ends[rank].append(began + (op.nbytes if op.group else costs.compute_ns(op.kernels)))
         for rank in ranks:
             op, end = ops[rank][index], ends[rank][index]

@@ -60,13 +60,8 @@ def width(shares: StepShares) -> float:
 
 
 def made_of(
-    compute: tuple[float, float],
-    network: tuple[float, float],
-    host: tuple[float, float],
-    *,
-    hidden: float = 0.0,
-    spare: float = 0.0,
-    issuing: float = 0.0,
+    compute: tuple[float, float], network: tuple[float, float], host: tuple[float, float], *,
+    hidden: float = 0.0, spare: float = 0.0, issuing: float = 0.0,
 ) -> StepShares:
     """Shares of (share, width) each."""
     shares = [StepShare(share=share, width=wide) for share, wide in (compute, network, host)]
@@ -185,14 +180,11 @@ class Stretched:
 
 @pytest.mark.parametrize(
     ("cluster", "nodes", "strategy"),
-    one_in(
-        4,
-        [
-            (*where, f'name = "{name}"')
-            for where in (("p4d", 8), ("p4d", 64), ("dgx-h100", 64), ("dgx-h100", 1))
-            for name in ("ddp", "fsdp2", "zero3")
-        ],
-    ),
+    one_in(4, [
+        (*where, f'name = "{name}"')
+        for where in (("p4d", 8), ("p4d", 64), ("dgx-h100", 64), ("dgx-h100", 1))
+        for name in ("ddp", "fsdp2", "zero3")
+    ]),
 )
 def test_the_ends_are_those_of_a_step_whose_collectives_are_as_long_as_their_band_allows(
     cluster: str, nodes: int, strategy: str
@@ -287,13 +279,10 @@ def of_ops(cluster: ClusterSpec, *ops: Op, execution: Execution = EAGER) -> Step
     return error_bands.step_shares(program, simulate(program, costs=costs), costs=costs)
 
 
-@pytest.mark.parametrize(
-    ("provenance", "wide"),
-    [
-        ("measured", 0.05), ("calibrated", 0.08), ("published", 0.15), ("source code", 0.2),
-        ("vendor sheet", 0.3), ("assumed", 0.3),
-    ],
-)
+@pytest.mark.parametrize(("provenance", "wide"), [
+    ("measured", 0.05), ("calibrated", 0.08), ("published", 0.15), ("source code", 0.2),
+    ("vendor sheet", 0.3), ("assumed", 0.3),
+])
 def test_a_kernel_is_as_uncertain_as_where_its_constant_comes_from(
     provenance: Provenance, wide: float
 ) -> None:

@@ -44,13 +44,9 @@ def test_a_product_takes_the_waves_of_its_best_tile() -> None:
     assert kernel_ns(product(8192, 8192, 8192), A100) == ceil(seconds * 1e9) + 2000
 
 
-@pytest.mark.parametrize(
-    ("size", "published", "within"),
-    [
-        (1024, 119, 0.15), (2048, 222, 0.15), (4096, 228, 0.05), (8192, 254, 0.05),
-        (16384, 256, 0.05),
-    ],
-)
+@pytest.mark.parametrize(("size", "published", "within"), [
+    (1024, 119, 0.15), (2048, 222, 0.15), (4096, 228, 0.05), (8192, 254, 0.05), (16384, 256, 0.05),
+])
 def test_square_products_on_a100_are_near_published_rates(
     size: int, published: float, within: float
 ) -> None:
@@ -197,9 +193,7 @@ def test_a_cpu_takes_the_flops_of_a_product_and_of_attention_at_the_rate_of_its_
     )
     causal = 2 * 16 * 1024 * 1024 * 64
     for operator, flops in (
-        ("attention", causal),
-        ("attention", 2 * causal),
-        (ATTENTION_BACKWARD, causal * 5 // 2),
+        ("attention", causal), ("attention", 2 * causal), (ATTENTION_BACKWARD, causal * 5 // 2),
         (ATTENTION_BACKWARD, 5 * causal),
     ):
         assert kernel_ns(
@@ -296,9 +290,7 @@ def test_products_alone_are_faster_by_what_the_best_published_ones_are() -> None
     for device, share in shares.items():
         assert device.products_alone == pytest.approx(share, abs=1e-4)
         times = {
-            products: kernel_ns(
-                large, device, Execution(products=products)
-            )
+            products: kernel_ns(large, device, Execution(products=products))
             for products in ("alone", "training")
         }
         assert times["alone"] == pytest.approx(share * times["training"], rel=1e-3)
@@ -309,17 +301,12 @@ def test_products_alone_are_faster_by_what_the_best_published_ones_are() -> None
 @pytest.mark.parametrize(
     ("device", "asked", "wanted"),
     [
-        (
-            "a100-80", Execution(float8=True),
-            ["execution.float8: expected a device with products of 8 bits, found A100 SXM 80 GB"],
-        ),
-        (
-            "l40s-48", Execution(attention_kernels="flash3"),
-            [
-                "execution.attention_kernels: expected one of triton, flash2 on L40S 48 GB, found "
-                '"flash3"'
-            ],
-        ),
+        ("a100-80", Execution(float8=True),
+         ["execution.float8: expected a device with products of 8 bits, found A100 SXM 80 GB"]),
+        ("l40s-48", Execution(attention_kernels="flash3"), [
+            "execution.attention_kernels: expected one of triton, flash2 on L40S 48 GB, found "
+            '"flash3"'
+        ]),
         ("h100-80", Execution(float8=True, attention_kernels="flash3"), []),
         ("cpu-core", Execution(attention_kernels="flash3"), []),
     ],

@@ -16,11 +16,8 @@ from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 
 NAMES = [
-    "parity/ddp-gpt-4-accumulate-every",
-    "parity/hsdp-gpt-2x2",
-    "parity/zero3-gpt-4-lookahead-2",
-    "memory/fsdp2-llama-3-8b-8-offload",
-    "published/llama-3-8b-8-h100",
+    "parity/ddp-gpt-4-accumulate-every", "parity/hsdp-gpt-2x2", "parity/zero3-gpt-4-lookahead-2",
+    "memory/fsdp2-llama-3-8b-8-offload", "published/llama-3-8b-8-h100",
 ]
 
 

@@ -20,10 +20,8 @@ from zsim.scenario import scenario
 from zsim.scenario.plan import plan
 
 GPU = [
-    "published/llama-3-8b-8-h100",
-    "published/hsdp-llama-3-8b-4x8-h100",
-    "overlap/zero3-llama-3-8b-8-lookahead-0",
-    "overlap/zero3-llama-3-8b-8-lookahead-1",
+    "published/llama-3-8b-8-h100", "published/hsdp-llama-3-8b-4x8-h100",
+    "overlap/zero3-llama-3-8b-8-lookahead-0", "overlap/zero3-llama-3-8b-8-lookahead-1",
 ]
 CPU = [
     "parity/fsdp2-uneven-4", "parity/hsdp-gpt-2x2", "parity/zero-redundancy-mlp-2",

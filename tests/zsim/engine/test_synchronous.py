@@ -29,17 +29,13 @@ def parsed(strategy: str, cluster: str = 'preset = "cpu-gloo", ranks = 4') -> Sc
     return scenario.parse(text.encode(), where="cpu.toml", folder=Path())
 
 
-@pytest.mark.parametrize(
-    ("strategy", "hides"),
-    [
-        ('name = "fsdp2"', False),
-        ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2', False),
-        ('name = "hsdp", dp_replicate = 2, dp_shard = 2', False),
-        ('name = "fsdp1", dp_replicate = 2, dp_shard = 2', False),
-        ('name = "ddp", bucket_cap_mb = 0.1', True),
-        ('name = "zero3", lookahead = 1', True),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "hides"), [
+    ('name = "fsdp2"', False),
+    ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2', False),
+    ('name = "hsdp", dp_replicate = 2, dp_shard = 2', False),
+    ('name = "fsdp1", dp_replicate = 2, dp_shard = 2', False),
+    ('name = "ddp", bucket_cap_mb = 0.1', True), ('name = "zero3", lookahead = 1', True),
+])
 def test_fsdp_hides_no_communication_on_a_cpu_and_others_do(strategy: str, hides: bool) -> None:
     run = SimBackend().run(parsed(strategy), options=RunOptions())
     figures = metrics.figures(run, parsed(strategy))

@@ -109,19 +109,14 @@ def test_every_kind_of_result_that_a_command_writes_has_its_first_bytes():
 def test_results_that_are_there_are_replaced_by_new_ones(tmp_path, capsys):
     names = {"--save": "run.json", "--trace": "trace.json.gz"}
     for _ in range(2):
-        assert (
-            main(
-                [
-                    "run", FSDP2,
-                    *(
-                        word
-                        for option, name in names.items()
-                        for word in (option, str(tmp_path / name))
-                    ),
-                ]
-            )
-            == 0
-        )
+        assert main([
+            "run", FSDP2,
+            *(
+                word
+                for option, name in names.items()
+                for word in (option, str(tmp_path / name))
+            ),
+        ]) == 0
         assert main(["show", FSDP2, "--snapshot", str(tmp_path / "memory.pickle")]) == 0
     assert main(["run", FSDP2, "--trace", str(tmp_path / "run.json")]) == 2
     assert "--trace: expected a new file, or a trace to replace" in capsys.readouterr().err

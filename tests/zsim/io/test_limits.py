@@ -68,17 +68,11 @@ def test_the_scan_is_linear_in_unfinished_strings(text):
     assert 0 < counted.searched < 4 * len(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'a = "....................."',
-        "# .......................... [[[[[[[[[[[[[[[[[[[[",
-        "a = '[[[[[[[[[[[[[[[[[[[[[['",
-        'a = """\n.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.["."""',
-        "a = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5]",
-        'a = "\\\\"\nb = "\\""',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    'a = "....................."', "# .......................... [[[[[[[[[[[[[[[[[[[[",
+    "a = '[[[[[[[[[[[[[[[[[[[[[['", 'a = """\n.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.[.["."""',
+    "a = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5]", 'a = "\\\\"\nb = "\\""',
+])
 def test_dots_and_brackets_inside_strings_comments_and_numbers_do_no_harm(text):
     assert limits.check_text(text.encode(), where="x.toml") == text
 
@@ -95,8 +89,7 @@ def test_bytes_that_are_no_text_are_refused_by_their_place():
 def test_numbers_that_are_not_finite_or_too_long_are_named_by_key():
     table = {"a": {"b": [1, float("inf")]}, "c": float("nan"), "d": 1 << 70, "e": 1.5, "f": True}
     assert limits.number_problems(table) == (
-        "a.b[1]: expected a finite number, found inf",
-        "c: expected a finite number, found nan",
+        "a.b[1]: expected a finite number, found inf", "c: expected a finite number, found nan",
         "d: expected an integer of at most 64 bits, found a longer one",
     )
 

@@ -50,42 +50,24 @@ def with_numerics(**more: Any) -> Callable[[RankRun], RankRun]:
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize(
-    ("change", "breach"),
-    [
-        (remembering(end_bytes=2**40), "peaks are the highest points: rank 0: steady: a peak of"),
-        (
-            remembering(by_kind={"magic": 1}),
-            "sizes are possible: rank 0: steady: memory of no known kind, magic",
-        ),
-        (
-            remembering(held={"gradients": 2**40}),
-            "sizes are possible: rank 0: steady: 1,099,511,627,776 B held at a peak of",
-        ),
-        (remembering(held={"gradients": -5}), "sizes are possible: rank 0: steady: -5 B of memory"),
-        (
-            remembering(timeline=(("here", -1),)),
-            "sizes are possible: rank 0: steady: -1 B of memory",
-        ),
-        (
-            lambda rank: replace(rank, stands_for=-5),
-            "real ranks stand for themselves: rank 0: it stands for -5 ranks",
-        ),
-        (
-            with_numerics(),
-            "numerics tell every step: rank 0: numerics of 1 steps, though there is a "
-            "steady one after the first",
-        ),
-        (
-            with_numerics(steps=3),
-            "numerics tell every step: rank 0: 1 losses and 1 of the reference for 3 steps",
-        ),
-        (
-            lambda rank: replace(rank, stands_for=1),
-            "real ranks stand for themselves: rank 0: it stands for 1 ranks, and is named for 2",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "breach"), [
+    (remembering(end_bytes=2**40), "peaks are the highest points: rank 0: steady: a peak of"),
+    (remembering(by_kind={"magic": 1}),
+     "sizes are possible: rank 0: steady: memory of no known kind, magic"),
+    (remembering(held={"gradients": 2**40}),
+     "sizes are possible: rank 0: steady: 1,099,511,627,776 B held at a peak of"),
+    (remembering(held={"gradients": -5}), "sizes are possible: rank 0: steady: -5 B of memory"),
+    (remembering(timeline=(("here", -1),)), "sizes are possible: rank 0: steady: -1 B of memory"),
+    (lambda rank: replace(rank, stands_for=-5),
+     "real ranks stand for themselves: rank 0: it stands for -5 ranks"),
+    (with_numerics(),
+     "numerics tell every step: rank 0: numerics of 1 steps, though there is a "
+     "steady one after the first"),
+    (with_numerics(steps=3),
+     "numerics tell every step: rank 0: 1 losses and 1 of the reference for 3 steps"),
+    (lambda rank: replace(rank, stands_for=1),
+     "real ranks stand for themselves: rank 0: it stands for 1 ranks, and is named for 2"),
+])
 def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
     whole: RunRecord, change: Callable[[RankRun], RankRun], breach: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -143,9 +143,7 @@ def gather(index: int, unit: str, *, waits: tuple[int, ...] = ()) -> Op:
 
 
 def read(index: int, unit: str, *, waits: tuple[int, ...] = ()) -> Op:
-    return Op(
-        index=index, kind="forward", unit=unit, stream="compute", reads=(unit,), waits=waits
-    )
+    return Op(index=index, kind="forward", unit=unit, stream="compute", reads=(unit,), waits=waits)
 
 
 def free(index: int, unit: str) -> Op:

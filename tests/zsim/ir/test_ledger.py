@@ -98,11 +98,9 @@ def test_the_replay_is_the_naive_one_on_random_events(data):
             event = Alloc(f"b{index}", kind, data.draw(st.integers(0, 9)))
             live.append(f"b{index}")
         ops = phases[
-            data.draw(
-                st.sampled_from(
-                    PHASES[:1] if index < 8 else PHASES[1:2] if index < 16 else PHASES[2:]
-                )
-            )
+            data.draw(st.sampled_from(
+                PHASES[:1] if index < 8 else PHASES[1:2] if index < 16 else PHASES[2:]
+            ))
         ]
         ops.append(op(len(ops), event))
     rank = RankProgram(**{phase: tuple(ops) for phase, ops in phases.items()})
@@ -145,18 +143,13 @@ def test_a_phase_that_only_frees_peaks_at_its_start():
     assert steady.by_kind["parameters"] == 100
 
 
-@pytest.mark.parametrize(
-    ("events", "refusal"),
-    [
-        ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
-        (
-            (Alloc("x", "inputs", 1), Alloc("x", "inputs", 1)),
-            "expected a buffer that is not live, found x: it is allocated again",
-        ),
-        ((Alloc("x", "inputs", 1), Free("x"), Free("x")), "expected a live buffer, found x: it "
-                                                          "is freed"),
-    ],
-)
+@pytest.mark.parametrize(("events", "refusal"), [
+    ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
+    ((Alloc("x", "inputs", 1), Alloc("x", "inputs", 1)),
+     "expected a buffer that is not live, found x: it is allocated again"),
+    ((Alloc("x", "inputs", 1), Free("x"), Free("x")), "expected a live buffer, found x: it "
+                                                      "is freed"),
+])
 def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, refusal):
     with pytest.raises(ProgramError, match=refusal):
         replay(program(op(0, *events)))
@@ -187,10 +180,7 @@ def test_a_steady_phase_that_begins_as_the_first_one_did_is_as_if_it_had_been_fo
 def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
     passes = (op(0, Alloc("x", "inputs", 3), Free("x")), op(1, Alloc("y", "inputs", 5), Free("y")))
     rank = RankProgram(
-        construction=(),
-        first=passes,
-        steady=passes,
-        first_parts=(StepPart("forward", 0, 0),),
+        construction=(), first=passes, steady=passes, first_parts=(StepPart("forward", 0, 0),),
         steady_parts=(StepPart("forward", 0, 0), StepPart("backward", 1, 0)),
     )
     assert [(part.name, part.peak_bytes) for part in replay(rank)["steady"].parts] == [
@@ -199,17 +189,12 @@ def test_ops_that_come_again_in_other_parts_have_the_peaks_of_their_own_parts():
     assert replay(rank) == replay(anew(rank))
 
 
-@pytest.mark.parametrize(
-    ("tail", "refusal"),
-    [
-        (
-            (Alloc("x", "activations", 2),),
-            r"steady op 0 \(forward a\): .* found x: it is allocated again",
-        ),
-        ((Free("y"),), r"steady op 0 \(forward a\): .* found y: it is freed"),
-        ((Alloc("z", "optimizer_states", 5),), ""),
-    ],
-)
+@pytest.mark.parametrize(("tail", "refusal"), [
+    ((Alloc("x", "activations", 2),),
+     r"steady op 0 \(forward a\): .* found x: it is allocated again"),
+    ((Free("y"),), r"steady op 0 \(forward a\): .* found y: it is freed"),
+    ((Alloc("z", "optimizer_states", 5),), ""),
+])
 def test_ops_that_come_again_are_followed_where_they_find_something_else(tail, refusal):
     passes = op(0, Free("y"), Alloc("x", "inputs", 3), Free("x"), Alloc("y", "parameters", 4))
     made = op(0, Alloc("y", "parameters", 4))

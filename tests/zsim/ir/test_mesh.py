@@ -34,13 +34,10 @@ def test_ranks_of_an_axis_share_all_other_coordinates(mesh):
         ]
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)),
-        ("dp_replicate", (2, 6)),
-    ],
-)
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)),
+    ("dp_replicate", (2, 6)),
+])
 def test_rank_6_of_a_mesh_of_2_by_4_is_in(name, wanted):
     assert Mesh(dp_replicate=2, dp_shard=4).group(name, 6) == wanted
 
@@ -54,14 +51,10 @@ def test_a_name_that_is_no_group_is_a_key_error(name):
         Mesh(dp_replicate=2, dp_shard=4).group(name, 0)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "text"),
-    [
-        (Mesh(), "mesh of one rank"),
-        (Mesh(dp_shard=4), "mesh dp_shard=4 (4 ranks)"),
-        (Mesh(dp_replicate=2, dp_shard=4), "mesh dp_replicate=2 × dp_shard=4 (8 ranks)"),
-    ],
-)
+@pytest.mark.parametrize(("mesh", "text"), [
+    (Mesh(), "mesh of one rank"), (Mesh(dp_shard=4), "mesh dp_shard=4 (4 ranks)"),
+    (Mesh(dp_replicate=2, dp_shard=4), "mesh dp_replicate=2 × dp_shard=4 (8 ranks)"),
+])
 def test_a_mesh_reads_as_its_axes(mesh, text):
     assert str(mesh) == text
 

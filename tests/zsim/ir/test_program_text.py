@@ -19,16 +19,11 @@ from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario import parse as parse_scenario
 
 CASES = {
-    "ddp": 'name = "ddp"',
-    "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
-    "zero1_all_reduce": 'name = "zero1", form = "all_reduce"',
-    "zero2": 'name = "zero2"',
-    "zero3": 'name = "zero3", lookahead = 1',
-    "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
-    "fsdp2": 'name = "fsdp2"',
-    "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
-    "fsdp1": 'name = "fsdp1", dp_shard = 2',
-    "zero_redundancy": 'name = "zero_redundancy"',
+    "ddp": 'name = "ddp"', "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
+    "zero1_all_reduce": 'name = "zero1", form = "all_reduce"', "zero2": 'name = "zero2"',
+    "zero3": 'name = "zero3", lookahead = 1', "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
+    "fsdp2": 'name = "fsdp2"', "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
+    "fsdp1": 'name = "fsdp1", dp_shard = 2', "zero_redundancy": 'name = "zero_redundancy"',
 }
 
 

@@ -36,11 +36,9 @@ STRATEGIES = {
     "ddp": 'name = "ddp", bucket_cap_mb = 0.001',
     "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
     "zero1_all_reduce": 'name = "zero1", form = "all_reduce", granularity = "parameter"',
-    "zero2": 'name = "zero2"',
-    "zero3": 'name = "zero3", lookahead = 1',
+    "zero2": 'name = "zero2"', "zero3": 'name = "zero3", lookahead = 1',
     "zero3_eager": 'name = "zero3", lookahead = 2, granularity = "900 B"',
-    "fsdp2": 'name = "fsdp2"',
-    "fsdp2_resharded": 'name = "fsdp2", reshard_after_forward = true',
+    "fsdp2": 'name = "fsdp2"', "fsdp2_resharded": 'name = "fsdp2", reshard_after_forward = true',
     "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 2',
     "fsdp1": 'name = "fsdp1", dp_shard = 4',
     "fsdp1_hybrid": 'name = "fsdp1", dp_replicate = 2, dp_shard = 2, sharding = "grad_op", '
@@ -431,37 +429,24 @@ def op(**more: object) -> Op:
     return Op(**{"index": 0, "kind": "forward", "unit": "a", "stream": "compute", **more})
 
 
-@pytest.mark.parametrize(
-    ("ops", "refusal"),
-    [
-        ((op(index=1),), "expected index 0, found 1"),
-        ((op(kind="fly"),), "expected a known kind and stream, found fly on compute"),
-        ((op(waits=(0,)),), r"expected waits for earlier ops, found waits for \(0,\)"),
-        ((op(waits=(-1,)),), "expected waits for earlier ops"),
-        ((op(group="dp_shard"),), "expected no group, as it is no collective, found dp_shard"),
-        (
-            (op(kind="all_gather", group="dp_replicate", nbytes=4),),
-            "expected a group of more than one rank",
-        ),
-        (
-            (op(kind="all_gather", group="dp_shard:3", nbytes=4),),
-            "expected a group of more than one rank",
-        ),
-        (
-            (op(kind="all_gather", nbytes=4),),
-            "expected a group of more than one rank on .*, found none",
-        ),
-        ((op(kind="all_gather", group="dp_shard"),), "expected bytes to communicate, found 0"),
-        (
-            (op(memory=(Free("x"),)),),
-            r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed",
-        ),
-        (
-            (op(memory=(Alloc("x", "inputs", 1), Alloc("x", "inputs", 1))),),
-            "expected a buffer that is not live",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("ops", "refusal"), [
+    ((op(index=1),), "expected index 0, found 1"),
+    ((op(kind="fly"),), "expected a known kind and stream, found fly on compute"),
+    ((op(waits=(0,)),), r"expected waits for earlier ops, found waits for \(0,\)"),
+    ((op(waits=(-1,)),), "expected waits for earlier ops"),
+    ((op(group="dp_shard"),), "expected no group, as it is no collective, found dp_shard"),
+    ((op(kind="all_gather", group="dp_replicate", nbytes=4),),
+     "expected a group of more than one rank"),
+    ((op(kind="all_gather", group="dp_shard:3", nbytes=4),),
+     "expected a group of more than one rank"),
+    ((op(kind="all_gather", nbytes=4),),
+     "expected a group of more than one rank on .*, found none"),
+    ((op(kind="all_gather", group="dp_shard"),), "expected bytes to communicate, found 0"),
+    ((op(memory=(Free("x"),)),),
+     r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
+    ((op(memory=(Alloc("x", "inputs", 1), Alloc("x", "inputs", 1))),),
+     "expected a buffer that is not live"),
+])
 def test_a_malformed_program_is_refused_with_its_op(ops, refusal):
     program = planned(STRATEGIES["zero2"], ranks=2)
     with pytest.raises(ProgramError, match=refusal):

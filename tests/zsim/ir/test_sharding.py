@@ -127,8 +127,7 @@ def test_a_flat_layout_cuts_across_parameters() -> None:
     assert layout.pieces(0) == (Piece(0, Interval(0, 5), 0),)
     assert layout.pieces(1) == (Piece(2, Interval(0, 4), 0),)
     assert FlatLayout(numels=(2, 4), num_shards=2).pieces(0) == (
-        Piece(0, Interval(0, 2), 0),
-        Piece(1, Interval(0, 1), 2),
+        Piece(0, Interval(0, 2), 0), Piece(1, Interval(0, 1), 2),
     )
 
 
@@ -159,10 +158,8 @@ def test_resharding_to_the_same_number_moves_nothing_between_ranks(n: int, count
 
 def test_four_shards_become_two_by_pairs() -> None:
     assert reshard(8, old=4, new=2) == (
-        Transfer(0, 0, Interval(0, 2)),
-        Transfer(1, 0, Interval(2, 4)),
-        Transfer(2, 1, Interval(4, 6)),
-        Transfer(3, 1, Interval(6, 8)),
+        Transfer(0, 0, Interval(0, 2)), Transfer(1, 0, Interval(2, 4)),
+        Transfer(2, 1, Interval(4, 6)), Transfer(3, 1, Interval(6, 8)),
     )
 
 
@@ -195,13 +192,10 @@ def test_a_bucket_closes_once_it_has_reached_its_cap() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "ranks", "owners"),
-    [
-        ((), 2, ()), ((4, 4, 4, 4), 2, (0, 1, 0, 1)), ((1, 10, 2, 9), 2, (0, 0, 1, 1)),
-        ((5,), 3, (0,)), ((0, 0, 3), 2, (1, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "ranks", "owners"), [
+    ((), 2, ()), ((4, 4, 4, 4), 2, (0, 1, 0, 1)), ((1, 10, 2, 9), 2, (0, 0, 1, 1)),
+    ((5,), 3, (0,)), ((0, 0, 3), 2, (1, 1, 0)),
+])
 def test_greedy_owners_take_the_largest_first(
     sizes: tuple[int, ...], ranks: int, owners: tuple[int, ...]
 ) -> None:

@@ -32,12 +32,9 @@ GPT = (
     'tied = false }'
 )
 STRATEGY = (
-    'name = "ddp"',
-    'name = "ddp", find_unused_parameters = true',
-    'name = "zero1", form = "all_reduce"',
-    'name = "zero2", granularity = "parameter"',
-    'name = "zero3"',
-    'name = "fsdp2", forward_prefetch = 1',
+    'name = "ddp"', 'name = "ddp", find_unused_parameters = true',
+    'name = "zero1", form = "all_reduce"', 'name = "zero2", granularity = "parameter"',
+    'name = "zero3"', 'name = "fsdp2", forward_prefetch = 1',
     'name = "fsdp2", offload = true, sync = "last"',
     'name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last", sync = "last"',
     'name = "zero_redundancy", find_unused_parameters = true',
@@ -164,15 +161,12 @@ def test_every_second_block_may_become_every_block() -> None:
     assert other.checkpointing.every == 1
 
 
-@pytest.mark.parametrize(
-    ("strategy", "feature", "expected"),
-    [
-        ('name = "ddp"', "frozen", "2Ψ + 14Ψt"), ('name = "zero1"', "frozen", "2Ψ + 2Ψt + 12Ψt/8"),
-        ('name = "zero2"', "frozen", "2Ψ + 14Ψt/8"), ('name = "zero3"', "frozen", "2Ψ/8 + 14Ψt/8"),
-        ('name = "fsdp2"', "unused", "4Ψ/8 + 12Ψt/8"), ('name = "fsdp2"', "autocast", "16Ψ/8"),
-        ('name = "ddp"', "clip", "16Ψ"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "feature", "expected"), [
+    ('name = "ddp"', "frozen", "2Ψ + 14Ψt"), ('name = "zero1"', "frozen", "2Ψ + 2Ψt + 12Ψt/8"),
+    ('name = "zero2"', "frozen", "2Ψ + 14Ψt/8"), ('name = "zero3"', "frozen", "2Ψ/8 + 14Ψt/8"),
+    ('name = "fsdp2"', "unused", "4Ψ/8 + 12Ψt/8"), ('name = "fsdp2"', "autocast", "16Ψ/8"),
+    ('name = "ddp"', "clip", "16Ψ"),
+])
 def test_frozen_and_unused_parameters_count_as_parameters_alone(
     strategy: str, feature: str, expected: str
 ) -> None:
@@ -220,12 +214,10 @@ def test_what_is_less_than_a_segment_is_not_called_elsewhere(
         change="x", saved_bytes=0, saved_allocated_bytes=512, added_ns=0, step_time_ns=10,
         step_time_band_ns=(9, 12), needed_bytes=1, verdict="FITS", peak_at="backward root",
     )
-    print_advice(
-        [
-            effect, replace(effect, saved_allocated_bytes=-512),
-            replace(effect, saved_allocated_bytes=0),
-        ]
-    )
+    print_advice([
+        effect, replace(effect, saved_allocated_bytes=-512),
+        replace(effect, saved_allocated_bytes=0),
+    ])
     written = capsys.readouterr()
     message = [
         line.partition("changes nothing: ")[2].partition(",")[0]
@@ -240,14 +232,9 @@ def test_what_is_less_than_a_segment_is_not_called_elsewhere(
 def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() -> None:
     case = scenario('name = "ddp"', "frozen")
     model = TracedModel(
-        name="traced",
-        family="traced",
-        modules=case.model.modules,
-        units=case.model.units,
-        lowered=lower(case.model, batch=case.batch, dtype="bfloat16"),
-        dtype="bfloat16",
-        batch=case.batch,
-        casts_input=False,
+        name="traced", family="traced", modules=case.model.modules, units=case.model.units,
+        lowered=lower(case.model, batch=case.batch, dtype="bfloat16"), dtype="bfloat16",
+        batch=case.batch, casts_input=False,
     )
     tried = {other.strategy for _, other in ways(case.with_parts(model=model))}
     assert tried == {"ddp", "zero1", "zero2", "zero3"}
@@ -269,18 +256,15 @@ def test_an_offloaded_part_is_said_to_be_on_the_host_only_where_there_is_another
     assert reason(parse(one_memory.encode(), where="parts.toml")).startswith("padding")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "feature"),
-    [
-        ('name = "ddp", find_unused_parameters = true', "unused"),
-        ('name = "fsdp2", offload = true', "frozen"),
-        pytest.param(
-            'name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"', "forwards",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param('name = "zero2"', "uses", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "feature"), [
+    ('name = "ddp", find_unused_parameters = true', "unused"),
+    ('name = "fsdp2", offload = true', "frozen"),
+    pytest.param(
+        'name = "hsdp", dp_replicate = 2, dp_shard = 4, all_reduce = "last"', "forwards",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param('name = "zero2"', "uses", marks=pytest.mark.slow),
+])
 def test_waterfalls_add_up_and_something_fits(strategy: str, feature: str) -> None:
     case = scenario(strategy, feature)
     verdict = assess_program(plan.plan(case, device="cuda"), case.cluster, besides=belongings(case))

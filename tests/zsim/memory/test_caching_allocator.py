@@ -21,12 +21,10 @@ from zsim.memory.caching_allocator import (
 KIB, MIB = 2**10, 2**20
 SIZES = st.one_of(
     st.integers(1, 4096),
-    st.sampled_from(
-        [
-            512, SMALL_SIZE, SMALL_SIZE + 1, 10 * MIB - 512, 10 * MIB, 19 * MIB, 19 * MIB - 512,
-            20 * MIB,
-        ]
-    ),
+    st.sampled_from([
+        512, SMALL_SIZE, SMALL_SIZE + 1, 10 * MIB - 512, 10 * MIB, 19 * MIB, 19 * MIB - 512,
+        20 * MIB,
+    ]),
     st.integers(1, 40 * MIB),
 )
 STEPS = st.lists(
@@ -57,15 +55,12 @@ def run(allocator: CachingAllocator, steps: list[tuple[int, str, int]]):
         yield live
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "rounded", "segment"),
-    [
-        (1, 512, 2 * MIB), (512, 512, 2 * MIB), (513, 1024, 2 * MIB), (MIB, MIB, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB), (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
-        (10 * MIB - 1, 10 * MIB, 10 * MIB), (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-        (30 * MIB, 30 * MIB, 30 * MIB),
-    ],
-)
+@pytest.mark.parametrize(("nbytes", "rounded", "segment"), [
+    (1, 512, 2 * MIB), (512, 512, 2 * MIB), (513, 1024, 2 * MIB), (MIB, MIB, 2 * MIB),
+    (MIB + 1, MIB + 512, 20 * MIB), (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+    (10 * MIB - 1, 10 * MIB, 10 * MIB), (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+    (30 * MIB, 30 * MIB, 30 * MIB),
+])
 def test_a_size_is_rounded_to_512_bytes_and_its_segment_is_2_mib_20_mib_or_its_own(
     nbytes, rounded, segment
 ):
@@ -111,8 +106,7 @@ def test_a_block_returns_to_the_pool_of_its_own_stream_and_size_class_and_no_oth
     allocator.allocate(12 * MIB, stream="compute")
     allocator.allocate(MIB, stream="all_gather")
     assert {name: pool.reserved for name, pool in allocator.pools.items()} == {
-        ("all_gather", False): 12 * MIB,
-        ("compute", False): 12 * MIB,
+        ("all_gather", False): 12 * MIB, ("compute", False): 12 * MIB,
         ("all_gather", True): 2 * MIB,
     }
 

@@ -43,23 +43,17 @@ TRACED, AT, FSDP2 = (
 MLP = 'family = "mlp", sizes = { dims = [5, 7], hidden = 4, num_classes = 2 }'
 
 
-@pytest.mark.parametrize(
-    ("case", "nbytes"),
-    [
-        (
-            scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10"),
-            3 * 10 * 16,
+@pytest.mark.parametrize(("case", "nbytes"), [
+    (scenario('preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10"), 3 * 10 * 16),
+    (
+        scenario(
+            'preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10, forwards = 2"
         ),
-        (
-            scenario(
-                'preset = "gpt-tiny"', batch="micro_batch = 3, sequence_length = 10, forwards = 2"
-            ),
-            2 * 3 * 10 * 16,
-        ),
-        (scenario(MLP), 3 * (5 * 4 + 8)), (scenario(MLP, precision="bf16"), 3 * (5 * 2 + 8)),
-        (scenario(MLP, precision="bf16", strategy='name = "fsdp2"'), 3 * (5 * 4 + 8)),
-    ],
-)
+        2 * 3 * 10 * 16,
+    ),
+    (scenario(MLP), 3 * (5 * 4 + 8)), (scenario(MLP, precision="bf16"), 3 * (5 * 2 + 8)),
+    (scenario(MLP, precision="bf16", strategy='name = "fsdp2"'), 3 * (5 * 4 + 8)),
+])
 def test_a_batch_is_what_a_model_takes_and_its_targets(case: Scenario, nbytes: int) -> None:
     assert figures(case) == {"inputs": (nbytes, 2 * nbytes)}
 

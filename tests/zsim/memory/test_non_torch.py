@@ -176,13 +176,10 @@ def test_what_torch_does_not_reserve_on_two_a100_is_within_the_band():
     assert whole.low <= (6753 - 5964) * MIB <= whole.high
 
 
-@pytest.mark.parametrize(
-    ("cluster", "nbytes"),
-    [
-        ("dgx-a100", 8_519_680), ("dgx-h100", 32 * MIB), ("dgx-b200", 32 * MIB),
-        ("pcie-box", 8_519_680),
-    ],
-)
+@pytest.mark.parametrize(("cluster", "nbytes"), [
+    ("dgx-a100", 8_519_680), ("dgx-h100", 32 * MIB), ("dgx-b200", 32 * MIB),
+    ("pcie-box", 8_519_680),
+])
 def test_a_workspace_of_cublas_is_32_mib_on_hopper_and_blackwell_and_8_mib_and_128_kib_else(
     cluster, nbytes
 ):
@@ -199,9 +196,7 @@ def test_the_room_for_the_allocator_is_what_cuda_reports_less_the_rest_and_its_b
     )
     left = room(cluster.device, items)
     assert (left.low, left.nbytes, left.high) == (
-        round(79.09 * GIB) - 3 * GIB,
-        round(79.11 * GIB) - 2 * GIB,
-        round(79.25 * GIB) - GIB,
+        round(79.09 * GIB) - 3 * GIB, round(79.11 * GIB) - 2 * GIB, round(79.25 * GIB) - GIB,
     )
 
 

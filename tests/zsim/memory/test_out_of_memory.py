@@ -56,11 +56,9 @@ def scenario(text: str) -> Scenario:
 def replayed(case: Scenario, verdict: MemoryVerdict, capacity: int) -> dict[str, AllocatorRecord]:
     rank_program = plan.plan(case, device="cuda").of_rank(verdict.rank)
     workspace = cublas_workspace(case.cluster.device)
-    return dict(
-        reserved.replay(
-            rank_program, capacity=capacity, workspace_bytes=workspace, empty_cache=True
-        )
-    )
+    return dict(reserved.replay(
+        rank_program, capacity=capacity, workspace_bytes=workspace, empty_cache=True
+    ))
 
 
 def rooms(verdict: MemoryVerdict) -> tuple[int, int]:
@@ -75,11 +73,9 @@ def test_what_fits_once_cached_memory_is_given_back_is_tight_and_says_how_often(
     records = replayed(case, verdict, rooms(verdict)[0])
     assert verdict.margin_bytes < 0
     assert (verdict.verdict, verdict.releases_per_step) == ("TIGHT", records["steady"].num_releases)
-    assert verdict.pressure == Pressure(
-        expected=Releases(
-            first=records["first"].num_releases, steady=records["steady"].num_releases
-        )
-    )
+    assert verdict.pressure == Pressure(expected=Releases(
+        first=records["first"].num_releases, steady=records["steady"].num_releases
+    ))
     sentence = verdict_words(verdict)
     assert "short" not in sentence
     times = verdict.releases_per_step
@@ -137,21 +133,15 @@ def _program() -> RankProgram:
     return RankProgram(construction=(made,), first=step, steady=step)
 
 
-@pytest.mark.parametrize(
-    ("room", "most", "expected"),
-    [
-        (120, 120, Pressure(expected=Releases(first=0, steady=0))),
-        # the model is built elsewhere: 120 MiB are not there
-        (100, 120, Pressure(expected=Releases(first=1, steady=2))),
-        (
-            70, 100,
-            Pressure(
-                expected=None, best=Releases(first=1, steady=2), full_at="first op 0 (copy root)"
-            ),
-        ),
-        (70, 75, Pressure(expected=None, full_at="first op 0 (copy root)")),
-    ],
-)
+@pytest.mark.parametrize(("room", "most", "expected"), [
+    (120, 120, Pressure(expected=Releases(first=0, steady=0))),
+    # the model is built elsewhere: 120 MiB are not there
+    (100, 120, Pressure(expected=Releases(first=1, steady=2))),
+    (70, 100, Pressure(
+        expected=None, best=Releases(first=1, steady=2), full_at="first op 0 (copy root)"
+    )),
+    (70, 75, Pressure(expected=None, full_at="first op 0 (copy root)")),
+])
 def test_it_runs_as_expected_or_at_best_or_never(room: int, most: int, expected: Pressure) -> None:
     outcome = pressure(
         _program(), room=room * MIB, most=most * MIB, workspace_bytes=0, expandable_segments=False
@@ -196,11 +186,8 @@ def test_releases_are_said_of_the_steady_step_or_else_of_the_first() -> None:
         for first, steady in ((5, 1), (5, 2), (5, 3), (1, 0), (0, 0))
     ]
     assert [sentence.removeprefix("giving cached memory back ") for sentence in sentences] == [
-        "once a steady step",
-        "twice a steady step",
-        "3 times a steady step",
-        "once in the first step",
-        "",
+        "once a steady step", "twice a steady step", "3 times a steady step",
+        "once in the first step", "",
     ]
 
 

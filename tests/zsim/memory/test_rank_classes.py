@@ -28,17 +28,14 @@ def program(mesh: Mesh) -> Program:
 
 
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100"])
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        *(Mesh(dp_replicate=size) for size in (1, 2, 3, 8, 24)),
-        *(Mesh(dp_shard=size) for size in (2, 8, 40)),
-        *(
-            Mesh(dp_replicate=other, dp_shard=size)
-            for size, other in ((2, 4), (4, 10), (6, 12), (3, 16), (12, 6), (5, 16), (16, 5))
-        ),
-    ],
-)
+@pytest.mark.parametrize("mesh", [
+    *(Mesh(dp_replicate=size) for size in (1, 2, 3, 8, 24)),
+    *(Mesh(dp_shard=size) for size in (2, 8, 40)),
+    *(
+        Mesh(dp_replicate=other, dp_shard=size)
+        for size, other in ((2, 4), (4, 10), (6, 12), (3, 16), (12, 6), (5, 16), (16, 5))
+    ),
+])
 def test_what_any_rank_holds_is_held_by_one_that_stands_for_it(cluster: str, mesh: Mesh) -> None:
     nodes, rest = divmod(mesh.world_size, load_cluster(cluster).devices_per_node)
     spec = (

@@ -43,33 +43,20 @@ def activations(name: str, nbytes: int) -> Alloc:
 def test_a_record_says_what_is_reserved_what_lives_what_rounding_costs_and_what_lies_idle():
     rank = program(
         op(0, activations("x", 4 * MIB), activations("y", 5)),
-        op(1, Free("x"), activations("z", 12 * MIB)),
-        op(2, Free("z"), Free("y")),
+        op(1, Free("x"), activations("z", 12 * MIB)), op(2, Free("z"), Free("y")),
         construction=(op(0, Alloc("p", "parameters", 100), stream="host", kind="alloc"),),
     )
     records = replay(rank)
     assert records["construction"] == AllocatorRecord(
-        start_reserved_bytes=0,
-        peak_reserved_bytes=2 * MIB,
-        end_reserved_bytes=2 * MIB,
-        peak_active_bytes=512,
-        fragmentation_bytes=2 * MIB - 512,
-        rounding_bytes=412,
-        workspace_bytes=0,
-        num_segments=1,
-        num_releases=0,
+        start_reserved_bytes=0, peak_reserved_bytes=2 * MIB, end_reserved_bytes=2 * MIB,
+        peak_active_bytes=512, fragmentation_bytes=2 * MIB - 512, rounding_bytes=412,
+        workspace_bytes=0, num_segments=1, num_releases=0,
         reserved_by_pool={"compute small": 2 * MIB},
     )
     assert records["steady"] == AllocatorRecord(
-        start_reserved_bytes=2 * MIB,
-        peak_reserved_bytes=22 * MIB,
-        end_reserved_bytes=22 * MIB,
-        peak_active_bytes=12 * MIB + 1024,
-        fragmentation_bytes=10 * MIB - 1024,
-        rounding_bytes=412 + 507,
-        workspace_bytes=0,
-        num_segments=2,
-        num_releases=0,
+        start_reserved_bytes=2 * MIB, peak_reserved_bytes=22 * MIB, end_reserved_bytes=22 * MIB,
+        peak_active_bytes=12 * MIB + 1024, fragmentation_bytes=10 * MIB - 1024,
+        rounding_bytes=412 + 507, workspace_bytes=0, num_segments=2, num_releases=0,
         reserved_by_pool={"compute small": 2 * MIB, "compute large": 20 * MIB},
     )
 
@@ -77,8 +64,7 @@ def test_a_record_says_what_is_reserved_what_lives_what_rounding_costs_and_what_
 def test_a_buffer_lives_in_the_pool_of_the_stream_of_the_op_that_makes_it_and_the_hosts_in_that_of_compute():  # noqa: E501
     rank = program(
         op(0, activations("x", 3 * MIB), stream="all_gather_copy_in"),
-        op(1, activations("y", 3 * MIB), stream="host"),
-        op(2, Free("x"), Free("y")),
+        op(1, activations("y", 3 * MIB), stream="host"), op(2, Free("x"), Free("y")),
         op(3, activations("z", 6 * MIB), activations("w", 6 * MIB)),
     )
     assert replay(rank)["steady"].reserved_by_pool == {
@@ -90,9 +76,7 @@ def test_the_next_step_reuses_what_the_first_reserved():
     step = (op(0, activations("x", 30 * MIB)), op(1, Free("x")))
     records = replay(program(*step, first=step))
     assert [records[phase].end_reserved_bytes for phase in ("construction", "first", "steady")] == [
-        0,
-        30 * MIB,
-        30 * MIB,
+        0, 30 * MIB, 30 * MIB,
     ]
 
 
@@ -105,12 +89,8 @@ def test_a_buffer_of_no_bytes_takes_no_memory():
 
 def test_cublas_takes_a_workspace_at_the_first_products_of_the_forward_and_of_the_backward_and_keeps_both():  # noqa: E501
     step = (
-        op(0, flops=0),
-        op(1, flops=9),
-        op(2, flops=9),
-        op(3, kind="backward", flops=9),
-        op(4, kind="recompute", flops=9),
-        op(5, kind="optimizer", flops=9),
+        op(0, flops=0), op(1, flops=9), op(2, flops=9), op(3, kind="backward", flops=9),
+        op(4, kind="recompute", flops=9), op(5, kind="optimizer", flops=9),
     )
     records = replay(program(*step, first=step), workspace_bytes=32 * MIB)
     assert [
@@ -193,16 +173,11 @@ def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_r
         replay(rank, capacity=30 * MIB)
 
 
-@pytest.mark.parametrize(
-    ("events", "message"),
-    [
-        ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
-        (
-            (activations("x", 1), activations("x", 1)),
-            "expected a buffer that is not live, found x: it is allocated again",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("events", "message"), [
+    ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
+    ((activations("x", 1), activations("x", 1)),
+     "expected a buffer that is not live, found x: it is allocated again"),
+])
 def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, message):
     with pytest.raises(ProgramError, match=message):
         replay(program(op(0, *events)))

@@ -62,15 +62,8 @@ def entry(
     category: str,
 ):
     return {
-        "action": action,
-        "addr": addr,
-        "size": size,
-        "stream": stream,
-        "time_us": time_us,
-        "compile_context": "N/A",
-        "user_metadata": "",
-        "frames": frames,
-        "category": category,
+        "action": action, "addr": addr, "size": size, "stream": stream, "time_us": time_us,
+        "compile_context": "N/A", "user_metadata": "", "frames": frames, "category": category,
     }
 
 
@@ -133,11 +126,8 @@ def test_a_trace_that_begins_with_the_steady_step_ends_at_the_same_segments():
     assert late["segments"] == whole["segments"]
     (trace,) = late["device_traces"]
     assert [(event["action"], event["category"]) for event in trace] == [
-        ("snapshot", "unknown"),
-        ("segment_alloc", "unknown"),
-        ("alloc", "activations"),
-        ("free_requested", "activations"),
-        ("free_completed", "activations"),
+        ("snapshot", "unknown"), ("segment_alloc", "unknown"), ("alloc", "activations"),
+        ("free_requested", "activations"), ("free_completed", "activations"),
     ]
 
 

@@ -37,35 +37,20 @@ def test_patterns_freeze_what_they_match_and_unused_blocks_are_not_trained() -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("frozen", "more", "complaint"),
-    [
-        ('["embeding.*"]', {}, 'frozen: "embeding.*" matches no parameter'),
-        ('["blocks.0.atn.q.weight"]', {}, "did you mean blocks.0.attn.q.weight?"),
-        ('["*"]', {}, "frozen: nothing is left to train; leave a parameter out of it"),
-        (
-            "[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.9"]'},
-            'model.unused: the model has no block "blocks.9"',
-        ),
-        (
-            "[]", {"model": 'preset = "mlp-uneven", unused = ["blocks.0"]'},
-            "blocks.0 changes the width",
-        ),
-        (
-            "[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"},
-            'frozen = ["blocks.1.*"]',
-        ),
-        (
-            "[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"},
-            "use find_unused_parameters = true",
-        ),
-        (
-            "[]",
-            {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "rest": ', sync = "last"'},
-            "torch 2.13 looks for the gradient of a block that never ran",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("frozen", "more", "complaint"), [
+    ('["embeding.*"]', {}, 'frozen: "embeding.*" matches no parameter'),
+    ('["blocks.0.atn.q.weight"]', {}, "did you mean blocks.0.attn.q.weight?"),
+    ('["*"]', {}, "frozen: nothing is left to train; leave a parameter out of it"),
+    ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.9"]'},
+     'model.unused: the model has no block "blocks.9"'),
+    ("[]", {"model": 'preset = "mlp-uneven", unused = ["blocks.0"]'}, "blocks.0 changes the width"),
+    ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"},
+     'frozen = ["blocks.1.*"]'),
+    ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "strategy": "ddp"},
+     "use find_unused_parameters = true"),
+    ("[]", {"model": 'preset = "gpt-tiny", unused = ["blocks.1"]', "rest": ', sync = "last"'},
+     "torch 2.13 looks for the gradient of a block that never ran"),
+])
 def test_what_matches_nothing_or_cannot_be_trained_is_refused(
     frozen: str, more: dict[str, str], complaint: str
 ) -> None:

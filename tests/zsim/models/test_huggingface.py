@@ -26,37 +26,19 @@ strategy = { name = "fsdp2" }
 MORE
 """
 GPT2: dict[str, Any] = {
-    "model_type": "gpt2",
-    "n_layer": 12,
-    "n_embd": 768,
-    "n_head": 12,
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_inner": None,
-    "attn_pdrop": 0.1,
+    "model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
+    "n_positions": 1024, "n_inner": None, "attn_pdrop": 0.1,
 }
 LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
     "tie_word_embeddings": False,
 }
 MISTRAL = LLAMA | {"model_type": "mistral", "vocab_size": 32000, "sliding_window": 4096}
 QWEN2: dict[str, Any] = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 24,
-    "hidden_size": 896,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "intermediate_size": 4864,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "sliding_window": 8,
-    "use_sliding_window": False,
+    "model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896, "num_attention_heads": 14,
+    "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
+    "tie_word_embeddings": True, "sliding_window": 8, "use_sliding_window": False,
 }
 
 
@@ -146,16 +128,13 @@ def test_a_hugging_face_config_has_the_published_number_of_parameters(
     assert (spec.name, spec.num_parameters) == (config["model_type"], expected)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (MIXTRAL, "of 46,702,792,704 parameters, with experts"),
-        (PHI, "of 2,779,683,840 parameters, with blocks of attention beside the MLP"),
-        (GEMMA2, "of 2,614,341,888 parameters, with capped scores"),
-        (GEMMA3, "of 999,885,952 parameters, with two tables of rotary positions"),
-        (MIXTRAL | {"hidden_size": "wide"}, ", with experts"),
-    ],
-)
+@pytest.mark.parametrize(("config", "said"), [
+    (MIXTRAL, "of 46,702,792,704 parameters, with experts"),
+    (PHI, "of 2,779,683,840 parameters, with blocks of attention beside the MLP"),
+    (GEMMA2, "of 2,614,341,888 parameters, with capped scores"),
+    (GEMMA3, "of 999,885,952 parameters, with two tables of rotary positions"),
+    (MIXTRAL | {"hidden_size": "wide"}, ", with experts"),
+])
 def test_a_known_kind_that_is_not_simulated_is_refused_with_its_published_parameters(
     config: dict[str, Any], said: str
 ) -> None:
@@ -193,92 +172,53 @@ def test_keys_and_values_as_many_as_heads_when_a_config_does_not_say() -> None:
 def test_a_head_size_of_its_own_is_taken_from_the_config() -> None:
     shapes = {p.fqn: p.shape for p in huggingface.from_config(LLAMA | {"head_dim": 64}).parameters}
     assert [prod(shapes[f"model.layers.0.self_attn.{part}_proj.weight"]) for part in "qkvo"] == [
-        32 * 64 * 4096,
-        8 * 64 * 4096,
-        8 * 64 * 4096,
-        32 * 64 * 4096,
+        32 * 64 * 4096, 8 * 64 * 4096, 8 * 64 * 4096, 32 * 64 * 4096,
     ]
 
 
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        ({}, f"model_type: missing; expected one of {KINDS}; {huggingface.REMEDY}"),
+@pytest.mark.parametrize(("config", "complaint"), [
+    ({}, f"model_type: missing; expected one of {KINDS}; {huggingface.REMEDY}"),
+    ({"model_type": []}, f"model_type: expected one of {KINDS}, found []; {huggingface.REMEDY}"),
+    *(
         (
-            {"model_type": []},
-            f"model_type: expected one of {KINDS}, found []; {huggingface.REMEDY}",
-        ),
-        *(
-            (
-                LLAMA | {"model_type": kind},
-                f'model_type: expected one of {KINDS}, found "{kind}"; {huggingface.REMEDY}',
-            )
-            for kind in ("bert", "qwen3_moe")
-        ),
-        (
-            GPT2 | {"n_layer": 10**9},
-            "n_layer: expected a whole number from 1 to 4,096, found 1000000000",
-        ),
-        (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found 1.5"),
-        (
-            GPT2 | {"n_embd": True},
-            "n_embd: expected a whole number from 1 to 10,000,000, found true",
-        ),
-        (
-            GPT2 | {"n_head": None},
-            "n_head: expected a whole number from 1 to 10,000,000, found null",
-        ),
-        (
-            GPT2 | {"add_cross_attention": True},
-            "add_cross_attention: expected false, as anything else is not modelled, found true",
-        ),
-        (
-            LLAMA | {"hidden_size": -1},
-            "hidden_size: expected a whole number from 1 to 10,000,000, found -1",
-        ),
-        (LLAMA | {"hidden_act": "gelu"}, 'hidden_act: expected one of silu, swish, found "gelu"'),
-        (
-            GPT2 | {"activation_function": "relu"},
-            'activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found "relu"',
-        ),
-        (GPT2 | {"attn_pdrop": 2}, "attn_pdrop: expected a number from 0 to 1, found 2"),
-        (GPT2 | {"resid_pdrop": True}, "resid_pdrop: expected a number from 0 to 1, found true"),
-        (
-            LLAMA | {"attention_dropout": 0.1},
-            "attention_dropout: expected 0, as in all published models of this kind, found 0.1",
-        ),
-        (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found 1"),
-        (
-            LLAMA | {"tie_word_embeddings": "no"},
-            'tie_word_embeddings: expected true or false, found "no"',
-        ),
-        (
-            MISTRAL | {"sliding_window": 64},
-            "sliding_window: expected more than the sequence length, 128, found 64",
-        ),
-        (
-            MISTRAL | {"sliding_window": 128},
-            "sliding_window: expected more than the sequence length, 128, found 128",
-        ),
-        (
-            QWEN2 | {"use_sliding_window": True},
-            "use_sliding_window: expected false, as anything else is not modelled, found true",
-        ),
-        (
-            QWEN2 | {"layer_types": ["sliding_attention"]},
-            'layer_types: expected "full_attention" alone, as anything else is not modelled, '
-            'found ["sliding_attention"]',
-        ),
-        (
-            LLAMA | {"rope_scaling": {"type": "dynamic"}},
-            'rope_scaling: expected one of default, linear, llama3, yarn, found "dynamic"',
-        ),
-        (
-            GPT2 | {"output_attentions": True},
-            "output_attentions: expected false, as anything else is not modelled, found true",
-        ),
-    ],
-)
+            LLAMA | {"model_type": kind},
+            f'model_type: expected one of {KINDS}, found "{kind}"; {huggingface.REMEDY}',
+        )
+        for kind in ("bert", "qwen3_moe")
+    ),
+    (GPT2 | {"n_layer": 10**9},
+     "n_layer: expected a whole number from 1 to 4,096, found 1000000000"),
+    (GPT2 | {"n_layer": 1.5}, "n_layer: expected a whole number from 1 to 4,096, found 1.5"),
+    (GPT2 | {"n_embd": True}, "n_embd: expected a whole number from 1 to 10,000,000, found true"),
+    (GPT2 | {"n_head": None}, "n_head: expected a whole number from 1 to 10,000,000, found null"),
+    (GPT2 | {"add_cross_attention": True},
+     "add_cross_attention: expected false, as anything else is not modelled, found true"),
+    (LLAMA | {"hidden_size": -1},
+     "hidden_size: expected a whole number from 1 to 10,000,000, found -1"),
+    (LLAMA | {"hidden_act": "gelu"}, 'hidden_act: expected one of silu, swish, found "gelu"'),
+    (GPT2 | {"activation_function": "relu"},
+     'activation_function: expected one of gelu_new, gelu, gelu_pytorch_tanh, found "relu"'),
+    (GPT2 | {"attn_pdrop": 2}, "attn_pdrop: expected a number from 0 to 1, found 2"),
+    (GPT2 | {"resid_pdrop": True}, "resid_pdrop: expected a number from 0 to 1, found true"),
+    (LLAMA | {"attention_dropout": 0.1},
+     "attention_dropout: expected 0, as in all published models of this kind, found 0.1"),
+    (LLAMA | {"attention_bias": 1}, "attention_bias: expected true or false, found 1"),
+    (LLAMA | {"tie_word_embeddings": "no"},
+     'tie_word_embeddings: expected true or false, found "no"'),
+    (MISTRAL | {"sliding_window": 64},
+     "sliding_window: expected more than the sequence length, 128, found 64"),
+    (MISTRAL | {"sliding_window": 128},
+     "sliding_window: expected more than the sequence length, 128, found 128"),
+    (QWEN2 | {"use_sliding_window": True},
+     "use_sliding_window: expected false, as anything else is not modelled, found true"),
+    (QWEN2 | {"layer_types": ["sliding_attention"]},
+     'layer_types: expected "full_attention" alone, as anything else is not modelled, '
+     'found ["sliding_attention"]'),
+    (LLAMA | {"rope_scaling": {"type": "dynamic"}},
+     'rope_scaling: expected one of default, linear, llama3, yarn, found "dynamic"'),
+    (GPT2 | {"output_attentions": True},
+     "output_attentions: expected false, as anything else is not modelled, found true"),
+])
 def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(
     config: dict[str, Any], complaint: str
 ) -> None:
@@ -287,41 +227,23 @@ def test_a_config_that_cannot_be_used_is_refused_with_file_and_key(
     assert caught.value.problems == (f"model.huggingface: c.json: {complaint}",)
 
 
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        (GPT2 | {"n_head": 5}, "n_head: expected a divisor of n_embd, 768, found 5"),
-        (
-            LLAMA | {"num_attention_heads": 5, "head_dim": 64},
-            "num_attention_heads: expected a divisor of hidden_size, 4096, found 5",
-        ),
-        (
-            LLAMA | {"num_attention_heads": 5, "hidden_size": 32},
-            "num_attention_heads: expected a divisor of hidden_size, 32, found 5",
-        ),
-        (
-            LLAMA | {"num_key_value_heads": 5},
-            "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 5",
-        ),
-        (
-            MISTRAL | {"num_attention_heads": 64, "hidden_size": 32},
-            "num_attention_heads: expected at most hidden_size, 32, found 64",
-        ),
-        (
-            LLAMA | {"num_key_value_heads": 64},
-            "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 64",
-        ),
-        (
-            LLAMA | {"head_dim": 7},
-            "head_dim: expected an even number, for rotary positions, found 7",
-        ),
-        (
-            LLAMA | {"num_attention_heads": 32, "hidden_size": 96},
-            "num_attention_heads: expected heads of an even size, as a part of hidden_size, 96, "
-            "for rotary positions, found 32",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "complaint"), [
+    (GPT2 | {"n_head": 5}, "n_head: expected a divisor of n_embd, 768, found 5"),
+    (LLAMA | {"num_attention_heads": 5, "head_dim": 64},
+     "num_attention_heads: expected a divisor of hidden_size, 4096, found 5"),
+    (LLAMA | {"num_attention_heads": 5, "hidden_size": 32},
+     "num_attention_heads: expected a divisor of hidden_size, 32, found 5"),
+    (LLAMA | {"num_key_value_heads": 5},
+     "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 5"),
+    (MISTRAL | {"num_attention_heads": 64, "hidden_size": 32},
+     "num_attention_heads: expected at most hidden_size, 32, found 64"),
+    (LLAMA | {"num_key_value_heads": 64},
+     "num_key_value_heads: expected a divisor of num_attention_heads, 32, found 64"),
+    (LLAMA | {"head_dim": 7}, "head_dim: expected an even number, for rotary positions, found 7"),
+    (LLAMA | {"num_attention_heads": 32, "hidden_size": 96},
+     "num_attention_heads: expected heads of an even size, as a part of hidden_size, 96, "
+     "for rotary positions, found 32"),
+])
 def test_heads_of_a_config_that_do_not_fit_are_refused_with_its_file_and_keys(
     config: dict[str, Any], complaint: str
 ) -> None:
@@ -425,15 +347,12 @@ def test_biases_of_a_llama_are_where_its_config_says() -> None:
     assert added == {f"{block}.{name}.bias" for block in blocks for name in names}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("rms_norm_eps", "x", "a number above 0"), ("rope_theta", True, "a number above 0"),
-        ("initializer_range", -1.0, "a number above 0"),
-        ("torch_dtype", "x", "one of float32, bfloat16, float16"),
-        ("dtype", 16, "one of float32, bfloat16, float16"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("rms_norm_eps", "x", "a number above 0"), ("rope_theta", True, "a number above 0"),
+    ("initializer_range", -1.0, "a number above 0"),
+    ("torch_dtype", "x", "one of float32, bfloat16, float16"),
+    ("dtype", 16, "one of float32, bfloat16, float16"),
+])
 def test_what_transformers_could_not_use_is_refused_before_a_real_run(
     key: str, value: object, expected: str
 ) -> None:
@@ -441,24 +360,15 @@ def test_what_transformers_could_not_use_is_refused_before_a_real_run(
         huggingface.from_config(LLAMA | {key: value})
 
 
-@pytest.mark.parametrize(
-    ("more", "complaint"),
-    [
-        (
-            'precision = { autocast = "bf16" }',
-            "precision.autocast: expected none with model.huggingface, found bf16",
-        ),
-        (
-            'wrapping = { ends = "apart" }',
-            "wrapping.ends: expected root with model.huggingface, found apart",
-        ),
-        (
-            'activation_checkpointing = { mode = "selective", recompute = ["linear"] }',
-            "activation_checkpointing.recompute: expected nothing with model.huggingface, found "
-            "linear",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("more", "complaint"), [
+    ('precision = { autocast = "bf16" }',
+     "precision.autocast: expected none with model.huggingface, found bf16"),
+    ('wrapping = { ends = "apart" }',
+     "wrapping.ends: expected root with model.huggingface, found apart"),
+    ('activation_checkpointing = { mode = "selective", recompute = ["linear"] }',
+     "activation_checkpointing.recompute: expected nothing with model.huggingface, found "
+     "linear"),
+])
 def test_what_modules_of_transformers_are_not_lowered_for_is_refused(
     tmp_path: Path, more: str, complaint: str
 ) -> None:
@@ -471,13 +381,10 @@ def test_what_modules_of_transformers_are_not_lowered_for_is_refused(
     )
 
 
-@pytest.mark.parametrize(
-    ("table", "key"),
-    [
-        ("uses = 2", "model.uses"), ('unused = ["model.layers.3"]', "model.unused"),
-        ("", "batch.sequence_length"),
-    ],
-)
+@pytest.mark.parametrize(("table", "key"), [
+    ("uses = 2", "model.uses"), ('unused = ["model.layers.3"]', "model.unused"),
+    ("", "batch.sequence_length"),
+])
 def test_so_are_other_runs_of_its_blocks_and_a_single_token(
     tmp_path: Path, table: str, key: str
 ) -> None:
@@ -490,20 +397,14 @@ def test_so_are_other_runs_of_its_blocks_and_a_single_token(
         scenario.parse(text.encode(), where="h.toml", folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("config", "key"),
-    [
-        (LLAMA | {"architectures": ["LlamaModel"]}, "architectures"),
-        (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-        (GPT2 | {"architectures": ["LlamaForCausalLM"]}, "architectures"),
-        (MISTRAL | {"architectures": "MistralForCausalLM"}, "architectures"),
-        (MISTRAL | {"num_local_experts": 8}, "num_local_experts"),
-        (
-            QWEN2 | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "quantization_config",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "key"), [
+    (LLAMA | {"architectures": ["LlamaModel"]}, "architectures"),
+    (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+    (GPT2 | {"architectures": ["LlamaForCausalLM"]}, "architectures"),
+    (MISTRAL | {"architectures": "MistralForCausalLM"}, "architectures"),
+    (MISTRAL | {"num_local_experts": 8}, "num_local_experts"),
+    (QWEN2 | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+])
 def test_what_is_not_the_causal_language_model_that_is_simulated_is_refused_by_name(
     config: dict[str, Any], key: str
 ) -> None:

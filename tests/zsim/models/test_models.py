@@ -15,26 +15,14 @@ from zsim.models.families import FAMILIES, gpt, llama, load_preset, mlp, preset,
 from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
 PUBLISHED = {
-    "gpt-2-124m": 124_439_808,
-    "llama-2-7b": 6_738_415_616,
-    "llama-2-13b": 13_015_864_320,
-    "llama-2-34b": 33_743_970_304,
-    "llama-2-70b": 68_976_648_192,
-    "llama-3-8b": 8_030_261_248,
-    "llama-3-70b": 70_553_706_496,
-    "llama-3-405b": 405_853_388_800,
-    "llama-3.2-1b": 1_235_814_400,
+    "gpt-2-124m": 124_439_808, "llama-2-7b": 6_738_415_616, "llama-2-13b": 13_015_864_320,
+    "llama-2-34b": 33_743_970_304, "llama-2-70b": 68_976_648_192, "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496, "llama-3-405b": 405_853_388_800, "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
 }
 MPT = {
-    "mpt-125m": (12, 768),
-    "mpt-350m": (24, 1024),
-    "mpt-760m": (24, 1536),
-    "mpt-1b": (24, 2048),
-    "mpt-3b": (32, 2560),
-    "mpt-7b": (32, 4096),
-    "mpt-13b": (40, 5120),
-    "mpt-30b": (48, 7168),
+    "mpt-125m": (12, 768), "mpt-350m": (24, 1024), "mpt-760m": (24, 1536), "mpt-1b": (24, 2048),
+    "mpt-3b": (32, 2560), "mpt-7b": (32, 4096), "mpt-13b": (40, 5120), "mpt-30b": (48, 7168),
     "mpt-70b": (80, 8192),
 }
 
@@ -59,8 +47,7 @@ def test_a_loss_in_float32_reads_a_wide_copy_of_the_logits() -> None:
     )
     operators = gpt.build(sizes, name="gpt", sequence_length=8).modules[-1].operators
     assert [(op.kind, op.inputs, op.output, op.dtype) for op in operators[1:]] == [
-        ("linear", ("n",), "logits", ""),
-        ("cast", ("logits",), "logits_wide", "float32"),
+        ("linear", ("n",), "logits", ""), ("cast", ("logits",), "logits_wide", "float32"),
         ("cross_entropy", ("logits_wide", "targets"), "loss", "float32"),
     ]
 
@@ -111,9 +98,7 @@ def test_a_gpt_block_owns_its_parameters_in_torch_order_and_the_root_the_tied_em
         expected += [(f"{name}.weight", shape), (f"{name}.bias", shape[:1])]
     expected += [("ln_2.weight", (8,)), ("ln_2.bias", (8,))]
     expected += [
-        ("mlp.fc.weight", (32, 8)),
-        ("mlp.fc.bias", (32,)),
-        ("mlp.proj.weight", (8, 32)),
+        ("mlp.fc.weight", (32, 8)), ("mlp.fc.bias", (32,)), ("mlp.proj.weight", (8, 32)),
         ("mlp.proj.bias", (8,)),
     ]
     root = (
@@ -161,19 +146,14 @@ def test_an_mlp_of_uneven_widths_has_the_parameters_of_its_linears(
 def test_an_mlp_has_no_first_root_module() -> None:
     modules: tuple[Module, ...] = load_preset("mlp-tiny").modules
     assert [(module.fqn, module.unit) for module in modules] == [
-        ("blocks.0", "blocks.0"),
-        ("blocks.1", "blocks.1"),
-        ("blocks.2", "blocks.2"),
+        ("blocks.0", "blocks.0"), ("blocks.1", "blocks.1"), ("blocks.2", "blocks.2"),
         ("head", ROOT),
     ]
 
 
 @given(
-    layers=st.integers(1, 4),
-    groups=st.integers(1, 4),
-    shared=st.integers(1, 4),
-    half=st.integers(1, 8),
-    wide=st.integers(1, 64),
+    layers=st.integers(1, 4), groups=st.integers(1, 4), shared=st.integers(1, 4),
+    half=st.integers(1, 8), wide=st.integers(1, 64),
 )
 def test_a_llama_has_the_parameters_of_its_closed_form(
     layers: int, groups: int, shared: int, half: int, wide: int
@@ -222,15 +202,11 @@ def test_an_unknown_preset_is_answered_with_the_nearest_name() -> None:
                                      'llama-3-8b?',)
 
 
-@pytest.mark.parametrize(
-    ("name", "same"),
-    [
-        ("llama-3.1-8b", "llama-3-8b"), ("Llama 3.3 70B", "llama-3-70b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
-        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("mosaicml/mpt-7b-instruct", "mpt-7b"),
-        ("MPT 30B", "mpt-30b"),
-    ],
-)
+@pytest.mark.parametrize(("name", "same"), [
+    ("llama-3.1-8b", "llama-3-8b"), ("Llama 3.3 70B", "llama-3-70b"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"), ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+    ("mosaicml/mpt-7b-instruct", "mpt-7b"), ("MPT 30B", "mpt-30b"),
+])
 def test_a_model_that_a_preset_of_another_name_has_the_sizes_of_is_refused_with_that(
     name: str, same: str
 ) -> None:

@@ -34,15 +34,9 @@ strategy = {{ name = "{strategy}" }}
 def test_runs_are_numbered_on_the_same_unit_and_the_same_parameters() -> None:
     model = training(scenario(MLP.replace("5", "8"), uses=2, forwards=2), device="cpu").model
     assert [(module.fqn, module.unit) for module in model.modules] == [
-        ("blocks.0", "blocks.0"),
-        ("blocks.0#2", "blocks.0"),
-        ("blocks.1", "blocks.1"),
-        ("blocks.1#2", "blocks.1"),
-        ("head", "root"),
-        ("blocks.0#3", "blocks.0"),
-        ("blocks.0#4", "blocks.0"),
-        ("blocks.1#3", "blocks.1"),
-        ("blocks.1#4", "blocks.1"),
+        ("blocks.0", "blocks.0"), ("blocks.0#2", "blocks.0"), ("blocks.1", "blocks.1"),
+        ("blocks.1#2", "blocks.1"), ("head", "root"), ("blocks.0#3", "blocks.0"),
+        ("blocks.0#4", "blocks.0"), ("blocks.1#3", "blocks.1"), ("blocks.1#4", "blocks.1"),
         ("head#2", "root"),
     ]
     assert model.parameters == scenario(MLP.replace("5", "8")).model.parameters
@@ -126,16 +120,11 @@ def test_a_block_that_does_not_fit_its_own_output_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("uses", "complaint"),
-    [
-        (0, "model.uses: expected at least 1 or a table, { key = value }, found 0"),
-        (
-            '{ times = 2, order = "twice" }',
-            'model.uses.order: expected "block" or "stack", found "twice"',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("uses", "complaint"), [
+    (0, "model.uses: expected at least 1 or a table, { key = value }, found 0"),
+    ('{ times = 2, order = "twice" }',
+     'model.uses.order: expected "block" or "stack", found "twice"'),
+])
 def test_a_wrong_number_of_uses_is_named(uses: object, complaint: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         scenario(uses=uses)

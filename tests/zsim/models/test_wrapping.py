@@ -186,37 +186,25 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_
     assert not {op.unit for op in ops if op.kind in COLLECTIVES} & set(blocks[:4])
 
 
-@pytest.mark.parametrize(
-    ("wrapping", "model", "complaint"),
-    [
-        (
-            'ends = "apart"',
-            'preset = "gpt-tiny"',
-            "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe "
-            "and ln_f..lm_head; of "
-            "FSDP's units torch refuses it, and those of all strategies are alike: "
-            f'the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie '
-            f'the weight',
-        ),
-        (
-            'every = "all", ends = "apart"',
-            UNTIED,
-            'wrapping.ends: with every = "all" the whole model is one group, which leaves '
-            'nothing apart; use "root", or a number',
-        ),
-        ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", '
-                              'found 6'),
-        ("every = 0", UNTIED, 'wrapping.every: expected at least 1 or "all", '
-                              'found 0'),
-        (
-            "every = 2",
-            f'traced = "{TRACED}"',
-            "wrapping: a traced model keeps the units it was traced with; trace it again with "
-            "others, and leave this out",
-        ),
-        ("evry = 2", UNTIED, "wrapping.evry: unknown key, did you mean every?"),
-    ],
-)
+@pytest.mark.parametrize(("wrapping", "model", "complaint"), [
+    ('ends = "apart"', 'preset = "gpt-tiny"',
+     "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe "
+     "and ln_f..lm_head; of "
+     "FSDP's units torch refuses it, and those of all strategies are alike: "
+     f'the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie '
+     f'the weight'),
+    ('every = "all", ends = "apart"', UNTIED,
+     'wrapping.ends: with every = "all" the whole model is one group, which leaves '
+     'nothing apart; use "root", or a number'),
+    ("every = 6", UNTIED, 'wrapping.every: expected 1 to 5, the model\'s blocks, or "all", '
+                          'found 6'),
+    ("every = 0", UNTIED, 'wrapping.every: expected at least 1 or "all", '
+                          'found 0'),
+    ("every = 2", f'traced = "{TRACED}"',
+     "wrapping: a traced model keeps the units it was traced with; trace it again with "
+     "others, and leave this out"),
+    ("evry = 2", UNTIED, "wrapping.evry: unknown key, did you mean every?"),
+])
 def test_what_cannot_be_is_refused_with_its_key(wrapping: str, model: str, complaint: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         scenario(wrapping, model=model)

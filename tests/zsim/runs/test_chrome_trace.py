@@ -22,17 +22,14 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 
 NAMES = [
-    "published/hsdp-llama-3-8b-4x8-h100",
-    "parity/zero3-gpt-4-lookahead-2",
-    "parity/zero-redundancy-gpt-4",
-    "parity/fsdp2-uneven-4",
+    "published/hsdp-llama-3-8b-4x8-h100", "parity/zero3-gpt-4-lookahead-2",
+    "parity/zero-redundancy-gpt-4", "parity/fsdp2-uneven-4",
 ]
 
 REQUIRED = {
     "M": {"ph", "name", "pid", "args"},
     "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
-    "C": {"ph", "name", "pid", "ts", "args"},
-    "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
+    "C": {"ph", "name", "pid", "ts", "args"}, "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
     "f": {"ph", "name", "cat", "id", "pid", "tid", "ts", "bp"},
 }
 """The keys of each kind of event, as the format's description has them."""

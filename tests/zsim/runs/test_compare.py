@@ -65,10 +65,7 @@ def named(checks, name):
 
 
 PARITY = Numerics(
-    losses=(1.0, 0.5),
-    largest_relative_difference=3e-7,
-    largest_gradient_difference=0.0,
-    steps=2,
+    losses=(1.0, 0.5), largest_relative_difference=3e-7, largest_gradient_difference=0.0, steps=2,
     reference_losses=(1.0, 0.5),
 )
 
@@ -76,18 +73,10 @@ PARITY = Numerics(
 def test_a_run_agrees_with_itself_in_every_check():
     checks = compare(a_run("sim"), a_run(numerics=PARITY))
     assert statuses(checks) == {
-        "collective order": "ok",
-        "bytes": "ok",
-        "groups": "unsupported",
-        "peak memory, construction": "ok",
-        "peak memory, first": "ok",
-        "peak memory, steady": "ok",
-        "memory at rest": "ok",
-        "memory of parts": "unsupported",
-        "memory by kind": "unsupported",
-        "numerics": "ok",
-        "step time": "unsupported",
-        "exposed communication": "unsupported",
+        "collective order": "ok", "bytes": "ok", "groups": "unsupported",
+        "peak memory, construction": "ok", "peak memory, first": "ok", "peak memory, steady": "ok",
+        "memory at rest": "ok", "memory of parts": "unsupported", "memory by kind": "unsupported",
+        "numerics": "ok", "step time": "unsupported", "exposed communication": "unsupported",
         "time by unit": "unsupported",
     }
     assert [check.detail for check in checks[:2]] == ["exact    8 of 8", "exact    8 of 8, 6,144 B"]
@@ -173,25 +162,18 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"largest_relative_difference": 0.5}, "0.5 of their way apart"),
-        ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
-        ({"largest_gradient_difference": 0.5}, "gradients 0.5 of their size"),
-        ({"largest_gradient_difference": float("nan")}, "gradients nan of their size"),
-        (
-            {"largest_relative_difference": 0.5, "furthest_parameter": "head.bias"},
-            "; head.bias on rank 0",
-        ),
-        (
-            {"largest_gradient_difference": 0.5, "furthest_gradient": "head.weight"},
-            "; the gradient of head.weight on rank 0",
-        ),
-        ({"losses": (1.0, float("nan"))}, "a loss is not finite"),
-        ({"losses": (1.0, 0.6)}, "losses 0.2 apart"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"largest_relative_difference": 0.5}, "0.5 of their way apart"),
+    ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
+    ({"largest_gradient_difference": 0.5}, "gradients 0.5 of their size"),
+    ({"largest_gradient_difference": float("nan")}, "gradients nan of their size"),
+    ({"largest_relative_difference": 0.5, "furthest_parameter": "head.bias"},
+     "; head.bias on rank 0"),
+    ({"largest_gradient_difference": 0.5, "furthest_gradient": "head.weight"},
+     "; the gradient of head.weight on rank 0"),
+    ({"losses": (1.0, float("nan"))}, "a loss is not finite"),
+    ({"losses": (1.0, 0.6)}, "losses 0.2 apart"),
+])
 def test_numbers_that_differ_or_are_none_fail(change, message):
     """Each alone fails, and nothing else of the Run does."""
     check = named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics")
@@ -304,9 +286,7 @@ def test_assumed_constants_of_a_cpu_fail_at_a_hundred_times_their_cores(cores, s
     assumed = BANDED | {"calibration": "assumed", "device": "cpu", "device_name": "cpu"}
     predicted = a_run("sim", step_time_ns=1000, provenance=assumed)
     for ns, status in ((limit - 1, "unsupported"), (limit, "failed"), (100, "failed")):
-        timed = a_run(
-            "gloo", step_time_ns=ns, provenance=TIMED | {"device": "cpu", "cores": cores}
-        )
+        timed = a_run("gloo", step_time_ns=ns, provenance=TIMED | {"device": "cpu", "cores": cores})
         ranks = tuple(replace(rank, others_share=share) for rank in timed.ranks)
         assert timed.world_size == 2
         check = named(compare(predicted, replace(timed, ranks=ranks)), "step time")
@@ -327,25 +307,16 @@ def test_both_times_their_error_and_the_band_are_said():
     ]
 
 
-@pytest.mark.parametrize(
-    ("predicted", "measured", "reason"),
-    [
-        (
-            BANDED | {"calibration": "assumed"}, TIMED,
-            f"mine is not calibrated here (its constants are assumed); {BOTH}",
-        ),
-        (
-            BANDED, TIMED | {"device": "NVIDIA A100"},
-            f"measured on NVIDIA A100, and predicted for H100 SXM 80 GB; {BOTH}",
-        ),
-        (
-            BANDED, TIMED | {"device": "cpu"},
-            f"measured on cpu, and predicted for H100 SXM 80 GB; {BOTH}",
-        ),
-        (BANDED, {"sees": "memory", "device": "cpu"}, "gloo cannot see time"),
-        (BANDED | {"sees": "memory"}, TIMED, "gloo cannot see time"),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "measured", "reason"), [
+    (BANDED | {"calibration": "assumed"}, TIMED,
+     f"mine is not calibrated here (its constants are assumed); {BOTH}"),
+    (BANDED, TIMED | {"device": "NVIDIA A100"},
+     f"measured on NVIDIA A100, and predicted for H100 SXM 80 GB; {BOTH}"),
+    (BANDED, TIMED | {"device": "cpu"},
+     f"measured on cpu, and predicted for H100 SXM 80 GB; {BOTH}"),
+    (BANDED, {"sees": "memory", "device": "cpu"}, "gloo cannot see time"),
+    (BANDED | {"sees": "memory"}, TIMED, "gloo cannot see time"),
+])
 def test_time_is_not_judged_elsewhere_and_both_times_are_said_with_the_reason(
     predicted, measured, reason
 ):
@@ -438,24 +409,18 @@ def test_a_saved_run_is_read_back_to_the_last_field(tmp_path):
     assert saved.dump(run) == saved.dump(saved.load(tmp_path / "deep" / "run.json"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected a saved Run, found no JSON"),
-        ("{", "expected a saved Run, found no JSON"),
-        ("[" * 9999, "expected a saved Run, found no JSON"),
-        ("[]", "expected a saved Run, found other JSON"),
-        ("{}", "expected a saved Run, found other JSON"),
-        ('{"run": 1, "run": {}}', "expected a saved Run, found the key 'run' twice in a table"),
-        ('{"run": {}}', "schema_version: expected 1, that of this version, found null"),
-        (
-            '{"schema_version": 9, "run": {}}',
-            "schema_version: expected 1, that of this version, found 9",
-        ),
-        ('{"schema_version": 1, "run": {}}', "run.scenario: expected a value, found nothing"),
-        ('{"schema_version": 1, "run": 3}', "run: expected a table, found 3"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "expected a saved Run, found no JSON"), ("{", "expected a saved Run, found no JSON"),
+    ("[" * 9999, "expected a saved Run, found no JSON"),
+    ("[]", "expected a saved Run, found other JSON"),
+    ("{}", "expected a saved Run, found other JSON"),
+    ('{"run": 1, "run": {}}', "expected a saved Run, found the key 'run' twice in a table"),
+    ('{"run": {}}', "schema_version: expected 1, that of this version, found null"),
+    ('{"schema_version": 9, "run": {}}',
+     "schema_version: expected 1, that of this version, found 9"),
+    ('{"schema_version": 1, "run": {}}', "run.scenario: expected a value, found nothing"),
+    ('{"schema_version": 1, "run": 3}', "run: expected a table, found 3"),
+])
 def test_a_file_that_is_no_saved_run_is_refused_with_its_name(tmp_path, text, message):
     file = tmp_path / "run.json"
     file.write_text(text)
@@ -584,17 +549,12 @@ def test_two_byte_runs_are_held_to_their_own_bound_whoever_compares_them():
     ).status == ("failed")
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        (
-            {"mesh": Mesh(dp_replicate=2)},
-            "mesh: mesh dp_shard=2 (2 ranks) predicted, mesh dp_replicate=2 (2 ranks) measured",
-        ),
-        ({"provenance": {"strategy": "ddp"}}, "strategy: fsdp2 predicted, ddp measured"),
-        ({"provenance": {"fingerprint": "b"}}, "fingerprint: a predicted, b measured"),
-    ],
-)
+@pytest.mark.parametrize(("change", "difference"), [
+    ({"mesh": Mesh(dp_replicate=2)},
+     "mesh: mesh dp_shard=2 (2 ranks) predicted, mesh dp_replicate=2 (2 ranks) measured"),
+    ({"provenance": {"strategy": "ddp"}}, "strategy: fsdp2 predicted, ddp measured"),
+    ({"provenance": {"fingerprint": "b"}}, "fingerprint: a predicted, b measured"),
+])
 def test_runs_of_two_experiments_are_not_compared_further(change, difference):
     predicted = a_run("sim", provenance={"strategy": "fsdp2", "fingerprint": "a"})
     (only,) = compare(predicted, replace(a_run(), **change))
@@ -652,55 +612,37 @@ NUMERICS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [
-        (
-            lambda run: run["ranks"].append(dict(run["ranks"][0])),
-            "ranks that are there twice or outside the world",
+@pytest.mark.parametrize(("damage", "complaint"), [
+    (lambda run: run["ranks"].append(dict(run["ranks"][0])),
+     "ranks that are there twice or outside the world"),
+    (lambda run: run["mesh"].update(dp_shard=-2, dp_replicate=-1), "for 2 ranks"),
+    (lambda run: run["mesh"].update(dp_shard=4), "for 2 ranks"),
+    (lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400),
+     rf"steady\.memory\.peak_bytes: expected at most {2**63 - 1:,}, found an integer of "
+     "1,329 bits"),
+    (lambda run: run["ranks"][0]["phases"]["first"]["memory"].update(peak_bytes="12"),
+     r'ranks\[0\]\.phases\.first\.memory\.peak_bytes: expected a whole number, found "12";'),
+    (lambda run: run.update(world_size=True), "run.world_size: expected a whole number"),
+    (lambda run: run.update(world_size=2.0), "run.world_size: expected a whole number"),
+    (lambda run: run.update(ranks=None), "run.ranks: expected a list, found null"),
+    (lambda run: run.update(ranks=[7]), r"run.ranks\[0\]: expected a table, found 7"),
+    (lambda run: run["mesh"].update(tp=2), "run.mesh.tp: expected no such key, found 2"),
+    (lambda run: run["ranks"].append({"rank": 1, "like": [0]}),
+     r"run.ranks\[2\].like: expected a rank before this one, found \[0\]"),
+    (lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]),
+     "a phase that is none of"),
+    (lambda run: run.update(representatives=[0, 7]),
+     "representatives that are not among its ranks"),
+    (lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}), "numerics of no steps"),
+    (lambda run: run.update(step_time_ns=-1), "a step of negative time"),
+    (lambda run: run["ranks"][0].update(step_time_ns=-1), "a step of negative time"),
+    (
+        lambda run: run["ranks"][0].update(
+            numerics=NUMERICS | {"largest_relative_difference": -1.0}
         ),
-        (lambda run: run["mesh"].update(dp_shard=-2, dp_replicate=-1), "for 2 ranks"),
-        (lambda run: run["mesh"].update(dp_shard=4), "for 2 ranks"),
-        (
-            lambda run: run["ranks"][0]["phases"]["steady"]["memory"].update(peak_bytes=10**400),
-            rf"steady\.memory\.peak_bytes: expected at most {2**63 - 1:,}, found an integer of "
-            "1,329 bits",
-        ),
-        (
-            lambda run: run["ranks"][0]["phases"]["first"]["memory"].update(peak_bytes="12"),
-            r'ranks\[0\]\.phases\.first\.memory\.peak_bytes: expected a whole number, found "12";',
-        ),
-        (lambda run: run.update(world_size=True), "run.world_size: expected a whole number"),
-        (lambda run: run.update(world_size=2.0), "run.world_size: expected a whole number"),
-        (lambda run: run.update(ranks=None), "run.ranks: expected a list, found null"),
-        (lambda run: run.update(ranks=[7]), r"run.ranks\[0\]: expected a table, found 7"),
-        (lambda run: run["mesh"].update(tp=2), "run.mesh.tp: expected no such key, found 2"),
-        (
-            lambda run: run["ranks"].append({"rank": 1, "like": [0]}),
-            r"run.ranks\[2\].like: expected a rank before this one, found \[0\]",
-        ),
-        (
-            lambda run: run["ranks"][0]["phases"].update(bogus=run["ranks"][0]["phases"]["first"]),
-            "a phase that is none of",
-        ),
-        (
-            lambda run: run.update(representatives=[0, 7]),
-            "representatives that are not among its ranks",
-        ),
-        (
-            lambda run: run["ranks"][0].update(numerics=NUMERICS | {"steps": 0}),
-            "numerics of no steps",
-        ),
-        (lambda run: run.update(step_time_ns=-1), "a step of negative time"),
-        (lambda run: run["ranks"][0].update(step_time_ns=-1), "a step of negative time"),
-        (
-            lambda run: run["ranks"][0].update(
-                numerics=NUMERICS | {"largest_relative_difference": -1.0}
-            ),
-            "negative difference",
-        ),
-    ],
-)
+        "negative difference",
+    ),
+])
 def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, complaint, tmp_path):
     table = json.loads(saved.dump(a_run()))
     damage(table["run"])
@@ -713,9 +655,7 @@ def test_a_saved_run_that_makes_no_sense_is_refused_by_name(damage, complaint, t
 def test_control_characters_of_a_saved_run_do_not_reach_the_terminal(tmp_path):
     path = tmp_path / "run.json"
     table = {"a\x1b": "\ud800"}
-    saved.save(
-        replace(a_run(), complete=False, failure="\x1b[2Jgone\n", provenance=table), path
-    )
+    saved.save(replace(a_run(), complete=False, failure="\x1b[2Jgone\n", provenance=table), path)
     assert saved.load(path).failure == "?[2Jgone\n"
     assert saved.load(path).provenance == {"a?": "?"}
 
@@ -724,11 +664,8 @@ def test_a_loss_that_is_not_the_references_does_not_agree():
     """Ranks have losses of their own; their mean is the reference's."""
     fine = [
         Numerics(
-            losses=(loss, 0.5),
-            largest_relative_difference=0.0,
-            largest_gradient_difference=0.0,
-            steps=2,
-            reference_losses=(1.0, 0.5),
+            losses=(loss, 0.5), largest_relative_difference=0.0, largest_gradient_difference=0.0,
+            steps=2, reference_losses=(1.0, 0.5),
         )
         for loss in (0.9, 1.1)
     ]
@@ -824,15 +761,12 @@ def test_the_ranks_of_every_group_are_those_of_the_mesh():
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        ({"dp_shard": (1, 0)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1, 0]"),
-        ({"dp_shard": (1,)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1]"),
-        ({"dp_shard": (0, 1), "tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, "
-                                             "1]"),
-    ],
-)
+@pytest.mark.parametrize(("group", "message"), [
+    ({"dp_shard": (1, 0)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1, 0]"),
+    ({"dp_shard": (1,)}, "rank 1, dp_shard: predicted ranks [0, 1], measured ranks [1]"),
+    ({"dp_shard": (0, 1), "tp": (0, 1)}, "rank 1, tp: predicted ranks [], measured ranks [0, "
+                                         "1]"),
+])
 def test_a_group_of_other_ranks_fails(group, message):
     check = named(compare(a_run("sim"), seeing(a_run(), {"dp_shard": (0, 1)}, group)), "groups")
     assert (check.status, check.detail) == ("failed", message)
@@ -868,11 +802,8 @@ def test_ranks_that_tell_losses_of_different_numbers_of_steps_do_not_agree():
     run = a_run()
     numerics = [
         Numerics(
-            losses=losses,
-            largest_relative_difference=0.0,
-            largest_gradient_difference=0.0,
-            steps=2,
-            reference_losses=losses,
+            losses=losses, largest_relative_difference=0.0, largest_gradient_difference=0.0,
+            steps=2, reference_losses=losses,
         )
         for losses in ((1.0,), (1.0, 0.5))
     ]
@@ -906,36 +837,27 @@ def resting(run, phase_name, **levels):
 
 
 @pytest.mark.quality
-@pytest.mark.parametrize(
-    ("phase_name", "levels", "message"),
-    [
-        ("construction", {"end_bytes": 9}, "8 of 10 exact; end of construction, rank 0: "
-                                           "predicted 10 B, measured 9 B, +1 B"),
-        ("first", {"start_bytes": 11}, "8 of 10 exact; start of first, rank 0: predicted 10 B, "
-                                       "measured 11 B, -1 B"),
-        (
-            "steady",
-            {"end_bytes": 12},
-            "rank 0, steady: a leak, the step ends 2 B higher than it began; "
-            "8 of 10 exact; end of steady, rank 0: predicted 10 B, measured 12 B, -2 B",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("phase_name", "levels", "message"), [
+    ("construction", {"end_bytes": 9}, "8 of 10 exact; end of construction, rank 0: "
+                                       "predicted 10 B, measured 9 B, +1 B"),
+    ("first", {"start_bytes": 11}, "8 of 10 exact; start of first, rank 0: predicted 10 B, "
+                                   "measured 11 B, -1 B"),
+    ("steady", {"end_bytes": 12},
+     "rank 0, steady: a leak, the step ends 2 B higher than it began; "
+     "8 of 10 exact; end of steady, rank 0: predicted 10 B, measured 12 B, -2 B"),
+])
 def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name, levels, message):
     check = named(compare(a_run("sim"), resting(a_run(), phase_name, **levels)), "memory at rest")
     assert (check.status, check.detail) == ("failed", message)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the "
-                                       "model's own parameters"),
-        ({"step_difference": float("nan")}, "one step of the optimizer ends nan away from where "
-                                            "torch's takes"),
-        ({"reference_losses": (1.0, float("nan"))}, "a loss is not finite"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the "
+                                   "model's own parameters"),
+    ({"step_difference": float("nan")}, "one step of the optimizer ends nan away from where "
+                                        "torch's takes"),
+    ({"reference_losses": (1.0, float("nan"))}, "a loss is not finite"),
+])
 def test_what_has_no_rounding_in_it_has_no_bound(change, message):
     check = named(compare(a_run("sim"), a_run(numerics=replace(PARITY, **change))), "numerics")
     assert check.status == "failed"
@@ -972,23 +894,19 @@ def test_the_dtype_that_a_rank_does_not_compute_in_is_the_one_that_is_named():
     assert check.detail == "a rank computes in bfloat16, the scenario in float32"
 
 
-@pytest.mark.parametrize(
-    ("name", "by_torch", "is_it"),
-    [
-        ("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", True),
-        ("H100 SXM 80 GB", "NVIDIA H100 PCIe", False), ("H100 SXM 80 GB", "NVIDIA H100 NVL", False),
-        ("A100 SXM 80 GB", "NVIDIA A100-SXM4-80GB", True),
-        ("A100 SXM 80 GB", "NVIDIA A100-SXM4-40GB", False),
-        ("A100 SXM 80 GB", "NVIDIA A100 80GB PCIe", False),
-        ("A100 SXM 40 GB", "NVIDIA A100-PCIE-40GB", False),
-        ("H200 SXM 141 GB", "NVIDIA H200", True), ("L40S 48 GB", "NVIDIA L40S", True),
-        ("H100 SXM 80 GB", "cpu", False),
-        ("RTX 4090 24 GB", "NVIDIA GeForce RTX 4090", True),
-        ("RTX 4090 24 GB", "NVIDIA RTX A6000", False), ("A10 24 GB", "NVIDIA A10G", False),
-        ("V100 SXM2 32 GB", "Tesla V100-SXM2-32GB", True),
-        ("MI300X 192 GB", "AMD Instinct MI300X", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "by_torch", "is_it"), [
+    ("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", True),
+    ("H100 SXM 80 GB", "NVIDIA H100 PCIe", False), ("H100 SXM 80 GB", "NVIDIA H100 NVL", False),
+    ("A100 SXM 80 GB", "NVIDIA A100-SXM4-80GB", True),
+    ("A100 SXM 80 GB", "NVIDIA A100-SXM4-40GB", False),
+    ("A100 SXM 80 GB", "NVIDIA A100 80GB PCIe", False),
+    ("A100 SXM 40 GB", "NVIDIA A100-PCIE-40GB", False), ("H200 SXM 141 GB", "NVIDIA H200", True),
+    ("L40S 48 GB", "NVIDIA L40S", True), ("H100 SXM 80 GB", "cpu", False),
+    ("RTX 4090 24 GB", "NVIDIA GeForce RTX 4090", True),
+    ("RTX 4090 24 GB", "NVIDIA RTX A6000", False), ("A10 24 GB", "NVIDIA A10G", False),
+    ("V100 SXM2 32 GB", "Tesla V100-SXM2-32GB", True),
+    ("MI300X 192 GB", "AMD Instinct MI300X", True),
+])
 def test_a_gpu_is_the_one_that_was_predicted_only_with_its_memory_and_its_form(
     name: str, by_torch: str, is_it: bool
 ) -> None:

@@ -73,9 +73,7 @@ def test_a_prediction_has_the_allocator_of_its_gpus(
 
 def test_equal_bytes_agree_and_inputs_of_the_user_cancel(predicted: RunRecord) -> None:
     """Whatever lives at the start of a step, as a larger batch, is in its peak as well."""
-    more = dict.fromkeys(
-        ("start_bytes", "peak_bytes", "allocated_bytes", "active_bytes"), 4096
-    )
+    more = dict.fromkeys(("start_bytes", "peak_bytes", "allocated_bytes", "active_bytes"), 4096)
     told = checks(predicted, measured(predicted, **more))
     assert (told[ALLOCATED].status, told[RESERVED].status) == ("ok", "ok")
     assert told[ALLOCATED].detail.startswith("exact    a step takes")
@@ -128,15 +126,11 @@ def test_saved_runs_keep_the_record_and_those_of_cpus_do_not_mention_it(
     assert '"cache"' not in (tmp_path / "run.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"active_bytes": 10**15}, "whose live bytes are more than its reserved ones"),
-        ({"segments": -1}, "whose live bytes are more than its reserved ones"),
-        ({"segments": "two"}, "segments"),
-        ({"pool": 1}, "pool"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"active_bytes": 10**15}, "whose live bytes are more than its reserved ones"),
+    ({"segments": -1}, "whose live bytes are more than its reserved ones"),
+    ({"segments": "two"}, "segments"), ({"pool": 1}, "pool"),
+])
 def test_a_damaged_record_is_refused(
     predicted: RunRecord, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:

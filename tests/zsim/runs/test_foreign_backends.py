@@ -54,34 +54,23 @@ def without_phases() -> RunRecord:
     return replace(run, ranks=tuple(replace(rank, phases={}) for rank in run.ranks))
 
 
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [
-        (
-            Theirs(sees=ValueError("no idea")),
-            "backend theirs: expected what it can see, found ValueError: no idea",
-        ),
-        (
-            Theirs(sees="everything"),
-            "backend theirs: expected zsim.runs.backend.Capabilities, found str",
-        ),
-        (
-            Theirs(device="tpu"),
-            "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, "
-            "found 'tpu'",
-        ),
-        (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
-        (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),
-        (
-            Theirs(ranks=(1, 2)),
-            "backend theirs: expected a whole Run, found a damaged one (run.ranks[0]: expected a "
-            "table, found 1)",
-        ),
-        (Theirs(ranks=without_phases().ranks), "whose rank 0 has no construction phase"),
-        (Theirs(mesh=None), "backend theirs: expected a whole Run, found a damaged one"),
-        (Theirs(ranks=SystemExit(0)), "backend theirs: expected a Run, found SystemExit: 0"),
-    ],
-)
+@pytest.mark.parametrize(("backend", "message"), [
+    (Theirs(sees=ValueError("no idea")),
+     "backend theirs: expected what it can see, found ValueError: no idea"),
+    (Theirs(sees="everything"),
+     "backend theirs: expected zsim.runs.backend.Capabilities, found str"),
+    (Theirs(device="tpu"),
+     "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, "
+     "found 'tpu'"),
+    (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
+    (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),
+    (Theirs(ranks=(1, 2)),
+     "backend theirs: expected a whole Run, found a damaged one (run.ranks[0]: expected a "
+     "table, found 1)"),
+    (Theirs(ranks=without_phases().ranks), "whose rank 0 has no construction phase"),
+    (Theirs(mesh=None), "backend theirs: expected a whole Run, found a damaged one"),
+    (Theirs(ranks=SystemExit(0)), "backend theirs: expected a Run, found SystemExit: 0"),
+])
 @pytest.mark.parametrize(
     "command", [["run", SCENARIO, "--backend"], ["validate", SCENARIO, "--against"]]
 )

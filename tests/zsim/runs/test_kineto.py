@@ -98,9 +98,7 @@ def test_the_last_step_of_a_gpu_is_told_by_its_kernels(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_where_the_time_went(tmp_path: Path, capsys) -> None:
-    traces = [
-        str(trace(tmp_path, fsdp2_step(1000, 3), rank=rank)) for rank in (0, 1)
-    ]
+    traces = [str(trace(tmp_path, fsdp2_step(1000, 3), rank=rank)) for rank in (0, 1)]
     assert main(["import", "kineto", *traces, "--save", str(tmp_path / "run.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
@@ -118,31 +116,25 @@ def without(rows: list[Row], key: str) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        (fsdp2_step(0, 1)[1:], "call profiler.step() after each training step"),
-        (without(fsdp2_step(0, 1), "Collective name"), "Collective name, In msg nelems and dtype"),
-        ([row("x", "kernel", -1, 1)], "ts, dur and args of event 0"),
-        ([row("x", "kernel", float("inf"), 1)], "ts, dur and args of event 0"),
-        ([{**row("x", "kernel", 1, 1), "args": []}], "ts, dur and args of event 0"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "told"), [
+    (fsdp2_step(0, 1)[1:], "call profiler.step() after each training step"),
+    (without(fsdp2_step(0, 1), "Collective name"), "Collective name, In msg nelems and dtype"),
+    ([row("x", "kernel", -1, 1)], "ts, dur and args of event 0"),
+    ([row("x", "kernel", float("inf"), 1)], "ts, dur and args of event 0"),
+    ([{**row("x", "kernel", 1, 1), "args": []}], "ts, dur and args of event 0"),
+])
 def test_a_trace_that_lacks_something_says_what(rows: list[Row], told: str, tmp_path) -> None:
     with pytest.raises(KinetoError) as refusal:
         to_run([trace_file.read(trace(tmp_path, rows))], name="mine", scenario=None)
     assert told in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (b"\x80\x04pickle", "no JSON"), (b"[]", "other JSON"), (b"\x1f\x8bbroken", "can be read"),
-        (b'{"traceEvents": [], "traceEvents": []}', "twice"), (b"[" * 99_999, "no JSON"),
-        (b'{"traceEvents": [], "distributedInfo": {"rank": 5, "world_size": 2}}', "world_size"),
-        (b'{"traceEvents": [], "distributedInfo": []}', "distributedInfo"),
-    ],
-)
+@pytest.mark.parametrize(("data", "told"), [
+    (b"\x80\x04pickle", "no JSON"), (b"[]", "other JSON"), (b"\x1f\x8bbroken", "can be read"),
+    (b'{"traceEvents": [], "traceEvents": []}', "twice"), (b"[" * 99_999, "no JSON"),
+    (b'{"traceEvents": [], "distributedInfo": {"rank": 5, "world_size": 2}}', "world_size"),
+    (b'{"traceEvents": [], "distributedInfo": []}', "distributedInfo"),
+])
 def test_a_file_that_is_no_trace_is_refused(data: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_bytes(data)
     with pytest.raises(KinetoError) as refusal:

@@ -135,13 +135,10 @@ def with_parts(run: RunRecord, *parts: PartRecord, **provenance: str) -> RunReco
     return replace(run, ranks=ranks, backend="real", provenance={**run.provenance, **provenance})
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        PartRecord("sideward", 0, 1, 1), PartRecord("forward", -1, 1, 1),
-        PartRecord("forward", 0, -1, 1),
-    ],
-)
+@pytest.mark.parametrize("part", [
+    PartRecord("sideward", 0, 1, 1), PartRecord("forward", -1, 1, 1),
+    PartRecord("forward", 0, -1, 1),
+])
 def test_a_saved_run_with_a_part_that_cannot_be_is_refused(
     part: PartRecord, tmp_path: Path
 ) -> None:

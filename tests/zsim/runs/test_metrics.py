@@ -131,8 +131,7 @@ def test_peaks_are_those_of_the_rank_with_the_highest():
 def test_traffic_counts_the_steady_step_by_kind_and_the_wire_of_the_busiest_rank():
     figures = metrics.figures(a_run(*SPANS, step=400), scenario())
     assert {op: (traffic.count, traffic.bytes) for op, traffic in figures.collectives.items()} == {
-        "all_gather": (2, 140),
-        "reduce_scatter": (1, 60),
+        "all_gather": (2, 140), "reduce_scatter": (1, 60),
     }
     assert figures.bytes_sent_per_rank == 51
 
@@ -160,11 +159,8 @@ def test_bytes_on_a_wire_that_nobody_saw_are_not_claimed_to_be_none():
 def test_a_measured_run_without_time_has_no_figures_of_time():
     figures = metrics.figures(replace(a_run(step=0), step_time_ns=None), scenario())
     times = (
-        figures.step_time_ns,
-        figures.step_time_band_ns,
-        figures.compute_ns,
-        figures.communication_ns,
-        figures.exposed_communication_ns,
+        figures.step_time_ns, figures.step_time_band_ns, figures.compute_ns,
+        figures.communication_ns, figures.exposed_communication_ns,
     )
     assert {*times, figures.exposed_share, figures.tokens_per_second_per_gpu, figures.mfu} == {None}
     assert figures.peak_memory_bytes == 21

@@ -181,15 +181,10 @@ class Demanding(NotABackend):
         self.argument = argument
 
 
-@pytest.mark.parametrize(
-    ("value", "complaint"),
-    [
-        (f"{__name__}:NotABackend", "no run"),
-        (f"{__name__}:Demanding", "TypeError"),
-        (f"{__name__}:Nameless", "ValueError: no name yet"),
-        (f"{__name__}:Absent", "AttributeError"),
-    ],
-)
+@pytest.mark.parametrize(("value", "complaint"), [
+    (f"{__name__}:NotABackend", "no run"), (f"{__name__}:Demanding", "TypeError"),
+    (f"{__name__}:Nameless", "ValueError: no name yet"), (f"{__name__}:Absent", "AttributeError"),
+])
 def test_a_package_that_offers_no_backend_is_named_and_not_a_traceback(
     monkeypatch, value, complaint
 ):

@@ -8,53 +8,40 @@ from zsim.errors import ScenarioError
 from zsim.scenario.expect import FIGURES, Expectation, Verdict, check, expectation
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "operator", "value"),
-    [
-        ("peak_memory", "<= 70 GiB", "<=", 70 * 2**30),
-        ("peak_memory", 212_744, "==", 212_744),
-        ("peak_memory", "== 212,744 B", "==", 212_744),
-        ("peak_first_step", "< 1 MiB", "<", 2**20),
-        ("exposed_communication", "<= 10 %", "<=", 0.1),
-        ("mfu", ">= 0.4", ">=", 0.4),
-        ("step_time", "< 5 ms", "<", 5_000_000),
-        ("all_gathers", 9, "==", 9),
-        ("reduce_scatters", ">= 1,000", ">=", 1000),
-        ("bytes_sent_per_rank", "== 304,656 B", "==", 304_656),
-        ("all_gathers", "9", "==", 9),
-    ],
-)
+@pytest.mark.parametrize(("name", "written", "operator", "value"), [
+    ("peak_memory", "<= 70 GiB", "<=", 70 * 2**30), ("peak_memory", 212_744, "==", 212_744),
+    ("peak_memory", "== 212,744 B", "==", 212_744), ("peak_first_step", "< 1 MiB", "<", 2**20),
+    ("exposed_communication", "<= 10 %", "<=", 0.1), ("mfu", ">= 0.4", ">=", 0.4),
+    ("step_time", "< 5 ms", "<", 5_000_000), ("all_gathers", 9, "==", 9),
+    ("reduce_scatters", ">= 1,000", ">=", 1000),
+    ("bytes_sent_per_rank", "== 304,656 B", "==", 304_656), ("all_gathers", "9", "==", 9),
+])
 def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
     entry = expectation(name, written)
     assert (entry.name, entry.operator, entry.value) == (name, operator, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "message"),
-    [
-        ("peak_memroy", "<= 1 GiB", "expect.peak_memroy: unknown key, did you mean peak_memory?"),
-        ("peak_memory", "80G", "expect.peak_memory: "),
-        ("peak_memory", "<= 5 ms", "expect.peak_memory: "),
-        ("exposed_communication", 10, "expect.exposed_communication: expected text with a unit"),
-        ("exposed_communication", "<= 10", "expect.exposed_communication: expected a comparison "
-                                           "(<=, >=, ==, <, >) with a share with its unit"),
-        ("peak_memory", "70 GiB", 'expect.peak_memory: expected a comparison, as "<= 70 GiB", '
-                                  'found "70 GiB"'),
-        ("peak_memory", "212744", 'expect.peak_memory: expected a comparison, as "<= 212744"'),
-        ("mfu", "40 %", 'expect.mfu: expected a comparison, as "<= 40 %", found "40 %"'),
-        ("step_time", "5 ms", 'expect.step_time: expected a comparison, as "<= 5 ms"'),
-        ("peak_memory", "<= 80G", "expect.peak_memory: expected a comparison (<=, >=, ==, <, >) "
-                                  "with a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, "
-                                  'TiB (as "80 GiB"), found "<= 80G"; say which is meant: 80 GB '
-                                  "or 80 GiB"),
-        ("peak_memory", "<= 1,5 GiB", "expect.peak_memory: "),
-        ("all_gathers", "1,2", "expect.all_gathers: "),
-        ("step_time", "=< 5 ms", "expect.step_time: "),
-        ("all_gathers", "nine", "expect.all_gathers: "),
-        ("all_gathers", -1, "expect.all_gathers: "),
-        ("all_gathers", "", "expect.all_gathers: "),
-    ],
-)
+@pytest.mark.parametrize(("name", "written", "message"), [
+    ("peak_memroy", "<= 1 GiB", "expect.peak_memroy: unknown key, did you mean peak_memory?"),
+    ("peak_memory", "80G", "expect.peak_memory: "),
+    ("peak_memory", "<= 5 ms", "expect.peak_memory: "),
+    ("exposed_communication", 10, "expect.exposed_communication: expected text with a unit"),
+    ("exposed_communication", "<= 10", "expect.exposed_communication: expected a comparison "
+                                       "(<=, >=, ==, <, >) with a share with its unit"),
+    ("peak_memory", "70 GiB", 'expect.peak_memory: expected a comparison, as "<= 70 GiB", '
+                              'found "70 GiB"'),
+    ("peak_memory", "212744", 'expect.peak_memory: expected a comparison, as "<= 212744"'),
+    ("mfu", "40 %", 'expect.mfu: expected a comparison, as "<= 40 %", found "40 %"'),
+    ("step_time", "5 ms", 'expect.step_time: expected a comparison, as "<= 5 ms"'),
+    ("peak_memory", "<= 80G", "expect.peak_memory: expected a comparison (<=, >=, ==, <, >) "
+                              "with a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, "
+                              'TiB (as "80 GiB"), found "<= 80G"; say which is meant: 80 GB '
+                              "or 80 GiB"),
+    ("peak_memory", "<= 1,5 GiB", "expect.peak_memory: "),
+    ("all_gathers", "1,2", "expect.all_gathers: "), ("step_time", "=< 5 ms", "expect.step_time: "),
+    ("all_gathers", "nine", "expect.all_gathers: "), ("all_gathers", -1, "expect.all_gathers: "),
+    ("all_gathers", "", "expect.all_gathers: "),
+])
 def test_an_entry_that_cannot_be_read_is_refused_by_its_key(name, written, message):
     with pytest.raises(ScenarioError) as caught:
         expectation(name, written)
@@ -96,16 +83,13 @@ def test_any_text_is_read_or_refused_with_its_key(name, written):
     assert all(problem.startswith(f"expect.{name}: ") for problem in problems)
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "message"),
-    [
-        ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text '
-                            'as "<= 9", found -1'),
-        ("peak_memory", True, "expect.peak_memory: expected a whole number or text, found true"),
-        ("step_time", 5, 'expect.step_time: expected text with a unit, as "<= 5 ms" or "<= 10 '
-                         '%", found 5'),
-    ],
-)
+@pytest.mark.parametrize(("name", "written", "message"), [
+    ("all_gathers", -1, 'expect.all_gathers: expected a whole number of at least 0, or text '
+                        'as "<= 9", found -1'),
+    ("peak_memory", True, "expect.peak_memory: expected a whole number or text, found true"),
+    ("step_time", 5, 'expect.step_time: expected text with a unit, as "<= 5 ms" or "<= 10 '
+                     '%", found 5'),
+])
 def test_a_number_that_cannot_be_is_refused_in_its_own_words(name, written, message):
     with pytest.raises(ScenarioError) as caught:
         expectation(name, written)

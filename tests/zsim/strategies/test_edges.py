@@ -59,12 +59,10 @@ def scenario(strategy: str, more: str) -> Scenario:
     """Four ranks; `more` is in place of the defaults of its tables."""
     keys = {line.split(" ")[0] for line in more.splitlines()}
     tables = [table for table in DEFAULTS if table.split(" ")[0] not in keys]
-    text = "\n".join(
-        [
-            *tables, more, 'cluster = { preset = "dgx-h100", ranks = 4 }',
-            f"strategy = {{ {strategy} }}",
-        ]
-    )
+    text = "\n".join([
+        *tables, more, 'cluster = { preset = "dgx-h100", ranks = 4 }',
+        f"strategy = {{ {strategy} }}",
+    ])
     return parse(text.encode(), where="edges.toml")
 
 

@@ -54,8 +54,7 @@ def test_a_block_owns_what_the_units_in_it_do_not() -> None:
     assert owners == {
         "root": {"wte", "wpe", "ln_f"},
         **{fqn: names for i in range(3) for fqn, names in {
-            f"blocks.{i}": {"ln_1", "ln_2"},
-            f"blocks.{i}.attn": {"q", "k", "v", "proj"},
+            f"blocks.{i}": {"ln_1", "ln_2"}, f"blocks.{i}.attn": {"q", "k", "v", "proj"},
             f"blocks.{i}.mlp": {"fc", "proj"},
         }.items()},
     }
@@ -83,13 +82,11 @@ def test_groups_of_blocks_hold_units_too_and_parameters_keep_the_order_of_the_mo
     assert [unit.fqn for unit in case.model.inside_out] == [
         "blocks.0.mlp", "blocks.1.mlp", "blocks.0..blocks.1", "blocks.2.mlp", "blocks.2",
     ]  # fmt: skip
-    order = list(
-        dict.fromkeys(
-            ".".join(p.fqn.split(".")[:3])
-            for p in named_parameters(case.model)
-            if p.fqn.startswith("blocks")
-        )
-    )
+    order = list(dict.fromkeys(
+        ".".join(p.fqn.split(".")[:3])
+        for p in named_parameters(case.model)
+        if p.fqn.startswith("blocks")
+    ))
     assert order == [
         f"blocks.{i}.{name}" for i in range(3) for name in ("ln_1", "attn", "ln_2", "mlp")
     ]
@@ -112,31 +109,24 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
     assert by_block.trained == model.trained
 
 
-@pytest.mark.parametrize(
-    ("wrapping", "more", "complaint"),
-    [
-        (
-            'nested = ["ff"]', {},
-            'wrapping.nested: blocks.0 has no module "ff" with parameters; '
-            "it has ln_1, attn, ln_2, mlp",
-        ),
-        (
-            'nested = ["attn", "attn.q"]', {},
-            "wrapping.nested: expected modules apart from each other, found attn.q in attn; take "
-            "one of the two",
-        ),
-        (
-            'nested = ["mlp"]',
-            {
-                "strategy": 'name = "fsdp1", dp_shard = 2, dp_replicate = 1',
-                "more": 'activation_checkpointing = { mode = "full" }',
-            },
-            "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found "
-            "wrapping.nested; use `recompute`, "
-            "or leave one of them out",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("wrapping", "more", "complaint"), [
+    ('nested = ["ff"]', {},
+     'wrapping.nested: blocks.0 has no module "ff" with parameters; '
+     "it has ln_1, attn, ln_2, mlp"),
+    ('nested = ["attn", "attn.q"]', {},
+     "wrapping.nested: expected modules apart from each other, found attn.q in attn; take "
+     "one of the two"),
+    (
+        'nested = ["mlp"]',
+        {
+            "strategy": 'name = "fsdp1", dp_shard = 2, dp_replicate = 1',
+            "more": 'activation_checkpointing = { mode = "full" }',
+        },
+        "activation_checkpointing: expected no units in a block that fsdp1 recomputes, found "
+        "wrapping.nested; use `recompute`, "
+        "or leave one of them out",
+    ),
+])
 def test_what_cannot_be_a_unit_in_a_unit_is_named(
     wrapping: str, more: dict[str, str], complaint: str
 ) -> None:
@@ -241,17 +231,14 @@ def test_what_was_not_prefetched_is_gathered_while_the_block_is_recomputed() -> 
 SAVE = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
 
 
-@pytest.mark.parametrize(
-    ("nested", "uses", "strategy", "refused"),
-    [
-        ('["attn", "mlp"]', "", "", False), ('["mlp"]', ", uses = 2", "", False),
-        ('["attn", "mlp"]', ", uses = 2", "", False), ('["attn"]', "", "", True),
-        ('["ln_1", "attn"]', "", "", True), ('["ln_1", "attn", "mlp"]', "", "", True),
-        # the second run finds them gathered
-        ('["attn", "mlp"]', ", uses = 2", ", reshard_after_forward = false", True),
-        ('["attn", "mlp"]', ", uses = 2", ", forward_prefetch = 1", True),
-    ],
-)
+@pytest.mark.parametrize(("nested", "uses", "strategy", "refused"), [
+    ('["attn", "mlp"]', "", "", False), ('["mlp"]', ", uses = 2", "", False),
+    ('["attn", "mlp"]', ", uses = 2", "", False), ('["attn"]', "", "", True),
+    ('["ln_1", "attn"]', "", "", True), ('["ln_1", "attn", "mlp"]', "", "", True),
+    # the second run finds them gathered
+    ('["attn", "mlp"]', ", uses = 2", ", reshard_after_forward = false", True),
+    ('["attn", "mlp"]', ", uses = 2", ", forward_prefetch = 1", True),
+])
 def test_hooks_that_call_more_when_outputs_are_kept_are_refused_in_torchs_words(
     nested: str, uses: str, strategy: str, refused: bool
 ) -> None:

@@ -154,12 +154,9 @@ def test_host_and_link_have_rates_of_their_own() -> None:
     costs = Costs(cluster)
     per_rank = cluster.host_memory_bandwidth // cluster.devices_per_node
     assert costs.kernel_ns(Kernel("adamw", 0, per_rank, "float32", location="host")) == 10**9
-    assert (
-        costs.kernel_ns(
-            Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", location="link")
-        )
-        == 10**9
-    )
+    assert costs.kernel_ns(
+        Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", location="link")
+    ) == 10**9
 
 
 def test_offloaded_gradients_are_clipped_by_the_host() -> None:

@@ -11,27 +11,20 @@ from zsim.models.training_options import Optimizer
 from zsim.strategies.building.optimizers import kernels, states, step_memory, step_nbytes
 
 
-@pytest.mark.parametrize(
-    ("implementation", "device", "nbytes"),
-    [
-        ("foreach", "cpu", 4), ("fused", "cpu", 4), ("foreach", "cuda", 0), ("for-loop", "cuda", 0),
-        ("fused", "cuda", 4),
-    ],
-)
+@pytest.mark.parametrize(("implementation", "device", "nbytes"), [
+    ("foreach", "cpu", 4), ("fused", "cpu", 4), ("foreach", "cuda", 0), ("for-loop", "cuda", 0),
+    ("fused", "cuda", 4),
+])
 def test_the_step_counter_is_on_the_device_where_it_is_a_cpu_or_the_step_is_fused(
     implementation, device, nbytes
 ):
     assert step_nbytes(Optimizer(implementation=implementation), device=device) == nbytes
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "names"),
-    [
-        (Optimizer(), ["step", "exp_avg", "exp_avg_sq"]),
-        (Optimizer(name="sgd", momentum=0.9), ["momentum_buffer"]),
-        (Optimizer(name="sgd"), []),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "names"), [
+    (Optimizer(), ["step", "exp_avg", "exp_avg_sq"]),
+    (Optimizer(name="sgd", momentum=0.9), ["momentum_buffer"]), (Optimizer(name="sgd"), []),
+])
 def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(optimizer, names):
     made = states([3, 0], optimizer=optimizer, dtype="float32", device="cpu", owner="o")
     full = [(f"o.0.{name}", 4 if name == "step" else 12) for name in names]
@@ -40,13 +33,9 @@ def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(opti
 
 
 def test_a_fused_step_makes_nothing():
-    assert (
-        step_memory(
-            [3], optimizer=Optimizer(implementation="fused"), dtype="float32", device="cpu",
-            owner="o",
-        )
-        == ()
-    )
+    assert step_memory(
+        [3], optimizer=Optimizer(implementation="fused"), dtype="float32", device="cpu", owner="o",
+    ) == ()
 
 
 def test_foreach_adamw_adds_one_tensor_to_all_counters_that_are_in_host_memory():
@@ -84,13 +73,10 @@ def test_an_empty_parameter_lets_the_quotient_before_it_go():
     assert frees([3, 0]) == ["+", "+", "o.0.root", "o.0.quotient"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Optimizer(), Optimizer(weight_decay=0.0), Optimizer(name="sgd", momentum=0.9),
-        Optimizer(name="sgd"),
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    Optimizer(), Optimizer(weight_decay=0.0), Optimizer(name="sgd", momentum=0.9),
+    Optimizer(name="sgd"),
+])
 def test_a_loop_over_parameters_moves_the_same_bytes_in_a_kernel_for_each_call_and_tensor(settings):
     numels = (6, 0, 1_000_000)
     together, loop = (

@@ -106,9 +106,7 @@ def test_m9_reduction_factors_against_ddp() -> None:
         for stage in STAGES
     }
     assert factors == {
-        "ddp": [1, 1, 1, 1],
-        "zero1": [2.3, 2.9, 3.8, 4],
-        "zero2": [2.9, 4.3, 7.2, 8],
+        "ddp": [1, 1, 1, 1], "zero1": [2.3, 2.9, 3.8, 4], "zero2": [2.9, 4.3, 7.2, 8],
         "zero3": [4, 8, 64, GB],
     }
 

@@ -28,13 +28,8 @@ ALL = ("ddp", "zero1/all_reduce", "zero1/reduce_scatter", "zero2", "zero3", "zer
 
 
 def training(
-    model: str = "mlp-tiny",
-    *,
-    parameters: Dtype = "float32",
-    reduce: Dtype = "float32",
-    accumulation: int = 1,
-    sync: str = "every",
-    optimizer: Optimizer | None = None,
+    model: str = "mlp-tiny", *, parameters: Dtype = "float32", reduce: Dtype = "float32",
+    accumulation: int = 1, sync: str = "every", optimizer: Optimizer | None = None,
 ) -> Training:
     """A small Training on a CPU."""
     batch = Batch(
@@ -42,12 +37,9 @@ def training(
     )
     spec = load_preset(model, sequence_length=batch.sequence_length)
     return Training(
-        model=spec,
-        modules=lower(spec, batch=batch, dtype=parameters),
-        batch=batch,
+        model=spec, modules=lower(spec, batch=batch, dtype=parameters), batch=batch,
         precision=Precision(parameters=parameters, reduce=reduce),
-        optimizer=optimizer or Optimizer(),
-        sync="last" if sync == "last" else "every",
+        optimizer=optimizer or Optimizer(), sync="last" if sync == "last" else "every",
         device="cpu",
     )
 
@@ -114,11 +106,8 @@ def payload(case: Program) -> Counter[str]:
 
 
 cases = st.builds(
-    training,
-    st.sampled_from(MODELS),
-    parameters=st.sampled_from(["float32", "bfloat16"]),
-    reduce=st.sampled_from(["float32", "bfloat16"]),
-    accumulation=st.integers(1, 3),
+    training, st.sampled_from(MODELS), parameters=st.sampled_from(["float32", "bfloat16"]),
+    reduce=st.sampled_from(["float32", "bfloat16"]), accumulation=st.integers(1, 3),
     sync=st.sampled_from(["every", "last"]),
 )
 granularities = st.sampled_from(["unit", "parameter", 1, 3000, 20_000, 10**9])
@@ -202,8 +191,7 @@ def test_the_forms_move_what_the_papers_say() -> None:
     psi = case.model.num_parameters * 4
 
     assert {name: payload(program(name, case, ranks=2)) for name in ALL} == {
-        "ddp": {"all_reduce": psi},
-        "zero1/all_reduce": {"all_reduce": psi, "all_gather": psi},
+        "ddp": {"all_reduce": psi}, "zero1/all_reduce": {"all_reduce": psi, "all_gather": psi},
         "zero1/reduce_scatter": {"reduce_scatter": psi, "all_gather": psi},
         "zero2": {"reduce_scatter": psi, "all_gather": psi},
         "zero3": {"reduce_scatter": psi, "all_gather": 2 * psi},
@@ -215,25 +203,11 @@ def test_zero3_reads_as_its_algorithm() -> None:
     ops = program("zero3", training(), ranks=2, lookahead=1).of_rank(0).steady
 
     assert [f"{op.kind} {op.unit}" for op in ops if op.kind not in ("free", "optimizer")] == [
-        "all_gather blocks.0",
-        "all_gather blocks.1",
-        "forward blocks.0",
-        "all_gather blocks.2",
-        "forward blocks.1",
-        "all_gather root",
-        "forward blocks.2",
-        "forward root",
-        "all_gather root",
-        "all_gather blocks.2",
-        "backward root",
-        "reduce_scatter root",
-        "all_gather blocks.1",
-        "backward blocks.2",
-        "reduce_scatter blocks.2",
-        "all_gather blocks.0",
-        "backward blocks.1",
-        "reduce_scatter blocks.1",
-        "backward blocks.0",
+        "all_gather blocks.0", "all_gather blocks.1", "forward blocks.0", "all_gather blocks.2",
+        "forward blocks.1", "all_gather root", "forward blocks.2", "forward root",
+        "all_gather root", "all_gather blocks.2", "backward root", "reduce_scatter root",
+        "all_gather blocks.1", "backward blocks.2", "reduce_scatter blocks.2",
+        "all_gather blocks.0", "backward blocks.1", "reduce_scatter blocks.1", "backward blocks.0",
         "reduce_scatter blocks.0",
     ]
 
@@ -275,8 +249,7 @@ def test_ddp_reduces_one_bucket_first_and_rebuilt_buckets_afterwards() -> None:
 
     assert first == [("bucket.0", 101_544)]
     assert collectives(plan) == [
-        ("all_reduce", "bucket.0", 34_728),
-        ("all_reduce", "bucket.1", 33_408),
+        ("all_reduce", "bucket.0", 34_728), ("all_reduce", "bucket.1", 33_408),
         ("all_reduce", "bucket.2", 33_408),
     ]
 

@@ -47,8 +47,7 @@ def collectives(program: Program) -> list[tuple[str, str]]:
 def test_the_root_is_gathered_once_and_every_block_twice() -> None:
     assert collectives(plan()) == [
         *[("all_gather", unit) for unit in ["root", *BLOCKS, "blocks.2", "blocks.1"]],
-        ("reduce_scatter", "blocks.2"),
-        ("all_gather", "blocks.0"),
+        ("reduce_scatter", "blocks.2"), ("all_gather", "blocks.0"),
         *[("reduce_scatter", unit) for unit in ["blocks.1", "blocks.0", "root"]],
     ]
 
@@ -95,13 +94,10 @@ def test_the_first_step_prefetches_nothing_in_forward_and_later_ones_reduce_a_bl
     ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        (2, (2.0, 1.0)), (3, (2.0, 1.5)), (4, (2.0, 2.0)), (8, (4.0, 2.0)), (12, (4.0, 3.0)),
-        (64, (8.0, 8.0)),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "expected"), [
+    (2, (2.0, 1.0)), (3, (2.0, 1.5)), (4, (2.0, 2.0)), (8, (4.0, 2.0)), (12, (4.0, 3.0)),
+    (64, (8.0, 8.0)),
+])
 def test_gradients_are_divided_by_the_world_in_two_steps(
     ranks: int, expected: tuple[float, float]
 ) -> None:
@@ -246,27 +242,16 @@ def of_text(text: str, **options: object) -> tuple[Op, ...]:
     return plan_of_text(text, **options).steady
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "wanted"),
-    [
-        (
-            "dp_shard = 2", "dp_replicate = 2, dp_shard = 1",
-            "strategy.dp_shard: expected at least 2, found 1",
-        ),
-        (
-            "\nprecision", '\nfrozen = ["*.bias"]\nprecision',
-            "frozen: expected all parameters of root frozen or all trained, found both",
-        ),
-        (
-            "\nprecision", '\nfrozen = ["blocks.*"]\nwrapping = { every = "all" }\nprecision',
-            "frozen: expected all parameters of root",
-        ),
-        (
-            "\nprecision", "\nwrapping = { every = 3 }\nprecision",
-            "wrapping: .* has 3 modules, but FullyShardedDataParallel wraps one",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "wanted"), [
+    ("dp_shard = 2", "dp_replicate = 2, dp_shard = 1",
+     "strategy.dp_shard: expected at least 2, found 1"),
+    ("\nprecision", '\nfrozen = ["*.bias"]\nprecision',
+     "frozen: expected all parameters of root frozen or all trained, found both"),
+    ("\nprecision", '\nfrozen = ["blocks.*"]\nwrapping = { every = "all" }\nprecision',
+     "frozen: expected all parameters of root"),
+    ("\nprecision", "\nwrapping = { every = 3 }\nprecision",
+     "wrapping: .* has 3 modules, but FullyShardedDataParallel wraps one"),
+])
 def test_what_is_not_modelled_is_refused_by_name(old: str, new: str, wanted: str) -> None:
     with pytest.raises(ScenarioError, match=wanted):
         parse(TEXT.replace(old, new).encode(), where="x.toml")

@@ -25,12 +25,8 @@ from zsim.strategies.building.training import Training
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 FORWARD_GATHERS = [("all_gather", unit) for unit in ["root", *BLOCKS]]
 BACKWARD = [
-    ("all_gather", "blocks.2"),
-    ("all_gather", "blocks.1"),
-    ("reduce_scatter", "blocks.2"),
-    ("all_gather", "blocks.0"),
-    ("reduce_scatter", "blocks.1"),
-    ("reduce_scatter", "blocks.0"),
+    ("all_gather", "blocks.2"), ("all_gather", "blocks.1"), ("reduce_scatter", "blocks.2"),
+    ("all_gather", "blocks.0"), ("reduce_scatter", "blocks.1"), ("reduce_scatter", "blocks.0"),
     ("reduce_scatter", "root"),
 ]
 

@@ -22,32 +22,21 @@ from zsim.scenario.scenario import Scenario, parse
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "bf16"))
 ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))
 OPTIONS = (
-    "",
-    ", use_orig_params = true",
-    ', sharding = "grad_op"',
-    ', backward_prefetch = "post"',
-    ', backward_prefetch = "none", use_orig_params = true',
-    ", forward_prefetch = true",
+    "", ", use_orig_params = true", ', sharding = "grad_op"', ', backward_prefetch = "post"',
+    ', backward_prefetch = "none", use_orig_params = true', ", forward_prefetch = true",
     ', sharding = "grad_op", forward_prefetch = true, backward_prefetch = "post", '
     'use_orig_params = true, limit_all_gathers = false',
 )
 OPTIMIZERS = (
-    'name = "adamw"',
-    'name = "adamw", implementation = "for-loop", clip_norm = 0.5',
-    'name = "adamw", implementation = "fused", clip_norm = 0.5',
-    'name = "sgd", momentum = 0.9',
+    'name = "adamw"', 'name = "adamw", implementation = "for-loop", clip_norm = 0.5',
+    'name = "adamw", implementation = "fused", clip_norm = 0.5', 'name = "sgd", momentum = 0.9',
 )
 
 
 def scenario(
-    model: str,
-    options: str = "",
-    *,
-    mesh: tuple[int, int] = (1, 4),
-    precision: tuple[str, str] = ("fp32", "fp32"),
-    accumulation: tuple[int, str] = (1, "every"),
-    optimizer: str = OPTIMIZERS[0],
-    more: str = "",
+    model: str, options: str = "", *, mesh: tuple[int, int] = (1, 4),
+    precision: tuple[str, str] = ("fp32", "fp32"), accumulation: tuple[int, str] = (1, "every"),
+    optimizer: str = OPTIMIZERS[0], more: str = "",
 ) -> Scenario:
     """A scenario of fsdp1 on `mesh`, replicas by shards."""
     text = f"""
@@ -79,13 +68,10 @@ def test_fsdp1_of_uneven_mlp_is_exact(
     assert differences(case, rank=index % 4) == []
 
 
-@pytest.mark.parametrize(
-    ("model", "mesh", "options"),
-    [
-        ("gpt-tiny", (2, 2), ', sharding = "grad_op", use_orig_params = true'),
-        ("llama-tiny", (1, 3), ", forward_prefetch = true"),
-    ],
-)
+@pytest.mark.parametrize(("model", "mesh", "options"), [
+    ("gpt-tiny", (2, 2), ', sharding = "grad_op", use_orig_params = true'),
+    ("llama-tiny", (1, 3), ", forward_prefetch = true"),
+])
 def test_fsdp1_of_transformers_is_exact(model: str, mesh: tuple[int, int], options: str) -> None:
     """Tied weights of the root, blocks recomputed; replicas reduce shards that are divided before
     and after."""
@@ -109,8 +95,7 @@ def test_fsdp1_is_exact_on_the_last_rank_of_larger_worlds(
 
 
 MARKS = {
-    "FullyShardedDataParallel.rate_limiter": "wait",
-    "c10d::allgather_": "all_gather",
+    "FullyShardedDataParallel.rate_limiter": "wait", "c10d::allgather_": "all_gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
 }
 

@@ -116,12 +116,9 @@ def test_each_part_is_exact_on_the_last_rank(name: str) -> None:
     assert differences(case, rank=case.world_size - 1) == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    quick(
-        "runs meet in an accumulator of each", "an unused block is never gathered", "units in units"
-    ),
-)
+@pytest.mark.parametrize("name", quick(
+    "runs meet in an accumulator of each", "an unused block is never gathered", "units in units"
+))
 def test_each_part_allocates_and_frees_in_torchs_order(name: str) -> None:
     assert of_program(CASES[name]) == of_torch(CASES[name])
 
@@ -132,11 +129,9 @@ def test_each_part_allocates_and_frees_in_torchs_order(name: str) -> None:
 )
 def test_all_of_it_is_exact_on_any_number_of_ranks(ranks: int, original: str) -> None:
     case = scenario(
-        f'{GPT}, uses = 2, unused = ["blocks.2"]',
-        f"use_orig_params = {original}",
+        f'{GPT}, uses = 2, unused = ["blocks.2"]', f"use_orig_params = {original}",
         more='wrapping = { nested = ["mlp"] }\nfrozen = ["blocks.0.*"]',
-        batch="forwards = 2, accumulation = 2",
-        ranks=ranks,
+        batch="forwards = 2, accumulation = 2", ranks=ranks,
     )
     assert [differences(case, rank=rank) for rank in {0, ranks // 2, ranks - 1}] == [[]] * len(
         {0, ranks // 2, ranks - 1}

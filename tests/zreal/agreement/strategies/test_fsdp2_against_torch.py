@@ -20,13 +20,8 @@ ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))
 
 
 def scenario(
-    model: str,
-    *,
-    ranks: int,
-    keep: str = '"auto"',
-    precision: tuple[str, str] = ("fp32", "fp32"),
-    accumulation: tuple[int, str] = (1, "every"),
-    replicas: int = 1,
+    model: str, *, ranks: int, keep: str = '"auto"', precision: tuple[str, str] = ("fp32", "fp32"),
+    accumulation: tuple[int, str] = (1, "every"), replicas: int = 1,
     implementation: str = "foreach",
 ) -> Scenario:
     """A scenario of fully_shard, on a 2-D mesh when there are replicas."""
@@ -81,12 +76,9 @@ def test_fsdp2_of_mlp_is_exact_on_the_last_rank_of_any_world(ranks: int) -> None
 def test_fsdp2_of_transformers_is_exact(
     model: str, precision: tuple[str, str], accumulation: tuple[int, str]
 ) -> None:
-    assert (
-        differences(
-            scenario(model, ranks=4, precision=precision, accumulation=accumulation), rank=0
-        )
-        == []
-    )
+    assert differences(
+        scenario(model, ranks=4, precision=precision, accumulation=accumulation), rank=0
+    ) == []
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "for-loop", "fused"])
@@ -111,12 +103,9 @@ def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObjec
 
 @pytest.mark.parametrize(
     ("mesh", "sync", "precision"),
-    one_in(
-        5,
-        itertools.product(
-            [(2, 1), (2, 2), (4, 3)], ["every", "last"], [*PRECISIONS, ("fp32", "bf16")]
-        ),
-    ),
+    one_in(5, itertools.product(
+        [(2, 1), (2, 2), (4, 3)], ["every", "last"], [*PRECISIONS, ("fp32", "bf16")]
+    )),
 )
 def test_replicas_reduced_after_the_last_micro_batch_only_are_exact(
     mesh: tuple[int, int], sync: str, precision: tuple[str, str]

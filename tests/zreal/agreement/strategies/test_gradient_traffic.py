@@ -116,12 +116,8 @@ class Watched:
 
 
 STRATEGIES = (
-    'name = "ddp"',
-    'name = "ddp", bucket_cap_mb = 0.02',
-    'name = "zero1"',
-    'name = "zero1", form = "all_reduce"',
-    'name = "zero2"',
-    'name = "zero3"',
+    'name = "ddp"', 'name = "ddp", bucket_cap_mb = 0.02', 'name = "zero1"',
+    'name = "zero1", form = "all_reduce"', 'name = "zero2"', 'name = "zero3"',
 )
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "bf16"))
 CASES = one_in(1, product(STRATEGIES, PRECISIONS, ("every", "last"), ("fused", "for-loop")))

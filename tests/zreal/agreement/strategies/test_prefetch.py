@@ -26,37 +26,22 @@ precision = {{ parameters = "bf16", reduce = "fp32" }}
 
 @pytest.mark.parametrize(
     ("options", "more"),
-    one_in(
-        3,
-        [
-            ('name = "fsdp2", forward_prefetch = 1', {}),
-            ('name = "fsdp2", backward_prefetch = 1', {}),
-            (
-                'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2, '
-                'reshard_after_forward '
-                "= true", {},
-            ),
-            (
-                'name = "fsdp2", forward_prefetch = 3, backward_prefetch = 3, '
-                'reshard_after_forward '
-                "= false", {},
-            ),
-            (
-                'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2, '
-                'reshard_after_forward '
-                "= 2", {},
-            ),
-            ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 1', {"ranks": 1}),
-            (
-                'name = "fsdp2", forward_prefetch = 9, backward_prefetch = 9',
-                {"model": "mlp-uneven"},
-            ),
-            (
-                'name = "hsdp", dp_replicate = 2, dp_shard = 2, forward_prefetch = 1, '
-                "backward_prefetch = 2", {"more": 'activation_checkpointing = { mode = "full" }'},
-            ),
-        ],
-    ),
+    one_in(3, [
+        ('name = "fsdp2", forward_prefetch = 1', {}), ('name = "fsdp2", backward_prefetch = 1', {}),
+        ('name = "fsdp2", forward_prefetch = 2, backward_prefetch = 2, '
+         'reshard_after_forward '
+         "= true", {}),
+        ('name = "fsdp2", forward_prefetch = 3, backward_prefetch = 3, '
+         'reshard_after_forward '
+         "= false", {}),
+        ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2, '
+         'reshard_after_forward '
+         "= 2", {}),
+        ('name = "fsdp2", forward_prefetch = 1, backward_prefetch = 1', {"ranks": 1}),
+        ('name = "fsdp2", forward_prefetch = 9, backward_prefetch = 9', {"model": "mlp-uneven"}),
+        ('name = "hsdp", dp_replicate = 2, dp_shard = 2, forward_prefetch = 1, '
+         "backward_prefetch = 2", {"more": 'activation_checkpointing = { mode = "full" }'}),
+    ]),
 )
 def test_prefetch_is_exact_in_order_bytes_and_memory(options: str, more: dict[str, object]) -> None:
     case = scenario(options, **more)  # type: ignore[arg-type]
@@ -84,8 +69,6 @@ def test_prefetching_moves_all_gathers_forward_and_adds_none() -> None:
         if op.kind in ("all_gather", "forward") and op.micro_batch == 0
     ][:6]
     assert order == [
-        ("all_gather", "root"),
-        ("forward", "root"),
-        *(("all_gather", f"blocks.{i}") for i in range(3)),
-        ("forward", "blocks.0"),
+        ("all_gather", "root"), ("forward", "root"),
+        *(("all_gather", f"blocks.{i}") for i in range(3)), ("forward", "blocks.0"),
     ]

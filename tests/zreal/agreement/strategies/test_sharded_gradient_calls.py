@@ -99,8 +99,7 @@ PRECISIONS = (
     ("fp32", "bf16"),
 )
 AXES = (
-    'name = "hsdp", dp_shard = 1, dp_replicate = 4',
-    'name = "fsdp2", dp_shard = 4',
+    'name = "hsdp", dp_shard = 1, dp_replicate = 4', 'name = "fsdp2", dp_shard = 4',
     'name = "hsdp", dp_shard = 2, dp_replicate = 2',
     'name = "hsdp", dp_shard = 2, dp_replicate = 2, all_reduce = "last"',
 )

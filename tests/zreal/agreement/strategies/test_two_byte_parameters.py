@@ -20,23 +20,16 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 OBSERVED = (
-    'name = "fsdp2"',
-    'name = "fsdp2", reshard_after_forward = 2',
-    'name = "fsdp2", offload = true',
-    'name = "hsdp", dp_replicate = 2, dp_shard = 2',
-    'name = "ddp"',
-    'name = "ddp", gradient_as_bucket_view = true',
-    'name = "zero_redundancy"',
+    'name = "fsdp2"', 'name = "fsdp2", reshard_after_forward = 2', 'name = "fsdp2", offload = true',
+    'name = "hsdp", dp_replicate = 2, dp_shard = 2', 'name = "ddp"',
+    'name = "ddp", gradient_as_bucket_view = true', 'name = "zero_redundancy"',
 )
 EXECUTED = (
-    'name = "zero1"',
-    'name = "zero2"',
-    'name = "zero3"',
+    'name = "zero1"', 'name = "zero2"', 'name = "zero3"',
     'name = "zero3", granularity = "parameter"',
 )
 OPTIMIZERS = (
-    'name = "adamw", clip_norm = 1.0',
-    'name = "sgd", momentum = 0.9, implementation = "for-loop"',
+    'name = "adamw", clip_norm = 1.0', 'name = "sgd", momentum = 0.9, implementation = "for-loop"',
 )
 
 
@@ -65,9 +58,7 @@ MODELS = ("mlp-uneven", "gpt-tiny", "llama-tiny")
 def test_what_torch_holds_and_sends_is_exact(
     model: str, strategy: str, optimizer: str, reduce: str, accumulation: int
 ) -> None:
-    case = scenario(
-        model, strategy, optimizer=optimizer, reduce=reduce, accumulation=accumulation
-    )
+    case = scenario(model, strategy, optimizer=optimizer, reduce=reduce, accumulation=accumulation)
     assert differences(case, rank=3) == []
 
 
@@ -78,9 +69,7 @@ def test_what_torch_holds_and_sends_is_exact(
 def test_what_our_programs_hold_and_send_is_exact(
     model: str, strategy: str, optimizer: str, reduce: str, accumulation: int
 ) -> None:
-    case = scenario(
-        model, strategy, optimizer=optimizer, reduce=reduce, accumulation=accumulation
-    )
+    case = scenario(model, strategy, optimizer=optimizer, reduce=reduce, accumulation=accumulation)
     program = plan(case, device="cpu")
     with torch_private.fake_group(rank=1, world_size=4):
         phases = execute(case, program, rank=1).run.phases
@@ -103,21 +92,13 @@ def test_they_take_eight_bytes_per_parameter_with_adamw_instead_of_sixteen(strat
     assert mixed.parameter + mixed.gradient + mixed.optimizer == 16
 
 
-@pytest.mark.parametrize(
-    ("strategy", "precision", "complaint"),
-    [
-        (
-            'name = "fsdp2"', 'parameters = "fp32", master = false',
-            'precision.master: expected true with parameters = "fp32", which are stepped anyway',
-        ),
-        (
-            'name = "fsdp1", dp_shard = 4, dp_replicate = 1',
-            'parameters = "bf16", master = false',
-            "precision.master: expected true with fsdp1, whose two-byte parameters alone are not "
-            "modelled; use fsdp2",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "precision", "complaint"), [
+    ('name = "fsdp2"', 'parameters = "fp32", master = false',
+     'precision.master: expected true with parameters = "fp32", which are stepped anyway'),
+    ('name = "fsdp1", dp_shard = 4, dp_replicate = 1', 'parameters = "bf16", master = false',
+     "precision.master: expected true with fsdp1, whose two-byte parameters alone are not "
+     "modelled; use fsdp2"),
+])
 def test_where_there_is_no_such_choice_it_is_refused(
     strategy: str, precision: str, complaint: str
 ) -> None:

@@ -22,15 +22,12 @@ OWNED = 'name = "zero_redundancy", find_unused_parameters = true'
 SMALL_BUCKETS = f"{FINDS}, bucket_cap_mb = 0.0001"
 
 
-@pytest.mark.parametrize(
-    ("model", "strategy", "frozen", "unused", "parameters"),
-    [
-        ("mlp", FINDS, '["blocks.0.*"]', '["blocks.1", "blocks.2"]', "bf16"),
-        ("mlp", f"{SMALL_BUCKETS}, gradient_as_bucket_view = true", "[]", '["blocks.1"]', "bf16"),
-        ("gpt sdpa", SMALL_BUCKETS, '["w?e.*", "ln_f.*", "lm_head.*"]', '["blocks.3"]', "bf16"),
-        ("mlp", OWNED, "[]", '["blocks.1"]', "bf16"),
-    ],
-)
+@pytest.mark.parametrize(("model", "strategy", "frozen", "unused", "parameters"), [
+    ("mlp", FINDS, '["blocks.0.*"]', '["blocks.1", "blocks.2"]', "bf16"),
+    ("mlp", f"{SMALL_BUCKETS}, gradient_as_bucket_view = true", "[]", '["blocks.1"]', "bf16"),
+    ("gpt sdpa", SMALL_BUCKETS, '["w?e.*", "ln_f.*", "lm_head.*"]', '["blocks.3"]', "bf16"),
+    ("mlp", OWNED, "[]", '["blocks.1"]', "bf16"),
+])
 def test_collectives_and_memory_of_every_phase_are_torchs(
     model: str, strategy: str, frozen: str, unused: str, parameters: str
 ) -> None:

@@ -44,54 +44,45 @@ wrapping = {{ {wrapping} }}
     return parse("\n".join((text, *more)).encode(), where="wrap.toml")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        scenario(
-            "mlp", "every = 4", 'name = "fsdp2", reshard_after_forward = true', BF16, accumulation=2
-        ),
-        scenario(
-            "mlp", 'every = "all"', 'name = "fsdp2", reshard_after_forward = true', accumulation=2
-        ),
-        scenario(
-            "mlp", "every = 2", 'name = "fsdp2"', 'frozen = ["blocks.[012].*", "*.bias"]', BF16
-        ),
-        scenario(
-            "mlp", f"every = 6, {APART}", 'name = "fsdp2", reshard_after_forward = 2',
-            accumulation=2,
-        ),
-        scenario(
-            "mlp", "every = 2", 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1', FULL
-        ),
-        scenario(
-            "mlp", f"every = 2, {APART}",
-            'name = "hsdp", dp_replicate = 2, dp_shard = 2, sync = "last"', accumulation=2,
-        ),
-        scenario("mlp", f"every = 4, {APART}", 'name = "zero3"', accumulation=2),
-        scenario("mlp", f"every = 2, {APART}", 'name = "zero1"', BF16),
-        scenario("mlp", 'every = "all"', 'name = "ddp", bucket_cap_mb = 0.001'),
-        scenario("gpt", 'nested = ["attn.q", "mlp"]', 'name = "zero3", lookahead = 2', FULL),
-        scenario("mlp", 'nested = ["fc1"]', 'name = "zero1", granularity = "900 B"', BF16),
-        scenario("gpt", f"every = 4, {APART}", 'name = "fsdp2", forward_prefetch = 1', FULL, BF16),
-        scenario("gpt", 'every = "all"', 'name = "fsdp2"', FULL),
-        scenario("llama", "every = 3", 'name = "fsdp2", backward_prefetch = 2', BF16),
-        scenario(
-            "mlp", APART,
-            'name = "hsdp", dp_replicate = 2, dp_shard = 2, reshard_after_forward = false',
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", [
+    scenario(
+        "mlp", "every = 4", 'name = "fsdp2", reshard_after_forward = true', BF16, accumulation=2
+    ),
+    scenario(
+        "mlp", 'every = "all"', 'name = "fsdp2", reshard_after_forward = true', accumulation=2
+    ),
+    scenario("mlp", "every = 2", 'name = "fsdp2"', 'frozen = ["blocks.[012].*", "*.bias"]', BF16),
+    scenario(
+        "mlp", f"every = 6, {APART}", 'name = "fsdp2", reshard_after_forward = 2', accumulation=2,
+    ),
+    scenario(
+        "mlp", "every = 2", 'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1', FULL
+    ),
+    scenario(
+        "mlp", f"every = 2, {APART}",
+        'name = "hsdp", dp_replicate = 2, dp_shard = 2, sync = "last"', accumulation=2,
+    ),
+    scenario("mlp", f"every = 4, {APART}", 'name = "zero3"', accumulation=2),
+    scenario("mlp", f"every = 2, {APART}", 'name = "zero1"', BF16),
+    scenario("mlp", 'every = "all"', 'name = "ddp", bucket_cap_mb = 0.001'),
+    scenario("gpt", 'nested = ["attn.q", "mlp"]', 'name = "zero3", lookahead = 2', FULL),
+    scenario("mlp", 'nested = ["fc1"]', 'name = "zero1", granularity = "900 B"', BF16),
+    scenario("gpt", f"every = 4, {APART}", 'name = "fsdp2", forward_prefetch = 1', FULL, BF16),
+    scenario("gpt", 'every = "all"', 'name = "fsdp2"', FULL),
+    scenario("llama", "every = 3", 'name = "fsdp2", backward_prefetch = 2', BF16),
+    scenario(
+        "mlp", APART,
+        'name = "hsdp", dp_replicate = 2, dp_shard = 2, reshard_after_forward = false',
+    ),
+])
 def test_order_bytes_and_every_phases_memory_are_exact(case: Scenario) -> None:
     assert inexact(case, ranks=(case.world_size - 1,)) == []
 
 
-@pytest.mark.parametrize(
-    ("model", "wrapping", "more"),
-    [
-        ("mlp", 'every = "all"', ""), ("mlp", f"every = 4, {APART}", BF16),
-        ("gpt", f"every = 4, {APART}", FULL), ("llama", "every = 4", BF16),
-    ],
-)
+@pytest.mark.parametrize(("model", "wrapping", "more"), [
+    ("mlp", 'every = "all"', ""), ("mlp", f"every = 4, {APART}", BF16),
+    ("gpt", f"every = 4, {APART}", FULL), ("llama", "every = 4", BF16),
+])
 def test_every_allocation_and_free_comes_in_torchs_order(
     model: str, wrapping: str, more: str
 ) -> None:

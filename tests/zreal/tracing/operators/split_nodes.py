@@ -108,12 +108,9 @@ def decoder() -> nn.Module:
 
 
 SPLIT: dict[str, Callable[[], nn.Module]] = {
-    "sliced": lambda: Chain(Sliced),
-    "crossed": lambda: Chain(Crossed, given=True),
-    "decoders": lambda: Chain(decoder, given=True),
-    "turned": lambda: Chain(Turned),
-    "placed": lambda: Chain(Placed),
-    "early": Early,
+    "sliced": lambda: Chain(Sliced), "crossed": lambda: Chain(Crossed, given=True),
+    "decoders": lambda: Chain(decoder, given=True), "turned": lambda: Chain(Turned),
+    "placed": lambda: Chain(Placed), "early": Early,
 }
 
 

@@ -129,17 +129,10 @@ def used(y: Tensor, x: Tensor) -> Tensor:
 
 
 CHANGES = {
-    "halves": halves,
-    "a summand": summand,
-    "heads": heads,
-    "written": written,
-    "again": again,
-    "applied": applied,
-    "hooked": hooked,
-    "an alias": alias,
-    "used, then returned": used,
-    "relu_": lambda y, x: functional.relu(y, inplace=True),
-    "dropout_": lambda y, x: functional.selu(functional.dropout(y, 0.2, inplace=True)),
+    "halves": halves, "a summand": summand, "heads": heads, "written": written, "again": again,
+    "applied": applied, "hooked": hooked, "an alias": alias, "used, then returned": used,
+    "relu_": lambda y, x: functional.relu(y, inplace=True), "dropout_": lambda y,
+    x: functional.selu(functional.dropout(y, 0.2, inplace=True)),
 }
 
 
@@ -163,14 +156,11 @@ def test_every_allocation_and_free_is_that_of_real_tensors_in_order(
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor")
 @pytest.mark.parametrize(
     ("name", "dtype", "world_size"),
-    one_in(
-        3,
-        [
-            (name, dtype, world)
-            for name in CHANGES
-            for dtype, world in (("float32", 2), ("float32", 3), ("bfloat16", 2))
-        ],
-    ),
+    one_in(3, [
+        (name, dtype, world)
+        for name in CHANGES
+        for dtype, world in (("float32", 2), ("float32", 3), ("bfloat16", 2))
+    ]),
 )
 def test_fully_shard_holds_the_bytes_that_are_traced(
     name: str, dtype: Dtype, world_size: int
@@ -199,8 +189,7 @@ def test_ddp_holds_the_bytes_that_are_traced(name: str) -> None:
 # -- what torch itself dies of
 
 UNUSED = {
-    "through a view": "y[..., :4].mul_(2.0)",
-    "by an index": "y[..., :4] = 0",
+    "through a view": "y[..., :4].mul_(2.0)", "by an index": "y[..., :4] = 0",
     "and looked at": "y[..., :4].mul_(2.0); y.shape, y.requires_grad",
     "unseen": "y.detach().mul_(2.0)",
 }

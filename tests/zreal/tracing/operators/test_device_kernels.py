@@ -110,16 +110,13 @@ def test_heads_of_any_width_take_on_cuda_what_a_trace_of_the_module_takes(
     assert records(model, batch, name="fsdp2", dtype=dtype, device="cuda") == expected
 
 
-@pytest.mark.parametrize(
-    ("batch", "num_heads", "num_kv_heads"),
-    [
-        # keys and values are padded before they are expanded
-        (Batch(micro_batch=2, sequence_length=20), 4, 2),
-        # one head lies by token as it lies by head
-        (Batch(micro_batch=1, sequence_length=20), 1, 1),
-        (Batch(micro_batch=2, sequence_length=1), 4, 4),
-    ],
-)
+@pytest.mark.parametrize(("batch", "num_heads", "num_kv_heads"), [
+    # keys and values are padded before they are expanded
+    (Batch(micro_batch=2, sequence_length=20), 4, 2),
+    # one head lies by token as it lies by head
+    (Batch(micro_batch=1, sequence_length=20), 1, 1),
+    (Batch(micro_batch=2, sequence_length=1), 4, 4),
+])
 def test_padded_heads_are_copied_where_they_do_not_lie_by_token_already(
     batch: Batch, num_heads: int, num_kv_heads: int
 ) -> None:
@@ -202,19 +199,15 @@ class Log(TorchDispatchMode):
 
 
 MASKS: dict[str, Callable[[torch.dtype], Tensor | None]] = {
-    "none": lambda _: None,
-    "boolean": lambda _: torch.ones(7, 7, dtype=torch.bool).tril(),
+    "none": lambda _: None, "boolean": lambda _: torch.ones(7, 7, dtype=torch.bool).tril(),
     "added": lambda dtype: torch.zeros(7, 7, dtype=dtype),
 }
 
 
-@pytest.mark.parametrize(
-    ("mask", "dtype", "width"),
-    [
-        ("none", torch.float32, 10), ("boolean", torch.float32, 10), ("added", torch.float32, 10),
-        ("boolean", torch.bfloat16, 20), ("added", torch.bfloat16, 20), ("none", torch.float64, 16),
-    ],
-)
+@pytest.mark.parametrize(("mask", "dtype", "width"), [
+    ("none", torch.float32, 10), ("boolean", torch.float32, 10), ("added", torch.float32, 10),
+    ("boolean", torch.bfloat16, 20), ("added", torch.bfloat16, 20), ("none", torch.float64, 16),
+])
 def test_where_no_fused_kernel_takes_the_heads_torchs_own_composite_runs(
     mask: str, dtype: torch.dtype, width: int
 ) -> None:

@@ -100,12 +100,9 @@ class Stacked(nn.Module):
 
 @pytest.mark.parametrize(
     ("name", "strategy", "accumulation", "twice"),
-    one_in(
-        3,
-        product(
-            PRODUCTS, [FSDP1, f"{FSDP1}, use_orig_params = true", FSDP2, DDP], [1, 2], [False, True]
-        ),
-    ),
+    one_in(3, product(
+        PRODUCTS, [FSDP1, f"{FSDP1}, use_orig_params = true", FSDP2, DDP], [1, 2], [False, True]
+    )),
 )
 def test_gradients_that_lie_otherwise_than_their_parameters(
     name: str, strategy: str, accumulation: int, twice: bool, tmp_path: Path

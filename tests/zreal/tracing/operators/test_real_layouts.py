@@ -23,15 +23,13 @@ from zreal.tracing.fakes.real_layouts import RULES, as_real
 WIDTH = 8
 SHAPES = {3: (2, 6, WIDTH), 4: (2, 6, 4, WIDTH), 5: (2, 6, 4, 5, WIDTH)}
 ORDERS = {
-    3: ((0, 1, 2), (0, 2, 1), (2, 1, 0)),
-    4: ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1)),
+    3: ((0, 1, 2), (0, 2, 1), (2, 1, 0)), 4: ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1)),
     5: ((0, 1, 2, 3, 4), (0, 1, 2, 4, 3), (0, 2, 3, 4, 1)),
 }
 """Orders of the dimensions in memory, the slowest first: as new, transposed, and for images
 channels last."""
 EXPANDED: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda t: t[..., :1].expand(t.shape),
-    lambda t: t.flatten()[0].expand(t.shape),
+    lambda t: t[..., :1].expand(t.shape), lambda t: t.flatten()[0].expand(t.shape),
 )
 """Expansions that gradients of sums and means have: over one dimension or all of them."""
 
@@ -148,8 +146,7 @@ OF_FIVE: dict[str, Callable[[Tensor], Tensor]] = {
     "interpolate, trilinear": lambda x: functional.interpolate(x, scale_factor=2, mode="trilinear"),
 }
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "batch_norm": normed,
-    "group_norm": lambda x: functional.group_norm(x, 2, ones(6), ones(6)),
+    "batch_norm": normed, "group_norm": lambda x: functional.group_norm(x, 2, ones(6), ones(6)),
     "layer_norm": lambda x: functional.layer_norm(x, (WIDTH,), ones(WIDTH), ones(WIDTH)),
 }
 CASES = [
@@ -276,9 +273,7 @@ def fake_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
         return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def compared(
-    func: Any, given: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[int, list[Any]]:
+def compared(func: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, list[Any]]:
     """The same as `differing`, for one call in each layout."""
     made, wrong = 0, []
     name = func._schema.name.partition("::")[2]
@@ -292,9 +287,8 @@ def compared(
             with MODE:
                 fake = described(as_real(func, args, func(*args, **kwargs), device="cpu"))
         except ValueError:
-            assert (
-                name == "native_group_norm_backward"
-            )  # whose gradient autograd has made contiguous before
+            # whose gradient autograd has made contiguous before
+            assert name == "native_group_norm_backward"
             continue
         keeps = (
             1 if name in ("log_sigmoid_forward", "_prelu_kernel_backward") else None
@@ -428,13 +422,10 @@ class Residual(nn.Module):
         return self.activate(x).transpose(1, 2).mean(-1).pow(2).mean()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "elu", "hardswish", "relu6", "selu", "softplus", "log_softmax", "logsigmoid", "layer_norm",
-        "gelu",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "elu", "hardswish", "relu6", "selu", "softplus", "log_softmax", "logsigmoid", "layer_norm",
+    "gelu",
+])
 def test_a_step_in_which_gradients_lie_otherwise_than_values_is_exact(
     name: str, tmp_path: Any
 ) -> None:
@@ -466,9 +457,6 @@ def test_a_step_in_which_a_gradient_is_expanded_is_exact(
     def data() -> tuple[Tensor, ...]:
         return (torch.rand(2, 256, WIDTH),)
 
-    assert (
-        differences(
-            lambda: Summed(FUNCTIONS[name]), data, FSDP2, tmp_path, ranks=2, parameters=parameters
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Summed(FUNCTIONS[name]), data, FSDP2, tmp_path, ranks=2, parameters=parameters
+    ) == {}

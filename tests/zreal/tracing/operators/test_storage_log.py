@@ -25,14 +25,11 @@ def test_a_sum_as_large_as_the_earlier_gradient_that_dies_there_is_that_gradient
     assert (log.same, log.used_up) == ({3: 1}, {1, 2})
 
 
-@pytest.mark.parametrize(
-    ("earlier", "deaths"),
-    [
-        (4, (1, 2)),  # a part of the sum only, as what is expanded is
-        (16, (1, 2)),  # a larger storage of which the gradient was a part
-        (8, (2,)),  # somebody still holds it
-    ],
-)
+@pytest.mark.parametrize(("earlier", "deaths"), [
+    (4, (1, 2)),  # a part of the sum only, as what is expanded is
+    (16, (1, 2)),  # a larger storage of which the gradient was a part
+    (8, (2,)),  # somebody still holds it
+])
 def test_a_sum_of_another_size_or_with_an_earlier_gradient_that_lives_on_is_a_storage_of_its_own(
     earlier: int, deaths: tuple[int, ...]
 ) -> None:

@@ -93,13 +93,10 @@ def test_they_are_traced_to_the_byte(
     name: str, strategy: str, accumulation: int, tmp_path: Path
 ) -> None:
     make, data, _ = MAKES[name]
-    assert (
-        differences(
-            make, data, strategy, tmp_path, ranks=4 if strategy == HSDP else 2,
-            accumulation=accumulation,
-        )
-        == {}
-    )
+    assert differences(
+        make, data, strategy, tmp_path, ranks=4 if strategy == HSDP else 2,
+        accumulation=accumulation,
+    ) == {}
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -119,13 +116,9 @@ def test_fsdp1_refuses_them_as_torch_does(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", [FSDP2, DDP, FSDP1, f"{FSDP1}, use_orig_params = true"])
 def test_data_is_changed_under_fsdp1_too(strategy: str, tmp_path: Path) -> None:
-    assert (
-        differences(
-            lambda: Layers("data"), MAKES["a weight"][1], strategy, tmp_path, ranks=2,
-            accumulation=2,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Layers("data"), MAKES["a weight"][1], strategy, tmp_path, ranks=2, accumulation=2,
+    ) == {}
 
 
 def test_only_their_traces_have_no_form_for_views() -> None:
@@ -134,10 +127,7 @@ def test_only_their_traces_have_no_form_for_views() -> None:
         (variant.unit_hooks, variant.lowered)
         for variant in trace(make, data(), units=["layers.0"]).hook_variants
     ] == [("fsdp1_views", ())]
-    assert (
-        trace(
-            lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)), data(),
-            units=["0"], loss=torch.sum,
-        ).hook_variants
-        == ()
-    )
+    assert trace(
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)), data(),
+        units=["0"], loss=torch.sum,
+    ).hook_variants == ()

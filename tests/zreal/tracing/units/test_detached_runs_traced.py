@@ -27,14 +27,8 @@ WIDTH = 16
 UNITS = [f"layers.{index}" for index in range(4)]
 FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 STRATEGIES = (
-    FSDP2,
-    KEPT,
-    DDP,
-    HSDP,
-    FSDP1,
-    f'{FSDP1}, backward_prefetch = "none"',
-    f'{FSDP1}, backward_prefetch = "post"',
-    f"{FSDP1}, forward_prefetch = true",
+    FSDP2, KEPT, DDP, HSDP, FSDP1, f'{FSDP1}, backward_prefetch = "none"',
+    f'{FSDP1}, backward_prefetch = "post"', f"{FSDP1}, forward_prefetch = true",
     f'{FSDP1}, sharding = "grad_op", use_orig_params = true',
 )
 
@@ -112,12 +106,9 @@ def test_a_run_with_nothing_in_the_loss_has_no_backward(
 
 @pytest.mark.parametrize("strategy", [FSDP2, FSDP1])
 def test_nor_has_it_in_two_bytes_and_two_micro_batches(strategy: str, tmp_path: Path) -> None:
-    assert (
-        differences(
-            MAKES["gd"], inputs, strategy, tmp_path, ranks=2, parameters="bf16", accumulation=2
-        )
-        == {}
-    )
+    assert differences(
+        MAKES["gd"], inputs, strategy, tmp_path, ranks=2, parameters="bf16", accumulation=2
+    ) == {}
 
 
 class Frozen(Siamese):
@@ -212,12 +203,9 @@ def test_a_unit_that_detaches_its_input_is_reduced_when_backward_is_over(
 ) -> None:
     """No gradient comes to the hook on its inputs, at which fully_shard would do it before."""
     ranks = 4 if strategy == HSDP else 2
-    assert (
-        differences(
-            lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Local(places, how), inputs, strategy, tmp_path, ranks=ranks, accumulation=2
+    ) == {}
 
 
 class Aside(Local):
@@ -237,13 +225,10 @@ class Aside(Local):
 def test_the_root_works_on_between_units_whose_end_no_hook_sees(
     strategy: str, tmp_path: Path
 ) -> None:
-    assert (
-        differences(
-            lambda: Aside("0123", "alone"), inputs, strategy, tmp_path,
-            ranks=4 if strategy == HSDP else 2,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Aside("0123", "alone"), inputs, strategy, tmp_path,
+        ranks=4 if strategy == HSDP else 2,
+    ) == {}
 
 
 class Beside(nn.Module):
@@ -263,13 +248,10 @@ class Beside(nn.Module):
         return torch.stack(losses).sum()
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        FSDP2, KEPT, DDP, FSDP1, f"{FSDP1}, use_orig_params = true",
-        f'{FSDP1}, backward_prefetch = "post"',
-    ],
-)
+@pytest.mark.parametrize("strategy", [
+    FSDP2, KEPT, DDP, FSDP1, f"{FSDP1}, use_orig_params = true",
+    f'{FSDP1}, backward_prefetch = "post"',
+])
 def test_and_every_allocation_and_free_comes_in_torchs_order(strategy: str, tmp_path: Path) -> None:
     save(
         trace(Beside, inputs(), units=UNITS, sums_in_place=False, name="beside"),

@@ -21,10 +21,8 @@ from zreal.tracing.kernels import kernel
 GROUPED: Any = torch.ops.aten._grouped_mm.default
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "rows in groups": ((12, 16), (3, 16, 24)),
-    "columns in groups": ((3, 12, 16), (16, 24)),
-    "sums in groups": ((16, 24), (24, 8)),
-    "one by one": ((3, 12, 16), (3, 16, 24)),
+    "rows in groups": ((12, 16), (3, 16, 24)), "columns in groups": ((3, 12, 16), (16, 24)),
+    "sums in groups": ((16, 24), (24, 8)), "one by one": ((3, 12, 16), (3, 16, 24)),
     "rows that are padded": ((12, 16), (3, 16, 6)),
 }
 OFFSETS = {"columns in groups": 24, "sums in groups": 24}
@@ -110,22 +108,14 @@ def test_a_step_of_experts_is_exact(strategy: str, parameters: str, tmp_path: Pa
         return (torch.randn(32, 16),)
 
     ranks = 4 if strategy == HSDP else 2
-    assert (
-        differences(
-            Mixture, data, strategy, tmp_path, ranks=ranks, parameters=parameters, accumulation=2
-        )
-        == {}
-    )
+    assert differences(
+        Mixture, data, strategy, tmp_path, ranks=ranks, parameters=parameters, accumulation=2
+    ) == {}
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
     "use_cache": False,
 }
 MODELS: dict[str, Any] = {

@@ -83,9 +83,7 @@ def test_whole_units_that_are_frozen_are_gathered_and_never_reduced(
     "make", [lambda: Teacher((1, 2)), lambda: Twice("gg"), lambda: Twice("nn")],
     ids=["teacher", "two runs", "two runs under no_grad"],
 )
-def test_so_are_those_that_run_under_no_grad(
-    make: Callable[[], nn.Module], tmp_path: Path
-) -> None:
+def test_so_are_those_that_run_under_no_grad(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     assert differences(make, inputs, FSDP1, tmp_path, ranks=2) == {}
 
 
@@ -106,14 +104,11 @@ class Adapters(nn.Module):
         return x.sum()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (Adapters, r"where others of layers\.0 are trained; freeze whole units"),
-        (lambda: Twice("ng"), r"layers\.1 is frozen, and only some of its runs go into the loss"),
-        (lambda: Twice("gn"), r"layers\.1 is frozen, and only some of its runs go into the loss"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (Adapters, r"where others of layers\.0 are trained; freeze whole units"),
+    (lambda: Twice("ng"), r"layers\.1 is frozen, and only some of its runs go into the loss"),
+    (lambda: Twice("gn"), r"layers\.1 is frozen, and only some of its runs go into the loss"),
+])
 def test_what_a_trace_does_not_tell_of_frozen_parameters_is_refused(
     make: Callable[[], nn.Module], message: str, tmp_path: Path
 ) -> None:

@@ -49,12 +49,8 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 """
     parsed = parse(text.encode(), where="frozen.toml")
     model = trace(
-        case.make,
-        case.data(),
-        units=case.all_units,
-        dtype=parsed.precision.parameters,
-        casts_input=STRATEGIES[parsed.strategy].casts_input,
-        sums_in_place=False,
+        case.make, case.data(), units=case.all_units, dtype=parsed.precision.parameters,
+        casts_input=STRATEGIES[parsed.strategy].casts_input, sums_in_place=False,
     )
     return parsed.with_parts(
         model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation)
@@ -86,15 +82,10 @@ def quick(*chosen: tuple[str, ...], **of: tuple[str, ...]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    quick(
-        ("adapters, dropout", "float32"),
-        ("llama, query and value", "bfloat16"),
-        names=tuple(FROZEN),
-        dtypes=("float32", "bfloat16"),
-    ),
-)
+@pytest.mark.parametrize(("name", "dtype"), quick(
+    ("adapters, dropout", "float32"), ("llama, query and value", "bfloat16"), names=tuple(FROZEN),
+    dtypes=("float32", "bfloat16"),
+))
 def test_every_allocation_of_a_plain_step_is_traced_in_order(name: str, dtype: Dtype) -> None:
     case = FROZEN[name]
     model = trace(
@@ -104,16 +95,10 @@ def test_every_allocation_of_a_plain_step_is_traced_in_order(name: str, dtype: D
     assert traced_events(model) == measured_events(case, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy", "parameters"),
-    quick(
-        ("adapters in later blocks, head", FSDP2, "bf16"),
-        ("adapters", HSDP, "fp32"),
-        names=tuple(FROZEN),
-        strategies=(FSDP2, RESHARDING, HSDP),
-        parameters=("fp32", "bf16"),
-    ),
-)
+@pytest.mark.parametrize(("name", "strategy", "parameters"), quick(
+    ("adapters in later blocks, head", FSDP2, "bf16"), ("adapters", HSDP, "fp32"),
+    names=tuple(FROZEN), strategies=(FSDP2, RESHARDING, HSDP), parameters=("fp32", "bf16"),
+))
 def test_fully_shard_gathers_what_is_frozen_and_reduces_what_is_trained(
     name: str, strategy: str, parameters: str
 ) -> None:
@@ -125,26 +110,18 @@ WITHOUT_BUFFERS = tuple(name for name in FROZEN if not name.startswith("llama"))
 """DDP broadcasts a module's buffers before each forward, which is not modelled."""
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    quick(
-        ("adapters in later blocks, head", DDP),
-        ("adapters", OWNED),
-        names=WITHOUT_BUFFERS,
-        strategies=(DDP, VIEWS, OWNED),
-    ),
-)
+@pytest.mark.parametrize(("name", "strategy"), quick(
+    ("adapters in later blocks, head", DDP), ("adapters", OWNED), names=WITHOUT_BUFFERS,
+    strategies=(DDP, VIEWS, OWNED),
+))
 def test_ddp_has_buckets_and_states_of_what_is_trained_only(name: str, strategy: str) -> None:
     assert differences(name, scenario(name, strategy), rank=0) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy", "parameters"),
-    [
-        ("adapters", FSDP2, "bf16"),
-        pytest.param("adapters, dropout", DDP, "fp32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "strategy", "parameters"), [
+    ("adapters", FSDP2, "bf16"),
+    pytest.param("adapters, dropout", DDP, "fp32", marks=pytest.mark.slow),
+])
 def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(
     name: str, strategy: str, parameters: str
 ) -> None:
@@ -161,13 +138,10 @@ def test_low_rank_adapters_are_allocated_and_freed_in_torchs_order(
 @pytest.mark.parametrize(
     "strategy", [name for name in STRATEGIES if name != "fsdp1"]
 )  # which refuses units of which parts are frozen
-@pytest.mark.parametrize(
-    ("name", "attention", "frozen"),
-    [
-        ("mlp-tiny", None, ("blocks.0.*", "*.bias")),
-        ("gpt-tiny", "sdpa", ("w?e.*", "blocks.0.*", "*.attn.[qk].*", "*.ln_1.*")),
-    ],
-)
+@pytest.mark.parametrize(("name", "attention", "frozen"), [
+    ("mlp-tiny", None, ("blocks.0.*", "*.bias")),
+    ("gpt-tiny", "sdpa", ("w?e.*", "blocks.0.*", "*.attn.[qk].*", "*.ln_1.*")),
+])
 def test_a_traced_family_with_frozen_parts_peaks_where_the_family_does(
     name: str, attention: str | None, frozen: tuple[str, ...], strategy: str
 ) -> None:

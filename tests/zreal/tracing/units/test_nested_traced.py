@@ -33,10 +33,8 @@ from zsim.models.training_options import Dtype
 from zsim.strategies import ddp, fsdp2
 
 INNER = {
-    "llama, no cache": ("mlp", "self_attn"),
-    "gpt2": ("mlp", "mlp.c_fc"),
-    "encoder": ("linear1", "norm2"),
-    "llama, explicit, tied": ("mlp",),
+    "llama, no cache": ("mlp", "self_attn"), "gpt2": ("mlp", "mlp.c_fc"),
+    "encoder": ("linear1", "norm2"), "llama, explicit, tied": ("mlp",),
 }
 
 
@@ -76,14 +74,11 @@ def wrapper(name: str, dtype: Dtype) -> Callable[[nn.Module], nn.Module]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param("llama, no cache", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("gpt2", "float32", marks=pytest.mark.slow), ("encoder", "bfloat16"),
-        pytest.param("llama, explicit, tied", "float32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype"), [
+    pytest.param("llama, no cache", "bfloat16", marks=pytest.mark.slow),
+    pytest.param("gpt2", "float32", marks=pytest.mark.slow), ("encoder", "bfloat16"),
+    pytest.param("llama, explicit, tied", "float32", marks=pytest.mark.slow),
+])
 def test_fully_shard_inside_out_holds_the_bytes_that_the_traced_module_says(
     name: str, dtype: Dtype
 ) -> None:
@@ -122,21 +117,17 @@ def test_to_ddp_units_in_units_are_nothing(views: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
-@pytest.mark.parametrize(
-    ("name", "form", "reshard"),
-    [
-        ("gpt2", "full", True), ("encoder", "linears kept", False),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("encoder", "full", True), ("encoder", "full", False),
-                ("encoder", "every second", "auto"), ("encoder", "linears kept", True),
-                ("encoder", "no early stop", True),
-                ("llama, no cache", "linears kept", True),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "form", "reshard"), [
+    ("gpt2", "full", True), ("encoder", "linears kept", False),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("encoder", "full", True), ("encoder", "full", False),
+            ("encoder", "every second", "auto"), ("encoder", "linears kept", True),
+            ("encoder", "no early stop", True), ("llama, no cache", "linears kept", True),
+        )
+    ),
+])
 def test_a_unit_in_a_unit_that_is_recomputed_is_called_once_more(
     name: str, form: str, reshard: bool | Literal["auto"]
 ) -> None:

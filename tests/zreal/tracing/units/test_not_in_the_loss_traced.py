@@ -85,8 +85,7 @@ class Pooled(nn.Module):
 
 
 KINDS = {
-    "never read": ("unread", "", "", "unread", ""),
-    "the root's": ("", "", "", "", "unread"),
+    "never read": ("unread", "", "", "unread", ""), "the root's": ("", "", "", "", "unread"),
     "dropped": ("", "dropped", "", "", "dropped"),
     "detached": ("detached", "", "detached", "", "detached"),
     "a bias": ("", "bias", "bias", "", ""),
@@ -108,23 +107,17 @@ def ranks(strategy: str) -> int:
 def test_such_parameters_of_units_that_are_trained(
     name: str, strategy: str, parameters: str, tmp_path: Path
 ) -> None:
-    assert (
-        differences(
-            lambda: Aside(KINDS[name]), inputs, strategy, tmp_path, ranks=ranks(strategy),
-            parameters=parameters,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Aside(KINDS[name]), inputs, strategy, tmp_path, ranks=ranks(strategy),
+        parameters=parameters,
+    ) == {}
 
 
 @pytest.mark.parametrize(
     ("pooled", "how", "strategy", "accumulation"),
-    one_in(
-        4,
-        product(
-            [0, 1, 3], ["dropped", "detached", "compared"], [FSDP2, KEPT, HSDP, PREFETCH], [1, 2]
-        ),
-    ),
+    one_in(4, product(
+        [0, 1, 3], ["dropped", "detached", "compared"], [FSDP2, KEPT, HSDP, PREFETCH], [1, 2]
+    )),
 )
 def test_whole_units_that_run_for_nothing(
     pooled: int, how: str, strategy: str, accumulation: int, tmp_path: Path
@@ -139,13 +132,10 @@ def test_whole_units_that_run_for_nothing(
 @pytest.mark.parametrize("name", KINDS)
 def test_no_optimizer_keeps_states_of_them(name: str, tmp_path: Path) -> None:
     """Nor are their gradients accumulated where another micro-batch follows."""
-    assert (
-        differences(
-            lambda: Aside(KINDS[name]), inputs, FSDP2, tmp_path, ranks=2, optimizer=ADAMW,
-            accumulation=2,
-        )
-        == {}
-    )
+    assert differences(
+        lambda: Aside(KINDS[name]), inputs, FSDP2, tmp_path, ranks=2, optimizer=ADAMW,
+        accumulation=2,
+    ) == {}
 
 
 class Encoder(transformers.BertModel):

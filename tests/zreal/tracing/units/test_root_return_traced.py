@@ -68,8 +68,7 @@ def squares(value: Tensor) -> Tensor:
 Returns = Callable[[Tensor, list[Tensor]], Any]
 Loss = Callable[[Any], Tensor]
 WAYS: dict[str, tuple[Returns, Loss]] = {
-    "logits": (lambda y, _: y, classes),
-    "a view": (lambda y, _: y.view(-1), squares),
+    "logits": (lambda y, _: y, classes), "a view": (lambda y, _: y.view(-1), squares),
     "logits and hidden": (
         lambda y, hidden: {"y": y, "hidden": tuple(hidden)},
         lambda out: classes(out["y"]) + sum(map(squares, out["hidden"])),
@@ -79,8 +78,7 @@ WAYS: dict[str, tuple[Returns, Loss]] = {
         lambda out: classes(out.logits) + out.loss,
     ),
     "with what needs no gradient": (
-        lambda y, hidden: [y, y.argmax(-1), hidden[2].detach().exp()],
-        lambda out: classes(out[0]),
+        lambda y, hidden: [y, y.argmax(-1), hidden[2].detach().exp()], lambda out: classes(out[0]),
     ),
     "the loss": (lambda y, _: squares(y), lambda out: out),
     "loss and logits": (lambda y, _: (squares(y), y), lambda out: out[0]),
@@ -99,8 +97,7 @@ SHARDED = [
     'name = "hsdp", dp_replicate = 2, dp_shard = 2, reshard_after_forward = true',
     'name = "hsdp", dp_replicate = 1, dp_shard = 4, reshard_after_forward = 2',
     'name = "fsdp1", dp_shard = 4, dp_replicate = 1',
-    'name = "fsdp1", dp_shard = 2, dp_replicate = 2, backward_prefetch = "post"',
-    'name = "ddp"',
+    'name = "fsdp1", dp_shard = 2, dp_replicate = 2, backward_prefetch = "post"', 'name = "ddp"',
 ]
 
 
@@ -123,48 +120,25 @@ def test_the_roots_forward_ends_when_the_module_returns(
     way: str, strategy: str, tmp_path: Path
 ) -> None:
     dtype = "fp32" if "ddp" in strategy else "bf16"
-    assert (
-        differences(
-            maker(way, embeds=True),
-            tokens,
-            strategy,
-            tmp_path,
-            ranks=4,
-            parameters=dtype,
-            loss=WAYS[way][1],
-        )
-        == {}
-    )
+    assert differences(
+        maker(way, embeds=True), tokens, strategy, tmp_path, ranks=4, parameters=dtype,
+        loss=WAYS[way][1],
+    ) == {}
 
 
 @settings(max_examples=16)
 @given(
-    way=st.sampled_from(list(WAYS)),
-    strategy=st.sampled_from(SHARDED),
-    embeds=st.booleans(),
-    dtype=st.sampled_from(["fp32", "bf16"]),
-    rank=st.integers(0, 3),
-    accumulation=st.integers(1, 2),
+    way=st.sampled_from(list(WAYS)), strategy=st.sampled_from(SHARDED), embeds=st.booleans(),
+    dtype=st.sampled_from(["fp32", "bf16"]), rank=st.integers(0, 3), accumulation=st.integers(1, 2),
 )
 def test_whatever_it_returns_lives_on_until_the_loss_is_made(
-    way: str,
-    strategy: str,
-    embeds: bool,
-    dtype: str,
-    rank: int,
-    accumulation: int,
+    way: str, strategy: str, embeds: bool, dtype: str, rank: int, accumulation: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     differing = differences(
-        maker(way, embeds=embeds),
-        tokens if embeds else values,
-        strategy,
-        tmp_path_factory.mktemp("traced"),
-        ranks=4,
-        rank=rank,
-        accumulation=accumulation,
-        parameters="fp32" if "ddp" in strategy else dtype,
-        loss=WAYS[way][1],
+        maker(way, embeds=embeds), tokens if embeds else values, strategy,
+        tmp_path_factory.mktemp("traced"), ranks=4, rank=rank, accumulation=accumulation,
+        parameters="fp32" if "ddp" in strategy else dtype, loss=WAYS[way][1],
     )
     assert differing == {}
 
@@ -202,8 +176,7 @@ def test_a_model_output_lives_on_through_the_roots_reshard(
 def test_a_file_knows_what_comes_after_the_root() -> None:
     model = trace(maker("logits", embeds=True), tokens(), units=UNITS, loss=classes)
     assert [(m.fqn, m.after_root) for m in model.lowered[-2:]] == [
-        ("root.4", False),
-        (LOSS_MODULE, True),
+        ("root.4", False), (LOSS_MODULE, True),
     ]
     assert read(dump(model).encode()) == model
     inside = trace(maker("the loss", embeds=True), tokens(), units=UNITS)
@@ -217,10 +190,7 @@ def test_a_loss_that_reads_parameters_is_refused_where_they_may_be_sharded(tmp_p
         assert module.head is not None
         return classes(output) + squares(module.head.weight)
 
-    save(
-        trace(module, tokens(), units=UNITS, loss=loss),
-        tmp_path / "traced.json",
-    )
+    save(trace(module, tokens(), units=UNITS, loss=loss), tmp_path / "traced.json")
     text = """
 model = { traced = "traced.json" }
 batch = { micro_batch = 50, sequence_length = 1 }
@@ -232,13 +202,10 @@ strategy = """
     parse(f'{text} {{ name = "ddp" }}'.encode(), where="user.toml", folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda module, out: module(tokens()[0])["y"].sum(), "one call of the module in a step"),
-        (lambda module, out: module.layers[1](out["hidden"]).sum(), "a run of it in the loss"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda module, out: module(tokens()[0])["y"].sum(), "one call of the module in a step"),
+    (lambda module, out: module.layers[1](out["hidden"]).sum(), "a run of it in the loss"),
+])
 def test_a_loss_that_calls_the_module_or_a_unit_again_is_refused(
     call: Callable[[nn.Module, Any], Tensor], message: str
 ) -> None:

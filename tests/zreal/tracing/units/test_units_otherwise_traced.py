@@ -185,12 +185,8 @@ def test_only_fully_shard_casts_what_units_take(
 
 ORDERS = ("01230", "01012323", "00123", "0123210")
 OPTIONS = (
-    "",
-    ', backward_prefetch = "none"',
-    ', backward_prefetch = "post"',
-    ', sharding = "grad_op"',
-    ", use_orig_params = true",
-    ", forward_prefetch = true",
+    "", ', backward_prefetch = "none"', ', backward_prefetch = "post"', ', sharding = "grad_op"',
+    ", use_orig_params = true", ", forward_prefetch = true",
 )
 LAYERS = (Both, OneWeight, Recurrent)
 RUNS = [(order, options, layer) for order in ORDERS for options in OPTIONS for layer in LAYERS]
@@ -214,12 +210,9 @@ def test_so_it_has_when_gradients_wait_for_the_last_micro_batch(
         return Decoder(OneWeight, order=order, past=True)
 
     strategy = f'{FSDP1}, sync = "last"'
-    assert (
-        differences(
-            make, tokens, strategy, tmp_path, ranks=2, parameters=parameters, accumulation=2
-        )
-        == {}
-    )
+    assert differences(
+        make, tokens, strategy, tmp_path, ranks=2, parameters=parameters, accumulation=2
+    ) == {}
 
 
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")

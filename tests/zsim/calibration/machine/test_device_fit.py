@@ -146,15 +146,10 @@ def test_equal_calls_that_differ_widen_the_band_and_are_said():
     assert "doubtful: device.matmul_efficiency" in made.text
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "message"),
-    [
-        ("NVIDIA GeForce GTX 1080", "", "cluster.device"),
-        ("NVIDIA L4", "", "--cluster PRESET"),
-        ("NVIDIA L4", "cpu-gloo", "a cluster of GPUs"),
-        ("NVIDIA L4", "dgx-h199", "unknown cluster"),
-    ],
-)
+@pytest.mark.parametrize(("name", "preset", "message"), [
+    ("NVIDIA GeForce GTX 1080", "", "cluster.device"), ("NVIDIA L4", "", "--cluster PRESET"),
+    ("NVIDIA L4", "cpu-gloo", "a cluster of GPUs"), ("NVIDIA L4", "dgx-h199", "unknown cluster"),
+])
 def test_gpus_without_a_preset_are_refused_by_name(name, preset, message):
     with pytest.raises(zsim.ZsimError, match=message):
         calibrated(gpus=replace(H100, name=name), preset=preset)
@@ -177,16 +172,12 @@ def test_more_ranks_than_gpus_and_missing_times_are_refused():
         device_fit.fit(asked, nothing, NODE, source="")
 
 
-@pytest.mark.parametrize(
-    ("cluster", "reason"),
-    [
-        ({"preset": "dgx-h100"}, ""),
-        ({"preset": "cpu-gloo", "ranks": 4}, ""),
-        ({"preset": "dgx-a100"}, "it has H100 SXM 80 GB, and the scenario A100"),
-        ({"preset": "dgx-h100", "nodes": 2}, "it is one node, and the scenario has 2"),
-        ({"preset": "cpu-gloo", "ranks": 16}, "it has 8 GPUs, and the scenario 16"),
-    ],
-)
+@pytest.mark.parametrize(("cluster", "reason"), [
+    ({"preset": "dgx-h100"}, ""), ({"preset": "cpu-gloo", "ranks": 4}, ""),
+    ({"preset": "dgx-a100"}, "it has H100 SXM 80 GB, and the scenario A100"),
+    ({"preset": "dgx-h100", "nodes": 2}, "it is one node, and the scenario has 2"),
+    ({"preset": "cpu-gloo", "ranks": 16}, "it has 8 GPUs, and the scenario 16"),
+])
 def test_the_file_stands_for_scenarios_on_such_a_node_alone(cluster, reason):
     scenario = zsim.Scenario(
         model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},

@@ -113,15 +113,11 @@ def test_missing_measurements_are_no_machine():
 def test_a_step_without_communication_is_simulated_as_the_sum_of_its_parts(tmp_path, strategy):
     """The fit takes a step for a sum; the engine, with the file of that fit, makes the same sum."""
     fitted = fit(ASKED, measured())
-    nothing = tuple(
-        replace(each, points=((1, 1), (2**30, 2))) for each in fitted.times
-    )
+    nothing = tuple(replace(each, points=((1, 1), (2**30, 2))) for each in fitted.times)
     path = tmp_path / "machine.toml"
-    path.write_text(
-        machine_file.text(
-            replace(fitted, times=nothing, wake=0), world_size=2, date="2026-01-01", seconds=1.0
-        )
-    )
+    path.write_text(machine_file.text(
+        replace(fitted, times=nothing, wake=0), world_size=2, date="2026-01-01", seconds=1.0
+    ))
     cluster = cluster_file.load(str(path), folder=None, nodes=1, ranks=2)
     for scenario, program in (each for each in PROGRAMS if each[0].strategy == strategy):
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))

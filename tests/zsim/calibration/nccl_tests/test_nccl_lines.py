@@ -22,40 +22,25 @@ def with_second(line: str) -> str:
     return LOG.replace(ROWS[1], line)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (
-            "node0: NCCL WARN foo" + ROWS[1],
-            "expected a size in bytes where its line begins, found 'node0:'",
-        ),
-        ("+ " + ROWS[1], "expected a size in bytes where its line begins, found '+'"),
-        ("# " + ROWS[1], "expected a size in bytes where its line begins, found '#'"),
-        (
-            ROWS[1].replace("2147483648", "2G"),
-            "expected a size in bytes where its line begins, found '2G'",
-        ),
-        ("2G " + ROWS[1], "expected a size in bytes where its line begins, found '2G'"),
-        (
-            ROWS[1].replace("2147483648", "2.1e9"),
-            "expected a size in bytes where its line begins, found '2.1e9'",
-        ),
-        (
-            ROWS[1].replace("2147483648", "2,147,483,648"),
-            "expected a size in bytes where its line begins, found '2,147,483,648'",
-        ),
-        ("2G 536870912 float sum", "expected a size in bytes where its line begins, found '2G'"),
-        (ROWS[1][:50], "fewer fields than the table has"),
-        (
-            ROWS[1].replace(" 5990.00", " node0: NCCL WARN foo 5990.00", 1),
-            "time: expected a number of at least 0, found 'node0:'",
-        ),
-        (
-            " 5990.00 358.51 358.51 0 5990.00 358.51 358.51 0",
-            "expected a size in bytes where its line begins, found '5990.00'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [
+    ("node0: NCCL WARN foo" + ROWS[1],
+     "expected a size in bytes where its line begins, found 'node0:'"),
+    ("+ " + ROWS[1], "expected a size in bytes where its line begins, found '+'"),
+    ("# " + ROWS[1], "expected a size in bytes where its line begins, found '#'"),
+    (ROWS[1].replace("2147483648", "2G"),
+     "expected a size in bytes where its line begins, found '2G'"),
+    ("2G " + ROWS[1], "expected a size in bytes where its line begins, found '2G'"),
+    (ROWS[1].replace("2147483648", "2.1e9"),
+     "expected a size in bytes where its line begins, found '2.1e9'"),
+    (ROWS[1].replace("2147483648", "2,147,483,648"),
+     "expected a size in bytes where its line begins, found '2,147,483,648'"),
+    ("2G 536870912 float sum", "expected a size in bytes where its line begins, found '2G'"),
+    (ROWS[1][:50], "fewer fields than the table has"),
+    (ROWS[1].replace(" 5990.00", " node0: NCCL WARN foo 5990.00", 1),
+     "time: expected a number of at least 0, found 'node0:'"),
+    (" 5990.00 358.51 358.51 0 5990.00 358.51 358.51 0",
+     "expected a size in bytes where its line begins, found '5990.00'"),
+])
 def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(
     tmp_path: Path, line: str, reason: str
 ) -> None:
@@ -64,17 +49,13 @@ def test_a_line_that_holds_a_row_and_is_none_is_skipped_by_its_line(
     assert log.skipped == (Skipped(source="a.log", line=12, reason=reason),)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "node0:12:34 [0] NCCL INFO Channel 00/24 :    0   1   2   3   4   5   6   7",
-        "node0:12:34 [0] NCCL INFO === System : maxBw 20.0 totalBw 160.0 ===",
-        "node0:12:34 [3] NCCL WARN Timeout after 1800 s",
-        "node0:12:34 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 2/-1/-1->0->-1",
-        "# Out of bounds values : 0 OK",
-        "",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "node0:12:34 [0] NCCL INFO Channel 00/24 :    0   1   2   3   4   5   6   7",
+    "node0:12:34 [0] NCCL INFO === System : maxBw 20.0 totalBw 160.0 ===",
+    "node0:12:34 [3] NCCL WARN Timeout after 1800 s",
+    "node0:12:34 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 2/-1/-1->0->-1",
+    "# Out of bounds values : 0 OK", "",
+])
 def test_what_nccl_itself_reports_is_no_row(line: str) -> None:
     log = read_text(LOG.replace(ROWS[1], f"{line}\n{ROWS[1]}"), source="a.log")
     assert ([row.line for row in log.rows], log.skipped) == ([11, 13], ())
@@ -108,16 +89,13 @@ def test_a_size_is_that_of_its_elements() -> None:
     assert read_json(json.dumps(whole), source="a.json").reasons[reason] == 1
 
 
-@pytest.mark.parametrize(
-    ("collective", "count", "dtype", "fits"),
-    [
-        ("all_gather", "32768", "float", True), ("all_gather", "262144", "float", False),
-        ("all_gather", "65536", "bfloat16", True), ("all_gather", "131072", "int8", True),
-        ("reduce_scatter", "16384", "double", True), ("reduce_scatter", "16385", "double", False),
-        ("all_reduce", "262144", "float", True), ("broadcast", "32768", "float", False),
-        ("broadcast", "1", "float4", True),
-    ],
-)
+@pytest.mark.parametrize(("collective", "count", "dtype", "fits"), [
+    ("all_gather", "32768", "float", True), ("all_gather", "262144", "float", False),
+    ("all_gather", "65536", "bfloat16", True), ("all_gather", "131072", "int8", True),
+    ("reduce_scatter", "16384", "double", True), ("reduce_scatter", "16385", "double", False),
+    ("all_reduce", "262144", "float", True), ("broadcast", "32768", "float", False),
+    ("broadcast", "1", "float4", True),
+])
 def test_a_count_is_that_of_a_part_where_each_rank_has_one(
     collective: str, count: str, dtype: str, fits: bool
 ) -> None:
@@ -125,18 +103,15 @@ def test_a_count_is_that_of_a_part_where_each_rank_has_one(
     assert (why_not_its_count(collective, ["1048576", count, dtype], ranks=8) == "") == fits
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("nThread 1 nGpus 2", "nThread 1 nGpus 8", "devices of 2 ranks are listed, where each "
-                                                   "process has 8 (nThread 1, nGpus 8)"),
-        ("nThread 1 nGpus 2", "nThread 4 nGpus 1", "devices of 2 ranks are listed, where each "
-                                                   "process has 4 (nThread 4, nGpus 1)"),
-        ("Rank  1", "Rank  2", "devices of 2 ranks are listed, and none of rank 1"),
-        ("Rank  1", "Rank 9999999", "devices of 2 ranks are listed, and none of rank 1"),
-        ("Rank  1", "Rank  0", "devices of 2 ranks are listed, some of them twice"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "reason"), [
+    ("nThread 1 nGpus 2", "nThread 1 nGpus 8", "devices of 2 ranks are listed, where each "
+                                               "process has 8 (nThread 1, nGpus 8)"),
+    ("nThread 1 nGpus 2", "nThread 4 nGpus 1", "devices of 2 ranks are listed, where each "
+                                               "process has 4 (nThread 4, nGpus 1)"),
+    ("Rank  1", "Rank  2", "devices of 2 ranks are listed, and none of rank 1"),
+    ("Rank  1", "Rank 9999999", "devices of 2 ranks are listed, and none of rank 1"),
+    ("Rank  1", "Rank  0", "devices of 2 ranks are listed, some of them twice"),
+])
 def test_a_run_that_does_not_list_all_its_ranks_is_skipped(old: str, new: str, reason: str) -> None:
     log = read_text(LOG.replace(old, new), source="a.log")
     assert (log.rows, log.reasons) == ((), {reason: 2})
@@ -157,19 +132,12 @@ def test_so_is_one_in_json(key: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])
-@pytest.mark.parametrize(
-    ("header", "key", "fewest", "message"),
-    [
-        (
-            "agg iters: 1 validation: 1 graph: {}", "graph", 1,
-            "launched as CUDA graphs (graph: {}), taken for",
-        ),
-        (
-            "agg iters: {} validation: 1 graph: 0", "aggregated_iterations", 2,
-            "{} collectives in one launch (agg iters: {}), taken for",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("header", "key", "fewest", "message"), [
+    ("agg iters: 1 validation: 1 graph: {}", "graph", 1,
+     "launched as CUDA graphs (graph: {}), taken for"),
+    ("agg iters: {} validation: 1 graph: 0", "aggregated_iterations", 2,
+     "{} collectives in one launch (agg iters: {}), taken for"),
+])
 def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(
     header: str, key: str, fewest: int, message: str, count: int
 ) -> None:
@@ -182,9 +150,7 @@ def test_launches_that_are_not_one_by_one_are_named_and_widen_the_band(
     ).rows[0]
     assert plain.caveats == ()
     starts = [each.text.startswith(message.format(count, count)) for each in row.caveats]
-    assert starts == [True] * (
-        count >= fewest
-    )
+    assert starts == [True] * (count >= fewest)
     assert sum(each.widens for each in row.caveats) == (0.5 if count >= fewest else 0.0)
     whole = report()
     whole["config"][key] = count  # type: ignore[index]
@@ -267,15 +233,11 @@ def test_json_that_has_failed_without_a_row_to_blame_is_refused_whole_as_text_is
 
 
 def test_json_in_bounds_is_kept_and_rows_that_are_to_blame_are_refused_alone() -> None:
-    assert (
-        len(
-            read_json(
-                json.dumps(report() | {"out_of_bounds": {"count": 0, "okay": True}}),
-                source="run.json",
-            ).rows
-        )
-        == 1
-    )
+    assert len(
+        read_json(
+            json.dumps(report() | {"out_of_bounds": {"count": 0, "okay": True}}), source="run.json",
+        ).rows
+    ) == 1
     failed = report() | {"out_of_bounds": {"count": 3, "okay": False}}
     (good, _) = results = failed["results"]  # type: ignore[misc]
     results[1] = {**good, "out_of_place": {**good["out_of_place"], "nwrong": 3}}  # type: ignore[index]

@@ -30,17 +30,12 @@ def test_a_log_that_says_its_collective_is_of_that_one(source: str, asked: str) 
     ] * 2
 
 
-@pytest.mark.parametrize(
-    ("source", "asked", "others"),
-    [
-        ("all_gather.txt", "", "the file's name says all_gather"),
-        ("a.txt", "broadcast", "--collective says broadcast"),
-        (
-            "reduce-scatter/a.txt", "broadcast",
-            "--collective says broadcast; the file's name says reduce_scatter",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "asked", "others"), [
+    ("all_gather.txt", "", "the file's name says all_gather"),
+    ("a.txt", "broadcast", "--collective says broadcast"),
+    ("reduce-scatter/a.txt", "broadcast",
+     "--collective says broadcast; the file's name says reduce_scatter"),
+])
 def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(
     source: str, asked: str, others: str
 ) -> None:
@@ -54,14 +49,11 @@ def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in PROGRAMS
-        if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-    ],
-)
+@pytest.mark.parametrize("name", [
+    name
+    for name in PROGRAMS
+    if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+])
 @pytest.mark.parametrize("asked", ["", "all_reduce"])
 def test_a_log_of_a_collective_without_a_model_is_skipped_as_that_whatever_it_is_called(
     name: str, asked: str
@@ -113,15 +105,12 @@ def test_a_name_of_several_collectives_names_none() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("/opt/nccl_all_gather_perf -b 8", ("all_gather",)),
-        ("my_perf ./reduce_scatter_perf", ("reduce_scatter",)),
-        ("# Collective test starting: gather_perf\nall_gather_perf", ("gather",)),
-        ("srun all_reduce_perf_mpi -b 512M", ("all_reduce",)), ("perf", ()),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("/opt/nccl_all_gather_perf -b 8", ("all_gather",)),
+    ("my_perf ./reduce_scatter_perf", ("reduce_scatter",)),
+    ("# Collective test starting: gather_perf\nall_gather_perf", ("gather",)),
+    ("srun all_reduce_perf_mpi -b 512M", ("all_reduce",)), ("perf", ()),
+])
 def test_the_longest_program_that_fits_is_meant_and_lines_of_nccl_tests_own_come_first(
     text: str, names: tuple[str, ...]
 ) -> None:

@@ -65,9 +65,7 @@ algbw   busbw  #wrong
 
 def test_a_log_of_nccl_tests_gives_its_rows_and_what_they_ran_on() -> None:
     log = read_text(LOG, source="run.log")
-    assert [(row.nbytes, row.microseconds) for row in log.rows] == [
-        (GIB, 3000), (2 * GIB, 5990)
-    ]
+    assert [(row.nbytes, row.microseconds) for row in log.rows] == [(GIB, 3000), (2 * GIB, 5990)]
     row = log.rows[0]
     assert (row.op, row.gpu, row.num_ranks, row.num_nodes) == (
         "all_reduce", "NVIDIA H100 80GB HBM3", 2, 1,
@@ -109,10 +107,7 @@ def test_several_runs_in_one_log_are_read_one_by_one() -> None:
         gathers = gathers.replace(full, half)
     log = read_text(cut + LOG + gathers, source="both.log")
     assert [(row.op, row.num_ranks, row.line) for row in log.rows] == [
-        ("all_reduce", 2, 22),
-        ("all_reduce", 2, 23),
-        ("all_gather", 2, 37),
-        ("all_gather", 2, 38),
+        ("all_reduce", 2, 22), ("all_reduce", 2, 23), ("all_gather", 2, 37), ("all_gather", 2, 38),
     ]
     assert log.reasons == {"log cut: no closing summary": 1}
     nameless = (LOG + LOG).replace("all_reduce_perf", "perf")
@@ -135,13 +130,10 @@ def test_a_collective_that_only_the_file_s_name_says_is_held_to_the_operation_of
     assert log.reasons == {"its operation is sum, which contradicts broadcast": 2}
 
 
-@pytest.mark.parametrize(
-    "tag",
-    [
-        "0: ", "[1,0]<stdout>:", "[default0]:", "  3: ", "[node1:12] 2024-01-01T00:00:00.123Z ",
-        "12:\t",
-    ],
-)
+@pytest.mark.parametrize("tag", [
+    "0: ", "[1,0]<stdout>:", "[default0]:", "  3: ", "[node1:12] 2024-01-01T00:00:00.123Z ",
+    "12:\t",
+])
 def test_what_a_launcher_puts_before_each_line_changes_nothing(tmp_path: Path, tag: str) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(tag + line + "\n" for line in LOG.splitlines()))
@@ -157,9 +149,7 @@ def test_a_log_in_another_encoding_is_read(tmp_path: Path, encoding: str) -> Non
     marked = LOG if encoding.endswith(("16", "sig")) else "\ufeff" + LOG
     path.write_bytes(marked.encode(encoding))
     rows = [row for row in measurements.rows(path) if isinstance(row, Collective)]
-    assert [1e6 * row.seconds for row in rows] == [
-        pytest.approx(3000), pytest.approx(5990)
-    ]
+    assert [1e6 * row.seconds for row in rows] == [pytest.approx(3000), pytest.approx(5990)]
 
 
 def test_a_run_on_gpus_of_two_kinds_is_refused() -> None:
@@ -213,8 +203,7 @@ def report() -> dict[str, object]:
         "experiment_name": "all_reduce_perf",
     }
     return {
-        "nccl_version": 22707,
-        "config": {"ngpus": 2, "devices": devices},
+        "nccl_version": 22707, "config": {"ngpus": 2, "devices": devices},
         "results": [result, {**result, "out_of_place": None}],
         "average_bus_bandwidth": {"bandwidth": 536.9},
     }
@@ -259,15 +248,9 @@ def test_json_that_was_cut_or_is_something_else_is_refused() -> None:
 WRITTEN = st.text(alphabet='#01. ,-e"{}[]:usGB\n\r\x00', max_size=80)
 
 
-@given(
-    text=st.one_of(
-        WRITTEN, WRITTEN.map(lambda more: LOG + more)
-    )
-)
+@given(text=st.one_of(WRITTEN, WRITTEN.map(lambda more: LOG + more)))
 def test_no_text_makes_a_reader_raise(text: str) -> None:
-    for log in (
-        read_text(text, source="x"), read_json(text, source="x")
-    ):
+    for log in (read_text(text, source="x"), read_json(text, source="x")):
         assert isinstance(log, Rows)
 
 

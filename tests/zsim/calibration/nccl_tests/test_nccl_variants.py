@@ -30,19 +30,14 @@ PREFIXES: dict[str, Callable[[int], str]] = {
     "date with a fraction": lambda at: f"2024-05-01 12:{at:02d}:00,{at * 41} INFO ",
     "kubectl --timestamps": lambda at: f"2024-05-01T12:00:{at:02d}.{at * 7919:09d}Z ",
     "time with a zone": lambda at: f"2024-05-01T12:00:{at:02d}+02:00 ",
-    "pdsh": lambda at: "node-000: ",
-    "docker-compose": lambda at: "worker-0  | ",
+    "pdsh": lambda at: "node-000: ", "docker-compose": lambda at: "worker-0  | ",
     "kubectl --prefix": lambda at: "[pod/nccl-test-launcher-x7k2p/launcher] ",
-    "srun -l": lambda at: " 0: ",
-    "torchrun": lambda at: "[rank0]: ",
+    "srun -l": lambda at: " 0: ", "torchrun": lambda at: "[rank0]: ",
     "torchrun --tee": lambda at: "[default0]:",
     "process and time": lambda at: f"[node1:{at}] 2024-01-01T00:00:00.{at:03d}Z ",
-    "object": lambda at: f'{{"x": {at}}} ',
-    "object in brackets": lambda at: f'{{"x": {at}}}: ',
-    "grep -n": lambda at: f"runs/a.log:{at}:",
-    "nl": lambda at: f"{at:6d}\t",
-    "cat -n of two runs": lambda at: f"{at:6d}\t{at + 3:6d}\t",
-    "quoted": lambda at: "> ",
+    "object": lambda at: f'{{"x": {at}}} ', "object in brackets": lambda at: f'{{"x": {at}}}: ',
+    "grep -n": lambda at: f"runs/a.log:{at}:", "nl": lambda at: f"{at:6d}\t",
+    "cat -n of two runs": lambda at: f"{at:6d}\t{at + 3:6d}\t", "quoted": lambda at: "> ",
     "colours": lambda at: f"\x1b[3{at % 8}m\x1b[1mworker\x1b[0m | ",
     "colours of the text": lambda at: "\x1b[0m",
     "syslog": lambda at: f"May  {at % 9 + 1} 12:00:{at:02d} node-7 prog[{at}]: ",
@@ -76,11 +71,9 @@ def test_no_prefix_is_ever_taken_for_data(
     at all."""
     padded = [*numbers, "", "", "", ""]
     parts = [part for pair in zip(prefix, padded, strict=False) for part in pair]
-    text = behind(
-        lambda at: (
-            "" if at in bare else "".join(str(at) if part == "at" else part for part in parts)
-        )
-    )
+    text = behind(lambda at: (
+        "" if at in bare else "".join(str(at) if part == "at" else part for part in parts)
+    ))
     expected = {
         (row.line, row.nbytes, row.microseconds, row.num_ranks)
         for row in read_text(LOG, source="a").rows
@@ -118,23 +111,12 @@ def test_shapes_are_as_few_and_as_short_as_prefixes_are() -> None:
     assert plain(f"{long}: # nThread 1\n{long}: # Using devices\n").startswith(long)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ('{"version": 2, "results": [', True),
-        ("{}", True),
-        ("[]", True),
-        ("[1, 0]", True),
-        ('["no", "run"', True),
-        ("[" * 100_000, True),
-        ("[1,0]<stdout>:hello", False),
-        ("[2024-05-01 12:00:00] hello", False),
-        ("{x} hello", False),
-        ('{"x": 1} hello', True),
-        ("[rank0]: hello", False),
-        ("hello", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "is_one"), [
+    ('{"version": 2, "results": [', True), ("{}", True), ("[]", True), ("[1, 0]", True),
+    ('["no", "run"', True), ("[" * 100_000, True), ("[1,0]<stdout>:hello", False),
+    ("[2024-05-01 12:00:00] hello", False), ("{x} hello", False), ('{"x": 1} hello', True),
+    ("[rank0]: hello", False), ("hello", False),
+])
 def test_json_is_what_parses_or_begins_as_it_does(text: str, is_one: bool) -> None:
     assert is_json(text) == is_one
 
@@ -267,13 +249,10 @@ def test_a_table_in_milliseconds_or_with_fewer_cells_than_columns_is_refused_as_
                              "time algbw busbw' above the rows, found size")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "wait for completion and barrier after each collective ",
-        "wait for completion after each collective (no barrier) ",
-    ],
-)
+@pytest.mark.parametrize("option", [
+    "wait for completion and barrier after each collective ",
+    "wait for completion after each collective (no barrier) ",
+])
 def test_launches_that_wait_are_refused_by_name(option: str) -> None:
     text = LOG.replace("# Using devices", f"# Blocking Enabled: {option}\n#\n# Using devices")
     reason = (

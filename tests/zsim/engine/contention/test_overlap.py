@@ -86,15 +86,12 @@ def ends(*, kernels: float, collectives: float) -> list[int]:
     return list(simulate_step(program, costs=costs).ranks[0].ends)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "collectives", "expected"),
-    [
-        (0.0, 0.0, [100, 40, 200, 230]), (0.25, 0.0, [110, 40, 210, 240]),
-        (0.0, 0.1, [100, 44, 200, 230]),
-        # the gather lasts 40 / 0.9, and of that the forward loses a quarter
-        (0.25, 0.1, [111, 44, 211, 241]),
-    ],
-)
+@pytest.mark.parametrize(("kernels", "collectives", "expected"), [
+    (0.0, 0.0, [100, 40, 200, 230]), (0.25, 0.0, [110, 40, 210, 240]),
+    (0.0, 0.1, [100, 44, 200, 230]),
+    # the gather lasts 40 / 0.9, and of that the forward loses a quarter
+    (0.25, 0.1, [111, 44, 211, 241]),
+])
 def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(
     kernels: float, collectives: float, expected: list[int]
 ) -> None:
