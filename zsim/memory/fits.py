@@ -6,7 +6,6 @@ outside is banded. It reads Programs and knows no strategy and no time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,7 @@ from typing import Literal
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ledger import Ledger, label
 from zsim.ir.ledger_replay import replay
-from zsim.ir.ops import Alloc, MemoryKind
+from zsim.ir.ops import Alloc
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
@@ -38,16 +37,6 @@ class BytesBand:
     nbytes: int
     low: int
     high: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """Bytes of one kind that belong to one unit at the peak, and their number of buffers."""
-
-    kind: MemoryKind
-    unit: str
-    nbytes: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,43 +226,6 @@ def _pressure(
         most=capacity.high - beyond.low,
         workspace_bytes=cublas_workspace(cluster.device),
         expandable_segments=expandable_segments,
-    )
-
-
-def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, str], ...]:
-    """Every buffer that lives when allocated bytes of `phase` are first at their highest, with the
-    unit that made it."""
-    peak = replay(program, timeline=False)[phase].peak_bytes
-    ledger, owner = Ledger(), dict[str, str]()
-    for name in ("construction", *STEPS):
-        for op in program.before(name):
-            ledger.apply(op)
-            owner |= {event.buffer: op.unit for event in op.memory if isinstance(event, Alloc)}
-        for op in program.phase(name):
-            for event in op.memory:
-                if isinstance(event, Alloc):
-                    ledger.allocate(event)
-                    owner[event.buffer] = op.unit
-                else:
-                    ledger.free(event.buffer)
-                if name == phase and ledger.allocated == peak:
-                    return tuple((alloc, owner[alloc.buffer]) for alloc in ledger.live.values())
-        if name == phase:
-            break
-    return tuple((alloc, owner[alloc.buffer]) for alloc in ledger.live.values())
-
-
-def holdings(program: RankProgram, phase: PhaseName) -> tuple[Holding, ...]:
-    """Live bytes at the peak of `phase`, by kind and unit, the largest first."""
-    nbytes: Counter[tuple[MemoryKind, str]] = Counter()
-    count: Counter[tuple[MemoryKind, str]] = Counter()
-    for alloc, unit in live_at_peak(program, phase):
-        nbytes[alloc.kind, unit] += alloc.nbytes
-        count[alloc.kind, unit] += 1
-    ordered = sorted(nbytes.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(
-        Holding(kind=kind, unit=unit, nbytes=size, count=count[kind, unit])
-        for (kind, unit), size in ordered
     )
 
 

@@ -6,7 +6,6 @@ It reads records and scenarios. It runs nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
@@ -21,6 +20,7 @@ from zsim.runs import metrics, saved
 from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
 from zsim.runs.metrics import Figures, Traffic
+from zsim.runs.run_figures import Collectives, ExposedCommunication, PeakMemory
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict
 from zsim.scenario.scenario import Scenario
@@ -109,9 +109,11 @@ class Run:
         return self.record.ranks
 
     @property
-    def peak_memory(self) -> Bytes:
+    def peak_memory(self) -> PeakMemory:
         """The most bytes that torch has allocated at once in the steady step, on any rank."""
-        return Bytes(self.figures.peak_memory_bytes)
+        peak = PeakMemory(self.figures.peak_memory_bytes)
+        peak.run = self
+        return peak
 
     @property
     def step_time(self) -> Duration | None:
@@ -121,10 +123,16 @@ class Run:
         return None if time is None else Duration(time, band if predicted else None)
 
     @property
-    def exposed_communication(self) -> Duration | None:
-        """Time in which some collective runs and the compute stream is idle, on the worst rank."""
-        time = self.figures.exposed_communication_ns
-        return None if time is None else Duration(time)
+    def exposed_communication(self) -> ExposedCommunication | None:
+        """Time in which some collective runs and the compute stream is idle, on the worst rank.
+
+        Its `fraction` is its share of the step.
+        """
+        if (time := self.figures.exposed_communication_ns) is None:
+            return None
+        exposed = ExposedCommunication(time)
+        exposed.run = self
+        return exposed
 
     @property
     def mfu(self) -> float | None:
@@ -146,9 +154,12 @@ class Run:
         return self.ranks[0].spans
 
     @property
-    def collectives(self) -> Mapping[str, Traffic]:
-        """Count and bytes in all of the first recorded rank's collectives, by kind."""
-        return self.figures.collectives
+    def collectives(self) -> Collectives:
+        """Count and bytes in all of the first recorded rank's collectives, by kind.
+
+        `collectives.count("all_gather")` is 0 where there are none.
+        """
+        return Collectives(self.figures.collectives, run=self)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim run --json` prints for one scenario; its keys are stable."""

@@ -12,7 +12,8 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import reserved
-from zsim.memory.fits import STEPS, assess_program, holdings
+from zsim.memory.fits import STEPS, assess_program
+from zsim.memory.holdings import holdings
 from zsim.memory.non_torch import cublas_workspace, outside, total
 from zsim.scenario import plan
 from zsim.scenario.scenario import Scenario, parse

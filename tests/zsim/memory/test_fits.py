@@ -34,10 +34,9 @@ from zsim.memory.fits import (
     BytesBand,
     MemoryVerdict,
     assess_program,
-    holdings,
-    live_at_peak,
     ridges,
 )
+from zsim.memory.holdings import holdings, live_at_peak
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import total
 from zsim.memory.waterfall import formula_bytes, formula_text, waterfall

@@ -7,7 +7,7 @@ import pytest
 
 from tests.published.predictions import GIB, answers, besides, errors, rows, table
 from tests.support.folders import PUBLISHED
-from zsim.memory.fits import holdings, live_at_peak
+from zsim.memory.holdings import holdings, live_at_peak
 from zsim.scenario.plan import plan
 
 ROWS = rows()

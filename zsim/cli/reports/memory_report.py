@@ -7,7 +7,7 @@ zsim.analysis.fit, and decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
@@ -17,7 +17,8 @@ from zsim.analysis.fit_table import SURER, Fit, without
 from zsim.cli.reports.report import bar, say, write_json
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
-from zsim.memory.fits import BytesBand, Holding, MemoryVerdict, holdings, ridges
+from zsim.memory.fits import BytesBand, MemoryVerdict, ridges
+from zsim.memory.holdings import alike, holdings
 from zsim.memory.waterfall import Stage
 
 MOST_HOLDINGS = 12
@@ -62,7 +63,7 @@ def print_answer(answer: MemoryVerdict, stages: Sequence[Stage], program: RankPr
         label, nbytes = max(ridge[index : index + size], key=lambda point: point[1])
         say(f"{index:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, answer.allocated_bytes)}")
     say("what lives at the peak")
-    rows = list(_alike(held))
+    rows = list(alike(held))
     for kind, unit, nbytes, count in rows[:MOST_HOLDINGS]:
         say(f"      {kind:21} {unit:26} {_bytes(nbytes)} in {count:,}")
     rest = [nbytes for _, _, nbytes, _ in rows[MOST_HOLDINGS:]]
@@ -85,21 +86,6 @@ def print_answer(answer: MemoryVerdict, stages: Sequence[Stage], program: RankPr
             f"      not confirmed on a GPU yet, and so with a wide band: {', '.join(unconfirmed)}",
             hanging=10,
         )
-
-
-def _alike(held: Sequence[Holding]) -> Iterator[tuple[str, str, int, int]]:
-    """Rows of kind, units, bytes and number of buffers live at the peak, the largest first.
-
-    Units that hold as many bytes of a kind share a row.
-    """
-    groups: dict[tuple[str, int, int], list[str]] = {}
-    for holding in held:
-        groups.setdefault((holding.kind, holding.nbytes, holding.count), []).append(holding.unit)
-    for (kind, nbytes, count), units in sorted(
-        groups.items(), key=lambda group: -group[0][1] * len(group[1])
-    ):
-        more = f" and {len(units) - 1:,} like it" if len(units) > 1 else ""
-        yield kind, f"{units[0]}{more}", nbytes * len(units), count * len(units)
 
 
 def _bytes(nbytes: int) -> str:

@@ -1,0 +1,170 @@
+"""Scenario files as tests: an item for each file and backend, with `[expect]` as its assertions.
+
+Nothing of zsim is imported here before a file is known to be one that was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from zsim.errors import ZsimError
+    from zsim.runs.run import Run
+    from zsim.scenario.scenario import Scenario
+    from zsim.testing.settings import SessionOptions
+
+ESSENTIAL = frozenset({"model", "batch", "cluster", "strategy"})
+"""Tables that every scenario has; a file with two of them is meant to be one."""
+MOST_READ = 64 * 1024
+_TOP = re.compile(r"^[ \t]*(\[)?\[?[ \t]*\"?(\w+)[^\n\]]*(\]?)", re.MULTILINE)
+
+
+def is_scenario(path: Path) -> bool:
+    """True for a TOML file whose first 64 KiB have two of the tables that a scenario needs.
+
+    A file that cannot be read counts, so that a test says why.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_READ).decode("utf-8", "replace")
+    except OSError:
+        return True
+    keys, below_a_header = set(), False
+    for opening, key, closing in _TOP.findall(text):
+        is_header = bool(opening and closing)
+        if is_header or not below_a_header:
+            keys.add(key)
+        below_a_header = below_a_header or is_header
+    return len(keys & ESSENTIAL) >= 2
+
+
+def named(config: pytest.Config) -> list[str]:
+    """Files and folders that the command line names; none where it leaves them to pytest."""
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return []
+    folder = config.invocation_params.dir
+    paths = (argument.partition("::")[0] for argument in config.args)
+    return [os.path.abspath(folder / path) for path in paths]
+
+
+def is_asked_for(file: Path, paths: list[str], patterns: list[str]) -> bool:
+    """True for a file that is one of `paths`, or lies in one that is a folder without tests in
+    Python."""
+    for path in map(Path, paths):
+        if path == file:
+            return True
+        if path in file.parents and not _has_python_tests(path, tuple(patterns)):
+            return True
+    return False
+
+
+@cache
+def _has_python_tests(folder: Path, patterns: tuple[str, ...]) -> bool:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        if any(fnmatch(name, pattern) for name in files for pattern in patterns):
+            return True
+    return False
+
+
+class ScenarioFile(pytest.File):
+    """A scenario's file: an item for each backend, or one that fails where it cannot be read."""
+
+    settings: SessionOptions
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """The items, named by their backends."""
+        from zsim.errors import ZsimError
+        from zsim.scenario.scenario import load
+
+        try:
+            scenario = load(self.path)
+        except ZsimError as error:
+            yield UnreadableItem.from_parent(self, name="unreadable", error=error)
+            return
+        for backend in self.settings.backends:
+            yield ScenarioItem.from_parent(self, name=backend, scenario=scenario)
+
+
+class ScenarioFailedError(Exception):
+    """Problems of a scenario: of its file, of its expectations, of its real Run."""
+
+
+class _Item(pytest.Item):
+    """An item whose failures are told without a traceback, since none of their code is the
+    user's."""
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> Any:
+        """Text of what failed."""
+        from zsim.errors import ZsimError
+
+        if isinstance(excinfo.value, ScenarioFailedError):
+            return str(excinfo.value)
+        if isinstance(excinfo.value, ZsimError):
+            return "\n".join(filter(None, (str(excinfo.value), excinfo.value.details)))
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """File and name, as the heading of a failure has them."""
+        return self.path, None, f"{self.path.name}: {self.name}"
+
+
+class UnreadableItem(_Item):
+    """The one item of a file that is no scenario."""
+
+    def __init__(self, *, error: ZsimError, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.error = error
+
+    def runtest(self) -> None:
+        """Fail with every problem of the file."""
+        name = os.path.relpath(self.path, self.config.invocation_params.dir)
+        raise ScenarioFailedError(str(self.error).replace(f"{self.path}: ", f"{name}: "))
+
+
+class ScenarioItem(_Item):
+    """A scenario on a backend, which is its name."""
+
+    parent: ScenarioFile
+
+    def __init__(self, *, scenario: Scenario, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scenario = scenario
+        self.add_marker("zero")
+
+    def runtest(self) -> None:
+        """Run it; ScenarioFailedError lists the expectations that fail, and all differences."""
+        from zsim.testing.case import SIM, BackendCase
+        from zsim.testing.zero import Zero, predicted_against
+
+        settings = self.parent.settings
+        case = BackendCase(backend=self.name, source=self.scenario)
+        run = Zero(case=case, item=self, settings=settings).run()
+        problems = list(_problems(run))
+        if self.name != SIM and SIM in settings.backends:
+            comparison = predicted_against(run)
+            problems += [] if comparison.ok else [str(comparison)]
+        if problems:
+            raise ScenarioFailedError("\n".join(problems))
+
+
+def _problems(run: Run) -> Iterator[str]:
+    """Lines on each expectation that fails, with what is behind it."""
+    from zsim.testing import explanations
+
+    for verdict in run.expectations:
+        if verdict.ok is False:
+            yield f"{verdict.name}: expected {verdict.expected}, found {verdict.actual}"
+            yield from explanations.of_expectation(run, verdict.name)
+    if run.fits is False and all(verdict.name != "fits" for verdict in run.expectations):
+        yield f"memory: {run.device_memory}; expect.fits = false says that this is meant"
+    if not run.record.complete:
+        yield f"the Run did not reach its end: {run.record.failure}"
