@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import shutil
 import xml.etree.ElementTree as Xml
+from importlib.util import find_spec
 
 import pydantic
+import pytest
 
 import zsim.analysis.why
 import zsim.api
@@ -21,6 +23,8 @@ from tests.support.folders import ROOT
 from zsim.scenario.scenario import load
 
 IMPORTED = (pydantic, zsim)
+NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+"""Mark of tests whose sessions import torch. They import none, as pytester would forget it."""
 PARITY = ROOT / "scenarios" / "parity"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.folders import ROOT
-from tests.support.plugin_sessions import PARITY
+from tests.support.plugin_sessions import NEEDS_TORCH, PARITY
 from zsim.scenario.scenario import load
 from zsim.testing.scenario_items import is_scenario
 
@@ -228,9 +228,9 @@ def test_a_rank_that_fails_is_told_in_its_own_words(sessions):
     result.assert_outcomes(failed=1)
 
 
+@NEEDS_TORCH
 @pytest.mark.gloo
 def test_scenarios_run_on_real_ranks_too(sessions):
-    pytest.importorskip("torch")
     sessions.scenario("ddp-mlp-2")
     result = sessions.run_apart("scenarios", "--zero-backend=sim,gloo", "-v")
     result.stdout.fnmatch_lines([

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from tests.support.folders import ROOT
+from tests.support.plugin_sessions import NEEDS_TORCH
 from zsim.testing.pytest_plugin import OPTIONS
 from zsim.testing.regression import FIGURES
 
@@ -70,9 +71,9 @@ def test_the_example_of_units_passes(folder):
     folder.run("test_small.py", "-k", "unit").assert_outcomes(passed=1)
 
 
+@NEEDS_TORCH
 @pytest.mark.gloo
 def test_the_example_of_gloo_passes(folder):
-    pytest.importorskip("torch")
     folder.run_apart("test_small.py", "-k", "gloo").assert_outcomes(passed=1)
 
 
