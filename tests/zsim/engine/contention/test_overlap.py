@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import Delays, simulate
 from zsim.engine.simulate_step import simulate_step
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import COLLECTIVES, Kernel, Location, Op
+from zsim.ir.ops import COLLECTIVES, Kernel, Location, Op, OpKind, Stream
 from zsim.ir.program import Program, RankProgram
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
@@ -60,29 +61,49 @@ class Shares:
         return 0
 
 
-def ends(*, kernels: float, collectives: float) -> list[int]:
-    """Ends of four ops: a forward of 100 beside a gather of 40, and a backward of 100 between that
-    gather and one of 30."""
-    ops = (
-        Op(
-            index=0, kind="forward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),),
-        ),
-        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=40),
-        Op(
-            index=2, kind="backward", unit="b", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),), waits=(1,),
-        ),
-        Op(
-            index=3, kind="all_gather", unit="c", stream="all_gather", group="dp_shard", nbytes=30,
-            waits=(2,),
-        ),
+def compute(
+    index: int, flops: int = 100, kind: OpKind = "forward", *, waits: tuple[int, ...] = ()
+) -> Op:
+    """Compute that takes so many nanoseconds."""
+    return Op(
+        index=index, kind=kind, unit="a", stream="compute", waits=waits,
+        kernels=(Kernel("linear", flops, 0, "float32"),),
     )
+
+
+def gather(index: int, nbytes: int, *, waits: tuple[int, ...] = ()) -> Op:
+    """A gather over dp_shard that takes so many nanoseconds."""
+    return Op(
+        index=index, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
+        nbytes=nbytes, waits=waits,
+    )
+
+
+def reduction(index: int, nbytes: int, *, waits: tuple[int, ...] = ()) -> Op:
+    """A reduction over dp_replicate that takes so many nanoseconds."""
+    return Op(
+        index=index, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
+        nbytes=nbytes, waits=waits,
+    )
+
+
+def copy(index: int, *kernels: Kernel, stream: Stream = "reduce_scatter") -> Op:
+    """Kernels on a stream beside that of compute."""
+    return Op(index=index, kind="copy", unit="b", stream=stream, kernels=kernels)
+
+
+TWO, TWO_BY_TWO = Mesh(dp_shard=2), Mesh(dp_replicate=2, dp_shard=2)
+
+
+def ends(
+    *ops: Op, mesh: Mesh = TWO, kernels: float = 0.0, collectives: float = 0.0, **more: Any
+) -> list[int]:
+    """Ends of ops that are the same on all ranks; kernels and collectives lose such shares."""
     program = Program(
-        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-        assignment=(0, 0),
+        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),),
+        assignment=(0,) * mesh.world_size,
     )
-    costs = Shares(interference=kernels, collective_interference=collectives)
+    costs = Shares(interference=kernels, collective_interference=collectives, **more)
     return list(simulate_step(program, costs=costs).ranks[0].ends)
 
 
@@ -95,7 +116,12 @@ def ends(*, kernels: float, collectives: float) -> list[int]:
 def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(
     kernels: float, collectives: float, expected: list[int]
 ) -> None:
-    assert ends(kernels=kernels, collectives=collectives) == expected
+    """A forward beside a gather of 40, and a backward between that gather and one of 30."""
+    ops = (
+        compute(0), gather(1, 40), compute(2, kind="backward", waits=(1,)),
+        gather(3, 30, waits=(2,)),
+    )
+    assert ends(*ops, kernels=kernels, collectives=collectives) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,36 +142,18 @@ def test_collectives_of_a_step_are_longer_beside_kernels_and_only_there(name: st
     )
 
 
-def test_every_kind_of_kernel_loses() -> None:
+@pytest.mark.parametrize("kind", ["forward", "backward", "recompute", "optimizer", "copy"])
+def test_every_kind_of_kernel_loses(kind: OpKind) -> None:
     """Whatever runs on the compute stream beside a collective, recomputation and the optimizer
     among it."""
-    for kind in ("forward", "backward", "recompute", "optimizer", "copy"):
-        ops = (
-            Op(
-                index=0, kind=kind, unit="a", stream="compute",
-                kernels=(Kernel("linear", 100, 0, "float32"),),
-            ),  # type: ignore[arg-type]
-            Op(
-                index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
-                nbytes=40,
-            ),
-        )
-        program = Program(
-            mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-            assignment=(0, 0),
-        )
-        costs = Shares(interference=0.25, collective_interference=0.0)
-        assert simulate_step(program, costs=costs).ranks[0].ends[0] == 110, kind
+    assert ends(compute(0, kind=kind), gather(1, 40), kernels=0.25) == [110, 40]
 
 
 @pytest.mark.parametrize("slower", [0, 1])
 def test_a_collective_is_as_long_as_for_the_rank_that_is_slowed_down_most(slower: int) -> None:
     """A gather of 40 that is longer by 25 on one rank and by 10 on the other ends after 65 on both.
     """
-    gather = Op(
-        index=0, kind="all_gather", unit="a", stream="all_gather", group="dp_shard", nbytes=40
-    )
-    kinds = tuple(RankProgram(construction=(), first=(), steady=(gather,)) for _ in range(2))
+    kinds = tuple(RankProgram(construction=(), first=(), steady=(gather(0, 40),)) for _ in "01")
     program = Program(mesh=Mesh(dp_shard=2), ranks=kinds, assignment=(0, 1))
     delays = [Delays({0: 25 if rank == slower else 10}) for rank in range(2)]
     timeline = simulate(
@@ -158,59 +166,18 @@ def test_a_collective_is_as_long_as_for_the_rank_that_is_slowed_down_most(slower
 def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
     """100 beside gathers of 20 and of 30 at once, on communicators of their own: a quarter of 20
     and half of 30."""
-    ops = (
-        Op(
-            index=0, kind="forward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),),
-        ),
-        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=20),
-        Op(
-            index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
-            nbytes=30,
-        ),
-        Op(
-            index=3, kind="forward", unit="d", stream="compute",
-            kernels=(Kernel("linear", 10, 0, "float32"),),
-        ),
-    )
-    mesh = Mesh(dp_replicate=2, dp_shard=2)
-    program = Program(
-        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
-    )
-    costs = Shares(interference=0.25, collective_interference=0.0, twice_beside=30)
-    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 5 + 15, 20, 30, 130]
+    ops = compute(0), gather(1, 20), reduction(2, 30), compute(3, 10)
+    expected = [100 + 5 + 15, 20, 30, 130]
+    assert ends(*ops, mesh=TWO_BY_TWO, kernels=0.25, twice_beside=30) == expected
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
 def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -> None:
     """A forward of 100 takes at most ten times as long, however late in the step. Beside it run two
     collectives that outlast it; each takes half of its time or more."""
-    ops = (
-        Op(
-            index=0, kind="forward", unit="z", stream="compute",
-            kernels=(Kernel("linear", 9000, 0, "float32"),),
-        ),
-        Op(
-            index=1, kind="forward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),),
-        ),
-        Op(
-            index=2, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
-            nbytes=5000, waits=(0,),
-        ),
-        Op(
-            index=3, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
-            nbytes=5000, waits=(0,),
-        ),
-    )
-    program = Program(
-        mesh=Mesh(dp_replicate=2, dp_shard=2),
-        ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4,
-    )
-    (before, after, *others) = (
-        simulate_step(program, costs=Shares(interference=share, collective_interference=0.0))
-        .ranks[0]
-        .ends
+    before, after, *others = ends(
+        compute(0, 9000), compute(1), gather(2, 5000, waits=(0,)), reduction(3, 5000, waits=(0,)),
+        mesh=TWO_BY_TWO, kernels=share,
     )
     assert 500 < after - before <= 1000
     assert [before, *others] == [9000, 14000, 14000]
@@ -223,91 +190,32 @@ def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> No
     A forward of 100 beside them loses a tenth of both to their channels, 4 + 5. To their bytes it
     loses a fifth of 20 + 30.
     """
-    ops = (
-        Op(
-            index=0, kind="forward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),),
-        ),
-        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=20),
-        Op(
-            index=2, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
-            nbytes=30,
-        ),
-    )
-    mesh = Mesh(dp_replicate=2, dp_shard=2)
-    program = Program(
-        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
-    )
-    costs = Shares(interference=0.3, collective_interference=0.0, to_waiting=0.1)
-    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [100 + 4 + 5 + 10, 40, 50]
+    ops = compute(0), gather(1, 20), reduction(2, 30)
+    expected = [100 + 4 + 5 + 10, 40, 50]
+    assert ends(*ops, mesh=TWO_BY_TWO, kernels=0.3, to_waiting=0.1) == expected
 
 
 def test_a_collective_that_kernels_hold_up_moves_no_more_bytes() -> None:
     """A gather of 72 takes 80 beside a forward, which loses a tenth of the 80 and a quarter of the
     72."""
-    ops = (
-        Op(
-            index=0, kind="forward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 1000, 0, "float32"),),
-        ),
-        Op(index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard", nbytes=72),
-    )
-    program = Program(
-        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-        assignment=(0, 0),
-    )
-    costs = Shares(interference=0.35, collective_interference=0.1, to_waiting=0.1)
-    assert list(simulate_step(program, costs=costs).ranks[0].ends) == [1000 + 8 + 18, 80]
+    ops, expected = (compute(0, 1000), gather(1, 72)), [1000 + 8 + 18, 80]
+    assert ends(*ops, kernels=0.35, collectives=0.1, to_waiting=0.1) == expected
 
 
-@pytest.mark.parametrize(("first", "expected"), [("device", [104, 34]), ("link", [104, 34])])
+CAST, SENT = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
+
+
+@pytest.mark.parametrize(("kernels", "flops", "expected"), [
+    ((CAST, SENT), 100, [104, 34]), ((SENT, CAST), 100, [104, 34]),
+    # it is over before the cast behind a transfer begins
+    ((CAST, SENT), 10, [14, 34]), ((SENT, CAST), 10, [10, 30]),
+])
 def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_device(
-    first: Location, expected: list[int]
+    kernels: tuple[Kernel, ...], flops: int, expected: list[int]
 ) -> None:
-    """A backward of 100 beside a cast of 4 and a transfer of 26, in either order: both lose 4, and
-    no more."""
-    cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
-    ops = (
-        Op(
-            index=0, kind="backward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),),
-        ),
-        Op(
-            index=1, kind="copy", unit="b", stream="reduce_scatter",
-            kernels=(cast, sent) if first == "device" else (sent, cast),
-        ),
-    )
-    program = Program(
-        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-        assignment=(0, 0),
-    )
-    costs = Shares(interference=0.0, collective_interference=0.0)
-    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
-
-
-@pytest.mark.parametrize(("first", "expected"), [("device", [14, 34]), ("link", [10, 30])])
-def test_a_cast_that_waits_for_its_transfer_is_beside_what_runs_then(
-    first: Location, expected: list[int]
-) -> None:
-    """A backward of 10 is over before the cast of 4 behind a transfer of 26 begins. Where the cast
-    is in front of the transfer, both lose 4."""
-    cast, sent = Kernel("copy", 4, 0, "float32"), Kernel("to_host", 26, 0, "float32", "link")
-    ops = (
-        Op(
-            index=0, kind="backward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 10, 0, "float32"),),
-        ),
-        Op(
-            index=1, kind="copy", unit="b", stream="reduce_scatter",
-            kernels=(cast, sent) if first == "device" else (sent, cast),
-        ),
-    )
-    program = Program(
-        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-        assignment=(0, 0),
-    )
-    costs = Shares(interference=0.0, collective_interference=0.0)
-    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+    """A backward beside a cast of 4 and a transfer of 26, in either order. Where the cast runs
+    beside it both lose 4, and no more."""
+    assert ends(compute(0, flops, "backward"), copy(1, *kernels)) == expected
 
 
 @pytest.mark.parametrize(
@@ -318,67 +226,23 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(
 ) -> None:
     """A backward of 100 beside a copy of 30 on another stream; a transfer to the host takes nothing
     of the device."""
-    ops = (
-        Op(
-            index=0, kind="backward", unit="a", stream="compute",
-            kernels=(Kernel("linear", 100, 0, "float32"),),
-        ),
-        Op(
-            index=1, kind="copy", unit="b", stream="reduce_scatter",
-            kernels=(Kernel("copy", 30, 0, "float32", location),),
-        ),
-    )
-    program = Program(
-        mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-        assignment=(0, 0),
-    )
-    costs = Shares(interference=0.0, collective_interference=0.0)
-    assert list(simulate_step(program, costs=costs).ranks[0].ends) == expected
+    copied = copy(1, Kernel("copy", 30, 0, "float32", location))
+    assert ends(compute(0, kind="backward"), copied) == expected
 
 
 def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_three_run() -> None:
     """Copies of 20 and of 30 run beside a backward of 100. They end after 60 and 80, and the
     backward after 150: the sum of all three."""
-    copies = [
-        Op(
-            index=index, kind="copy", unit="b", stream=stream,
-            kernels=(Kernel("copy", flops, 0, "float32"),),
-        )
-        for index, stream, flops in ((1, "all_gather_copy_in", 20), (2, "reduce_scatter", 30))
-    ]
-    backward = Op(
-        index=0, kind="backward", unit="a", stream="compute",
-        kernels=(Kernel("linear", 100, 0, "float32"),),
-    )
-    ranks = (RankProgram(construction=(), first=(), steady=(backward, *copies)),)
-    program = Program(mesh=Mesh(dp_shard=2), ranks=ranks, assignment=(0, 0))
-    assert list(
-        simulate_step(program, costs=Shares(interference=0.0, collective_interference=0.0))
-        .ranks[0]
-        .ends
-    ) == [150, 60, 80]
+    twenty, thirty = (Kernel("copy", flops, 0, "float32") for flops in (20, 30))
+    copies = copy(1, twenty, stream="all_gather_copy_in"), copy(2, thirty)
+    assert ends(compute(0, kind="backward"), *copies) == [150, 60, 80]
 
 
-def test_what_is_lost_is_a_share_of_the_time_with_it() -> None:
+@pytest.mark.parametrize(("gathered", "ended"), [(400, 133), (40, 110), (120, 130)])
+def test_what_is_lost_is_a_share_of_the_time_with_it(gathered: int, ended: int) -> None:
     """A forward of 100 has three quarters of its device: beside a longer gather until it ends,
     beside one of 40 until that does."""
-    for gathered, ended in ((400, 133), (40, 110), (120, 130)):
-        ops = (
-            Op(
-                index=0, kind="forward", unit="a", stream="compute",
-                kernels=(Kernel("linear", 100, 0, "float32"),),
-            ),
-            Op(
-                index=1, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
-                nbytes=gathered,
-            ),
-        )
-        program = Program(
-            mesh=Mesh(dp_shard=2), ranks=(RankProgram(construction=(), first=(), steady=ops),),
-            assignment=(0, 0),
-        )
-        costs = Shares(interference=0.25, collective_interference=0.0)
-        assert simulate_step(program, costs=costs).ranks[0].ends[0] == ended
+    assert ends(compute(0), gather(1, gathered), kernels=0.25)[0] == ended
 
 
 COPIES_BESIDE_BACKWARD = """
