@@ -108,8 +108,7 @@ def answers(row: Row, *, is_traced: bool = True) -> tuple[MemoryVerdict, MemoryV
     modelled share one."""
     alike = (row.framework, row.gpus, row.micro_batch)
     first = next(
-        other
-        for other in rows().values()
+        other for other in rows().values()
         if (other.framework, other.gpus, other.micro_batch) == alike
     )
     return _answers(first.row, is_traced=is_traced)

@@ -33,8 +33,7 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
     problems = []
     for phase in PHASES:
         issued = [
-            (op.kind, op.nbytes, op.group.split(":")[0])
-            for op in program.phase(phase)
+            (op.kind, op.nbytes, op.group.split(":")[0]) for op in program.phase(phase)
             if op.kind in COLLECTIVES
         ]
         seen = measured.phases[phase]
@@ -65,7 +64,6 @@ def inexact(
     options = RunOptions(ranks=ranks or outer, interpreter=interpreter)
     measured = find("fake").run(case, options=options)
     return [
-        check.detail
-        for check in compare(SimBackend("cpu").run(case, options=options), measured)
+        check.detail for check in compare(SimBackend("cpu").run(case, options=options), measured)
         if check.status != "unsupported" and not check.detail.startswith("exact")
     ]

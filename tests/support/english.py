@@ -31,9 +31,7 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
     What an f-string fills in is one word.
     """
     inside = {
-        id(value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr | ast.JoinedStr)
+        id(value) for node in ast.walk(tree) if isinstance(node, ast.Expr | ast.JoinedStr)
         for value in ast.iter_child_nodes(node)
     }
     for node in ast.walk(tree):

@@ -56,8 +56,7 @@ def sent(program: Program, axis: str = "dp_shard") -> int:
     """Bytes that rank 0 sends over rings of `axis` in the steady step."""
     size = program.mesh.size(axis)
     return sum(
-        ring.bytes_sent(op.kind, op.nbytes, group_size=size)
-        for op in steady(program)
+        ring.bytes_sent(op.kind, op.nbytes, group_size=size) for op in steady(program)
         if op.kind in COLLECTIVES and op.group == axis
     )
 

@@ -10,10 +10,8 @@ import pytest
 from tests.support.folders import ROOT
 
 FILES = [
-    file.relative_to(ROOT)
-    for package in ("zsim", "zreal")
-    for file in sorted((ROOT / package).rglob("*.py"))
-    if ">>> " in file.read_text(encoding="utf-8")
+    file.relative_to(ROOT) for package in ("zsim", "zreal")
+    for file in sorted((ROOT / package).rglob("*.py")) if ">>> " in file.read_text(encoding="utf-8")
 ]
 
 

@@ -24,8 +24,7 @@ FILES = sorted(file for folder in ("zsim", "zreal") for file in (ROOT / folder).
 PAGES = sorted(
     page
     for pattern in ("*.md", "zsim/**/*.md", "zreal/**/*.md", "scenarios/**/*.md", "tests/**/*.md")
-    for page in ROOT.glob(pattern)
-    if page != GLOSSARY
+    for page in ROOT.glob(pattern) if page != GLOSSARY
 )
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 

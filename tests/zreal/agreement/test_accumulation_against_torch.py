@@ -48,9 +48,7 @@ def test_the_second_micro_batch_adds_each_gradient_once_more_than_the_first() ->
             model(x, targets).backward()
         counts.append(additions.counts)
     ours = Counter(
-        k.flops
-        for op in plan(case, device="cpu").ranks[0].steady
-        for k in op.kernels
+        k.flops for op in plan(case, device="cpu").ranks[0].steady for k in op.kernels
         if k.operator == ACCUMULATE
     )
     assert (

@@ -189,9 +189,7 @@ def test_so_does_that_of_the_first_and_second_step_in_which_ddp_rebuilds_its_buc
     program = plan(case, device="cpu").of_rank(0)
     assert (
         len([
-            op
-            for op in program.steady
-            if op.unit.startswith("bucket") and op.kind == "all_reduce"
+            op for op in program.steady if op.unit.startswith("bucket") and op.kind == "all_reduce"
         ])
         > 1
         or "sdp" in strategy
@@ -208,8 +206,7 @@ def test_ddp_that_finds_unused_parameters_makes_a_storage_for_each_bucket_when_i
     )
     case = scenario("mlp", f'name = "ddp", {options}', parameters="fp32", ranks=3)
     reduced = [
-        op.nbytes
-        for op in plan(case, device="cpu").of_rank(0).steady
+        op.nbytes for op in plan(case, device="cpu").of_rank(0).steady
         if op.unit.startswith("bucket.") and op.kind == "all_reduce"
     ]
     made = [*reduced, 4 * 14, 4 * 14]  # the map of the 14 parameters, on the host and on the device
@@ -322,8 +319,7 @@ def test_every_allocation_and_free_of_a_draw_comes_in_torchs_order(index: int) -
 def flat_draws() -> tuple[Scenario, ...]:
     """Twenty of the matrix's draws of fsdp1, as `draws` takes them."""
     texts = [
-        text
-        for text in matrix()
+        text for text in matrix()
         if re.search(r'ranks = [1-8] }\n.*name = "fsdp1"', text) and "traced = " not in text
     ]
     return tuple(

@@ -261,8 +261,7 @@ def wrong(row: dict[str, Any]) -> list[str]:
                                   f"{theirs['bytes']} measured")
             if ours["parts"] != theirs["parts"]:
                 different = [
-                    pair
-                    for pair in zip(ours["parts"], theirs["parts"], strict=False)
+                    pair for pair in zip(ours["parts"], theirs["parts"], strict=False)
                     if pair[0] != pair[1]
                 ]
                 complaints.append(f"rank {real['rank']} {name}: parts {different[:3]} predicted "

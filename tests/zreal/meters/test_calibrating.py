@@ -63,8 +63,7 @@ def test_runs_saved_on_gloo_are_calibrated_on(tmp_path, capsys):
         low, high = told["step_time_band_ns"]
         ended = main(["compare", str(predicted), str(tmp_path / f"{name}.json"), "--json"])
         (check,) = [
-            check
-            for check in json.loads(capsys.readouterr().out)["checks"]
+            check for check in json.loads(capsys.readouterr().out)["checks"]
             if check["name"] == "step time"
         ]
         took = saved.load(tmp_path / f"{name}.json").step_time_ns

@@ -78,8 +78,7 @@ def test_recomputation_is_an_op_of_its_own_before_each_blocks_backward_and_stops
         plan(scenario(form), device="cpu").ranks[0].steady for form in (FULL, 'mode = "none"')
     )
     kinds = [
-        (op.kind, op.unit)
-        for op in again
+        (op.kind, op.unit) for op in again
         if op.kind in ("recompute", "backward") and op.micro_batch == 0
     ]
     blocks = [f"blocks.{i}" for i in reversed(range(4))]

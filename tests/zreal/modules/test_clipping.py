@@ -73,9 +73,7 @@ def test_the_norms_of_all_parameters_are_reduced_at_once_over_the_shards() -> No
     case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 2', 4)
     run = SimBackend("cpu").run(case, options=RunOptions(all_ranks=True))
     reductions = [
-        record
-        for record in run.ranks[0].phases["steady"].collectives
-        if record.op == "all_reduce"
+        record for record in run.ranks[0].phases["steady"].collectives if record.op == "all_reduce"
     ]
     assert (reductions[-1].nbytes, reductions[-1].group) == (
         4 * len(case.model.parameters), "dp_shard",

@@ -34,8 +34,7 @@ def test_bytes_are_the_same_where_one_rank_is_late(
 
     checks = json.loads(capsys.readouterr().out)["checks"]
     memory = {
-        check["name"]: check["detail"]
-        for check in checks
+        check["name"]: check["detail"] for check in checks
         if check["name"].startswith("peak memory")
     }
     assert len(memory) == 3

@@ -96,9 +96,7 @@ def events(lowered: tuple[LoweredModule, ...]) -> list[tuple[str, str | int]]:
 @pytest.mark.parametrize(
     ("name", "attention", "dtype", "strategy"),
     one_in(3, [
-        (*pair, dtype, strategy)
-        for pair in FAMILIES
-        for dtype in ("float32", "bfloat16")
+        (*pair, dtype, strategy) for pair in FAMILIES for dtype in ("float32", "bfloat16")
         for strategy in STRATEGIES
     ]),
 )

@@ -189,8 +189,7 @@ def simulated_phases(
 def recomputed(model: TracedModel, asked: Checkpointing) -> TracedModel:
     """`model` as it is with `asked` of what it was traced with."""
     hook_variants = tuple(
-        replace(variant, checkpointing=NO_CHECKPOINTING)
-        for variant in model.hook_variants
+        replace(variant, checkpointing=NO_CHECKPOINTING) for variant in model.hook_variants
         if variant.checkpointing == asked
     )
     return replace(

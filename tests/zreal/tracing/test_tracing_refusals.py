@@ -269,8 +269,7 @@ def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_
 def test_a_backward_that_leaves_the_order_of_units_is_refused() -> None:
     boundaries = Boundaries(StorageLog(), model=nn.Identity(), units={}, dtype=None)
     visits = [
-        visit
-        for index in range(2)
+        visit for index in range(2)
         for visit in (Visit(f"layers.{index}", begins=True, needs_gradient=True), Visit("root"))
     ]
     boundaries.visits += visits

@@ -367,8 +367,7 @@ def test_products_say_how_their_first_factor_lies(loss: Callable[[Tensor], Tenso
     (linear,) = (module for module in model.lowered if module.fqn == "layers.0")
     products = {
         (kernel.shape, kernel.transposed)
-        for kernel in (*linear.forward.kernels, *linear.backward.kernels)
-        if kernel.shape
+        for kernel in (*linear.forward.kernels, *linear.backward.kernels) if kernel.shape
     }
     assert products == {((1, 6, WIDTH, WIDTH), False), ((1, WIDTH, WIDTH, 6), True)}
 
@@ -400,8 +399,7 @@ class Classes(nn.Module):
 def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writes_all() -> None:
     model = trace(Classes, (torch.randn(64, WIDTH), torch.randint(1000, (64,))), units=["layers.0"])
     kernels = [
-        kernel
-        for module in model.lowered
+        kernel for module in model.lowered
         for kernel in (*module.forward.kernels, *module.backward.kernels)
     ]
     (forward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_forward")

@@ -192,8 +192,7 @@ def test_where_several_changes_may_just_fit_they_are_told(
     assert main(["show", "--memory", "--json", str(path)]) == 0
     printed = json.loads(capsys.readouterr().out)
     joint = {
-        row["change"]: row["verdict"]
-        for row in printed["what_would_help"]
+        row["change"]: row["verdict"] for row in printed["what_would_help"]
         if " + " in row["change"]
     }
     assert joint == {"activation checkpointing of every block + strategy zero3": "TIGHT"}
@@ -413,15 +412,13 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(
         assert low < printed["step_time_ns"] < high
     assert main(["fit", str(path), "--json"]) == 0
     (row,) = (
-        each
-        for each in json.loads(capsys.readouterr().out)["candidates"]
+        each for each in json.loads(capsys.readouterr().out)["candidates"]
         if each["name"] == "fsdp2"
     )
     assert (row["step_time_ns"], row["step_time_band_ns"]) == times[0]
     assert main(["show", "--memory", "--json", str(path)]) == 0
     (effect,) = (
-        each
-        for each in json.loads(capsys.readouterr().out)["what_would_help"]
+        each for each in json.loads(capsys.readouterr().out)["what_would_help"]
         if each["change"] == "fused optimizer"
     )
     assert (effect["step_time_ns"], effect["step_time_band_ns"]) == times[1]

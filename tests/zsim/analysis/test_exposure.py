@@ -136,8 +136,7 @@ def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) ->
     assert (few.at_ends_ns == few.exposed_ns) == all_of_it
     assert 0 < few.at_ends_ns <= many.exposed_ns <= few.exposed_ns
     assert all(
-        collective.before_ns + collective.after_ns <= collective.exposed_ns
-        for each in both
+        collective.before_ns + collective.after_ns <= collective.exposed_ns for each in both
         for collective in each.exposed
     )
     assert (few.before_ns > 0) == path.startswith(("zero3", "fsdp", "hsdp"))

@@ -410,8 +410,7 @@ activation_checkpointing = { mode = "full" }
     assert proposed.at_ends < 0.6 * proposals.now.at_ends
     again = hiding(planned(apart))
     assert not [
-        label
-        for label in (*[change.label for change in again.changes], *again.useless)
+        label for label in (*[change.label for change in again.changes], *again.useless)
         if "apart" in label
     ]
 
@@ -450,8 +449,7 @@ optimizer = { name = "adamw", implementation = "fused" }
     assert "faster links" not in proposals.useless
     lines = advised(asked, proposals)
     assert [
-        line.endswith("for each token, which gains nothing")
-        for line in lines
+        line.endswith("for each token, which gains nothing") for line in lines
         if line.startswith("    links")
     ] == [True, False]
 
@@ -468,8 +466,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="breakeven.toml")
     size = next(
-        size
-        for size in range(1, 64)
+        size for size in range(1, 64)
         if timed(asked.with_parts(batch=replace(asked.batch, micro_batch=size)))[2] < 0.01
     )
     proposals = hiding(planned(asked.with_parts(batch=replace(asked.batch, micro_batch=size - 1))))

@@ -60,8 +60,7 @@ def test_gradients_that_wait_in_another_dtype_are_cast_first_and_added_to_later(
     case = scenario('name = "fsdp2"', sync="last", precision='parameters = "bf16", reduce = "fp32"')
     assert accumulated(case) == [Counter()] * 3
     ops = [
-        op
-        for op in plan(case, device="cuda").ranks[0].steady
+        op for op in plan(case, device="cuda").ranks[0].steady
         if op.kind == "copy" and op.unit == "blocks.0"
     ]
     numels = [
@@ -69,10 +68,7 @@ def test_gradients_that_wait_in_another_dtype_are_cast_first_and_added_to_later(
     ]
     added = [
         [
-            k.nbytes
-            for op in ops
-            if op.micro_batch == number
-            for k in op.kernels
+            k.nbytes for op in ops if op.micro_batch == number for k in op.kernels
             if k.operator == "add"
         ]
         for number in range(3)
@@ -100,8 +96,7 @@ def test_products_that_accumulate_leave_nothing_to_issue_or_to_run() -> None:
     costs = Costs(fused.cluster, fused.executed)
     assert costs.compute_ns((kernel,)) == 0
     op = next(
-        op
-        for op in plan(fused, device="cuda").ranks[0].steady
+        op for op in plan(fused, device="cuda").ranks[0].steady
         if any(k.operator == ACCUMULATE for k in op.kernels)
     )
     others = sum(k.operator != ACCUMULATE for k in op.kernels)

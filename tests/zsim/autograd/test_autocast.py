@@ -102,8 +102,7 @@ def test_fsdp2_gathers_in_float32_and_keeps_a_narrow_copy_of_every_linears_weigh
     )
     assert {op.dtype for op in steady if op.kind == "all_gather"} == {"float32"}
     weights = [
-        parameter
-        for parameter in scenario("").model.parameters
+        parameter for parameter in scenario("").model.parameters
         if parameter.fqn.endswith("weight") and len(parameter.shape) > 1
     ]
     live: dict[str, int] = {}

@@ -219,9 +219,7 @@ CONFIGS = (
 def test_every_kind_of_operator_is_in_some_preset_or_module_of_transformers() -> None:
     kinds = {op.kind for name in ("mlp-tiny", "gpt-tiny", "llama-tiny") for op in _operators(name)}
     kinds |= {
-        op.kind
-        for config in CONFIGS
-        for module in huggingface.from_config(config).modules
+        op.kind for config in CONFIGS for module in huggingface.from_config(config).modules
         for op in module.operators
     }
     assert kinds == set(get_args(OperatorKind)) - {
@@ -237,8 +235,7 @@ def test_only_matmuls_count_flops_and_everything_moves_bytes(name: str) -> None:
         assert (_flops(made)[0] > 0) == (op.kind in ("linear", "attention")), op
         assert sum(call.moved for call in made) > 0, op
         assert all(
-            call.flops == call.backward_flops == call.backward_moved == 0
-            for call in made
+            call.flops == call.backward_flops == call.backward_moved == 0 for call in made
             if not call.moved
         ), op
 
@@ -288,8 +285,7 @@ def test_a_gpt_block_keeps_for_backward_what_its_operators_need(attention):
             name="x", sequence_length=length,
         )
         events = [
-            event
-            for module in lower_each(model, batch=batch, dtype="float32")
+            event for module in lower_each(model, batch=batch, dtype="float32")
             for event in module.forward.memory
         ]
         sizes = {event.buffer: event.nbytes for event in events if isinstance(event, Alloc)}

@@ -255,9 +255,7 @@ def test_the_loss_and_its_gradient_are_found_under_their_usual_names() -> None:
 def test_a_strategy_that_casts_no_input_gets_no_cast() -> None:
     def casts(modules: Any) -> list[str]:
         events = (
-            event
-            for module in modules
-            for c in (module.forward, module.backward)
+            event for module in modules for c in (module.forward, module.backward)
             for event in c.memory
         )
         return [type(event).__name__ for event in events if getattr(event, "buffer", "") == "x"]

@@ -126,8 +126,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
     assert main.main([*asked, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     far = max(
-        1 - min(1 + error, 1 / (1 + error))
-        for row in printed["rows"]
+        1 - min(1 + error, 1 / (1 + error)) for row in printed["rows"]
         for error in (row["error"], row["left_out"])
     )
     assert far <= printed["width"] <= far + 0.001
@@ -193,8 +192,7 @@ def test_a_share_that_the_fit_takes_to_all_there_is_has_been_heard(tmp_path: Pat
     """Element-wise kernels cannot reach more than the whole bandwidth: there they move nothing
     upwards, and rows spoke of them."""
     factors = [
-        replace(case, step=replace(case.step, seconds=case.seconds / 3))
-        for case in cases(tmp_path)
+        replace(case, step=replace(case.step, seconds=case.seconds / 3)) for case in cases(tmp_path)
     ]
     fitted = fit_steps.fit(factors)
     assert {"matmul_efficiency", "elementwise_efficiency"} <= fitted.heard

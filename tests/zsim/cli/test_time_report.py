@@ -67,8 +67,7 @@ def test_an_op_of_every_micro_batch_is_one_line_with_the_time_of_all() -> None:
         assert format_time(sum(each.exposed_ns for each in alike)) == row[2]
         assert format_time(sum(each.duration_ns for each in alike)) == row[3]
     waited = dict(
-        match.groups()
-        for line in lines
+        match.groups() for line in lines
         if (match := re.match(r" +waiting for the host to issue (\w+) +(.*)", line))
     )
     assert {link.op.kind in COLLECTIVES for link in why.critical_path if link.waited_ns} == {True}
@@ -215,8 +214,7 @@ def test_the_step_has_the_band_that_a_run_of_it_has(
     )
     assert main(["run", str(tmp_path / "told.toml")]) == 0
     (band,) = (
-        line.split("step time")[1].strip()
-        for line in capsys.readouterr().out.splitlines()
+        line.split("step time")[1].strip() for line in capsys.readouterr().out.splitlines()
         if "step time " in line
     )
     assert f"{format_time(low)} to {format_time(high)}" in band

@@ -180,9 +180,7 @@ def by_counting(
     groups inside a node send over none."""
     crossing = [group for group in groups if len({cluster.node_of(rank) for rank in group}) > 1]
     senders = Counter(
-        (cluster.node_of(rank), nic)
-        for group in crossing
-        for rank in group
+        (cluster.node_of(rank), nic) for group in crossing for rank in group
         for nic in cluster.nics_of(rank)
     )
     nic_rate = min(cluster.links.rail.bandwidth, cluster.links.pcie.bandwidth)

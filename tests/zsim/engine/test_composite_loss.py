@@ -45,9 +45,7 @@ def seconds_of_bytes(nbytes: float) -> float:
 def kernels_of(case: Scenario) -> list[Kernel]:
     """The kernels of the first micro-batch."""
     return [
-        k
-        for op in plan(case, device="cuda").ranks[0].steady
-        if op.micro_batch == 0
+        k for op in plan(case, device="cuda").ranks[0].steady if op.micro_batch == 0
         for k in op.kernels
     ]
 
@@ -58,8 +56,7 @@ def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_six() -> None:
     tensor = TOKENS * VOCABULARY * 4
     large = {
         form: [
-            k
-            for k in kernels_of(scenario(f'loss = "{form}"'))
+            k for k in kernels_of(scenario(f'loss = "{form}"'))
             if k.operator in ("log_softmax", "nll_loss", LOSS_STEP) and k.nbytes >= tensor
         ]
         for form in ("fused", "composite")

@@ -43,8 +43,7 @@ def preset(execution: str) -> Scenario:
 def block(case: Scenario) -> dict[str, Op]:
     """The forward and the backward of the first block."""
     return {
-        op.kind: op
-        for op in plan(case, device="cuda").ranks[0].steady
+        op.kind: op for op in plan(case, device="cuda").ranks[0].steady
         if op.kind in ("forward", "backward") and op.unit == "blocks.0"
     }
 
@@ -112,8 +111,7 @@ def test_a_model_s_own_norm_is_as_many_tensors_in_its_calls_and_little_when_comp
     (tmp_path / "config.json").write_text(CONFIG)
     case = parse(TEXT.encode(), where="norms.toml", folder=tmp_path)
     ops = [
-        op
-        for op in plan(case, device="cuda").ranks[0].steady
+        op for op in plan(case, device="cuda").ranks[0].steady
         if op.unit == "model.layers.0" and op.kind in ("forward", "backward")
     ]
     steps = [kernel for op in ops for kernel in op.kernels if kernel.operator == NORM_STEP]

@@ -370,8 +370,7 @@ def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_the
     )
     widths = [
         error_bands.collective_width("all_gather", 2**28, each, ranks)
-        for each in (cluster, unknown)
-        for ranks in (inside, between)
+        for each in (cluster, unknown) for ranks in (inside, between)
     ]
     assert widths[2] == pytest.approx(hypot(widths[0], 0.3))
     assert widths[3] == widths[1]

@@ -62,9 +62,7 @@ def test_the_best_single_products_are_beaten_by_no_prediction_by_more_than_a_twe
     for device, best in ((A100, 0.87), (H100, 0.80)):
         rates = [
             2 * m * n * k / product_s((1, m, n, k), device, "bfloat16") / device.bfloat16
-            for m in (1024, 2048, 8192)
-            for n in (4096, 9216, 15360)
-            for k in (2048, 5120, 13312)
+            for m in (1024, 2048, 8192) for n in (4096, 9216, 15360) for k in (2048, 5120, 13312)
         ]
         assert max(rates) <= 1.05 * best
         assert median(rates) >= 0.7 * best

@@ -87,8 +87,7 @@ def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
         times = timeline.ranks[0]
         ahead = max(
             sum(
-                len(op.kernels)
-                for op in ops[: index + 1]
+                len(op.kernels) for op in ops[: index + 1]
                 if times.ends[op.index] > times.issued[last.index] - costs.issue_ns(last)
             )
             for index, last in enumerate(ops)

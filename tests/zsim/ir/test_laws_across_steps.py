@@ -60,9 +60,7 @@ def with_events(ops: tuple[Op, ...], index: int, *events: Alloc | Free) -> tuple
 def without(ops: tuple[Op, ...], buffer: str, kind: type, index: int) -> tuple[Op, ...]:
     """`ops` without the first (0) or last (-1) allocation or free of `buffer`."""
     at = [
-        op.index
-        for op in ops
-        for event in op.memory
+        op.index for op in ops for event in op.memory
         if isinstance(event, kind) and event.buffer == buffer
     ][index]
     kept = (e for e in ops[at].memory if not (isinstance(e, kind) and e.buffer == buffer))

@@ -60,8 +60,7 @@ def text(strategy: str, feature: str) -> str:
     of = FEATURES[feature]
     more = (
         f"{key} = {of[key]}\n"
-        for key in ("frozen", "wrapping", "activation_checkpointing", "optimizer")
-        if key in of
+        for key in ("frozen", "wrapping", "activation_checkpointing", "optimizer") if key in of
     )
     return f"""
 model = {{ {GPT}{of.get("model", "")} }}
@@ -221,8 +220,7 @@ def test_what_is_less_than_a_segment_is_not_called_elsewhere(
     written = capsys.readouterr()
     message = [
         line.partition("changes nothing: ")[2].partition(",")[0]
-        for line in (written.out + written.err).splitlines()
-        if "changes nothing: " in line
+        for line in (written.out + written.err).splitlines() if "changes nothing: " in line
     ]
     assert message == [
         "512 B less in as many segments", "512 B more in as many segments", "the peak is elsewhere"

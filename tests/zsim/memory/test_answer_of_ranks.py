@@ -45,13 +45,10 @@ def most_needed(program: Program, case: Scenario, rank: int) -> int:
     )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "nodes"),
-    [
-        ('name = "ddp"', 1), ('name = "ddp"', 3), ('name = "fsdp2"', 1), ('name = "zero2"', 2),
-        ('name = "zero_redundancy"', 1),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "nodes"), [
+    ('name = "ddp"', 1), ('name = "ddp"', 3), ('name = "fsdp2"', 1), ('name = "zero2"', 2),
+    ('name = "zero_redundancy"', 1),
+])
 def test_no_rank_may_need_more_than_the_one_that_is_told_of(strategy: str, nodes: int) -> None:
     """A rank of A100s inside the chain of its node has more of NCCL's buffers than the first and
     the last."""

@@ -244,8 +244,7 @@ def test_fit_and_show_say_what_is_given_back(
     assert f"giving cached memory back {verdict.releases_per_step} times a steady step" in line
     assert main(["fit", str(file), "--json"]) == 0
     (candidate,) = (
-        candidate
-        for candidate in json.loads(capsys.readouterr().out)["candidates"]
+        candidate for candidate in json.loads(capsys.readouterr().out)["candidates"]
         if candidate["name"] == "fsdp2"
     )
     assert candidate["releases_per_step"] == verdict.releases_per_step
@@ -279,8 +278,7 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
     capsys: pytest.CaptureFixture[str]
 ) -> None:
     (effect,) = (
-        each
-        for each in advice(way_of((), planned(moved(scenario(LLAMA_8B), "zero2"))))
+        each for each in advice(way_of((), planned(moved(scenario(LLAMA_8B), "zero2"))))
         if each.change == "activation checkpointing of every block"
     )
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)

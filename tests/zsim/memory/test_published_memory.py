@@ -73,8 +73,7 @@ def test_every_block_of_torchtitan_keeps_seven_tensors_and_a_random_state() -> N
     all_seven = TOKENS * (2 * sum(kept) + 4 * 32) + 16 + 8
     verdict, program = answers(ROWS["t1"])[0], plan(ROWS["t1"].traced(), device="cuda")
     blocks = {
-        holding.unit: holding
-        for holding in holdings(program.of_rank(verdict.rank), verdict.phase)
+        holding.unit: holding for holding in holdings(program.of_rank(verdict.rank), verdict.phase)
         if holding.kind == "activations"
     }
     held = [

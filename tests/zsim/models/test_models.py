@@ -71,10 +71,7 @@ def test_units_own_each_parameter_once_with_the_root_first(name: str) -> None:
     assert [unit.fqn for unit in spec.units] == [ROOT, *blocks]
     assert blocks == [f"blocks.{i}" for i in range(len(blocks))]
     used = {
-        fqn
-        for module in spec.modules
-        for op in module.operators
-        for fqn in (op.weight, op.bias)
+        fqn for module in spec.modules for op in module.operators for fqn in (op.weight, op.bias)
         if fqn
     }
     assert used == set(fqns)

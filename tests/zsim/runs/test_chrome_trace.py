@@ -76,8 +76,7 @@ def test_every_event_has_what_the_format_asks_for(run):
 def test_every_process_and_thread_with_events_has_a_name(run):
     events = by_kind(run)
     named = {
-        (e["pid"], e.get("tid"))
-        for e in events["M"]
+        (e["pid"], e.get("tid")) for e in events["M"]
         if e["name"] in ("process_name", "thread_name")
     }
     used = {(e["pid"], e["tid"]) for e in events["X"]}
@@ -127,10 +126,7 @@ def test_every_collective_has_an_arrow_to_every_other_rank_of_its_group_and_to_n
     assert len(arrows["s"]) == wanted
     for start, end in zip(arrows["s"], arrows["f"], strict=True):
         spans = [
-            s
-            for r in run.ranks
-            if r.rank == start["pid"]
-            for s in r.spans
+            s for r in run.ranks if r.rank == start["pid"] for s in r.spans
             if s.name == start["name"]
         ]
         group = next(span.group for span in spans)

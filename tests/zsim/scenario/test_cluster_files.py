@@ -133,8 +133,7 @@ def test_measured_curves_are_what_collectives_take() -> None:
 
 def test_a_curve_with_one_band_has_it_for_messages_of_all_sizes() -> None:
     kept = [
-        line
-        for line in written().splitlines()
+        line for line in written().splitlines()
         if not line.startswith(("band_middle", "band_small"))
     ]
     (curve, *_) = cluster_reader.parse("\n".join(kept).encode(), where="mine.toml").curves

@@ -43,8 +43,7 @@ def issued(case: Scenario) -> list[str]:
     """The collectives of the steady step, "+" for an all-gather and "-" for a reduce-scatter."""
     signs = {"all_gather": "+", "reduce_scatter": "-"}
     return [
-        f"{signs[op.kind]}{op.unit}"
-        for op in plan(case, device="cpu").of_rank(0).steady
+        f"{signs[op.kind]}{op.unit}" for op in plan(case, device="cpu").of_rank(0).steady
         if op.kind in signs
     ]
 
@@ -83,8 +82,7 @@ def test_groups_of_blocks_hold_units_too_and_parameters_keep_the_order_of_the_mo
         "blocks.0.mlp", "blocks.1.mlp", "blocks.0..blocks.1", "blocks.2.mlp", "blocks.2",
     ]  # fmt: skip
     order = list(dict.fromkeys(
-        ".".join(p.fqn.split(".")[:3])
-        for p in named_parameters(case.model)
+        ".".join(p.fqn.split(".")[:3]) for p in named_parameters(case.model)
         if p.fqn.startswith("blocks")
     ))
     assert order == [
@@ -162,8 +160,7 @@ def test_flat_buffers_of_units_in_blocks_are_buffers_apart(strategy: str) -> Non
     case = scenario('nested = ["attn", "mlp"]', strategy=f'name = "{strategy}"')
     ops = plan(case, device="cpu").of_rank(0).steady
     reduced = [
-        op.unit
-        for op in ops
+        op.unit for op in ops
         if op.kind in ("reduce_scatter", "all_reduce") and op.unit.startswith("blocks.2")
     ]
     assert set(reduced) == {"blocks.2", "blocks.2.attn", "blocks.2.mlp"}
@@ -196,8 +193,7 @@ def recomputed(case: Scenario) -> list[str]:
     start = next(op.index for op in ops if op.kind == "backward")
     signs = {"all_gather": "+", "recompute": ""}
     return [
-        f"{signs[op.kind]}{op.unit} {'.'.join(op.reads)}".strip()
-        for op in ops[start:]
+        f"{signs[op.kind]}{op.unit} {'.'.join(op.reads)}".strip() for op in ops[start:]
         if op.kind in signs
     ]
 

@@ -36,9 +36,7 @@ precision = {{ parameters = "{precision}", reduce = "fp32" }}
 def transfers(program: Program, operator: str) -> list[tuple[str, int]]:
     """(unit, bytes) of every crossing of the link in rank 0's steady step."""
     return [
-        (op.unit, k.nbytes)
-        for op in program.of_rank(0).steady
-        for k in op.kernels
+        (op.unit, k.nbytes) for op in program.of_rank(0).steady for k in op.kernels
         if k.operator == operator
     ]
 
@@ -83,8 +81,7 @@ def test_between_steps_nothing_is_left_on_the_device(
 def test_a_shard_is_cast_on_the_device_before_the_next_one_comes() -> None:
     case = scenario()
     first = next(
-        op
-        for op in plan(case, device="cuda").of_rank(0).steady
+        op for op in plan(case, device="cuda").of_rank(0).steady
         if op.stream == "all_gather_copy_in"
     )
     events = [str(getattr(event, "buffer", "")) for event in first.memory]

@@ -153,18 +153,13 @@ def test_t8_checkpointing_every_block_computes_a_third_more() -> None:
     ]
     flops = [
         sum(
-            kernel.flops
-            for op in steady(each)
-            if op.unit.startswith("blocks.")
-            for kernel in op.kernels
-            if kernel.operator != ACCUMULATE
+            kernel.flops for op in steady(each) if op.unit.startswith("blocks.")
+            for kernel in op.kernels if kernel.operator != ACCUMULATE
         )
         for each in programs
     ]
     last = sum(
-        kernel.flops
-        for module in cases[0].modules
-        if module.unit != "root"
+        kernel.flops for module in cases[0].modules if module.unit != "root"
         for kernel in module.forward.kernels[-2:]
     )
     assert flops[1] == flops[0] * 4 // 3 - last
@@ -196,8 +191,7 @@ def test_t12_zero1_sends_as_many_gradient_bytes_as_ddp_although_its_states_shrin
     training = small_training()
     program = zero1.plan(training, mesh=Mesh(dp_shard=n), options=zero1.Options(form="all_reduce"))
     gradients = sum(
-        ring.bytes_sent(op.kind, op.nbytes, group_size=n)
-        for op in steady(program)
+        ring.bytes_sent(op.kind, op.nbytes, group_size=n) for op in steady(program)
         if op.kind == "all_reduce"
     )
     assert gradients == ddp_bytes(training, n)

@@ -144,8 +144,7 @@ def test_zero3_never_computes_on_a_sharded_group_and_reshards_what_it_gathers(
 ) -> None:
     plan = program("zero3", case, ranks=ranks, lookahead=lookahead, granularity=granularity)
     groups = {
-        buffer.rsplit(":", 1)[0]
-        for buffer in live_after(plan, rank=0, steps=0)
+        buffer.rsplit(":", 1)[0] for buffer in live_after(plan, rank=0, steps=0)
         if buffer.endswith(":parameters")
     }
     owner = {p.fqn: g.fqn for g in _groups(case, granularity, ranks) for p in g.group.parameters}
@@ -332,8 +331,7 @@ def test_zero1_adds_only_to_gradients_whose_reduction_has_ended(form):
         program(f"zero1/{form}", training("gpt-tiny", accumulation=2), ranks=2).of_rank(0).steady
     )
     reduced = {
-        op.unit: op.index
-        for op in rank_program
+        op.unit: op.index for op in rank_program
         if op.kind == "copy" and op.stream == form and op.micro_batch == 0
     }
     assert len(reduced) > 2
@@ -361,8 +359,7 @@ strategy = { name = "ddp" }
 """
     case = parse(text.encode(), where="pieces.toml")
     sizes = [
-        op.nbytes
-        for op in plan(case, device="cpu").ranks[0].construction
+        op.nbytes for op in plan(case, device="cpu").ranks[0].construction
         if (op.kind, op.unit) == ("broadcast", "parameters")
     ]
     assert sum(sizes) == 4 * case.model.num_parameters

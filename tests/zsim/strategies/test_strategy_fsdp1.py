@@ -62,14 +62,12 @@ def test_with_grad_op_every_unit_is_gathered_once_and_kept() -> None:
 
 def test_over_replicas_each_shard_is_all_reduced_after_its_reduce_scatter() -> None:
     ops = [
-        (op.kind, op.unit, op.group)
-        for op in steady(plan(replicas=2))
+        (op.kind, op.unit, op.group) for op in steady(plan(replicas=2))
         if op.kind in ("reduce_scatter", "all_reduce")
     ]
 
     assert ops == [
-        pair
-        for unit in ["blocks.2", "blocks.1", "blocks.0", "root"]
+        pair for unit in ["blocks.2", "blocks.1", "blocks.0", "root"]
         for pair in (("reduce_scatter", unit, "dp_shard"), ("all_reduce", unit, "dp_replicate"))
     ]
 
@@ -152,8 +150,7 @@ def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backw
 ):
     text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 2")
     ops = [
-        (op.kind, op.unit)
-        for op in of_text(text, backward_prefetch="none")
+        (op.kind, op.unit) for op in of_text(text, backward_prefetch="none")
         if op.kind in COLLECTIVES
     ]
 
@@ -163,8 +160,7 @@ def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backw
             for unit in ["root", "blocks.0", "blocks.0", "blocks.1", "blocks.1"]
         ],
         *[
-            (kind, unit)
-            for unit in ["blocks.1", "blocks.0"]
+            (kind, unit) for unit in ["blocks.1", "blocks.0"]
             for kind in ("all_gather", "reduce_scatter")
         ],
         ("reduce_scatter", "root"),
@@ -176,8 +172,7 @@ def test_a_frozen_unit_is_gathered_and_never_reduced_and_one_before_all_trained_
 ):
     text = TEXT.replace("\nprecision", '\nfrozen = ["blocks.[02].*"]\nprecision')
     ops = [
-        (op.kind, op.unit)
-        for op in of_text(text, backward_prefetch="none")
+        (op.kind, op.unit) for op in of_text(text, backward_prefetch="none")
         if op.kind in COLLECTIVES
     ]
 
@@ -204,14 +199,12 @@ def test_gradients_of_three_runs_are_added_up_in_place_on_a_device_and_anew_unde
     text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 3").replace('"bf16"', '"fp32"')
     program = plan_of_text(text, device=device)
     copies = [
-        op
-        for op in program.steady
+        op for op in program.steady
         if op.kind == "copy" and op.unit == "blocks.1" and op.stream == "compute"
     ]
     whole = [
         [
-            event
-            for event in op.memory
+            event for event in op.memory
             if isinstance(event, Alloc) and event.kind == "unsharded_gradients"
         ]
         for op in copies

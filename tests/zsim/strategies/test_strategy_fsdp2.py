@@ -100,9 +100,7 @@ def test_with_a_number_backward_gathers_over_that_many_ranks_and_keeps_one_part_
     ops = steady(plan(ranks=4, keep=2))
     gathers = [(op.unit, op.group) for op in ops if op.kind == "all_gather"]
     kept = {
-        event.buffer
-        for op in ops
-        for event in op.memory
+        event.buffer for op in ops for event in op.memory
         if isinstance(event, Alloc) and "resharded" in event.buffer
     }
 
@@ -141,14 +139,12 @@ def test_groups_whose_input_needs_no_gradient_reduce_last_and_the_root_first_of_
 
 def test_hsdp_all_reduces_each_shard_over_the_replicas_as_soon_as_it_is_reduced() -> None:
     ops = [
-        (op.kind, op.unit, op.group)
-        for op in steady(plan(replicas=2))
+        (op.kind, op.unit, op.group) for op in steady(plan(replicas=2))
         if op.kind in ("reduce_scatter", "all_reduce")
     ]
 
     assert ops == [
-        pair
-        for unit in ["blocks.2", "blocks.1", "blocks.0", "root"]
+        pair for unit in ["blocks.2", "blocks.1", "blocks.0", "root"]
         for pair in (("reduce_scatter", unit, "dp_shard"), ("all_reduce", unit, "dp_replicate"))
     ]
 

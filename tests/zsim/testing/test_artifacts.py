@@ -50,9 +50,7 @@ def test_what_ranks_had_ended_before_one_failed_is_kept(sessions):
     sessions.backends()
     sessions.run("scenarios", "--zero-backend=failing", "--zero-artifacts=kept")
     folder = sessions.path / "kept" / "scenarios" / "ddp-mlp-2.toml" / "failing"
-    assert files(folder) == [
-        "ddp-mlp-2.incomplete.json", "ddp-mlp-2.trace.json.gz", "log.txt"
-    ]
+    assert files(folder) == ["ddp-mlp-2.incomplete.json", "ddp-mlp-2.trace.json.gz", "log.txt"]
     assert not zsim.load_run(folder / "ddp-mlp-2.incomplete.json").complete
 
 

@@ -63,11 +63,9 @@ def test_a_peak_tells_what_lives_there():
         "65,214,545,808 B (60.74 GiB) <= 10,737,418,240 B (10.00 GiB)",
         "50.74 GiB too much; on rank 0 in backward root:",
         "    41.16 GiB  activations           blocks.0 and 31 like it",
-        "     7.48 GiB  optimizer_states      root",
-        "     3.91 GiB  temporaries           root",
+        "     7.48 GiB  optimizer_states      root", "     3.91 GiB  temporaries           root",
         "     3.25 GiB  parameters            blocks.0 and 31 like it",
-        "     2.08 GiB  activations           root",
-        "     2.85 GiB  in 3 rows more",
+        "     2.08 GiB  activations           root", "     2.85 GiB  in 3 rows more",
     ]
     assert comparison_lines(">=", 10, run.peak_memory)[:2] == [
         "10 B >= 65,214,545,808 B (60.74 GiB)", "60.74 GiB too much; on rank 0 in backward root:"
@@ -130,9 +128,7 @@ def test_a_failing_assertion_shows_what_is_behind_it(sessions):
         "E * assert 2,533,528 B (2.42 MiB) <= 2,097,152 B (2.00 MiB)",
         "E * 436,376 B too much; on rank 0 in backward blocks.3:",
         "E *   890,880 B  activations           blocks.0 and 2 like it",
-        "E *  524,424 B  in 8 rows more",
-        "E * assert 9 == 65",
-        "E *   1 of root",
+        "E *  524,424 B  in 8 rows more", "E * assert 9 == 65", "E *   1 of root",
         "E *   2 each of blocks.0, blocks.1, blocks.2 and 1 more",
         "E * assert 37.89 % of the step < 10.00 % of the step",
         "E * longer than the compute over it",

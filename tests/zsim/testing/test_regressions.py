@@ -76,9 +76,7 @@ def test_runs_of_tests_are_held_to_saved_ones_too(saved):
         "@pytest.mark.zero(scenario='scenarios/zero3-mlp-4.toml', world_size=[4, 2])\n"
         "def test_step(zero): zero.run()\n"
     )
-    result = saved.run(
-        "test_user.py", "--zero-compare=before", "--zero-fail-if", "peak:+1%", "-v"
-    )
+    result = saved.run("test_user.py", "--zero-compare=before", "--zero-fail-if", "peak:+1%", "-v")
     result.stdout.fnmatch_lines([
         "test_user.py::test_step[[]sim-4[]] FAILED*", "test_user.py::test_step[[]sim-2[]] PASSED*",
         "no saved Run of zero3-mlp-4, on the same backend and ranks",
@@ -116,15 +114,12 @@ def test_a_session_that_has_compared_nothing_fails(saved):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("none.json", "expected a saved Run, found No such file or directory"),
-        ("text.json", "expected a saved Run, found no JSON"),
-        ("version.json", "schema_version: expected 1, that of this version, found 99"),
-        ("folder", "--zero-compare: expected saved Runs in this folder, found none in folder; "),
-    ],
-)
+@pytest.mark.parametrize(("path", "problem"), [
+    ("none.json", "expected a saved Run, found No such file or directory"),
+    ("text.json", "expected a saved Run, found no JSON"),
+    ("version.json", "schema_version: expected 1, that of this version, found 99"),
+    ("folder", "--zero-compare: expected saved Runs in this folder, found none in folder; "),
+])
 def test_what_is_no_saved_run_of_this_version_is_a_usage_error(saved, path, problem):
     (saved.path / "folder").mkdir()
     (saved.path / "text.json").write_text("peak: 3")

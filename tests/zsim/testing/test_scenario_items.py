@@ -38,16 +38,13 @@ def test_an_expectation_that_does_not_hold_is_told_with_what_is_behind_it(sessio
     lines = result.stdout.lines
     first = lines.index("peak_memory: expected <= 100 KiB, found 212,872 B")
     assert lines[first : first + 12] == [
-        "peak_memory: expected <= 100 KiB, found 212,872 B",
-        "on rank 0 in backward blocks.1:",
+        "peak_memory: expected <= 100 KiB, found 212,872 B", "on rank 0 in backward blocks.1:",
         "     66,816 B  unsharded_parameters  blocks.0 and 1 like it",
         "     50,792 B  optimizer_states      root",
         "     33,408 B  unsharded_gradients   blocks.1",
         "     25,056 B  parameters            blocks.0 and 2 like it",
-        "     18,560 B  temporaries           blocks.1",
-        "     18,240 B  in 8 rows more",
-        "all_gathers: expected 3, found 8",
-        "all_gather of rank 0, by unit:",
+        "     18,560 B  temporaries           blocks.1", "     18,240 B  in 8 rows more",
+        "all_gathers: expected 3, found 8", "all_gather of rank 0, by unit:",
         "     2 each of blocks.0, blocks.1, blocks.2 and 1 more",
         "in all: all_gather 8, reduce_scatter 4",
     ]
@@ -94,9 +91,7 @@ def test_bad_files_are_told_in_the_words_of_the_command_line(sessions, text, pro
 
 
 def test_a_scenario_that_does_not_fit_its_device_fails_unless_that_is_meant(sessions):
-    table = {
-        "cluster": {"preset": "dgx-h100", "ranks": 4}, "model": {"preset": "llama-3-8b"},
-    }
+    table = {"cluster": {"preset": "dgx-h100", "ranks": 4}, "model": {"preset": "llama-3-8b"}}
     sessions.scenario("ddp-gpt-4", **table)
     result = sessions.run("scenarios")
     result.stdout.fnmatch_lines(
@@ -136,8 +131,7 @@ def test_the_look_tells_scenarios_from_all_other_toml_files_of_this_checkout():
 
 @pytest.mark.parametrize("text", [
     "[model]\npreset = 'gpt-tiny'\n[batch]\nmicro_batch = 1\n",
-    "\ufeff# words\n  model = {}\n\"batch\" = {}\n",
-    "[ model ]\nname = 1\n[[strategy]]\n",
+    "\ufeff# words\n  model = {}\n\"batch\" = {}\n", "[ model ]\nname = 1\n[[strategy]]\n",
 ])
 def test_every_way_to_write_a_table_is_seen(tmp_path, text):
     file = tmp_path / "s.toml"
@@ -152,21 +146,18 @@ def test_a_file_that_cannot_be_read_counts_so_that_a_test_says_why(tmp_path):
 WITH_TESTS = "def test_of_the_user():\n    pass\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "ini", "collected"),
-    [
-        ((), "", 0),  # the user has named nothing
-        (("tests",), "", 0),  # a folder with tests in Python
-        ((".",), "", 0),
-        (("data",), "", 1),  # a folder with none
-        (("tests/a.toml",), "", 1),
-        (("tests", "data"), "", 1),
-        (("--zero-backend=sim",), "", 2),
-        (("tests", "--zero-backend=sim"), "", 1),
-        ((), "zero_backend = sim", 2),
-        (("tests/test_user.py",), "zero_backend = sim", 0),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "ini", "collected"), [
+    ((), "", 0),  # the user has named nothing
+    (("tests",), "", 0),  # a folder with tests in Python
+    ((".",), "", 0),
+    (("data",), "", 1),  # a folder with none
+    (("tests/a.toml",), "", 1),
+    (("tests", "data"), "", 1),
+    (("--zero-backend=sim",), "", 2),
+    (("tests", "--zero-backend=sim"), "", 1),
+    ((), "zero_backend = sim", 2),
+    (("tests/test_user.py",), "zero_backend = sim", 0),
+])
 def test_scenario_files_are_tests_only_where_they_are_asked_for(
     sessions, arguments, ini, collected
 ):

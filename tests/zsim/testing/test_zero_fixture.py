@@ -182,19 +182,16 @@ def test_the_seed_of_the_option_is_that_of_every_scenario(sessions):
     sessions.run("--zero-seed=17").assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize(
-    ("option", "problem"),
-    [
-        ("--zero-seed=-1", "--zero-seed: expected a whole number from 0 to 2,147,483,648, found "
-                           "-1"),
-        ("--zero-seed=x", "--zero-seed: expected a whole number from 0 to 2,147,483,648, found x"),
-        ("--zero-timeout=soon", "--zero-timeout: expected seconds between 0 and 86400, found "
-                                '"soon"'),
-        ("--zero-timeout=nan", "--zero-timeout: expected seconds between 0 and 86400, found nan"),
-        ("--zero-timeout=0", "--zero-timeout: expected seconds between 0 and 86400, found 0.0"),
-        ("--zero-artifacts=file", "file/run.json: expected a file that can be written, found "),
-    ],
-)
+@pytest.mark.parametrize(("option", "problem"), [
+    ("--zero-seed=-1", "--zero-seed: expected a whole number from 0 to 2,147,483,648, found "
+                       "-1"),
+    ("--zero-seed=x", "--zero-seed: expected a whole number from 0 to 2,147,483,648, found x"),
+    ("--zero-timeout=soon", "--zero-timeout: expected seconds between 0 and 86400, found "
+                            '"soon"'),
+    ("--zero-timeout=nan", "--zero-timeout: expected seconds between 0 and 86400, found nan"),
+    ("--zero-timeout=0", "--zero-timeout: expected seconds between 0 and 86400, found 0.0"),
+    ("--zero-artifacts=file", "file/run.json: expected a file that can be written, found "),
+])
 def test_options_that_cannot_be_read_are_usage_errors(sessions, option, problem):
     (sessions.path / "file").write_text("")
     result = sessions.run(option)
@@ -257,14 +254,11 @@ def test_the_same_test_runs_on_real_ranks(sessions):
     sessions.run_apart("test_user.py", "--zero-backend=gloo").assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "world_size", "mesh"),
-    [
-        ("zero3-mlp-4", 2, (1, 2)), ("fsdp2-gpt-4", 8, (1, 8)), ("hsdp-gpt-2x2", 8, (4, 2)),
-        ("hsdp-gpt-2x2", 4, (2, 2)), ("fsdp1-gpt-2x2", 8, (4, 2)), ("ddp-mlp-2", 6, (6, 1)),
-        ("zero-redundancy-gpt-4", 2, (2, 1)),
-    ],
-)
+@pytest.mark.parametrize(("name", "world_size", "mesh"), [
+    ("zero3-mlp-4", 2, (1, 2)), ("fsdp2-gpt-4", 8, (1, 8)), ("hsdp-gpt-2x2", 8, (4, 2)),
+    ("hsdp-gpt-2x2", 4, (2, 2)), ("fsdp1-gpt-2x2", 8, (4, 2)), ("ddp-mlp-2", 6, (6, 1)),
+    ("zero-redundancy-gpt-4", 2, (2, 1)),
+])
 def test_a_scenario_on_other_ranks_fills_the_outermost_axis_anew(name, world_size, mesh):
     scenario = zsim.load(PARITY / f"{name}.toml")
     other = scaled(scenario, world_size)

@@ -151,10 +151,7 @@ optimizer = {{ name = "adamw", implementation = "{optimizer}" }}
             f"op {op.index}: {op.kind} {op.unit} on {op.stream}"
         )
     fills = [
-        kernel.nbytes
-        for op in steady
-        if op.kind == "backward"
-        for kernel in op.kernels
+        kernel.nbytes for op in steady if op.kind == "backward" for kernel in op.kernels
         if kernel.operator == "fill"
     ]
     assert watched.filled == sum(fills)

@@ -64,8 +64,7 @@ def test_prefetching_moves_all_gathers_forward_and_adds_none() -> None:
     ]
     assert sent[0] == sent[1]
     order = [
-        (op.kind, op.unit)
-        for op in ahead
+        (op.kind, op.unit) for op in ahead
         if op.kind in ("all_gather", "forward") and op.micro_batch == 0
     ][:6]
     assert order == [

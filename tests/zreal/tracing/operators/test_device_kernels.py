@@ -73,15 +73,12 @@ def changes(
     """
     passes = [side.memory for module in lowered for side in (module.forward, module.backward)]
     nbytes = {
-        event.buffer: event.nbytes
-        for memory in passes
-        for event in memory
+        event.buffer: event.nbytes for memory in passes for event in memory
         if isinstance(event, Alloc)
     }
     seen = [
         [
-            (isinstance(event, Alloc), nbytes[event.buffer])
-            for event in memory
+            (isinstance(event, Alloc), nbytes[event.buffer]) for event in memory
             if isinstance(event, Alloc | Free)
         ]
         for memory in passes
@@ -243,9 +240,7 @@ def test_values_of_another_width_than_queries_are_not_for_flash_attention() -> N
         Latent, [((3, 20, 16), "bfloat16")], units=["project"], dtype="bfloat16", device="cuda"
     )
     made = [
-        (event.buffer, event.nbytes)
-        for module in model.lowered
-        for event in module.forward.memory
+        (event.buffer, event.nbytes) for module in model.lowered for event in module.forward.memory
         if isinstance(event, Alloc)
     ]
     attention = [nbytes for name, nbytes in made if "_scaled_dot_product" in name]

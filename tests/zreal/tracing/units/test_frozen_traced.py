@@ -170,9 +170,7 @@ def test_what_is_frozen_is_known_of_a_file() -> None:
     assert model.trained == {
         "head.weight",
         *(
-            f"blocks.{i}.{projection}.{part}.weight"
-            for i in (2, 3)
-            for projection in ("query", "value")
-            for part in ("down", "up")
+            f"blocks.{i}.{projection}.{part}.weight" for i in (2, 3)
+            for projection in ("query", "value") for part in ("down", "up")
         ),
     }

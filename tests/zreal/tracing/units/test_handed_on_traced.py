@@ -63,8 +63,7 @@ def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(
     user = Case(lambda: Blocks(returns), "", inputs, num_units=0, more=UNITS)
     model = trace(user.make, inputs(), units=UNITS, sums_in_place=False, name="traced")
     ends = [
-        lowered.returns_inner_output
-        for lowered in model.lowered
+        lowered.returns_inner_output for lowered in model.lowered
         if lowered.fqn.endswith("@2") and lowered.unit != "root"
     ]
     assert ends == [handed_on] * 4

@@ -41,8 +41,7 @@ INNER = {
 def units(name: str) -> tuple[str, ...]:
     """The case's units with those in them, each after what lies in it."""
     return tuple(
-        unit
-        for outer in CASES[name].all_units
+        unit for outer in CASES[name].all_units
         for unit in (*[f"{outer}.{inner}" for inner in INNER[name]][::-1], outer)
     )
 

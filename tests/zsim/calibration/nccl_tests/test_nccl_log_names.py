@@ -50,8 +50,7 @@ def test_a_log_that_the_option_or_its_name_contradicts_is_skipped_with_both(
 
 
 @pytest.mark.parametrize("name", [
-    name
-    for name in PROGRAMS
+    name for name in PROGRAMS
     if name not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 ])
 @pytest.mark.parametrize("asked", ["", "all_reduce"])
