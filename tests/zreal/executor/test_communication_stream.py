@@ -77,9 +77,7 @@ def test_a_communicator_is_one_queue_and_a_step_ends_with_it() -> None:
     assert ended == ["reduction", "gather", "another"]
 
 
-def test_an_op_on_the_stream_of_a_collective_comes_after_it_and_another_collective_does_not() -> (
-    None
-):
+def test_an_op_on_a_collectives_stream_comes_after_it_and_another_collective_does_not() -> None:
     queue, permitted, ended = CollectiveQueue(), threading.Event(), []
     queue.issue(lambda: permitted.wait(5) and ended.append("reduction"), REDUCTION)
     queue.wait(REDUCTION)

@@ -118,9 +118,7 @@ def turns(model: TracedModel, unit: str) -> list[str]:
     ]
 
 
-def test_the_bias_of_a_linear_whose_input_does_not_lie_together_is_accumulated_before_the_weight_is_made() -> (  # noqa: E501
-    None
-):
+def test_the_bias_of_a_linear_of_cut_inputs_is_accumulated_before_the_weight_is_made() -> None:
     model = traced("sliced")
     weight, bias = "layers.1.linear.weight", "layers.1.linear.bias"
     assert turns(model, "layers.1") == [bias, f"[{bias}]", weight, f"[{weight}]"]

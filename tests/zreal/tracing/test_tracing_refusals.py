@@ -249,9 +249,7 @@ def test_a_unit_that_is_recomputed_together_with_more_is_refused() -> None:
         trace(Checkpointed, X)
 
 
-def test_gradients_that_forward_takes_through_a_unit_are_refused_and_within_one_are_traced() -> (
-    None
-):
+def test_gradients_taken_by_forward_through_a_unit_are_refused_and_within_one_traced() -> None:
     class Penalized(Plain):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.layers[0](x)

@@ -218,9 +218,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
     )
 
 
-def test_a_proposal_that_does_not_fit_the_device_says_so_and_the_largest_that_fits_stands_before_it() -> (  # noqa: E501
-    None
-):
+def test_a_proposal_that_does_not_fit_says_so_behind_the_largest_that_fits() -> None:
     asked, proposals = llama()
     ahead = of(proposals, "lookahead")
     fitting, batch = (change for change in proposals.changes if "micro_batch" in change.label)
@@ -346,9 +344,7 @@ def test_tokens_of_several_forwards_all_count() -> None:
     assert (now.ns_per_token, now.exposed) == simulated(twice)
 
 
-def test_where_only_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batch_nor_lookahead() -> (  # noqa: E501
-    None
-):
+def test_where_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batch() -> None:
     """Llama-3 8B under FSDP2: 0.3 % is exposed where compute runs, 3 % in the root's first gather
     and last reduction."""
     asked = scenario.load(SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml")

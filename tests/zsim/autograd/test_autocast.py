@@ -94,9 +94,7 @@ def test_a_weight_that_no_gradient_of_an_input_needs_is_held_by_the_cache_alone(
     }
 
 
-def test_fsdp2_gathers_in_float32_and_keeps_a_narrow_copy_of_every_linears_weight_until_its_backward() -> (  # noqa: E501
-    None
-):
+def test_fsdp2_gathers_in_float32_and_keeps_narrow_weights_until_their_backward() -> None:
     steady = (
         plan(scenario('parameters = "fp32", autocast = "bf16"'), device="cpu").of_rank(0).steady
     )

@@ -101,9 +101,7 @@ def test_explicit_attention_keeps_the_probabilities_and_sdpa_does_not() -> None:
     ]
 
 
-def test_on_cuda_flash_and_memory_efficient_attention_round_rows_up_and_keep_the_random_state() -> (
-    None
-):
+def test_attention_kernels_of_cuda_round_rows_up_and_keep_the_random_state() -> None:
     """Rows of 100: flash rounds them to 128 in backward, memory-efficient attention to 32 in both;
     heads of 40 to 64."""
     batch = Batch(micro_batch=2, sequence_length=100)

@@ -141,9 +141,7 @@ def test_a_generation_or_size_without_measurements_is_assumed_with_a_wider_band(
     ).provenance == ("assumed")
 
 
-def test_latency_of_an_all_gather_is_linear_in_ranks_and_of_a_switch_s_all_reduce_it_is_not() -> (
-    None
-):
+def test_latency_is_linear_in_ranks_for_an_all_gather_and_not_for_a_switchs_all_reduce() -> None:
     network = {"bus_gb_s": 360.0, "fabric": "ib", "generation": "hopper"}
     two, four, eight = (Communicator(num_ranks=8 * m, num_nodes=m, **network) for m in (2, 4, 8))
     times = [estimate("all_gather", 8, asked).microseconds for asked in (two, four, eight)]
@@ -190,9 +188,7 @@ def test_every_preset_has_a_time_for_every_collective_inside_and_between_nodes(
     assert 0 < inside <= across
 
 
-def test_what_a_large_domain_adds_to_middle_sizes_grows_in_proportion_from_a_fifth_of_that_of_72() -> (  # noqa: E501
-    None
-):
+def test_what_a_large_domain_adds_to_middle_sizes_grows_in_proportion_to_72() -> None:
     """280 µs of 560 are there at 32 MiB on 72 GPUs: on 40, which are half-way from 8, three fifths
     of them."""
     whole, half = (

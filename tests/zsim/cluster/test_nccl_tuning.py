@@ -162,9 +162,7 @@ def test_all_gathers_from_4_to_1024_mebibytes_take_what_the_table_says(
     assert predicted == pytest.approx(times, abs=0.55)
 
 
-def test_a_channel_between_h100_nodes_is_45_and_not_48_since_eight_of_48_do_not_fit_nvlink() -> (
-    None
-):
+def test_a_channel_between_h100_nodes_is_45_since_eight_of_48_do_not_fit_nvlink() -> None:
     assert between_nodes("hopper", NDR) == Graph(channels=8, intra=45, inter=45)
     assert between_nodes("blackwell", NDR) == Graph(channels=8, intra=48, inter=48)
     assert between_nodes("ampere", HDR) == Graph(channels=8, intra=24, inter=24)
@@ -204,9 +202,7 @@ def test_small_messages_take_LL_middle_ones_LL128_and_large_ones_Simple() -> Non
     assert protocols == ["LL", "LL128", "Simple"]
 
 
-def test_all_reduce_picks_nvls_in_a_hopper_node_a_tree_for_small_messages_between_nodes_and_a_ring_on_a100() -> (  # noqa: E501
-    None
-):
+def test_all_reduce_picks_nvls_in_a_hopper_node_trees_between_them_and_rings_on_a100() -> None:
     assert choose("all_reduce", GIB, SYSTEMS["8 H100"]).algorithm == "nvls"
     assert choose("all_reduce", 2**10, SYSTEMS["8 x 8 H100"]).algorithm == "tree"
     assert choose("all_reduce", GIB, SYSTEMS["8 x 8 H100"]).algorithm == "nvls_tree"

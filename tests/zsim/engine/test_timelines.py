@@ -67,9 +67,7 @@ def test_fsdp1_prefetches_before_backward_so_that_a_gather_goes_ahead_of_a_reduc
     ]
 
 
-def test_fsdp1_without_prefetch_gathers_each_block_behind_the_reduction_of_the_one_after_it() -> (
-    None
-):
+def test_fsdp1_without_prefetch_gathers_each_block_behind_the_next_ones_reduction() -> None:
     rows = of_fsdp1(Toy(collectives=FAST), options=fsdp1.Options(backward_prefetch="none"))
 
     assert rows[7:] == [

@@ -142,7 +142,7 @@ def test_an_expandable_segment_grows_by_pages_and_blocks_reach_across_them():
     assert allocator.reserved == 42 * MIB
 
 
-def test_an_expandable_segment_is_mapped_only_as_far_as_the_free_block_before_its_space_does_not_reach():  # noqa: E501
+def test_an_expandable_segment_is_mapped_only_as_far_as_its_last_free_block_is_short():
     allocator = CachingAllocator(expandable_segments=True, capacity=40 * MIB)
     allocator.allocate(12 * MIB, stream="compute")
     allocator.allocate(
@@ -201,7 +201,7 @@ def test_releasing_gives_back_whole_free_segments_and_keeps_those_in_use():
     assert (pieces(allocator), state(allocator)) == ([], (0, 0, 0))
 
 
-def test_releasing_unmaps_the_whole_free_pages_of_an_expandable_segment_and_the_hole_is_mapped_again_first():  # noqa: E501
+def test_releasing_unmaps_whole_free_pages_whose_hole_is_mapped_again_first():
     allocator = CachingAllocator(expandable_segments=True)
     low, middle, high = (
         allocator.allocate(nbytes * MIB, stream="compute") for nbytes in (10, 50, 20)

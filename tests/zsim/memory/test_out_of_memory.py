@@ -86,9 +86,7 @@ def test_what_fits_once_cached_memory_is_given_back_is_tight_and_says_how_often(
     )
 
 
-def test_what_fails_although_all_cached_memory_is_given_back_is_out_of_memory_where_what_lives_would_fit() -> (  # noqa: E501
-    None
-):
+def test_what_fails_with_all_cached_memory_given_back_is_out_of_memory() -> None:
     case = scenario(LLAMA_1B)
     verdict = assess(planned(case))
     assert verdict.needed.low < verdict.capacity.low
@@ -149,9 +147,7 @@ def test_it_runs_as_expected_or_at_best_or_never(room: int, most: int, expected:
     assert outcome == expected
 
 
-def test_with_the_least_outside_and_the_most_there_may_be_is_asked_where_it_is_not_expected_to_run() -> (  # noqa: E501
-    None
-):
+def test_the_least_outside_and_the_most_there_may_be_is_asked_where_it_may_not_run() -> None:
     """Live bytes alone are between the room that is expected and the most there may be."""
     cluster = load_cluster("dgx-h100", ranks=1)
     context = total(outside(_alone(MIB), cluster))

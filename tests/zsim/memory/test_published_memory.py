@@ -83,9 +83,7 @@ def test_every_block_of_torchtitan_keeps_seven_tensors_and_a_random_state() -> N
     assert held == [(9, all_seven)] * (LAYERS - 1) + [(8, all_seven - 2 * TOKENS * WIDTH)]
 
 
-def test_the_peak_of_torchtitan_is_the_backward_of_its_loss_with_three_float32_tensors_of_the_vocabulary() -> (  # noqa: E501
-    None
-):
+def test_the_peak_of_torchtitan_is_its_losss_backward_with_three_wide_logits() -> None:
     program = plan(ROWS["t1"].traced(), device="cuda")
     large = [
         alloc.nbytes

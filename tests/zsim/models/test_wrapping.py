@@ -151,9 +151,7 @@ def test_a_model_in_parts_does_the_same_work_and_is_lowered_as_if_each_module_we
     ]
 
 
-def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_first_modules_backward() -> (  # noqa: E501
-    None
-):
+def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_backward() -> None:
     """Five blocks in twos, embedding and head apart; units are resharded after forward, and each
     prefetches the one before it."""
     ops = plan(scenario('every = 2, ends = "apart"', model=UNTIED), device="cpu").ranks[0].steady

@@ -201,9 +201,7 @@ def recomputed(case: Scenario) -> list[str]:
 FULL = 'activation_checkpointing = { mode = "full" }'
 
 
-def test_a_unit_that_is_recomputed_with_its_block_is_gathered_once_for_that_and_its_own_backward() -> (  # noqa: E501
-    None
-):
+def test_a_unit_recomputed_with_its_block_is_gathered_once_for_that_and_its_backward() -> None:
     """The feed-forward's backward asks for the block's recomputation, which calls attention: it
     waits for what was prefetched."""
     gathers = recomputed(scenario('nested = ["attn", "mlp"]', more=FULL))

@@ -253,9 +253,7 @@ def test_ddp_reduces_one_bucket_first_and_rebuilt_buckets_afterwards() -> None:
     ]
 
 
-def test_ddp_rebuilds_its_buckets_in_the_first_step_when_a_second_micro_batch_synchronises() -> (
-    None
-):
+def test_ddp_rebuilds_its_buckets_in_the_first_step_when_it_synchronises_twice() -> None:
     case = training(accumulation=2)
     plan = ddp.plan(case, mesh=Mesh(dp_replicate=2), options=ddp.Options(bucket_cap_mb=0.02))
 

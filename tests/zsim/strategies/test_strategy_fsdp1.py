@@ -145,9 +145,7 @@ def _starts(pieces: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
     return [(fqn, begin) for (fqn, _), begin in zip(pieces, begins, strict=True)]
 
 
-def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backward_and_reduced_once() -> (  # noqa: E501
-    None
-):
+def test_a_unit_that_runs_twice_is_gathered_at_each_forward_and_reduced_once() -> None:
     text = TEXT.replace("num_layers = 3", "num_layers = 2, uses = 2")
     ops = [
         (op.kind, op.unit) for op in of_text(text, backward_prefetch="none")
@@ -167,9 +165,7 @@ def test_a_unit_that_runs_twice_is_gathered_at_each_run_of_forward_once_in_backw
     ]
 
 
-def test_a_frozen_unit_is_gathered_and_never_reduced_and_one_before_all_trained_ones_has_no_backward() -> (  # noqa: E501
-    None
-):
+def test_a_frozen_unit_is_never_reduced_and_one_before_all_trained_has_no_backward() -> None:
     text = TEXT.replace("\nprecision", '\nfrozen = ["blocks.[02].*"]\nprecision')
     ops = [
         (op.kind, op.unit) for op in of_text(text, backward_prefetch="none")

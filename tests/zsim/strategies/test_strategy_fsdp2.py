@@ -94,9 +94,7 @@ def test_with_false_nothing_is_gathered_in_backward() -> None:
     assert collectives(plan(keep=False)) == FORWARD_GATHERS + reduced
 
 
-def test_with_a_number_backward_gathers_over_that_many_ranks_and_keeps_one_part_of_each_group() -> (
-    None
-):
+def test_with_a_number_backward_gathers_over_that_many_ranks_and_keeps_a_part_of_each() -> None:
     ops = steady(plan(ranks=4, keep=2))
     gathers = [(op.unit, op.group) for op in ops if op.kind == "all_gather"]
     kept = {
@@ -161,9 +159,7 @@ def test_in_forward_an_all_gather_waits_for_the_copy_out_before_the_last_so_two_
     assert not reaches(ops, gather, only(ops, "copy", "blocks.0", "compute"))
 
 
-def test_in_backward_the_prefetched_all_gather_waits_for_the_copy_out_of_the_group_that_runs() -> (
-    None
-):
+def test_in_backward_the_prefetched_all_gather_waits_for_the_running_groups_copy_out() -> None:
     ops = steady(plan())
     gather = only(ops, "copy", "blocks.0", "all_gather_copy_in", nth=1)
 

@@ -81,9 +81,7 @@ def test_a_log_that_was_cut_is_refused_with_the_number_of_its_rows(lines_kept: i
     assert log.reasons == {"log cut: no closing summary": min(2, lines_kept - 10)}
 
 
-def test_a_log_whose_rows_have_another_operation_than_what_it_says_it_ran_is_refused_by_name() -> (
-    None
-):
+def test_a_log_whose_rows_have_another_operation_than_it_says_is_refused_by_name() -> None:
     """Each reduces or does not, whatever a line of its header has been made to say."""
     assert len(read_text(LOG, source="a").rows) == 2
     assert read_text(LOG.replace(" sum ", " none "), source="a").reasons == {
