@@ -253,7 +253,7 @@ def _new_step(
         training=training,
         mesh=mesh,
         gradients=UnshardedGradients(
-            of_views=True,
+            of_views=True, element=element,
             nbytes={p.fqn: p.numel * element for p in viewed(training.model).parameters},
             after_sums=accumulated_after_sums(training),
         ),

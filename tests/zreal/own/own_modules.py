@@ -247,6 +247,30 @@ class Residual(nn.Module):
         return x.square().mean()
 
 
+class Shifted(nn.Module):
+    """A layer that is shifted by the sums of parameters: their gradients are one number each,
+    expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.table = nn.Parameter(torch.randn(64, 64))
+        self.row = nn.Parameter(torch.randn(4096))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifted: Tensor = self.linear(x).relu() + self.table.sum() + self.row.sum()
+        return shifted
+
+
+def sums() -> dict[str, Any]:
+    """Parameters of which only the sum counts."""
+    layers = nn.ModuleList(Shifted() for _ in range(2))
+    return {
+        "module": nn.Sequential(*layers), "inputs": [torch.randn(8, 64)], "units": ["0", "1"],
+        "loss": lambda output: output.mean(),
+    }
+
+
 def residual() -> dict[str, Any]:
     """Backward has the peak of a sum of gradients."""
     return {"module": Residual(), "inputs": [torch.randn(2, 32, 64)]}

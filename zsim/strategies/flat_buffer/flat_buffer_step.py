@@ -155,8 +155,10 @@ class FlatBufferStep:
 
     def _born(self, event: ParameterGradient) -> tuple[list[Alloc], list[Free]]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added
-        and freed."""
+        and freed. Of one that is somebody else's too torch adds the original."""
         fqn = event.fqn
+        if event.is_copy:
+            return [], []
         self._made[fqn] += 1
         number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
         over = number == self.model.uses[fqn] and self._made.pop(fqn)

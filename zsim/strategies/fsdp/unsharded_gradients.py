@@ -31,7 +31,11 @@ class UnshardedGradients:
     """Frees that come with the accumulation of a gradient, by parameter."""
     of_views: bool = False
     """Parameters are views (FSDP1). A view's own backward runs last, and copies a gradient that has
-    another layout."""
+    another layout; not one that a sum has expanded, whose one element it flattens as it is."""
+    element: int = 0
+    """Bytes of one element, where parameters are views."""
+    scalars: set[str] = field(default_factory=set)
+    """Buffers of one element that this backward makes."""
     uncopied: dict[str, str] = field(default_factory=dict)
     """Buffer of the gradient that a view will copy, by view."""
     added: list[str] = field(default_factory=list)
@@ -49,6 +53,12 @@ class UnshardedGradients:
             ]
         )
         self.born = set()
+        self.scalars = {
+            event.buffer
+            for module in modules if self.of_views
+            for event in module.backward.memory
+            if type(event) is Alloc and event.nbytes == self.element
+        }
 
     def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[BackwardEvent]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are
@@ -85,9 +95,13 @@ class UnshardedGradients:
         memory = list[MemoryEvent]()
         for fqn in views:
             if fqn in self.uncopied:
-                live.add(f"{fqn}.unsharded_gradient")
-                copy = Alloc(f"{fqn}.unsharded_gradient", "unsharded_gradients", self.nbytes[fqn])
-                memory += [copy, Free(self.uncopied.pop(fqn))]
+                source, name = self.uncopied.pop(fqn), f"{fqn}.unsharded_gradient"
+                live.add(name)
+                if source in self.scalars:
+                    memory += [Free(source), Alloc(name, "unsharded_gradients", self.element)]
+                else:
+                    whole = Alloc(name, "unsharded_gradients", self.nbytes[fqn])
+                    memory += [whole, Free(source)]
         return memory
 
     def _born(self, event: ParameterGradient, live: set[str]) -> tuple[list[Alloc], list[Free]]:
