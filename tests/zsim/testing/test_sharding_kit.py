@@ -1,0 +1,159 @@
+"""The property kit for shard math: correct functions pass, seeded defects break their laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+from zsim.errors import ArgumentError
+from zsim.ir.sharding import shard as interval
+from zsim.testing.sharding import LAWS, ShardLawError, check_sharding
+
+Pieces = list[list[Any]]
+
+
+def size_of(tensor: list[Any], world: int) -> int:
+    """Rows of a full shard, as torch.chunk has them."""
+    return -(-len(tensor) // world)
+
+
+def rows(tensor: list[Any], rank: int, world: int) -> list[Any]:
+    size = size_of(tensor, world)
+    return tensor[rank * size : (rank + 1) * size]
+
+
+def join(pieces: Pieces) -> list[Any]:
+    return [row for piece in pieces for row in piece]
+
+
+def recut(pieces: Pieces, world: int) -> Pieces:
+    whole = join(pieces)
+    return [rows(whole, rank, world) for rank in range(world)]
+
+
+def padded(tensor: Any, rank: int, world: int) -> Any:
+    """A shard of a flat numpy array, padded with zeros to equal size."""
+    flat = tensor.reshape(-1)
+    size = size_of(flat, world)
+    piece = flat[rank * size : (rank + 1) * size]
+    return numpy.concatenate([piece, numpy.zeros(size - len(piece), dtype=flat.dtype)])
+
+
+def unpadded(pieces: list[Any], shape: tuple[int, ...]) -> Any:
+    number = int(numpy.prod(shape))
+    return numpy.concatenate(pieces)[:number].reshape(shape)
+
+
+def test_the_rows_of_fully_shard_hold_every_law() -> None:
+    assert check_sharding(rows, join, recut) == 256
+
+
+def test_a_flat_buffer_with_padding_holds_every_law() -> None:
+    assert check_sharding(padded, unpadded, make=numpy.array, gives_shape=True) == 256
+
+
+def test_the_projects_own_shards_hold_every_law() -> None:
+    def own(tensor: list[Any], rank: int, world: int) -> list[Any]:
+        held = interval(len(tensor), num_shards=world, rank=rank)
+        return tensor[held.start : held.stop]
+
+    assert check_sharding(own, join) == 256
+
+
+def floor(tensor: list[Any], rank: int, world: int) -> list[Any]:
+    size = len(tensor) // world
+    return tensor[rank * size : (rank + 1) * size]
+
+
+def overlapping(tensor: list[Any], rank: int, world: int) -> list[Any]:
+    size = size_of(tensor, world)
+    return tensor[rank * size : (rank + 1) * size + (rank == 0 and world > 1)]
+
+
+def reversed_join(pieces: Pieces) -> list[Any]:
+    return join(pieces[::-1])
+
+
+def reading_padding(pieces: list[Any], shape: tuple[int, ...]) -> Any:
+    whole = unpadded(pieces, shape)
+    if whole.size and len(pieces) > 1:
+        padding = numpy.concatenate(pieces)[whole.size:]
+        whole = whole + padding.sum()
+    return whole
+
+
+def popping(pieces: Pieces) -> list[Any]:
+    joined = join(pieces)
+    for piece in pieces:
+        piece.clear()
+    return joined
+
+
+def last_takes_the_rest(tensor: list[Any], rank: int, world: int) -> list[Any]:
+    size = len(tensor) // world
+    return tensor[rank * size : (rank + 1) * size if rank < world - 1 else len(tensor)]
+
+
+def recut_without_last(pieces: Pieces, world: int) -> Pieces:
+    return [*recut(pieces, world)[:-1], []] if world > 1 else recut(pieces, world)
+
+
+def in_float(pieces: list[Any], shape: tuple[int, ...]) -> Any:
+    return unpadded(pieces, shape).astype("float32")
+
+
+Broken = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]
+FLAT = {"make": numpy.array, "gives_shape": True}
+DEFECTS: dict[str, Broken] = {
+    "elements_are_held_once": (floor, join, None, {}),
+    "shards_join_to_the_tensor": (rows, reversed_join, None, {}),
+    "padding_is_never_read": (padded, reading_padding, None, FLAT),
+    "the_tensor_is_left_as_it_was": (
+        lambda tensor, rank, world: list(rows(tensor, rank, world)), popping, None, {}
+    ),
+    "pieces_are_equal_or_smaller_later": (last_takes_the_rest, join, None, {}),
+    "dtypes_are_kept": (padded, in_float, None, FLAT),
+    "resharding_is_sharding_anew": (rows, join, recut_without_last, {}),
+}
+
+
+def test_every_law_has_a_seeded_defect() -> None:
+    assert set(DEFECTS) == set(LAWS)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("law", LAWS)
+def test_a_seeded_defect_breaks_its_law(law: str) -> None:
+    shard, unshard, reshard, more = DEFECTS[law]
+    with pytest.raises(ShardLawError) as caught:
+        check_sharding(shard, unshard, reshard, **more)
+    assert caught.value.where == law
+
+
+@pytest.mark.quality
+def test_the_smallest_failing_shape_is_told() -> None:
+    with pytest.raises(ShardLawError) as caught:
+        check_sharding(overlapping, join)
+    assert str(caught.value) == (
+        "elements_are_held_once: expected it to hold, found shape 2 over 2 ranks: the element at "
+        "index 1 is in 2 pieces"
+    )
+
+
+def test_an_error_of_the_users_function_names_law_and_shape() -> None:
+    def failing(tensor: list[Any], rank: int, world: int) -> list[Any]:
+        if world > len(tensor) > 2:
+            raise IndexError(rank)
+        return rows(tensor, rank, world)
+
+    with pytest.raises(IndexError) as caught:
+        check_sharding(failing, join)
+    assert caught.value.__notes__ == ["in the law elements_are_held_once, shape 3 over 4 ranks"]
+
+
+def test_a_name_that_is_no_law_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="without: expected elements_are_held_once, .*'parity'"):
+        check_sharding(rows, join, without=["parity"])
