@@ -9,7 +9,14 @@ from math import gcd
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
 
+WHOLE = settings(max_examples=25)
+"""Settings of tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a
+second, not a microsecond."""
+collectives = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
+"""The ops that every collective library knows."""
 MOST = 4
 FEW = 4
 """Longest list of an option's values that are all sampled; of longer ones, some are."""

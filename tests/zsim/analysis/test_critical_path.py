@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
-from tests.support.random_scenarios import scenario_texts
 from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.why import LONGER, SHARED, name
@@ -31,6 +30,7 @@ from zsim.runs.metrics import figures
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan, planned
+from zsim.testing.strategies import scenarios
 
 
 @dataclass(frozen=True)
@@ -394,12 +394,11 @@ def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_t
     )
 
 
-@given(scenario_texts())
+@given(scenarios())
 @settings(max_examples=60, deadline=None)
 def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_step(
-    text: str
+    case: scenario.Scenario
 ) -> None:
-    case = scenario.parse(text.encode(), where="path.toml")
     step = planned(case)
     why = api.reasons(case, step.program, time_report.timed(step).timeline)
     links = why.critical_path

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim.cluster.collectives
-from tests.support.sizes import collectives, num_shards
+from tests.support.sampling import collectives
 from zsim.cluster.collectives import LIBRARIES, gloo, ring
 from zsim.cluster.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
 from zsim.ir.sharding import shards
+from zsim.testing.strategies import world_sizes
 
 libraries = st.sampled_from(sorted(LIBRARIES))
 messages = st.one_of(st.integers(0, 10_000), st.integers(2**22 - 2, 40 * 2**20))
@@ -26,7 +27,7 @@ def test_every_file_of_the_package_is_in_the_table_or_a_part_of_one_that_is() ->
 
 
 @given(
-    library=libraries, op=collectives, nbytes=messages, size=num_shards,
+    library=libraries, op=collectives, nbytes=messages, size=world_sizes(),
     alpha=st.integers(0, 10**5), rate=st.integers(1, 10**12),
 )
 def test_the_closed_form_equals_the_sum_of_its_steps_to_the_nanosecond(
@@ -43,7 +44,7 @@ def test_the_closed_form_equals_the_sum_of_its_steps_to_the_nanosecond(
     )
 
 
-@given(library=libraries, op=collectives, nbytes=messages, size=num_shards, data=st.data())
+@given(library=libraries, op=collectives, nbytes=messages, size=world_sizes(), data=st.data())
 def test_the_bytes_of_each_rank_equal_what_its_steps_send(
     library: str, op: str, nbytes: int, size: int, data: st.DataObject
 ) -> None:
@@ -60,7 +61,7 @@ def test_the_bytes_of_each_rank_equal_what_its_steps_send(
     assert sent == expected
 
 
-@given(op=collectives, nbytes=messages, size=num_shards)
+@given(op=collectives, nbytes=messages, size=world_sizes())
 def test_on_a_ring_everybody_receives_what_the_collective_must_deliver(
     op: str, nbytes: int, size: int
 ) -> None:
@@ -81,7 +82,7 @@ def test_on_a_ring_everybody_receives_what_the_collective_must_deliver(
     assert received == (needed[op] if size > 1 else [0])
 
 
-@given(nbytes=messages, size=num_shards, rank=st.integers(0, 16))
+@given(nbytes=messages, size=world_sizes(), rank=st.integers(0, 16))
 def test_reduce_scatter_and_all_gather_together_send_what_all_reduce_sends(
     nbytes: int, size: int, rank: int
 ) -> None:
@@ -92,7 +93,7 @@ def test_reduce_scatter_and_all_gather_together_send_what_all_reduce_sends(
     assert sent["reduce_scatter"] + sent["all_gather"] == sent["all_reduce"]
 
 
-@given(nbytes=messages, size=num_shards, rank=st.integers(0, 16))
+@given(nbytes=messages, size=world_sizes(), rank=st.integers(0, 16))
 def test_a_reduce_scatter_on_gloo_sends_as_much_as_an_all_reduce(
     nbytes: int, size: int, rank: int
 ) -> None:
@@ -111,7 +112,7 @@ def test_one_rank_alone_sends_nothing_and_takes_no_time(library: str, op: str, n
 
 
 @given(
-    op=collectives, nbytes=messages, size=num_shards, rate=st.integers(1, 10**12),
+    op=collectives, nbytes=messages, size=world_sizes(), rate=st.integers(1, 10**12),
     more=st.integers(0, 10**12),
 )
 def test_more_bandwidth_is_never_slower(
@@ -150,7 +151,7 @@ def test_the_root_of_a_gloo_broadcast_sends_log2_n_messages_and_leaves_none(
     assert sizes == [100 * count for count in sent]
 
 
-@given(library=libraries, op=collectives, nbytes=messages, size=num_shards)
+@given(library=libraries, op=collectives, nbytes=messages, size=world_sizes())
 def test_the_number_of_steps_is_known_without_making_them(
     library: str, op: str, nbytes: int, size: int
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.sizes import collectives
+from tests.support.sampling import collectives
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.devices import load_device
 from zsim.engine import kernel_time

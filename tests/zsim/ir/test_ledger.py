@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import SCENARIOS
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger
 from zsim.ir.ledger_replay import replay
@@ -17,6 +17,7 @@ from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
 from zsim.ir.program import PHASES, RankProgram, StepPart
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
+from zsim.testing.strategies import scenarios
 
 
 def op(index: int, *memory: MemoryEvent, unit: str = "a") -> Op:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.longest_path import longest_path, unused_waits
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim import api
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
@@ -31,6 +31,7 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario import parse as parse_scenario
+from zsim.testing.strategies import scenarios
 
 STRATEGIES = {
     "ddp": 'name = "ddp", bucket_cap_mb = 0.001',

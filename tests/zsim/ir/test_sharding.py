@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.sizes import num_shards, numels, param_groups, shapes
 from zsim.ir.sharding import (
     Dim0Layout,
     FlatLayout,
@@ -23,6 +22,7 @@ from zsim.ir.sharding import (
 )
 from zsim.models.spec import Parameter, ParamGroup
 from zsim.strategies.flat_buffer.groups import regroup
+from zsim.testing.strategies import numels, param_groups, shapes, world_sizes
 
 
 def gathered(local: list[list[int | None]], layout: FlatLayout) -> list[int | None]:
@@ -37,20 +37,20 @@ def split(elements: list[int], layout: FlatLayout) -> list[list[int | None]]:
     return [padded[rank * size : (rank + 1) * size] for rank in range(layout.num_shards)]
 
 
-@given(n=numels, count=num_shards)
+@given(n=numels(), count=world_sizes())
 def test_shards_hold_each_element_once_and_in_order(n: int, count: int) -> None:
     held = [index for part in shards(n, count) for index in range(part.start, part.stop)]
     assert held == list(range(n))
 
 
-@given(n=numels, count=num_shards)
+@given(n=numels(), count=world_sizes())
 def test_no_shard_is_larger_than_the_padded_one(n: int, count: int) -> None:
     assert padded_size(n, count) == shard_size(n, count) * count
     assert 0 <= padded_size(n, count) - n < max(1, count)
     assert all(part.numel <= shard_size(n, count) for part in shards(n, count))
 
 
-@given(n=numels, count=num_shards)
+@given(n=numels(), count=world_sizes())
 def test_shards_follow_the_rule_of_torch_chunk(n: int, count: int) -> None:
     size = -(-n // count)
     chunks = [min(size, n - start) for start in range(0, n, size)] if n else []
@@ -71,7 +71,7 @@ def test_nothing_is_shared_out_as_nothing() -> None:
     assert shards(0, 3) == (Interval(0, 0),) * 3
 
 
-@given(shape=shapes, count=num_shards)
+@given(shape=shapes(), count=world_sizes())
 def test_rows_of_a_dim0_layout_add_up_to_the_parameter(shape: tuple[int, ...], count: int) -> None:
     layout = Dim0Layout(shape=shape, num_shards=count)
     numel = Parameter(fqn="p", shape=shape).numel
@@ -86,7 +86,7 @@ def test_a_dim0_layout_pads_rows_and_not_elements() -> None:
     assert [layout.local_numel(rank) for rank in range(4)] == [6, 6, 3, 0]
 
 
-@given(sizes=st.lists(numels, max_size=6), count=num_shards)
+@given(sizes=st.lists(numels(), max_size=6), count=world_sizes())
 def test_the_pieces_of_a_flat_layout_hold_each_parameter_once(sizes: list[int], count: int) -> None:
     layout = FlatLayout(numels=tuple(sizes), num_shards=count)
     held: list[list[int]] = [[] for _ in sizes]
@@ -96,7 +96,7 @@ def test_the_pieces_of_a_flat_layout_hold_each_parameter_once(sizes: list[int], 
     assert held == [list(range(size)) for size in sizes]
 
 
-@given(sizes=st.lists(numels, max_size=6), count=num_shards)
+@given(sizes=st.lists(numels(), max_size=6), count=world_sizes())
 def test_a_piece_lies_in_its_rank_s_shard_where_the_flat_buffer_has_it(
     sizes: list[int], count: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_piece_lies_in_its_rank_s_shard_where_the_flat_buffer_has_it(
             )
 
 
-@given(sizes=st.lists(numels, max_size=6), count=num_shards)
+@given(sizes=st.lists(numels(), max_size=6), count=world_sizes())
 def test_padding_is_never_read_back(sizes: list[int], count: int) -> None:
     layout = FlatLayout(numels=tuple(sizes), num_shards=count)
     assert gathered(split(list(range(layout.numel)), layout), layout) == list(range(layout.numel))
@@ -141,7 +141,7 @@ def moved(local: list[list[int]], n: int, *, old: int, new: int) -> list[list[in
     return out
 
 
-@given(n=numels, old=num_shards, new=num_shards)
+@given(n=numels(), old=world_sizes(), new=world_sizes())
 def test_resharding_there_and_back_changes_nothing(n: int, old: int, new: int) -> None:
     before = [list(range(part.start, part.stop)) for part in shards(n, old)]
     after = moved(before, n, old=old, new=new)
@@ -149,7 +149,7 @@ def test_resharding_there_and_back_changes_nothing(n: int, old: int, new: int) -
     assert moved(after, n, old=new, new=old) == before
 
 
-@given(n=numels, count=num_shards)
+@given(n=numels(), count=world_sizes())
 def test_resharding_to_the_same_number_moves_nothing_between_ranks(n: int, count: int) -> None:
     assert all(
         transfer.source == transfer.destination for transfer in reshard(n, old=count, new=count)
@@ -202,7 +202,7 @@ def test_greedy_owners_take_the_largest_first(
     assert greedy_owners(sizes, num_ranks=ranks) == owners
 
 
-@given(sizes=st.lists(numels, max_size=20), ranks=num_shards)
+@given(sizes=st.lists(numels(), max_size=20), ranks=world_sizes())
 def test_greedy_ownership_is_uneven_by_at_most_the_largest_parameter(
     sizes: list[int], ranks: int
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from tests.support.closed_forms import MIXED_ADAM
 from tests.support.folders import SCENARIOS
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim.analysis.advice import Effect, advice, way_of
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit import fit, recommend
@@ -43,6 +43,7 @@ from zsim.memory.waterfall import formula_bytes, formula_text, waterfall
 from zsim.scenario import plan
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, load, parse
+from zsim.testing.strategies import scenarios
 
 LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from tests.support.small_programs import small_training
 from zsim.cluster.cluster import clusters, load_cluster
 from zsim.cluster.collectives.nccl.buffers import (
@@ -36,6 +36,7 @@ from zsim.memory.non_torch import (
 )
 from zsim.scenario.plan import plan
 from zsim.strategies import ddp, fsdp2, hsdp
+from zsim.testing.strategies import scenarios
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 CUDA = [name for name in clusters() if load_cluster(name).kind == "cuda"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
@@ -18,6 +18,7 @@ from zsim.memory.caching_allocator import DeviceFullError
 from zsim.memory.reserved import AllocatorRecord, built_elsewhere, replay
 from zsim.memory.snapshot import snapshot
 from zsim.scenario.plan import plan
+from zsim.testing.strategies import scenarios
 
 MIB = 2**20
 

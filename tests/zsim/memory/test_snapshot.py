@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, Kernel, Op
@@ -18,6 +18,7 @@ from zsim.ir.program import PHASES, RankProgram
 from zsim.memory.reserved import replay
 from zsim.memory.snapshot import snapshot, write_snapshot
 from zsim.scenario.plan import plan
+from zsim.testing.strategies import scenarios
 
 MIB = 2**20
 BASE = 0x5000_0000_0000

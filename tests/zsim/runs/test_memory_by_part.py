@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from tests.support.folders import ROOT
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir.laws import run_laws
 from zsim.ir.laws.validate import validate
@@ -28,6 +28,7 @@ from zsim.runs.metrics import figures
 from zsim.runs.registry import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load
+from zsim.testing.strategies import scenarios
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import zsim
 from tests.support.folders import SCENARIOS
-from tests.support.random_scenarios import WHOLE, scenarios
+from tests.support.sampling import WHOLE
 from zsim.cli.main import main
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span
@@ -21,6 +21,7 @@ from zsim.runs.run import DeviceMemory
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.scenario import Scenario, parse
+from zsim.testing.strategies import scenarios
 
 
 def scenario(*, accumulation: int = 1, forwards: int = 1) -> Scenario:

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.random_scenarios import FAMILIES, WHOLE, models
+from tests.support.sampling import WHOLE
 from zsim import api
 from zsim.errors import ScenarioError
 from zsim.scenario.plan import plan
-from zsim.scenario.scenario import parse
+from zsim.scenario.scenario import Scenario, parse
 from zsim.scenario.work_limits import MANY_TIMES, Work
 from zsim.strategies import STRATEGIES
+from zsim.testing.strategies.tables import model_tables
 
 STEP = Work(num_ranks=1024, kinds=3, num_units=81, passes=1)
 
@@ -57,13 +58,12 @@ def test_what_is_simulated_many_times_may_be_less():
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_there_are_no_more_kinds_of_ranks_than_counted(name):
     @WHOLE
-    @given(models(FAMILIES), st.integers(1, 60))
-    def law(model, num_ranks):
-        replicas = ", dp_replicate = 1" if len(STRATEGIES[name].axes) == 2 else ""
-        cluster = f'cluster = {{ preset = "cpu-gloo", ranks = {num_ranks} }}'
-        text = f'{model}{cluster}\nstrategy = {{ name = "{name}"{replicas} }}'
+    @given(model_tables(), st.integers(1, 60))
+    def law(tables, num_ranks):
+        replicas = {"dp_replicate": 1} if len(STRATEGIES[name].axes) == 2 else {}
+        cluster = {"preset": "cpu-gloo", "ranks": num_ranks}
         try:
-            scenario = parse(text.encode(), where="drawn.toml")
+            scenario = Scenario(**tables, cluster=cluster, strategy={"name": name, **replicas})
             kinds = len(plan(scenario, device="cpu").ranks)
         except ScenarioError:  # what the strategy does not have
             assume(False)

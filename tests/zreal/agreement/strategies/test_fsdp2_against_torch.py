@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.agreement import differences
-from tests.support.random_scenarios import scenario_texts
 from tests.support.sampling import one_in
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
+from zsim.testing.strategies import scenarios
 
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
 ACCUMULATIONS = ((1, "every"), (2, "every"), (3, "last"))
@@ -88,16 +88,14 @@ def test_optimizer_implementations_are_exact_on_a_model_of_nothing_but_optimizer
     assert differences(scenario("mlp-small", ranks=2, implementation=implementation), rank=0) == []
 
 
-EXACT = scenario_texts(families=("mlp", "gpt"), strategies=("fsdp2", "hsdp"))
+EXACT = scenarios(families=("mlp", "gpt"), strategies=("fsdp2", "hsdp"))
 
 
 @settings(max_examples=8)
-@given(text=EXACT, data=st.data())
-def test_random_scenarios_of_fully_shard_are_exact(text: str, data: st.DataObject) -> None:
+@given(case=EXACT, data=st.data())
+def test_random_scenarios_of_fully_shard_are_exact(case: Scenario, data: st.DataObject) -> None:
     """One rank and many, one shard or one replica, odd widths, every option: order, bytes, peaks
     and what is held by kind."""
-    case = parse(text.encode(), where="random.toml")
-
     assert differences(case, rank=data.draw(st.integers(0, case.world_size - 1))) == []
 
 

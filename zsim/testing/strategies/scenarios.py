@@ -1,0 +1,111 @@
+"""Whole scenarios and Programs: every strategy with its options, on CPU and GPU clusters.
+
+A failing example of a test is printed as TOML, ready to be saved as a scenario file.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
+from zsim.ir.program import Program
+from zsim.models.spec import ModelSpec
+from zsim.scenario.plan import planned
+from zsim.scenario.scenario import Scenario
+from zsim.testing.strategies.tables import (
+    FAMILIES,
+    STRATEGIES,
+    Tables,
+    checkpointing_tables,
+    frozen_patterns,
+    model_tables,
+    runs_once,
+    strategy_tables,
+    wrapping_tables,
+)
+
+PRESETS = ("cpu-gloo", "dgx-a100", "pcie-box")
+RANKS = (1, 2, 3, 4, 6, 8)
+OPTIMIZERS: tuple[Tables, ...] = (
+    {"name": "adamw"},
+    {"name": "adamw", "implementation": "for-loop", "clip_norm": 1.0},
+    {"name": "sgd", "momentum": 0.9},
+)
+
+
+@st.composite
+def scenario_tables(
+    draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
+) -> Tables:
+    """The tables of a whole scenario that nothing refuses."""
+    ranks, preset = draw(st.sampled_from(RANKS)), draw(st.sampled_from(PRESETS))
+    parameters = draw(st.sampled_from(["fp32", "bf16"]))
+    precision = {"parameters": parameters, "reduce": draw(st.sampled_from(["fp32", parameters]))}
+    optimizer, tables = draw(st.sampled_from(OPTIMIZERS)), draw(model_tables(families))
+    model = tables["model"]
+    # torch looks for gradients in the reduction's dtype, also of blocks that never ran
+    casts = "unused" in model and parameters != precision["reduce"]
+    sync = "every" if casts else draw(st.sampled_from(["every", "last"]))
+    if parameters == "fp32" and draw(st.sampled_from([False, False, True])):
+        precision["autocast"] = "bf16"
+    flat = ranks > 1 and runs_once(tables) and "unused" not in model and "autocast" not in precision
+    strategy = draw(
+        strategy_tables(ranks, tuple(name for name in strategies if flat or name != "fsdp1"))
+    )
+    again = draw(checkpointing_tables(model))
+    if "autocast" in precision and "save" in again and not runs_once(tables):
+        again = {}  # torch refuses it
+    named: dict[str, Any] = {
+        "activation_checkpointing": again,
+        "wrapping": draw(
+            wrapping_tables(model, strategy=strategy["name"], checkpointing=again)
+        ),
+        "frozen": draw(frozen_patterns(model, strategy=strategy["name"])),
+    }
+    return {
+        **tables, **{key: value for key, value in named.items() if value},
+        "cluster": {"preset": preset, "ranks": ranks}, "strategy": {**strategy, "sync": sync},
+        "precision": precision, "optimizer": optimizer,
+    }
+
+
+def scenarios(
+    families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
+) -> st.SearchStrategy[Scenario]:
+    """Scenarios, each noted as TOML where a test fails."""
+    return scenario_tables(families, strategies).map(_made)
+
+
+def programs(
+    families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
+) -> st.SearchStrategy[Program]:
+    """Programs of drawn scenarios, for the scenarios' own clusters."""
+    return scenarios(families, strategies).map(lambda scenario: planned(scenario).program)
+
+
+def models(families: tuple[str, ...] = FAMILIES) -> st.SearchStrategy[ModelSpec]:
+    """Models as data, with blocks that run several times or not at all among them."""
+    return model_tables(families).map(
+        lambda tables: Scenario(
+            **tables, cluster={"preset": "cpu-gloo", "ranks": 1}, strategy={"name": "fsdp2"}
+        ).model
+    )
+
+
+@st.composite
+def clusters_of(draw: st.DrawFn, nodes: int = 4) -> ClusterSpec:
+    """Presets of GPU clusters with one to `nodes` nodes."""
+    names = [name for name in clusters() if name != "cpu-gloo"]
+    return load_cluster(draw(st.sampled_from(names)), nodes=draw(st.integers(1, nodes)))
+
+
+def _made(tables: Tables) -> Scenario:
+    scenario = Scenario(**tables)
+    with suppress(InvalidArgument):  # drawn outside of a test
+        note(f"as a scenario file:\n{scenario.to_toml()}")
+    return scenario
