@@ -218,6 +218,10 @@ class Scenario:
             f"{counted(self.world_size, 'rank')} of {self.cluster.name}, {batch}>"
         )
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """A line in notebooks, and in examples of hypothesis, which would print every field."""
+        printer.text(repr(self))
+
     @property
     def tables(self) -> dict[str, Any]:
         """The scenario as a file would have it, in a new dict: nothing but what was written."""

@@ -8,10 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zsim.testing.sharding import ShardLawError as ShardLawError
+    from zsim.testing.sharding import check_sharding as check_sharding
     from zsim.testing.units import assert_units as assert_units
     from zsim.testing.zero import Zero as Zero
 
-_MODULES = {"Zero": "zsim.testing.zero", "assert_units": "zsim.testing.units"}
+_MODULES = {
+    "ShardLawError": "zsim.testing.sharding", "Zero": "zsim.testing.zero",
+    "assert_units": "zsim.testing.units", "check_sharding": "zsim.testing.sharding",
+}
 """Every public name, and the module that defines it."""
 
 __all__ = [*_MODULES]
