@@ -31,7 +31,7 @@ class UnshardedGradients:
     """Frees that come with the accumulation of a gradient, by parameter."""
     of_views: bool = False
     """Parameters are views (FSDP1). A view's own backward runs last, and copies a gradient that has
-    another layout; not one that a sum has expanded, whose one element it flattens as it is."""
+    another layout. A gradient that a sum has expanded it flattens without a copy."""
     element: int = 0
     """Bytes of one element, where parameters are views."""
     scalars: set[str] = field(default_factory=set)

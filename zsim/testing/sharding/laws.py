@@ -139,7 +139,7 @@ def _padding(cut: Cut, case: ShardCase, rank: int) -> list[int]:
         elements(cut.shard(cut.tensor(case.shape, first=begin), rank, case.world))
         for begin in (1, number + 1)
     )
-    return [i for i, (one, other) in enumerate(zip(first, second, strict=False)) if one == other]
+    return [i for i, (own, other) in enumerate(zip(first, second, strict=False)) if own == other]
 
 
 def _differs(tensor: Any, joined: Any, how: str) -> Iterator[str]:
