@@ -4,6 +4,7 @@ against torch's."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.sampling import one_in
-from tests.zreal.agreement.test_event_order import in_order, of_program
-from tests.zreal.agreement.test_matrix import figures, predicted
-from tests.zreal.tracing.traced_subject import Subject
-from tests.zreal.tracing.user_modules import Case
-from zreal import torch_private
+from tests.zreal.tracing.test_user_modules_traced import differences as of_user_modules
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
-from zsim.autograd.traced.traced_file import save
 from zsim.errors import ZsimError
-from zsim.ir.program import PHASES
-from zsim.scenario.parts.assemble import DTYPES
-from zsim.scenario.scenario import parse
 
 WIDTH = 24
 UNITS = [f"layers.{index}" for index in range(4)]
@@ -35,39 +28,7 @@ HSDP = 'name = "hsdp", dp_shard = 2, dp_replicate = 2'
 Data = Callable[[], tuple[Tensor, ...]]
 
 
-def differences(
-    make: Callable[[], nn.Module], data: Data, strategy: str, folder: Path, *,
-    units: list[str] = UNITS, parameters: str = "bf16", ranks: int = 2,
-) -> dict[str, Any]:
-    """Prediction and measurement, by phase and of the order of events, where these differ."""
-    torch.manual_seed(0)
-    model = trace(
-        make, data(), units=units, dtype=DTYPES[parameters], sums_in_place=False, name="traced"
-    )
-    save(model, folder / "traced.json")
-    text = f"""
-model = {{ traced = "traced.json" }}
-batch = {{ micro_batch = {model.batch.micro_batch}, sequence_length = {model.batch.sequence_length} }}
-cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
-strategy = {{ {strategy} }}
-precision = {{ parameters = "{parameters}", reduce = "fp32" }}
-optimizer = {{ name = "sgd" }}
-"""  # noqa: E501
-    case = parse(text.encode(), where="user.toml", folder=folder)
-    ours = predicted(case, ranks=(0,))[0]
-    with torch_private.fake_group(rank=0, world_size=ranks):
-        real = Subject(Case(make, "", data, num_units=0, more=tuple(units)), case, log=True)
-        first, _, steady = (real.step() for _ in range(3))
-        assert real.meter.events is not None
-        events = in_order(delta for _, delta in real.meter.events)
-    pairs = {
-        name: (figures(ours[name]), figures(phase))
-        for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)
-    }
-    wrong: dict[str, Any] = {
-        name: (of, measured) for name, (of, measured) in pairs.items() if of != measured
-    }
-    return wrong | ({"order": (of_program(case), events)} if of_program(case) != events else {})
+differences = partial(of_user_modules, ranks=2, parameters="bf16", order=True)
 
 
 class Denoiser(nn.Module):

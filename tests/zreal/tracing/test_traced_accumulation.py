@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.sampling import one_in
-from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.operators.split_nodes import NUM_UNITS, SPLIT, rows
 from tests.zreal.tracing.test_user_modules_traced import differences
-from tests.zreal.tracing.traced_subject import Subject
-from tests.zreal.tracing.user_modules import Case
-from zreal import torch_private
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lowered import Accumulated, ParameterGradient
 from zsim.autograd.traced.model import TracedModel
-from zsim.autograd.traced.traced_file import save
-from zsim.scenario.scenario import Scenario, parse
 
 UNITS = [f"layers.{index}" for index in range(NUM_UNITS)]
 STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}
@@ -66,16 +60,6 @@ ORDERS = [case for case in APART if case[0] != "decoders" or "fsdp2" in case[1]]
 without those, some sums are earlier."""
 
 
-def events_of_torch(case: Scenario, name: str) -> list[int]:
-    """Bytes that the third step on rank 0 allocates and, negative, frees."""
-    with torch_private.fake_group(rank=0, world_size=case.world_size):
-        real = Subject(Case(SPLIT[name], "", rows, num_units=0, more=tuple(UNITS)), case, log=True)
-        for _ in range(3):
-            real.step()
-        assert real.meter.events is not None
-        return in_order(nbytes for _, nbytes in real.meter.events)
-
-
 @pytest.mark.parametrize(("name", "strategy", "sync"), [
     case
     if case[1:] in (("ddp", "last"), ("fsdp2", "last"))
@@ -85,15 +69,10 @@ def events_of_torch(case: Scenario, name: str) -> list[int]:
 def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(
     name: str, strategy: str, sync: str, tmp_path: Path
 ) -> None:
-    save(traced(name), tmp_path / "traced.json")
-    text = f"""
-model = {{ traced = "traced.json" }}
-batch = {{ micro_batch = 2, sequence_length = 1, accumulation = 2 }}
-cluster = {{ preset = "cpu-gloo", ranks = 2 }}
-strategy = {{ {strategy if strategy == RESHARDING else TEXTS.get(strategy, f'name = "{strategy}"')}, sync = "{sync}" }}
-"""  # noqa: E501
-    case = parse(text.encode(), where="order.toml", folder=tmp_path)
-    assert of_program(case) == events_of_torch(case, name)
+    text = TEXTS.get(strategy, strategy if "=" in strategy else f'name = "{strategy}"')
+    assert differences(
+        SPLIT[name], rows, f'{text}, sync = "{sync}"', tmp_path, ranks=2, accumulation=2, order=True
+    ) == {}
 
 
 # -- what a trace says of it

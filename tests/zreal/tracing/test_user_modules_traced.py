@@ -3,7 +3,7 @@ Chains of blocks have none of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tests.support.sampling import one_in
+from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.agreement.test_matrix import figures, predicted
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import Case
@@ -227,13 +228,18 @@ def traced(
     )
 
 
-def differences(make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, tmp_path: Path, *, ranks: int, more: str = "",  # noqa: E501
-                parameters: str = "fp32", reduce: str = "fp32", accumulation: int = 1, optimizer: str = SGD,  # noqa: E501
-                layers: str = "layers", loss: Callable[[Any], Tensor] | None = None, rank: int = 0) -> dict[str, Any]:  # noqa: E501  # fmt: skip
-    """Prediction and measurement, by phase, where these differ."""
-    units = tuple(f"{layers}.{index}" for index in range(4))
+def differences(
+    make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, folder: Path, *,
+    ranks: int, more: str = "", parameters: str = "fp32", reduce: str = "fp32",
+    accumulation: int = 1, optimizer: str = SGD, layers: str = "layers",
+    units: Sequence[str] = (), loss: Callable[[Any], Tensor] | None = None, rank: int = 0,
+    order: bool = False,
+) -> dict[str, Any]:
+    """Prediction and measurement, by phase, where these differ; with `order`, also of the order in
+    which the third step on rank 0 allocates and frees."""
+    units = tuple(units or (f"{layers}.{index}" for index in range(4)))
     model = traced(make, data, units, DTYPES[parameters], loss)
-    save(model, tmp_path / "traced.json")
+    save(model, folder / "traced.json")
     text = f"""
 model = {{ traced = "traced.json" }}
 batch = {{ micro_batch = {model.batch.micro_batch}, sequence_length = {model.batch.sequence_length}, accumulation = {accumulation} }}
@@ -243,15 +249,19 @@ precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}
 optimizer = {{ {optimizer} }}
 {more}
 """  # noqa: E501
-    case = parse(text.encode(), where="user.toml", folder=tmp_path)
+    case = parse(text.encode(), where="user.toml", folder=folder)
     ours = predicted(case, ranks=(rank,))[0]
+    user = Case(make, "", data, num_units=0, more=units, makes_loss=loss)
     with torch_private.fake_group(rank=rank, world_size=ranks):
-        real = Subject(Case(make, "", data, num_units=0, more=units, makes_loss=loss), case)
+        real = Subject(user, case, log=order)
         first, _, steady = (real.step() for _ in range(3))
-    pairs = {
+        events = in_order(nbytes for _, nbytes in real.meter.events or ())
+    pairs: dict[str, tuple[Any, Any]] = {
         name: (figures(ours[name]), figures(phase))
         for name, phase in zip(PHASES, (real.construction, first, steady), strict=True)
     }
+    if order:
+        pairs["order"] = of_program(case), events
     return {
         name: (simulated, measured)
         for name, (simulated, measured) in pairs.items()

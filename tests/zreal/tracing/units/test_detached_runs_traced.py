@@ -13,15 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.sampling import one_in
-from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
-from tests.zreal.tracing.traced_subject import Subject
-from tests.zreal.tracing.user_modules import Case
-from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
-from zsim.autograd.traced.traced_file import save
-from zsim.scenario.scenario import parse
 
 WIDTH = 16
 UNITS = [f"layers.{index}" for index in range(4)]
@@ -253,20 +247,4 @@ class Beside(nn.Module):
     f'{FSDP1}, backward_prefetch = "post"',
 ])
 def test_and_every_allocation_and_free_comes_in_torchs_order(strategy: str, tmp_path: Path) -> None:
-    save(
-        trace(Beside, inputs(), units=UNITS, sums_in_place=False, name="beside"),
-        tmp_path / "traced.json",
-    )
-    text = f"""
-model = {{ traced = "traced.json" }}
-batch = {{ micro_batch = 6 }}
-cluster = {{ preset = "cpu-gloo", ranks = 2 }}
-strategy = {{ {strategy} }}
-"""
-    case = parse(text.encode(), where="order.toml", folder=tmp_path)
-    with torch_private.fake_group(rank=0, world_size=2):
-        real = Subject(Case(Beside, "", inputs, num_units=0, more=tuple(UNITS)), case, log=True)
-        for _ in range(3):
-            real.step()
-        assert real.meter.events is not None
-        assert of_program(case) == in_order(nbytes for _, nbytes in real.meter.events)
+    assert differences(Beside, inputs, strategy, tmp_path, ranks=2, order=True) == {}

@@ -10,14 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.zreal.agreement.test_event_order import in_order, of_program
-from tests.zreal.tracing.traced_subject import Subject
-from tests.zreal.tracing.user_modules import Case
-from zreal import torch_private
+from tests.zreal.tracing.test_user_modules_traced import FSDP2, differences
 from zreal.tracing.trace import trace
-from zsim.autograd.traced.traced_file import dump, save
+from zsim.autograd.traced.traced_file import dump
 from zsim.autograd.traced.traced_file import parse as parse_model
-from zsim.scenario.scenario import parse
 
 UNITS = tuple(f"blocks.{index}{inner}" for index in range(4) for inner in (".up", ""))
 
@@ -60,25 +56,13 @@ def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(
 ) -> None:
     """A view is no operator, but a node of autograd: the block's hook is before it. A frozen block
     lets go of its input after the unit."""
-    user = Case(lambda: Blocks(returns), "", inputs, num_units=0, more=UNITS)
-    model = trace(user.make, inputs(), units=UNITS, sums_in_place=False, name="traced")
+    model = trace(lambda: Blocks(returns), inputs(), units=UNITS, sums_in_place=False)
     ends = [
         lowered.returns_inner_output for lowered in model.lowered
         if lowered.fqn.endswith("@2") and lowered.unit != "root"
     ]
     assert ends == [handed_on] * 4
     assert parse_model(dump(model).encode()) == model
-    save(model, tmp_path / "traced.json")
-    text = """
-model = { traced = "traced.json" }
-batch = { micro_batch = 6 }
-cluster = { preset = "cpu-gloo", ranks = 2 }
-strategy = { name = "fsdp2" }
-"""
-    case = parse(text.encode(), where="order.toml", folder=tmp_path)
-    with torch_private.fake_group(rank=0, world_size=2):
-        real = Subject(user, case, log=True)
-        for _ in range(3):
-            real.step()
-        assert real.meter.events is not None
-        assert of_program(case) == in_order(nbytes for _, nbytes in real.meter.events)
+    assert differences(
+        lambda: Blocks(returns), inputs, FSDP2, tmp_path, ranks=2, units=UNITS, order=True
+    ) == {}
