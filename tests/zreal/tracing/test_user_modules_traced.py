@@ -231,9 +231,8 @@ def traced(
 def differences(
     make: Callable[[], nn.Module], data: Callable[[], Any], strategy: str, folder: Path, *,
     ranks: int, more: str = "", parameters: str = "fp32", reduce: str = "fp32",
-    accumulation: int = 1, optimizer: str = SGD, layers: str = "layers",
-    units: Sequence[str] = (), loss: Callable[[Any], Tensor] | None = None, rank: int = 0,
-    order: bool = False,
+    accumulation: int = 1, optimizer: str = SGD, layers: str = "layers", units: Sequence[str] = (),
+    loss: Callable[[Any], Tensor] | None = None, rank: int = 0, order: bool = False,
 ) -> dict[str, Any]:
     """Prediction and measurement, by phase, where these differ; with `order`, also of the order in
     which the third step on rank 0 allocates and frees."""

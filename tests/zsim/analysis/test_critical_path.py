@@ -144,9 +144,7 @@ def test_each_exposed_collective_says_what_it_waited_for() -> None:
     assert not why.host_bound
 
 
-def test_a_collective_that_is_issued_late_beside_compute_that_is_long_enough_waited_for_the_host() -> (  # noqa: E501
-    None
-):
+def test_a_collective_that_is_issued_late_beside_long_compute_waited_for_the_host() -> None:
     """Forward runs from 0 to 100, and a gather of 50 is issued at 95. So 45 are exposed; 50 would
     have been hidden in 100."""
     step = program(forward(0, "a", 100), gather(1, "b", 50))
@@ -155,9 +153,7 @@ def test_a_collective_that_is_issued_late_beside_compute_that_is_long_enough_wai
     assert reasons(step, Toy(late={1: 25})) == {"all_gather b": {"the host": 25, LONGER: 20}}
 
 
-def test_a_collective_that_waits_for_a_dependency_does_so_also_when_some_other_compute_runs_beside_it() -> (  # noqa: E501
-    None
-):
+def test_a_collective_waits_for_a_dependency_also_when_other_compute_runs_beside_it() -> None:
     """A gather of 50 waits for a, which ends at 100; 1 ns of b runs beside it. Issued 3 ns later
     while c computes, it waits for the host in those."""
     step = program(forward(0, "a", 100), gather(1, "b", 50, 0), forward(2, "b", 1))
@@ -243,8 +239,7 @@ def test_what_a_communicator_hides_elsewhere_is_no_room_for_what_comes_after() -
         )
     ]
     assert {
-        reason
-        for parts in reasons(program(gather(0, "a", 30), *layers)).values()
+        reason for parts in reasons(program(gather(0, "a", 30), *layers)).values()
         for reason in parts
     } == {LONGER}
 
@@ -319,9 +314,7 @@ def test_a_queue_hands_on_what_it_lost_only_as_far_as_it_alone_held_the_next() -
     ]
 
 
-def test_where_several_collectives_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> (
-    None
-):
+def test_of_collectives_that_are_exposed_at_once_the_one_that_ends_last_has_the_time() -> None:
     """Over links of their own: the all-reduce is over at 30 and the gather at 50, of which 10 are
     hidden."""
     step = over_replicas(forward(0, "a", 10), all_reduce(1, "b", 30), gather(2, "c", 50))

@@ -23,9 +23,7 @@ from zsim.scenario import scenario
 H100 = Costs(load_cluster("dgx-h100", nodes=4))
 
 
-def test_kernels_take_what_the_device_says_and_on_several_nodes_the_slowest_rank_takes_longer() -> (
-    None
-):
+def test_kernels_take_what_the_device_says_and_on_several_nodes_the_slowest_is_longer() -> None:
     kernel = Kernel("linear", 2 * 4096**3, 0, "bfloat16", shape=(1, 4096, 4096, 4096))
     alone = Costs(load_cluster("dgx-h100")).kernel_ns(kernel)
     assert alone == kernel_time.kernel_ns(kernel, load_device("h100-80"))
@@ -70,9 +68,7 @@ def test_an_all_gather_in_a_node_takes_nccl_s_curve_and_what_torch_adds() -> Non
     )
 
 
-def test_a_cluster_whose_library_is_the_ring_takes_its_steps_and_the_start_of_a_collective() -> (
-    None
-):
+def test_a_cluster_whose_library_is_the_ring_takes_its_steps_and_a_collectives_start() -> None:
     costs = Costs(replace(H100.cluster, collectives="ring"))
     chunk_ns = -(-(2**28) // 8 * 10**9 // (360 * 10**9))
     assert costs.collective_ns("all_gather", 2**28, tuple(range(8))) == 8500 + 7 * (3400 + chunk_ns)

@@ -194,8 +194,7 @@ def test_one_rank_communicates_nothing(name):
     )
     program = planned(strategy, ranks=1)
     ops = [
-        op
-        for phase in ("construction", "first", "steady")
+        op for phase in ("construction", "first", "steady")
         for op in program.of_rank(0).phase(phase)
     ]
     assert [op for op in ops if op.kind in COLLECTIVES] == []
@@ -268,9 +267,7 @@ def test_a_dropped_wait_breaks_a_law(name):
 def test_a_missing_free_breaks_a_law_or_makes_the_program_invalid(name):
     program = planned(STRATEGIES[name], accumulation=2)
     frees = [
-        (op, event)
-        for op in program.ranks[0].steady
-        for event in op.memory
+        (op, event) for op in program.ranks[0].steady for event in op.memory
         if isinstance(event, Free)
     ]
     assert frees
@@ -292,9 +289,7 @@ def test_two_swapped_collectives_on_one_rank_make_the_program_invalid(name):
     assert len(program.ranks) > 1
     ops = list(program.ranks[0].steady)
     first, second = next(
-        (a, b)
-        for a in ops
-        for b in ops
+        (a, b) for a in ops for b in ops
         if a.kind == b.kind in COLLECTIVES and a.nbytes > b.nbytes and a.index < b.index
     )
     ops[first.index], ops[second.index] = (
@@ -358,8 +353,7 @@ def test_a_reshard_that_never_comes_breaks_a_law():
     program = planned(STRATEGIES["zero3"])
     free = [op for op in program.ranks[0].steady if op.kind == "free" and op.unit == "blocks.0"][-1]
     unfreed = next(
-        op
-        for op in program.ranks[0].steady
+        op for op in program.ranks[0].steady
         if Free("blocks.0:unsharded") in op.memory and op.index > 20
     )
     assert free.index >= unfreed.index

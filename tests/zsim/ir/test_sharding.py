@@ -116,8 +116,7 @@ def test_padding_is_never_read_back(sizes: list[int], count: int) -> None:
     layout = FlatLayout(numels=tuple(sizes), num_shards=count)
     assert gathered(split(list(range(layout.numel)), layout), layout) == list(range(layout.numel))
     assert all(
-        piece.offset + piece.interval.numel <= layout.local(r).numel
-        for r in range(count)
+        piece.offset + piece.interval.numel <= layout.local(r).numel for r in range(count)
         for piece in layout.pieces(r)
     )
 

@@ -49,15 +49,8 @@ LLAMA = str(SCENARIOS / "published/llama-3-8b-8-h100.toml")
 
 
 def scenario(
-    strategy: str = 'name = "fsdp2"',
-    *,
-    model: str = "gpt-2-124m",
-    cluster: str = "dgx-h100",
-    ranks: int = 0,
-    micro: int = 2,
-    accumulation: int = 1,
-    precision: str = "bf16",
-    more: str = "",
+    strategy: str = 'name = "fsdp2"', *, model: str = "gpt-2-124m", cluster: str = "dgx-h100",
+    ranks: int = 0, micro: int = 2, accumulation: int = 1, precision: str = "bf16", more: str = "",
 ) -> Scenario:
     text = f"""
 model = {{ preset = "{model}" }}
@@ -127,10 +120,8 @@ def test_the_highest_ridge_is_the_peak_and_what_lives_there_is_a_subset_of_what_
             record.peak_bytes, record.start_bytes
         )
     assert {alloc.buffer for alloc, _ in live_at_peak(rank, verdict.phase)} <= {
-        event.buffer
-        for phase in (rank.construction, rank.first, rank.second, rank.steady)
-        for op in phase
-        for event in op.memory
+        event.buffer for phase in (rank.construction, rank.first, rank.second, rank.steady)
+        for op in phase for event in op.memory
     }
 
 
@@ -146,13 +137,10 @@ def test_a_cpu_host_has_no_allocator_and_only_the_batch_outside() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("needed", "verdict"),
-    [
-        ((10, 5, 20), "FITS"), ((10, 5, 96), "TIGHT"), ((120, 101, 130), "TIGHT"),
-        ((120, 106, 130), "OOM"), ((94, 90, 95), "FITS"),
-    ],
-)
+@pytest.mark.parametrize(("needed", "verdict"), [
+    ((10, 5, 20), "FITS"), ((10, 5, 96), "TIGHT"), ((120, 101, 130), "TIGHT"),
+    ((120, 106, 130), "OOM"), ((94, 90, 95), "FITS"),
+])
 def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(
     needed: tuple[int, int, int], verdict: str
 ) -> None:
@@ -164,9 +152,7 @@ def test_a_verdict_is_sure_only_where_the_bands_do_not_meet(
     assert (banded.verdict, banded.margin_bytes) == (verdict, 100 - nbytes)
 
 
-def test_the_least_that_is_needed_is_what_lives_without_what_is_cached_and_the_most_is_all_that_is_reserved() -> (  # noqa: E501
-    None
-):
+def test_the_least_that_is_needed_is_what_lives_and_the_most_is_all_that_is_reserved() -> None:
     """The allocator gives back what is cached before it says that the device is full."""
     verdict = of(scenario())
     beyond = total(verdict.outside)
@@ -316,17 +302,13 @@ def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(
 # -- the formula
 
 
-@pytest.mark.parametrize(
-    ("strategy", "precision", "text", "nbytes_per_parameter"),
-    [
-        ('name = "ddp"', "bf16", "16Ψ", 16.0), ('name = "ddp"', "fp32", "16Ψ", 16.0),
-        ('name = "zero1"', "bf16", "4Ψ + 12Ψ/8", 5.5),
-        ('name = "zero2"', "bf16", "2Ψ + 14Ψ/8", 3.75), ('name = "zero3"', "bf16", "16Ψ/8", 2.0),
-        ('name = "fsdp2"', "bf16", "16Ψ/8", 2.0),
-        ('name = "hsdp", dp_replicate = 2, dp_shard = 4', "bf16", "16Ψ/4", 4.0),
-        ('name = "zero_redundancy"', "bf16", "4Ψ + 4Ψ/8", 4.5),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "precision", "text", "nbytes_per_parameter"), [
+    ('name = "ddp"', "bf16", "16Ψ", 16.0), ('name = "ddp"', "fp32", "16Ψ", 16.0),
+    ('name = "zero1"', "bf16", "4Ψ + 12Ψ/8", 5.5), ('name = "zero2"', "bf16", "2Ψ + 14Ψ/8", 3.75),
+    ('name = "zero3"', "bf16", "16Ψ/8", 2.0), ('name = "fsdp2"', "bf16", "16Ψ/8", 2.0),
+    ('name = "hsdp", dp_replicate = 2, dp_shard = 4', "bf16", "16Ψ/4", 4.0),
+    ('name = "zero_redundancy"', "bf16", "4Ψ + 4Ψ/8", 4.5),
+])
 def test_the_formula_is_the_literatures(
     strategy: str, precision: str, text: str, nbytes_per_parameter: float
 ) -> None:
@@ -388,9 +370,7 @@ def test_where_the_peak_is_elsewhere_a_change_saves_nothing_and_says_so(
 ) -> None:
     """The peak of Llama-3 8B is in the logits: resharding the root after forward moves nothing."""
     (effect,) = (
-        effect
-        for effect in advice_on_llama()
-        if effect.change == "reshard_after_forward = true"
+        effect for effect in advice_on_llama() if effect.change == "reshard_after_forward = true"
     )
     assert effect.saved_bytes == 0
     assert effect.peak_at == "backward root"
@@ -410,8 +390,7 @@ def test_a_fused_optimizer_saves_in_its_own_part_where_the_peak_is_not() -> None
 
 def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
     (effect,) = (
-        effect
-        for effect in advice_on_llama()
+        effect for effect in advice_on_llama()
         if effect.change.startswith("activation checkpointing")
     )
     assert effect.saved_bytes > 30 * 2**30  # 38 GiB of activations, and what is cached besides
@@ -421,19 +400,14 @@ def test_checkpointing_saves_activations_and_costs_a_forward() -> None:
 OFFLOAD = "offload = true: states and the optimizer's step go to the host"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        ('name = "ddp"', {"strategy zero1", "gradient_as_bucket_view = true"}),
-        ('name = "zero2"', {"strategy zero3"}),
-        ('name = "zero_redundancy"', {"strategy zero2", "gradient_as_bucket_view = true"}),
-        ('name = "zero3"', set[str]()),
-        (
-            'name = "hsdp", dp_replicate = 2, dp_shard = 4',
-            {"strategy fsdp2: shard over all ranks", "reshard_after_forward = true", OFFLOAD},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "expected"), [
+    ('name = "ddp"', {"strategy zero1", "gradient_as_bucket_view = true"}),
+    ('name = "zero2"', {"strategy zero3"}),
+    ('name = "zero_redundancy"', {"strategy zero2", "gradient_as_bucket_view = true"}),
+    ('name = "zero3"', set[str]()),
+    ('name = "hsdp", dp_replicate = 2, dp_shard = 4',
+     {"strategy fsdp2: shard over all ranks", "reshard_after_forward = true", OFFLOAD}),
+])
 def test_only_changes_that_make_sense_are_tried(strategy: str, expected: set[str]) -> None:
     common = {"activation checkpointing of every block", "half the micro-batch, twice the "
                                                          "accumulation"}
@@ -538,9 +512,7 @@ precision = { parameters = "bf16", reduce = "fp32" }
 """
 
 
-def test_a_ridge_ends_with_its_part_and_what_comes_before_a_computation_of_a_part_counts_to_that() -> (  # noqa: E501
-    None
-):
+def test_a_ridge_ends_with_its_part_to_which_what_comes_before_its_compute_counts() -> None:
     """Copies and reductions behind the last backward are not the optimizer's, whose part has a peak
     of its own."""
     text = SCENARIO_OF_FSDP2

@@ -134,8 +134,7 @@ def test_network_buffers_may_be_there_only_where_a_communicator_spans_nodes():
         small_training(), mesh=Mesh(dp_replicate=2, dp_shard=8), options=hsdp.Options()
     )
     buffers = [
-        (item.name, item.nbytes, item.low, item.high)
-        for item in outside(program, cluster)
+        (item.name, item.nbytes, item.low, item.high) for item in outside(program, cluster)
         if "network" in item.name
     ]
     assert buffers == [("NCCL shared network buffers, dp_replicate", 0, 0, 512 * MIB)]

@@ -237,8 +237,7 @@ def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_
     assert (records["first"].peak_bytes, records["steady"].start_bytes) == (whole, whole)
     assert records["steady"].timeline == (("forward a", whole),)
     assert [
-        event["frames"]
-        for event in snapshot(rebuilt)["device_traces"][0]
+        event["frames"] for event in snapshot(rebuilt)["device_traces"][0]
         if "second" in str(event["frames"])
     ]
     with pytest.raises(ProgramError, match=r"second op 0 .*gone"):

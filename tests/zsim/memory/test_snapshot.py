@@ -194,10 +194,8 @@ def test_the_trace_adds_up_to_the_ledger_and_played_backwards_from_the_segments_
         ].end_reserved_bytes
     )
     live = {
-        block["address"]: block["requested_size"]
-        for segment in made["segments"]
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
+        block["address"]: block["requested_size"] for segment in made["segments"]
+        for block in segment["blocks"] if block["state"] == "active_allocated"
     }
     total = reserved = peak = 0
     ranges: list[tuple[int, int]] = []

@@ -69,8 +69,7 @@ def test_every_step_of_every_strategy_comes_in_parts_which_the_replay_follows(
 ) -> None:
     program = plan(case, device=case.cluster.kind)
     halves = [
-        (name, index)
-        for index in range(case.batch.accumulation)
+        (name, index) for index in range(case.batch.accumulation)
         for name in ("forward", "backward")
     ]
     for rank in program.ranks:
