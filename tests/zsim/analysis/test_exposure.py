@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support import hand_made
 from tests.support.folders import SCENARIOS
-from tests.zsim.analysis.test_critical_path import Toy
+from tests.support.hand_made import TWO_BY_TWO, Plain, all_reduce, gather, program
 from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.why import Why, name
 from zsim.cli.reports.time_report import timed
 from zsim.engine.simulate import simulate
-from zsim.ir.mesh import Mesh
-from zsim.ir.ops import Kernel, Op, OpKind
-from zsim.ir.program import Program, RankProgram
+from zsim.ir.ops import Op, OpKind
 from zsim.scenario import scenario
 from zsim.scenario.plan import planned
 
@@ -27,33 +26,12 @@ def reasons(case: scenario.Scenario) -> Why:
 
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:
-    kernels = (Kernel("linear", ns, 0, "float32"),)
-    return Op(
-        index=index, kind=kind, unit="u", stream="compute", kernels=kernels, waits=waits,
-        micro_batch=micro_batch,
-    )
-
-
-def gather(index: int, unit: str, ns: int, *waits: int) -> Op:
-    return Op(
-        index=index, kind="all_gather", unit=unit, stream="all_gather", group="dp_shard", nbytes=ns,
-        waits=waits,
-    )
-
-
-def reduction(index: int, unit: str, ns: int, *waits: int) -> Op:
-    return Op(
-        index=index, kind="all_reduce", unit=unit, stream="all_reduce", group="dp_replicate",
-        nbytes=ns, waits=waits,
-    )
+    return hand_made.compute(index, "u", ns, *waits, kind=kind, micro_batch=micro_batch)
 
 
 def explained(*ops: Op) -> Why:
-    mesh = Mesh(dp_shard=2, dp_replicate=2)
-    program = Program(
-        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),), assignment=(0,) * 4
-    )
-    return explain(program, simulate(program, costs=Toy()))
+    step = program(*ops, mesh=TWO_BY_TWO)
+    return explain(step, simulate(step, costs=Plain()))
 
 
 def ends(why: Why) -> dict[str, tuple[int, int, int]]:
@@ -66,7 +44,7 @@ def test_the_first_gather_and_the_last_reduction_are_the_ends_of_a_step() -> Non
     """Between them a gather of 30 under compute of 10: 20 that a larger batch hides."""
     why = explained(
         gather(0, "a", 7), gather(1, "b", 30), compute(2, "forward", 10, 0),
-        compute(3, "forward", 10, 1), compute(4, "backward", 10), reduction(5, "a", 5, 4),
+        compute(3, "forward", 10, 1), compute(4, "backward", 10), all_reduce(5, "a", 5, 4),
         compute(6, "optimizer", 3, 5),
     )
     assert ends(why) == {
@@ -79,8 +57,8 @@ def test_a_reduction_that_is_late_since_others_were_ahead_of_it_is_no_end() -> N
     """Gradients of 40 after a backward of 10, beside another of 10: the 30 left of them are a
     backlog that longer compute hides."""
     why = explained(
-        compute(0, "forward", 10), compute(1, "backward", 10), reduction(2, "b", 40, 1),
-        compute(3, "backward", 10), reduction(4, "a", 5, 3), compute(5, "optimizer", 3, 4),
+        compute(0, "forward", 10), compute(1, "backward", 10), all_reduce(2, "b", 40, 1),
+        compute(3, "backward", 10), all_reduce(4, "a", 5, 3), compute(5, "optimizer", 3, 4),
     )
     assert ends(why) == {"all_reduce b": (30, 0, 0), "all_reduce a": (5, 0, 5)}
 
@@ -89,8 +67,8 @@ def test_what_follows_a_reduction_on_its_stream_or_from_the_optimizer_is_at_the_
     """Parameters gathered after the optimizer, as ZeRO-1 does, and what only stands behind the
     reduction."""
     why = explained(
-        compute(0, "forward", 10), compute(1, "backward", 10), reduction(2, "a", 5, 1),
-        reduction(3, "norm", 2), compute(4, "optimizer", 3, 2), gather(5, "a", 4, 4),
+        compute(0, "forward", 10), compute(1, "backward", 10), all_reduce(2, "a", 5, 1),
+        all_reduce(3, "norm", 2), compute(4, "optimizer", 3, 2), gather(5, "a", 4, 4),
     )
     assert ends(why) == {
         "all_reduce a": (5, 0, 5), "all_gather a": (4, 0, 4)
@@ -107,8 +85,8 @@ def test_every_micro_batch_that_awaits_its_reduction_has_an_end(
     the reduction has half its link."""
     why = explained(
         compute(0, "forward", 10), gather(1, "c", ahead), compute(2, "backward", 10),
-        reduction(3, "a", 6, 2), compute(4, "forward", 10, 1, 3, micro_batch=1),
-        compute(5, "backward", 10, micro_batch=1), reduction(6, "b", 6, 5),
+        all_reduce(3, "a", 6, 2), compute(4, "forward", 10, 1, 3, micro_batch=1),
+        compute(5, "backward", 10, micro_batch=1), all_reduce(6, "b", 6, 5),
         compute(7, "optimizer", 3, 6),
     )
     assert ends(why) == {"all_reduce b": (6, 0, 6), **expected}

@@ -3,88 +3,30 @@ time in which the other runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.engine.contention.interference import KernelLoss
+from tests.support.hand_made import (
+    TWO,
+    TWO_BY_TWO,
+    Plain,
+    all_reduce,
+    compute,
+    gather,
+    program,
+)
 from zsim.engine.contention.overlap import overlap_losses
 from zsim.engine.costs import Costs
-from zsim.engine.execution import EAGER, Execution
+from zsim.engine.execution import Execution
 from zsim.engine.simulate import Delays, simulate
 from zsim.engine.simulate_step import simulate_step
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Kernel, Location, Op, OpKind, Stream
-from zsim.ir.program import Program, RankProgram
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """A kernel takes as many nanoseconds as it has FLOPs, a collective as many as bytes; issuing
-    takes none."""
-
-    interference: float
-    collective_interference: float
-    execution: Execution = EAGER
-    launch_queue: int = 0
-    twice_beside: int = -1
-    """The bytes of collectives beside which kernels lose twice as much."""
-    to_waiting: float | None = None
-    """Share that kernels lose to a collective that moves nothing, if not `interference`. With it,
-    each collective takes its whole link."""
-
-    def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
-        return sum(kernel.flops for kernel in kernels)
-
-    def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        return nbytes
-
-    def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
-        return {} if self.to_waiting is None else {rank: {"link": Fraction(1)} for rank in ranks}
-
-    def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
-        return {}
-
-    def kernel_loss(
-        self, kernels: tuple[Kernel, ...], kind: str, nbytes: int, ranks: tuple[int, ...]
-    ) -> KernelLoss:
-        moves = self.interference * (2 if self.twice_beside == nbytes else 1)
-        return KernelLoss(moves, moves if self.to_waiting is None else self.to_waiting)
-
-    def issue_ns(self, op: Op) -> int:
-        return 0
-
-
-def compute(
-    index: int, flops: int = 100, kind: OpKind = "forward", *, waits: tuple[int, ...] = ()
-) -> Op:
-    """Compute that takes so many nanoseconds."""
-    return Op(
-        index=index, kind=kind, unit="a", stream="compute", waits=waits,
-        kernels=(Kernel("linear", flops, 0, "float32"),),
-    )
-
-
-def gather(index: int, nbytes: int, *, waits: tuple[int, ...] = ()) -> Op:
-    """A gather over dp_shard that takes so many nanoseconds."""
-    return Op(
-        index=index, kind="all_gather", unit="b", stream="all_gather", group="dp_shard",
-        nbytes=nbytes, waits=waits,
-    )
-
-
-def reduction(index: int, nbytes: int, *, waits: tuple[int, ...] = ()) -> Op:
-    """A reduction over dp_replicate that takes so many nanoseconds."""
-    return Op(
-        index=index, kind="all_reduce", unit="c", stream="all_reduce", group="dp_replicate",
-        nbytes=nbytes, waits=waits,
-    )
 
 
 def copy(index: int, *kernels: Kernel, stream: Stream = "reduce_scatter") -> Op:
@@ -92,19 +34,14 @@ def copy(index: int, *kernels: Kernel, stream: Stream = "reduce_scatter") -> Op:
     return Op(index=index, kind="copy", unit="b", stream=stream, kernels=kernels)
 
 
-TWO, TWO_BY_TWO = Mesh(dp_shard=2), Mesh(dp_replicate=2, dp_shard=2)
-
-
 def ends(
     *ops: Op, mesh: Mesh = TWO, kernels: float = 0.0, collectives: float = 0.0, **more: Any
 ) -> list[int]:
     """Ends of ops that are the same on all ranks; kernels and collectives lose such shares."""
-    program = Program(
-        mesh=mesh, ranks=(RankProgram(construction=(), first=(), steady=ops),),
-        assignment=(0,) * mesh.world_size,
+    costs = Plain(
+        share=kernels, collective_interference=collectives, one_link="to_waiting" in more, **more
     )
-    costs = Shares(interference=kernels, collective_interference=collectives, **more)
-    return list(simulate_step(program, costs=costs).ranks[0].ends)
+    return list(simulate_step(program(*ops, mesh=mesh), costs=costs).ranks[0].ends)
 
 
 @pytest.mark.parametrize(("kernels", "collectives", "expected"), [
@@ -118,8 +55,8 @@ def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(
 ) -> None:
     """A forward beside a gather of 40, and a backward between that gather and one of 30."""
     ops = (
-        compute(0), gather(1, 40), compute(2, kind="backward", waits=(1,)),
-        gather(3, 30, waits=(2,)),
+        compute(0, "a", 100), gather(1, "b", 40), compute(2, "a", 100, 1, kind="backward"),
+        gather(3, "b", 30, 2),
     )
     assert ends(*ops, kernels=kernels, collectives=collectives) == expected
 
@@ -146,27 +83,24 @@ def test_collectives_of_a_step_are_longer_beside_kernels_and_only_there(name: st
 def test_every_kind_of_kernel_loses(kind: OpKind) -> None:
     """Whatever runs on the compute stream beside a collective, recomputation and the optimizer
     among it."""
-    assert ends(compute(0, kind=kind), gather(1, 40), kernels=0.25) == [110, 40]
+    assert ends(compute(0, "a", 100, kind=kind), gather(1, "b", 40), kernels=0.25) == [110, 40]
 
 
 @pytest.mark.parametrize("slower", [0, 1])
 def test_a_collective_is_as_long_as_for_the_rank_that_is_slowed_down_most(slower: int) -> None:
     """A gather of 40 that is longer by 25 on one rank and by 10 on the other ends after 65 on both.
     """
-    kinds = tuple(RankProgram(construction=(), first=(), steady=(gather(0, 40),)) for _ in "01")
-    program = Program(mesh=Mesh(dp_shard=2), ranks=kinds, assignment=(0, 1))
+    step = program(gather(0, "b", 40))
+    apart = replace(step, ranks=step.ranks * 2, assignment=(0, 1))
     delays = [Delays({0: 25 if rank == slower else 10}) for rank in range(2)]
-    timeline = simulate(
-        program, costs=Shares(interference=0, collective_interference=0), all_ranks=True,
-        delays=delays,
-    )
+    timeline = simulate(apart, costs=Plain(one_link=False), all_ranks=True, delays=delays)
     assert [times.ends[0] for times in timeline.ranks.values()] == [65, 65]
 
 
 def test_a_kernel_loses_to_each_collective_beside_it_what_that_takes() -> None:
     """100 beside gathers of 20 and of 30 at once, on communicators of their own: a quarter of 20
     and half of 30."""
-    ops = compute(0), gather(1, 20), reduction(2, 30), compute(3, 10)
+    ops = compute(0, "a", 100), gather(1, "b", 20), all_reduce(2, "c", 30), compute(3, "a", 10)
     expected = [100 + 5 + 15, 20, 30, 130]
     assert ends(*ops, mesh=TWO_BY_TWO, kernels=0.25, twice_beside=30) == expected
 
@@ -176,8 +110,8 @@ def test_what_runs_beside_a_kernel_leaves_it_a_tenth_of_its_time(share: float) -
     """A forward of 100 takes at most ten times as long, however late in the step. Beside it run two
     collectives that outlast it; each takes half of its time or more."""
     before, after, *others = ends(
-        compute(0, 9000), compute(1), gather(2, 5000, waits=(0,)), reduction(3, 5000, waits=(0,)),
-        mesh=TWO_BY_TWO, kernels=share,
+        compute(0, "a", 9000), compute(1, "a", 100), gather(2, "b", 5000, 0),
+        all_reduce(3, "c", 5000, 0), mesh=TWO_BY_TWO, kernels=share,
     )
     assert 500 < after - before <= 1000
     assert [before, *others] == [9000, 14000, 14000]
@@ -190,7 +124,7 @@ def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> No
     A forward of 100 beside them loses a tenth of both to their channels, 4 + 5. To their bytes it
     loses a fifth of 20 + 30.
     """
-    ops = compute(0), gather(1, 20), reduction(2, 30)
+    ops = compute(0, "a", 100), gather(1, "b", 20), all_reduce(2, "c", 30)
     expected = [100 + 4 + 5 + 10, 40, 50]
     assert ends(*ops, mesh=TWO_BY_TWO, kernels=0.3, to_waiting=0.1) == expected
 
@@ -198,7 +132,7 @@ def test_a_collective_that_others_hold_up_moves_its_bytes_as_much_slower() -> No
 def test_a_collective_that_kernels_hold_up_moves_no_more_bytes() -> None:
     """A gather of 72 takes 80 beside a forward, which loses a tenth of the 80 and a quarter of the
     72."""
-    ops, expected = (compute(0, 1000), gather(1, 72)), [1000 + 8 + 18, 80]
+    ops, expected = (compute(0, "a", 1000), gather(1, "b", 72)), [1000 + 8 + 18, 80]
     assert ends(*ops, kernels=0.35, collectives=0.1, to_waiting=0.1) == expected
 
 
@@ -215,7 +149,7 @@ def test_of_an_op_that_casts_and_sends_to_the_host_the_cast_alone_is_on_the_devi
 ) -> None:
     """A backward beside a cast of 4 and a transfer of 26, in either order. Where the cast runs
     beside it both lose 4, and no more."""
-    assert ends(compute(0, flops, "backward"), copy(1, *kernels)) == expected
+    assert ends(compute(0, "a", flops, kind="backward"), copy(1, *kernels)) == expected
 
 
 @pytest.mark.parametrize(
@@ -227,7 +161,7 @@ def test_kernels_of_two_streams_take_as_long_side_by_side_as_one_after_another(
     """A backward of 100 beside a copy of 30 on another stream; a transfer to the host takes nothing
     of the device."""
     copied = copy(1, Kernel("copy", 30, 0, "float32", location))
-    assert ends(compute(0, kind="backward"), copied) == expected
+    assert ends(compute(0, "a", 100, kind="backward"), copied) == expected
 
 
 def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_three_run() -> None:
@@ -235,14 +169,14 @@ def test_kernels_of_three_streams_have_a_third_of_the_device_each_while_all_thre
     backward after 150: the sum of all three."""
     twenty, thirty = (Kernel("copy", flops, 0, "float32") for flops in (20, 30))
     copies = copy(1, twenty, stream="all_gather_copy_in"), copy(2, thirty)
-    assert ends(compute(0, kind="backward"), *copies) == [150, 60, 80]
+    assert ends(compute(0, "a", 100, kind="backward"), *copies) == [150, 60, 80]
 
 
 @pytest.mark.parametrize(("gathered", "ended"), [(400, 133), (40, 110), (120, 130)])
 def test_what_is_lost_is_a_share_of_the_time_with_it(gathered: int, ended: int) -> None:
     """A forward of 100 has three quarters of its device: beside a longer gather until it ends,
     beside one of 40 until that does."""
-    assert ends(compute(0), gather(1, gathered), kernels=0.25)[0] == ended
+    assert ends(compute(0, "a", 100), gather(1, "b", gathered), kernels=0.25)[0] == ended
 
 
 COPIES_BESIDE_BACKWARD = """
