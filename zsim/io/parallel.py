@@ -1,4 +1,4 @@
-"""Independent cases on all cores, in forked processes where forking is safe."""
+"""Independent cases on all cores, in forked processes where forking is safe and pays."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from time import process_time
 from typing import Any, TypeVar
 
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 
-FEWEST = 3
-"""Cases from which on processes save more than the 30 ms that starting them takes."""
+WORTH_S = 0.3
+"""Processor time of the cases left from which on more processes pay. They cost 0.1 s: to import, to
+fork, and to copy the pages that they write to."""
 
 _inherited: list[Callable[[int], Any]] = []
 """The function of a case by its number, in a forked worker."""
@@ -22,12 +24,24 @@ _inherited: list[Callable[[int], Any]] = []
 def mapped(function: Callable[[Case], Result], cases: Sequence[Case]) -> list[Result]:
     """`function` of each case, in order; the error of the first case that has one is raised.
 
-    Forked processes share the models already lowered. A fork copies one thread alone, so a process
-    that has others, or torch's, goes through the cases by itself.
+    The first cases show how long the rest takes. Forked processes share the models already lowered.
+    A fork copies one thread alone, so a process that has others, or torch's, goes through the cases
+    by itself.
     """
-    workers = min(_cores(), len(cases))
-    if workers < 2 or len(cases) < FEWEST or not _may_fork():
-        return [function(case) for case in cases]
+    results: list[Result] = []
+    begin = process_time()
+    for done, case in enumerate(cases):
+        if done and (process_time() - begin) / done * (len(cases) - done) > WORTH_S:
+            workers = min(_cores(), len(cases) - done)
+            if workers > 1 and _may_fork():
+                return results + _forked(function, cases[done:], workers=workers)
+        results.append(function(case))
+    return results
+
+
+def _forked(
+    function: Callable[[Case], Result], cases: Sequence[Case], *, workers: int
+) -> list[Result]:
     # multiprocessing takes 20 ms to import, which few commands need
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context

@@ -12,7 +12,8 @@ from zsim.io import parallel
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers, and a process that may fork, whatever other tests have loaded."""
+    """Two workers for any work, and a process that may fork, whatever other tests have loaded."""
+    monkeypatch.setattr(parallel, "WORTH_S", -1.0)
     monkeypatch.setattr(parallel, "_cores", lambda: 2)
     monkeypatch.setattr(parallel, "_may_fork", lambda: True)
 
@@ -31,7 +32,15 @@ def _fails_from_three(number: int) -> int:
 def test_results_come_in_the_order_of_the_cases_from_other_processes() -> None:
     results = parallel.mapped(_squared, range(20))
     assert [square for square, _ in results] == [number**2 for number in range(20)]
-    assert os.getpid() not in {process for _, process in results}
+    first, *others = [process for _, process in results]
+    assert first == os.getpid()
+    assert os.getpid() not in others
+
+
+def test_little_work_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "WORTH_S", float("inf"))
+    results = parallel.mapped(_squared, range(20))
+    assert {process for _, process in results} == {os.getpid()}
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -40,7 +49,8 @@ def test_the_error_of_the_first_case_is_raised_as_it_is() -> None:
         parallel.mapped(_fails_from_three, range(8))
 
 
-def test_a_process_with_another_thread_forks_nothing() -> None:
+def test_a_process_with_another_thread_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "WORTH_S", -1.0)
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
