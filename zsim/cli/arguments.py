@@ -6,11 +6,13 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from zsim.cluster import testbed
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.runs.compare.agreement import ASPECTS
+
+if TYPE_CHECKING:
+    from zsim.cluster.testbed import Layout
 
 OPTIONS = {
     "ranks": "--ranks", "all_ranks": "--all-ranks", "interpreter": "--interpreter",
@@ -118,8 +120,10 @@ def path(text: str) -> str:
     return text
 
 
-def layout(text: str) -> testbed.Layout:
+def layout(text: str) -> Layout:
     """The hosts and links of a testbed."""
+    from zsim.cluster import testbed  # --help is to be quick
+
     try:
         return testbed.layout(text)
     except ArgumentError as error:

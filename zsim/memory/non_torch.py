@@ -91,10 +91,10 @@ def _assumed(memory: int) -> Runtime:
 
 def _with_runtime(device: Device) -> Device:
     """`device` where it has figures of its own, else the preset of its name, if there is one."""
+    if device.runtime:
+        return device
     presets = (load_device(name) for name in devices())
-    return device if device.runtime else next(
-        (each for each in presets if each.name == device.name), device
-    )
+    return next((each for each in presets if each.name == device.name), device)
 
 
 def capacity(device: Device) -> Capacity:
