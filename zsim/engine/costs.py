@@ -8,15 +8,22 @@ provenance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, log2
 
 from zsim.cluster.cluster import ClusterSpec, Layout, Path
 from zsim.cluster.collectives import LIBRARIES, communicator
 from zsim.cluster.collectives.nccl import estimate, measured_curves
+from zsim.cluster.devices import Device
 from zsim.engine import kernel_time
-from zsim.engine.contention.interference import DeviceShare, KernelLoss, device_share, lost_share
+from zsim.engine.contention.interference import (
+    DeviceShare,
+    KernelLoss,
+    device_share,
+    lost_share,
+    remaining,
+)
 from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import (
     ACCUMULATE,
@@ -44,6 +51,15 @@ Assumed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Beside:
+    """The part of the device that a collective leaves, and the share that each kernel loses there,
+    once it is known."""
+
+    rest: Device
+    losses: dict[Kernel, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """The costs of ops on `cluster`, all in int nanoseconds."""
 
@@ -54,7 +70,8 @@ class Costs:
     _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
-    _losses: dict[tuple[Kernel, DeviceShare], float] = field(default_factory=dict, repr=False)
+    _shares: dict[tuple[str, int, Layout], DeviceShare] = field(default_factory=dict, repr=False)
+    _beside: dict[DeviceShare, _Beside] = field(default_factory=dict, repr=False)
     _kernel_losses: dict[
         tuple[int, str, int, Layout], tuple[tuple[Kernel, ...], KernelLoss]
     ] = field(default_factory=dict, repr=False)
@@ -117,13 +134,17 @@ class Costs:
             return KernelLoss(taken, 0.0)
         if not (self.execution.interference and device.interference) or len(ranks) == 1:
             return KernelLoss(0.0, 0.0)
-        key = id(kernels), kind, nbytes, self._layout(ranks)
+        layout = self._layout(ranks)
+        key = id(kernels), kind, nbytes, layout
         known = self._kernel_losses.get(key)
         if known is None:
-            share = self._device_share(kind, nbytes, ranks)
+            share = self._shares.get((kind, nbytes, layout))
+            if share is None:
+                share = self._device_share(kind, nbytes, ranks)
+                self._shares[kind, nbytes, layout] = share
             loss = KernelLoss(
                 self._lost_by_all(kernels, share),
-                self._lost_by_all(kernels, replace(share, bandwidth=0.0)),
+                self._lost_by_all(kernels, DeviceShare(share.multiprocessors, 0.0)),
             )
             known = self._kernel_losses[key] = kernels, loss  # as compute_ns remembers
         return known[1]
@@ -131,9 +152,20 @@ class Costs:
     def _lost_by_all(self, kernels: tuple[Kernel, ...], share: DeviceShare) -> float:
         """The share of their time that `kernels`, in sequence, lose to a collective that takes
         `share` of the device."""
-        total = self.compute_ns(kernels)
-        lost = sum(self.kernel_ns(kernel) * self._lost_share(kernel, share) for kernel in kernels)
-        return self.cluster.device.interference * lost / total if total else 0.0
+        device, total = self.cluster.device, self.compute_ns(kernels)
+        beside = self._beside.get(share)
+        if beside is None:
+            beside = self._beside[share] = _Beside(remaining(device, share))
+        lost = sum(self.kernel_ns(kernel) * self._lost_share(kernel, beside) for kernel in kernels)
+        return device.interference * lost / total if total else 0.0
+
+    def _lost_share(self, kernel: Kernel, beside: _Beside) -> float:
+        known = beside.losses.get(kernel)
+        if known is None:
+            known = beside.losses[kernel] = lost_share(
+                kernel, self.cluster.device, self.execution, beside.rest
+            )
+        return known
 
     def _device_share(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> DeviceShare:
         """The share of the device that a collective takes."""
@@ -151,15 +183,6 @@ class Costs:
             kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch,
             device=cluster.device,
         )
-
-    def _lost_share(self, kernel: Kernel, share: DeviceShare) -> float:
-        key = kernel, share
-        known = self._losses.get(key)
-        if known is None:
-            known = self._losses[key] = lost_share(
-                kernel, self.cluster.device, self.execution, share
-            )
-        return known
 
     @property
     def collective_interference(self) -> float:

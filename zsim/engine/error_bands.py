@@ -307,7 +307,7 @@ def _network_width(moving: list[Op], program: Program, rank: int, costs: Costs) 
 
 def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[int, ...]) -> float:
     """The half-width of one collective's time, as a share of it."""
-    inside = cluster.path(ranks).num_nodes <= 1
+    inside = len(set(map(cluster.node_of, ranks))) <= 1
     key = "links.fabric.bandwidth" if inside else "links.rail.bandwidth"
     provenance = next(
         (figure.provenance for figure in cluster.figures if figure.key == key), "assumed"

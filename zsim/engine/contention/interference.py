@@ -71,16 +71,10 @@ def device_share(
     )
 
 
-def lost_share(
-    kernel: Kernel, device: Device, execution: Execution, collective: DeviceShare
-) -> float:
-    """The share of its time that `kernel` loses while `collective` takes its part of `device`; 0
-    for work off the device."""
-    if kernel.location != "device":
-        return 0.0
-    alone = kernel_time.kernel_ns(kernel, device, execution)
+def remaining(device: Device, collective: DeviceShare) -> Device:
+    """The part of `device` that `collective` leaves to kernels."""
     sms = max(1, device.num_sms - round(collective.multiprocessors * device.num_sms))
-    rest = replace(
+    return replace(
         device, num_sms=sms, matmul_efficiency=device.matmul_efficiency * sms / device.num_sms,
         float8_efficiency=device.float8_efficiency * sms / device.num_sms,
         memory_bandwidth=round(device.memory_bandwidth * (1 - collective.bandwidth)),
@@ -90,4 +84,12 @@ def lost_share(
         },
         exponentials=round(device.exponentials * sms / device.num_sms),
     )
+
+
+def lost_share(kernel: Kernel, device: Device, execution: Execution, rest: Device) -> float:
+    """The share of its time that `kernel` loses while it has only the `rest` of `device`; 0 for
+    work off the device."""
+    if kernel.location != "device":
+        return 0.0
+    alone = kernel_time.kernel_ns(kernel, device, execution)
     return max(0.0, 1 - alone / kernel_time.kernel_ns(kernel, rest, execution))

@@ -13,7 +13,7 @@ from zsim.cluster.cluster import Generation, load_cluster
 from zsim.cluster.collectives import communicator
 from zsim.cluster.collectives.nccl import estimate
 from zsim.cluster.collectives.nccl.estimate import Communicator
-from zsim.cluster.devices import load_device
+from zsim.cluster.devices import Device, load_device
 from zsim.engine import kernel_time
 from zsim.engine.contention.interference import (
     LARGEST_SHARE,
@@ -21,6 +21,7 @@ from zsim.engine.contention.interference import (
     KernelLoss,
     device_share,
     lost_share,
+    remaining,
 )
 from zsim.engine.costs import Costs
 from zsim.engine.execution import EAGER, Execution
@@ -31,6 +32,11 @@ PRODUCT = Kernel("linear", 2 * 8192**3, 3 * 2 * 8192**2, "bfloat16", shape=(1, 8
 STREAM = Kernel("add", 0, 2**32, "bfloat16")
 MIB = 2**20
 NOTHING = KernelLoss(0.0, 0.0)
+
+
+def lost(kernel: Kernel, device: Device, execution: Execution, share: DeviceShare) -> float:
+    """The share of its time that `kernel` loses to a collective that takes `share` of `device`."""
+    return lost_share(kernel, device, execution, remaining(device, share))
 
 
 def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_once_more() -> None:
@@ -86,18 +92,17 @@ def test_a_product_loses_the_multiprocessors_and_a_stream_the_bandwidth() -> Non
     """24 of 108 multiprocessors make a large product that much longer; half of the bandwidth makes
     a stream twice as long."""
     both = DeviceShare(24 / 108, 0.5)
-    assert lost_share(PRODUCT, A100, EAGER, both) == pytest.approx(24 / 108, abs=0.02)
-    assert lost_share(STREAM, A100, EAGER, both) == pytest.approx(0.5, abs=0.01)
-    assert lost_share(STREAM, A100, EAGER, DeviceShare(24 / 108, 0.0)) == 0
-    assert lost_share(replace(STREAM, location="link"), A100, EAGER, DeviceShare(0.5, 0.5)) == 0
+    assert lost(PRODUCT, A100, EAGER, both) == pytest.approx(24 / 108, abs=0.02)
+    assert lost(STREAM, A100, EAGER, both) == pytest.approx(0.5, abs=0.01)
+    assert lost(STREAM, A100, EAGER, DeviceShare(24 / 108, 0.0)) == 0
+    assert lost(replace(STREAM, location="link"), A100, EAGER, DeviceShare(0.5, 0.5)) == 0
 
 
 def test_a_product_of_eight_bits_loses_as_many_multiprocessors_as_others() -> None:
     """And one of many tiles as much of its time, but for its last wave and for what casts it."""
     large = Kernel("linear", 2 * 16384**3, 1, "bfloat16", shape=(1, 16384, 16384, 16384))
     for how in (EAGER, Execution(float8=True, compile=True)):
-        lost = lost_share(large, H100, how, DeviceShare(33 / 132, 0.0))
-        assert lost == pytest.approx(0.25, abs=0.015)
+        assert lost(large, H100, how, DeviceShare(33 / 132, 0.0)) == pytest.approx(0.25, abs=0.015)
 
 
 def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponentials() -> None:
@@ -111,11 +116,11 @@ def test_attention_loses_the_multiprocessors_in_its_products_and_in_its_exponent
     )
     for name, rate in H100.attention.items():
         how, quarter = Execution(attention_kernels=name), DeviceShare(33 / 132, 0.0)  # type: ignore[arg-type]
-        assert lost_share(wide, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
-        assert lost_share(narrow, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
+        assert lost(wide, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
+        assert lost(narrow, H100, how, quarter) == pytest.approx(0.25, abs=0.002)
         scarce = replace(H100, exponentials=H100.exponentials // 1000)
         if rate.waits:
-            assert lost_share(narrow, scarce, how, quarter) == pytest.approx(0.25, abs=0.002)
+            assert lost(narrow, scarce, how, quarter) == pytest.approx(0.25, abs=0.002)
     assert any(rate.waits for rate in H100.attention.values())
 
 
@@ -131,7 +136,7 @@ def test_a_product_of_as_many_tiles_as_multiprocessors_takes_another_wave_beside
         kernel.shape, device, "bfloat16"
     )
     assert longer > 1.5
-    assert lost_share(kernel, device, EAGER, DeviceShare(24 / 132, 0.0)) == pytest.approx(
+    assert lost(kernel, device, EAGER, DeviceShare(24 / 132, 0.0)) == pytest.approx(
         1 - 1 / longer, abs=0.02
     )
 
@@ -143,9 +148,9 @@ SHARES = st.floats(0, LARGEST_SHARE)
 def test_nothing_is_gained_beside_a_collective_and_never_all_is_lost(
     sms: float, more: float, bandwidth: float, kernel: Kernel
 ) -> None:
-    loss = lost_share(kernel, H100, EAGER, DeviceShare(sms, bandwidth))
+    loss = lost(kernel, H100, EAGER, DeviceShare(sms, bandwidth))
     assert 0 <= loss < 1
-    assert lost_share(kernel, H100, EAGER, DeviceShare(sms, max(bandwidth, more))) >= loss
+    assert lost(kernel, H100, EAGER, DeviceShare(sms, max(bandwidth, more))) >= loss
 
 
 def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_channels() -> None:
@@ -248,7 +253,7 @@ def test_a_library_that_is_not_nccl_holds_as_many_multiprocessors_as_a_ring_of_a
         "all_gather", 512 * MIB, ranks=8, ns=1, channels=24, in_the_switch=False,
         device=cluster.device,
     ).multiprocessors
-    waits = lost_share(PRODUCT, cluster.device, EAGER, DeviceShare(held, 0.0))
+    waits = lost(PRODUCT, cluster.device, EAGER, DeviceShare(held, 0.0))
     loss = ring.kernel_loss((PRODUCT,), "all_gather", 512 * MIB, tuple(range(8)))
     assert loss.waiting == pytest.approx(cluster.device.interference * waits)
     assert waits > 0.1
