@@ -6,17 +6,18 @@ outside is banded. It reads Programs and knows no strategy and no time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.ir.ledger import Ledger, label
+from zsim.ir.ledger import label
 from zsim.ir.ledger_replay import replay
-from zsim.ir.ops import Alloc
+from zsim.ir.ops import Alloc, Op
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
+from zsim.memory.holdings import until_end
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import NonTorchMemory, capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, pressure
@@ -263,30 +264,33 @@ def ridges(program: RankProgram, phase: PhaseName) -> tuple[tuple[str, int], ...
 
     What comes before the first computation of a part counts to that.
     """
-    ledger, points, ahead, begun = Ledger(), list[tuple[str, int]](), 0, False
+    points, ahead, begun = list[tuple[str, int]](), 0, False
     begins = {part.start for part in program.parts(phase)}
-    for name in ("construction", *STEPS):
-        for op in program.before(name):
-            ledger.apply(op)
-        for op in program.phase(name):
-            highest = ledger.allocated
-            for event in op.memory:
-                if isinstance(event, Alloc):
-                    ledger.allocate(event)
-                    highest = max(highest, ledger.allocated)
-                else:
-                    ledger.free(event.buffer)
-            if name != phase:
-                continue
-            begun = begun and op.index not in begins
-            if op.kind in ("forward", "recompute", "backward", "optimizer"):
-                points.append((label(op), max(ahead, highest)))
-                ahead, begun = 0, True
-            elif not begun:
-                ahead = max(ahead, highest)
-            else:
-                computation, before = points[-1]
-                points[-1] = computation, max(before, highest)
-        if name == phase:
-            break
+    for op, highest in _highest(program, phase):
+        begun = begun and op.index not in begins
+        if op.kind in ("forward", "recompute", "backward", "optimizer"):
+            points.append((label(op), max(ahead, highest)))
+            ahead, begun = 0, True
+        elif not begun:
+            ahead = max(ahead, highest)
+        else:
+            computation, before = points[-1]
+            points[-1] = computation, max(before, highest)
     return tuple(points)
+
+
+def _highest(program: RankProgram, phase: PhaseName) -> Iterator[tuple[Op, int]]:
+    """The ops of `phase`, each with the highest allocated bytes while it is issued."""
+    live, allocated = dict[str, int](), 0
+    for op, is_inside in until_end(program, phase):
+        highest = allocated
+        for event in op.memory:
+            if type(event) is Alloc:
+                live[event.buffer] = event.nbytes
+                allocated += event.nbytes
+                if allocated > highest:
+                    highest = allocated
+            else:
+                allocated -= live.pop(event.buffer)
+        if is_inside:
+            yield op, highest

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.ir.ledger import Ledger
 from zsim.ir.ledger_replay import replay
-from zsim.ir.ops import Alloc, MemoryKind
+from zsim.ir.ops import Alloc, MemoryKind, Op
 from zsim.ir.program import PHASES, PhaseName, RankProgram
 
 
@@ -29,23 +28,28 @@ def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, s
     """Every buffer that lives when allocated bytes of `phase` are first at their highest, with the
     unit that made it."""
     peak = replay(program, timeline=False)[phase].peak_bytes
-    ledger, owner = Ledger(), dict[str, str]()
+    live, allocated = dict[str, tuple[Alloc, str]](), 0
+    for op, is_inside in until_end(program, phase):
+        for event in op.memory:
+            if type(event) is Alloc:
+                live[event.buffer] = event, op.unit
+                allocated += event.nbytes
+            else:
+                allocated -= live.pop(event.buffer)[0].nbytes
+            if allocated == peak and is_inside:
+                return tuple(live.values())
+    return tuple(live.values())
+
+
+def until_end(program: RankProgram, phase: PhaseName) -> Iterator[tuple[Op, bool]]:
+    """Every op from the first of construction to the last of `phase`, and whether it is in that."""
     for name in PHASES:
         for op in program.before(name):
-            ledger.apply(op)
-            owner |= {event.buffer: op.unit for event in op.memory if isinstance(event, Alloc)}
+            yield op, False
         for op in program.phase(name):
-            for event in op.memory:
-                if isinstance(event, Alloc):
-                    ledger.allocate(event)
-                    owner[event.buffer] = op.unit
-                else:
-                    ledger.free(event.buffer)
-                if name == phase and ledger.allocated == peak:
-                    return tuple((alloc, owner[alloc.buffer]) for alloc in ledger.live.values())
+            yield op, name == phase
         if name == phase:
-            break
-    return tuple((alloc, owner[alloc.buffer]) for alloc in ledger.live.values())
+            return
 
 
 def holdings(program: RankProgram, phase: PhaseName) -> tuple[Holding, ...]:
