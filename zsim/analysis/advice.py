@@ -16,6 +16,7 @@ from functools import partial
 from zsim.analysis.alternatives import changes, dropped
 from zsim.io.parallel import mapped
 from zsim.io.units import format_bytes
+from zsim.ir.program import Program
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.runs.simulator import StepTime, step_time
 from zsim.scenario import refusals
@@ -61,12 +62,16 @@ class Effect:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """A scenario after some changes: the memory it needs, and its step time where that is asked
-    for."""
+    for.
+
+    `program` is kept of the scenario as it is; those of all its changes would be too large.
+    """
 
     changes: tuple[str, ...]
     scenario: Scenario
     memory: MemoryVerdict
     step: StepTime | None = None
+    program: Program | None = None
 
     @property
     def name(self) -> str:
@@ -117,24 +122,35 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
 
 
 def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Way:
-    """A planned scenario assessed, and simulated where `timed` or where it has room; its Program is
-    not kept."""
+    """A planned scenario assessed, and simulated where `timed` or where it has room."""
     verdict, step = _assessed(case, timed=timed)
-    return Way(changes=changes, scenario=case.scenario, memory=verdict, step=step)
+    return Way(
+        changes=changes, scenario=case.scenario, memory=verdict, step=step, program=case.program
+    )
 
 
 def ways_of(
-    cases: Sequence[tuple[tuple[str, ...], Scenario]], *, timed: bool = True
+    cases: Sequence[tuple[tuple[str, ...], Scenario]], *, timed: bool = True,
+    before: Way | None = None,
 ) -> list[Way]:
-    """Scenarios planned and assessed as `way_of` does, on all cores."""
-    figures = mapped(partial(_figures, timed=timed), [scenario for _, scenario in cases])
+    """Scenarios planned and assessed as `way_of` does, on all cores; `before`: a way with the
+    Program of some, or none."""
+    figures = mapped(
+        partial(_figures, timed=timed, before=before), [scenario for _, scenario in cases]
+    )
     return [
         Way(changes=changes, scenario=scenario, memory=memory, step=step)
         for (changes, scenario), (memory, step) in zip(cases, figures, strict=True)
     ]
 
 
-def _figures(scenario: Scenario, *, timed: bool) -> tuple[MemoryVerdict, StepTime | None]:
+def _figures(
+    scenario: Scenario, *, timed: bool, before: Way | None
+) -> tuple[MemoryVerdict, StepTime | None]:
+    if before is not None and before.program is not None and scenario == (
+        before.scenario.with_parts(expandable_segments=scenario.expandable_segments)
+    ):  # the allocator is in no Program and takes no time
+        return assess(Planned(scenario, before.program)), before.step
     return _assessed(planned(scenario), timed=timed)
 
 
@@ -184,7 +200,7 @@ def changed(
             continue
         seen.add(key)
         cases.append(((*way.changes, change), other))
-    return tuple(ways_of(cases, timed=timed))
+    return tuple(ways_of(cases, timed=timed, before=way))
 
 
 def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:

@@ -110,7 +110,9 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
     with report.progress(f"{scenario.name}: every change planned and simulated"):
         step = simulator.step_time(case)
         return advice.advice(
-            advice.Way(changes=(), scenario=scenario, memory=answer, step=step)
+            advice.Way(
+                changes=(), scenario=scenario, memory=answer, step=step, program=case.program
+            )
         )
 
 

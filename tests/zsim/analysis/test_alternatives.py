@@ -55,6 +55,13 @@ def tried(case: Scenario) -> dict[str, Scenario]:
     return dict(ways(case))
 
 
+def test_a_change_of_the_allocator_alone_has_the_program_and_the_time_of_what_it_changes() -> None:
+    asked = as_asked(scenario('name = "fsdp2"'))
+    planned_again = advice(replace(asked, program=None))
+    assert advice(asked) == planned_again
+    assert [each.added_ns for each in planned_again if "expandable" in each.change] == [0]
+
+
 def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it_does_without() -> (
     None
 ):
