@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.cluster.testbed import Layout
-from zsim.cluster.testbed import layout as read_layout
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
@@ -29,7 +27,6 @@ from zsim.runs.backend import (
     ModuleBackend,
     RunOptions,
 )
-from zsim.runs.compare import compare as comparing
 from zsim.runs.compare.agreement import ASPECTS, Aspect
 from zsim.runs.numerics_mode import NumericsMode
 from zsim.runs.run import Comparison, DeviceMemory, Run
@@ -39,6 +36,7 @@ from zsim.scenario.work_limits import MANY_TIMES
 if TYPE_CHECKING:
     from zsim.analysis.fit_table import Fit
     from zsim.analysis.why import Why
+    from zsim.cluster.testbed import Layout
     from zsim.engine.timeline import Timeline
     from zsim.ir.program import Program
 
@@ -406,7 +404,9 @@ def _layout(text: object) -> Layout:
             where="testbed", expected="a layout as text", found=described(text),
             remedy='as "4x1gbit"',
         )
-    return read_layout(text)
+    from zsim.cluster import testbed  # start-up: few runs shape links
+
+    return testbed.layout(text)
 
 
 def shaped(
@@ -507,6 +507,8 @@ def compared(
 ) -> Comparison:
     """The checks of `measured` against `predicted`; `replaced` and `required` as Comparison has
     them."""
+    from zsim.runs.compare import compare as comparing  # start-up: most commands compare nothing
+
     named = isinstance(required, tuple | list | set | frozenset)
     unknown = [name for name in required if name not in ASPECTS] if named else [required]
     if unknown:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.cluster.testbed import Layout
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.ir.ops import Kernel
@@ -16,6 +15,7 @@ from zsim.models.training_options import Device
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
 if TYPE_CHECKING:
+    from zsim.cluster.testbed import Layout
     from zsim.scenario.scenario import Scenario
 
 

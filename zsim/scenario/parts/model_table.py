@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
-from zsim.models.families import FAMILIES, build, huggingface, load_preset
+from zsim.models.families import FAMILIES, build, load_preset
 from zsim.models.families.size_checks import fit_problems
 from zsim.models.repeats import Uses, with_uses
 from zsim.models.spec import ModelSpec
@@ -45,6 +45,8 @@ def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpe
         _refuse_repeated_trace(table, batch)
         return _traced(table.traced, folder)
     elif table.huggingface is not None:
+        from zsim.models.families import huggingface  # start-up: few models are a config.json
+
         spec = huggingface.load(table.huggingface, folder=folder, sequence_length=length)
     else:
         spec = _from_sizes(table, length)
