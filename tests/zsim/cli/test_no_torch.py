@@ -53,6 +53,17 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     assert ended(code) == ""
 
 
+def test_what_fits_is_shown_without_pydantic_rich_networkx_and_other_strategies():
+    probe = (
+        "print(*[name for name in ('pydantic', 'rich', 'networkx', 'zsim.strategies.ddp') if name "
+        "in sys.modules], file=sys.stderr)"
+    )
+    command = ["show", str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml"), "--memory", "--json"]
+    code = f"from zsim.cli.main import main; main({command}); import sys; {probe}"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stderr.strip() == ""
+
+
 @pytest.mark.parametrize(("command", "raised", "message"), [
     (["run", "--backend", "fake"], "ModuleNotFoundError(\"No module named 'sympy'\")",
      "ModuleNotFoundError: No module named 'sympy'"),
