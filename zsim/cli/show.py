@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from zsim import api
 from zsim.analysis import advice
 from zsim.cli.inputs import UsageError, read, warned
-from zsim.cli.reports import memory_report, report, time_report
+from zsim.cli.reports import memory_report, report
 from zsim.errors import ScenarioError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory import fits, non_torch, reserved, snapshot, waterfall
+from zsim.memory import fits, non_torch, reserved, waterfall
 from zsim.runs import registry, simulator
 from zsim.runs.backend import RunOptions
 from zsim.scenario.keys import schema
@@ -45,6 +45,8 @@ def show(options: argparse.Namespace) -> int:
         files.require(
             Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot"
         )
+        from zsim.memory import snapshot  # start-up: few write one
+
         rank = program.of_rank(answer.rank)
         snapshot.write_snapshot(
             rank if answer.built_on_device else reserved.built_elsewhere(rank),
@@ -65,6 +67,8 @@ def show(options: argparse.Namespace) -> int:
             ]
             more["nothing_fits"] = nothing_fits or None
         if options.time:
+            from zsim.cli.reports import time_report  # start-up: it explains and plans again
+
             more["time"] = time_report.as_object(case)
         if not options.memory:
             more |= {"routes": [asdict(way) for way in _routes(case)]}
@@ -83,6 +87,8 @@ def show(options: argparse.Namespace) -> int:
         if helps is not None:
             memory_report.print_advice(helps, nothing_fits)
     if options.time:
+        from zsim.cli.reports import time_report  # start-up: as above
+
         time_report.show(case)
     return 0
 

@@ -53,10 +53,10 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     assert ended(code) == ""
 
 
-def test_what_fits_is_shown_without_pydantic_rich_networkx_and_other_strategies():
+def test_what_fits_is_shown_without_rich_networkx_other_strategies_and_processes():
     probe = (
-        "print(*[name for name in ('pydantic', 'rich', 'networkx', 'zsim.strategies.ddp') if name "
-        "in sys.modules], file=sys.stderr)"
+        "print(*[name for name in ('rich', 'networkx', 'zsim.strategies.ddp', "
+        "'concurrent.futures.process') if name in sys.modules], file=sys.stderr)"
     )
     command = ["show", str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml"), "--memory", "--json"]
     code = f"from zsim.cli.main import main; main({command}); import sys; {probe}"
