@@ -194,6 +194,14 @@ def _undrawn(_: object, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Ten
     return tensor
 
 
+def without_memory(kind: type[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """A tensor of a class with a `__torch_dispatch__`, of the shape and dtype of `like`."""
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+    )
+    return made
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """True where autograd knows a tensor as a view, which then holds its base."""
     return bool(tensor._is_view())

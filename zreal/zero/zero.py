@@ -27,6 +27,7 @@ from zreal.zero.program_walk import ProgramWalk
 from zreal.zero.refusals import param_group_of, require_trainable, settings_of
 from zreal.zero.same_module import require_same_on_ranks
 from zreal.zero.shard_optimizer import ShardOptimizer
+from zreal.zero.sharded_gradients import ShardedGradients
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError, ZsimError
 from zsim.ir.buffers import Buffer
@@ -64,10 +65,10 @@ class ZeRO:
       `reset_parameters()` make them there.
     - `device`: of a module on the meta device.
 
-    Gradients are means over ranks. Between `backward` and `step` they are shards, which
-    `parameter.grad` does not show. A forward under `torch.no_grad()` trains nothing and, under
-    stage 3, gathers the parameters for its time on all ranks. ArgumentError names what cannot be
-    trained; UntraceableError, in the first forward, what the tracer refuses.
+    Gradients are means over ranks. Between `backward` and `step` they are shards: a read of
+    `parameter.grad` is an ArgumentError. A forward under `torch.no_grad()` trains nothing and,
+    under stage 3, gathers the parameters for its time on all ranks. ArgumentError names what cannot
+    be trained; UntraceableError, in the first forward, what the tracer refuses.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ZeRO:
         self._walk: ProgramWalk | None = None
         self._shards: ShardOptimizer | None = None
         self._boundaries: LiveBoundaries | None = None
+        self._gradients = ShardedGradients(())
         self._tracing = False
         self._gathered: list[str] | None = None
         """Units gathered for a forward that does not train."""
@@ -141,6 +143,12 @@ class ZeRO:
         gradients, as after an exception or a loss that is not finite."""
         if self._walk is not None:
             self._walk.zero_grad()
+            self._gradients.hide()
+
+    def finish_backward(self) -> None:
+        """Reduce what the last backward has left, once its loss is freed. The next forward, or
+        `step`, does so by itself."""
+        self._begun("zero.finish_backward()")[0].finish_backward()
 
     def full_state_dict(
         self, *, rank0_only: bool = False, cpu_offload: bool = False
@@ -183,6 +191,7 @@ class ZeRO:
         assert walk is not None
         assert boundaries is not None
         if not torch.is_grad_enabled():
+            walk.finish_backward()
             self._gather_whole(walk.rank)
             return
         walk.begin_forward()
@@ -265,8 +274,9 @@ class ZeRO:
             enter_forward=walk.forward, enter_backward=self._enter_backward,
         )
         self._boundaries.watch()
-        for fqn in model.trained:
-            parameter = self.module.get_parameter(fqn)
+        trained = {fqn: self.module.get_parameter(fqn) for fqn in model.trained}
+        self._gradients = ShardedGradients(trained.values())
+        for fqn, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(
                 cast(Any, lambda _, fqn=fqn: walk.arrived(fqn))
             )
@@ -305,8 +315,15 @@ class ZeRO:
         assert walk is not None
         if not walk.in_backward:
             walk.begin_backward()
-            torch_private.when_backward_ends(walk.end_backward)
+            torch_private.when_backward_ends(self._end_backward)
         walk.enter_backward(fqn)
+
+    def _end_backward(self) -> None:
+        walk = self._walk
+        assert walk is not None
+        walk.end_backward()
+        if walk.comes_to_step:
+            self._gradients.show()
 
     def _gather_whole(self, rank: FlatRank) -> None:
         """Before a forward that does not train: gather what is sharded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -199,6 +199,32 @@ def test_a_loop_out_of_order_is_told_what_comes_next(alone: None) -> None:
         one_forward(model)
     zero.zero_grad()
     one_forward(model).backward()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True),
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), 1.0),
+        lambda model: model.head.weight.grad.norm(),
+    ],
+)
+def test_whoever_reads_gradients_of_which_there_are_shards_is_told_of_clip_norm(
+    alone: None, stage: Literal[1, 2, 3], reads: Callable[[Any], object]
+) -> None:
+    model = Perceptron()
+    zero = zreal.ZeRO(model, sgd(model), stage=stage, accumulation=2)
+    for ends in (zero.step, zero.zero_grad):  # a step, and one that is dropped
+        for _ in range(2):
+            one_forward(model).backward()
+        assert repr(model.head.weight.grad) == "<sharded by zreal.ZeRO>"
+        with pytest.raises(ArgumentError, match=r"parameter.grad .* clip by clip_norm= of zreal"):
+            reads(model)
+        ends()
+        zero.zero_grad()
+        assert [p.grad for p in model.parameters()] == [None] * 10
 
 
 class Fickle(Perceptron):
