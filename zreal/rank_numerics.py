@@ -6,9 +6,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,14 @@ from zreal.modules.optimizers import largest_difference
 from zreal.modules.own.own_module import OwnModel
 from zreal.modules.parity import gradient_differences, largest, relative_differences
 from zreal.reference_cost import available_cores, num_steps, reference_cost
+from zsim.ir.program import RankProgram
 from zsim.ir.run import Numerics
 from zsim.models.training_options import Device
 from zsim.runs import saved
 from zsim.runs.numerics_mode import NumericsMode
+from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
+from zsim.strategies.replicated.construction import BUFFERS
 
 SHARE_OF_DEVICE = 0.8
 """Most of a GPU's free memory that the reference may take by the estimate; else it is on the CPU.
@@ -37,21 +41,33 @@ def rank_numerics(
 ) -> Numerics | None:
     """The numerics of this rank; None without a reference, or where ranks draw random numbers of
     their own. Ranks wait for rank 0 where it alone trains the reference."""
-    draws = isinstance(scenario.model, OwnModel) and scenario.model.draws
-    if mode == "none" or draws:
+    own = scenario.model if isinstance(scenario.model, OwnModel) else None
+    if mode == "none" or (own is not None and own.draws):
         return None
+    buffers: list[list[Tensor]] = []
+    if own is not None:  # forward of other models changes none
+        buffers = [[] for _ in range(scenario.world_size)]
+        dist.all_gather_object(buffers, trained.buffers)
+    compared = partial(_against_reference, scenario, trained, buffers, device=device)
     if mode == "full" or scenario.world_size == 1:
-        return _against_reference(scenario, trained, device=device)
-    return _against_rank_0(scenario, trained, rank=rank, device=device)
+        return compared()
+    return _against_rank_0(trained, compared, rank=rank)
 
 
-def _against_reference(scenario: Scenario, trained: TrainedRank, *, device: Device) -> Numerics:
-    """Differences between the steps of this world and the same steps of a single process."""
+def _against_reference(
+    scenario: Scenario, trained: TrainedRank, buffers: list[list[Tensor]], *, device: Device
+) -> Numerics:
+    """Differences between the steps of this world and the same steps of a single process; `buffers`
+    are those of all ranks before the step that makes gradients."""
     steps, on = num_steps(scenario), _device_of_reference(scenario, device)
     stepped_in = next(iter(trained.parameters.values())).dtype
-    expected = reference.reference(scenario, steps=steps, stepped_in=stepped_in, device=on)
+    process = reference.SingleProcess(
+        scenario, stepped_in=stepped_in, device=on,
+        synchronised=broadcasts_of_buffers(plan(scenario, device=device).of_rank(0)),
+    )
+    expected = process.train(steps)
     difference, parameter = largest(relative_differences(trained.parameters, expected))
-    gradients = reference.gradients_at(scenario, trained.parameters, step=steps, device=on)
+    gradients = process.gradients_at(trained.parameters, buffers=buffers)
     gradient_difference, gradient = largest(gradient_differences(trained.gradients, gradients))
     return Numerics(
         losses=tuple(trained.losses),
@@ -67,8 +83,15 @@ def _against_reference(scenario: Scenario, trained: TrainedRank, *, device: Devi
     )
 
 
+def broadcasts_of_buffers(program: RankProgram) -> frozenset[int]:
+    """Micro-batches before whose forward rank 0's buffers are broadcast, as by DDP."""
+    return frozenset(
+        op.micro_batch for op in program.steady if op.kind == "broadcast" and op.unit == BUFFERS
+    )
+
+
 def _against_rank_0(
-    scenario: Scenario, trained: TrainedRank, *, rank: int, device: Device
+    trained: TrainedRank, against_reference: Callable[[], Numerics], *, rank: int
 ) -> Numerics:
     """Rank 0's differences to the reference, and infinite ones where this rank's bits are not those
     of rank 0."""
@@ -76,7 +99,7 @@ def _against_rank_0(
     answer: list[Any] = [None]
     if rank == 0:
         with _all_cores():
-            numbers = _against_reference(scenario, trained, device=device)
+            numbers = against_reference()
         answer = [(saved.as_table(numbers), digests)]
     dist.broadcast_object_list(answer, src=0)
     table, expected = answer[0]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from zsim.autograd.traced.model import TracedModel
 from zsim.models.training_options import Device
 from zsim.runs.metrics import model_flops
 from zsim.runs.numerics_mode import NumericsMode
@@ -22,6 +23,9 @@ REFERENCE_NBYTES = {"sgd": 28, "adam": 48, "adamw": 48}
 (27 with sgd, 46 with adamw, whose rounding is compared with float64)."""
 ROUNDED_NBYTES = 12
 """Bytes per parameter of the rounded copy and its gradients: 59 measured with adamw in bfloat16."""
+BUFFER_COPIES = 4
+"""Copies of each rank's buffers of a user's own module: the reference's, twice as many bytes in
+float64, and those gathered."""
 FLOPS = {"cpu": 20e9, "cuda": 5e12}
 """FLOP/s of the reference on one core, or on a GPU in float32: assumed, for the order of magnitude.
 """
@@ -55,9 +59,11 @@ def reference_cost(scenario: Scenario, *, cores: float = 1.0, device: Device) ->
     flops = model_flops(scenario) * scenario.world_size * passes
     rate = FLOPS[device] * (cores if device == "cpu" else 1.0)
     per_parameter = REFERENCE_NBYTES.get(scenario.optimizer.name, 48)
+    buffers = scenario.model.buffer_nbytes if isinstance(scenario.model, TracedModel) else 0
     return ReferenceCost(
         gathered_nbytes=GATHERED_NBYTES * parameters,
-        nbytes=(per_parameter + (ROUNDED_NBYTES if is_rounded else 0)) * parameters,
+        nbytes=(per_parameter + (ROUNDED_NBYTES if is_rounded else 0)) * parameters
+        + BUFFER_COPIES * buffers * scenario.world_size,
         seconds=flops / rate + PARAMETER_S * parameters / min(cores, 1.0),
     )
 

@@ -54,6 +54,8 @@ class TrainedRank:
     """After the last step."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Gradients as the optimizer receives them in the step after the last."""
+    buffers: list[Tensor] = field(default_factory=list)
+    """Copies of this rank's buffers before that step, in the order of the module."""
     initial: dict[str, Tensor] = field(default_factory=dict)
     """Before the first step, as the optimizer has them; empty where the interpreter has none."""
     step_difference: float | None = None

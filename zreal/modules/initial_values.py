@@ -109,6 +109,11 @@ def move_buffers(model: nn.Module, device: str) -> None:
             setattr(module, name, buffer.to(device))
 
 
+def copies_of_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers of `model` as they are now, in host memory."""
+    return [buffer.detach().to("cpu", copy=True) for buffer in model.buffers()]
+
+
 def by_unit(spec: ModelSpec) -> dict[str, list[str]]:
     """The fqns of the parameters of each unit."""
     return {unit.fqn: [parameter.fqn for parameter in unit.parameters] for unit in spec.units}

@@ -275,15 +275,17 @@ def empty(
     spec: ModelSpec, *, seed: int, dtype: str = "float32",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Model:
-    """The torch module of `spec`, its parameters on the meta device; a user's own module that is
-    built whole as the user makes it.
+    """The torch module of `spec`, its parameters on the meta device and in `dtype`; a user's own
+    module that is built whole, and buffers of one, as the user makes them.
 
     ModelError for a traced model, of which only memory and work are known.
     """
     if isinstance(spec, OwnModel):
         module: Any = spec.own.make(seed)
         module.module_at = module.get_submodule
-        return cast(Model, module.to(DTYPES[dtype]))
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(DTYPES[dtype])
+        return cast(Model, module)
     if any(op.kind == "traced" for module in spec.modules for op in module.operators):
         raise ModelError(
             where=spec.name,

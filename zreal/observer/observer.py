@@ -18,7 +18,7 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.modules.initial_values import Initialiser, move_buffers
+from zreal.modules.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.observer.whole_tensors import whole_gradients, whole_parameters
@@ -78,6 +78,7 @@ def observe(
         recorder=measured.recorder, model=model, units=units,
     )
     if parity:
+        observation.buffers = copies_of_buffers(model)
         with measured.recorder:
             trainer.backward(batches)
         observation.parameters = whole_parameters(subject)

@@ -43,7 +43,7 @@ class Faked:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the module has the fakes for its parameters and buffers, tied ones tied; then its
-        own again."""
+        own again. UntraceableError for a buffer that it replaces meanwhile."""
         own: list[tuple[nn.Module, str, Any]] = []
         fakes: dict[str, Tensor] = {**self.parameters, **self.buffers}
         by_tensor: dict[int, Tensor] = {}
@@ -58,6 +58,12 @@ class Faked:
             setattr(self.model.get_submodule(path), name, fake)
         try:
             yield
+            for fqn, buffer in self.buffers.items():
+                if self.model.get_buffer(fqn) is not buffer:
+                    raise refuse(
+                        fqn, "a buffer that forward changes in place", "one that it replaces",
+                        f"write into it, as by self.{fqn.rpartition('.')[2]}.copy_(…)",
+                    )
         finally:
             for module, name, tensor in own:
                 setattr(module, name, tensor)
@@ -69,6 +75,7 @@ def fake(
     """`model` and its inputs without memory. To be called in fake mode; UntraceableError for what
     cannot be traced."""
     _require_shapes(model)
+    _require_local(model)
     taken = _dtype(model, dtype)
     wanted = DTYPES[taken]
     units_of_model = find_units(model, units)
@@ -130,6 +137,17 @@ def _require_shapes(model: nn.Module) -> None:
     for fqn, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise refuse(fqn, "a shape", "none yet: its module is lazy and has not run", RUN_ONCE)
+
+
+def _require_local(model: nn.Module) -> None:
+    """UntraceableError for a module that communicates in forward."""
+    for fqn, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise refuse(
+                fqn or type(model).__name__, "modules that compute on their own rank alone",
+                "SyncBatchNorm, whose collectives are no strategy's",
+                "take BatchNorm, or a norm without running statistics",
+            )
 
 
 def _other_way(error: Exception, wrap: str) -> str:

@@ -14,7 +14,7 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.modules.initial_values import Initialiser, move_buffers
+from zreal.modules.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.own.own_module import OwnModel
 from zreal.zero.zero import STAGES, ZeRO
@@ -61,6 +61,7 @@ def train_own(
             zero.shard(cast(OwnModel, scenario.model), options=scenario.options)
         losses = measured.train(loop.train_step, inputs=inputs, steps=steps, samples=samples)
     parameters, gradients, batches = dict[str, Tensor](), dict[str, Tensor](), inputs(steps)
+    buffers = copies_of_buffers(module) if parity else []
     if parity:
         parameters = zero.rank.parameters()
         with measured.recorder:
@@ -69,7 +70,7 @@ def train_own(
         run=measured.run, module=module, losses=losses,
         plain_step=partial(loop.plain_step, batches),
         recorder=measured.recorder, model=module, units=units_of(module, scenario.model),
-        parameters=parameters, gradients=gradients,
+        parameters=parameters, gradients=gradients, buffers=buffers,
     )
 
 

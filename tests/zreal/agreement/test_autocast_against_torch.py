@@ -10,7 +10,8 @@ from tests.support.agreement import inexact
 from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.executor.executor import execute
-from zreal.modules import batches, reference
+from zreal.modules import batches
+from zreal.modules.reference import SingleProcess
 from zreal.observer.observer import observe
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -72,10 +73,10 @@ def test_observer_executor_and_reference_train_alike_under_autocast(strategy: st
             losses = observe(case, rank=0, steps=3).losses
         else:
             losses = execute(case, plan(case, device="cpu"), rank=0, steps=3).losses
-    assert tuple(losses) == reference.reference(case, steps=3).losses
+    assert tuple(losses) == SingleProcess(case).train(3).losses
     assert (
         tuple(losses)
-        != reference.reference(scenario(strategy, ranks=1, autocast="none"), steps=3).losses
+        != SingleProcess(scenario(strategy, ranks=1, autocast="none")).train(3).losses
     )
 
 

@@ -12,10 +12,10 @@ import torch
 
 from tests.support.folders import PARITY
 from zreal.executor.executor import RANKS
-from zreal.modules import modules
 from zreal.modules import reference as numerics
 from zreal.modules.parity import gradient_differences, largest, relative_differences
-from zreal.modules.reference import Reference, ReferenceGradients, gradients_at, reference
+from zreal.modules.rank_modules import RankModules
+from zreal.modules.reference import Reference, ReferenceGradients, SingleProcess
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.launch import launch
 from zsim.cli.main import main
@@ -242,8 +242,8 @@ def test_ranks_whose_gradients_nearly_cancel_agree_in_two_bytes():
     """Four ranks make gradients that are up to a hundred times their sum, each of them rounded to a
     thousandth."""
     case = parse(CANCELLING.encode(), where="cancelling.toml")
-    parameters = reference(case, steps=5).parameters
-    gradients = gradients_at(case, parameters, step=5)
+    process = SingleProcess(case)
+    gradients = process.gradients_at(process.train(5).parameters)
     sizes = {name: float(gradient.norm()) for name, gradient in gradients.whole.items()}
     assert max(gradients.rounding[name] / sizes[name] for name in sizes) > 0.2
     assert min(gradients.rounding[name] / sizes[name] for name in sizes) < 0.02
@@ -257,8 +257,8 @@ def test_the_reference_gradient_is_that_of_all_ranks_and_micro_batches_clipped(c
     clip = f", clip_norm = {clip_norm}" if clip_norm else ""
     case = scenario("ddp", model="mlp-tiny", optimizer=f'name = "sgd", learning_rate = 0.1, '
                                                        f'weight_decay = 0.0{clip}', ranks=2)
-    done = reference(case, steps=1)
-    gradients = gradients_at(case, done.initial, step=0).whole
+    done = SingleProcess(case).train(1)
+    gradients = SingleProcess(case).gradients_at(done.initial).whole
     assert set(gradients) == set(done.parameters)
     for name, before in done.initial.items():
         torch.testing.assert_close(before - 0.1 * gradients[name], done.parameters[name])
@@ -323,7 +323,7 @@ def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
     precision = Precision(parameters=dtype, reduce=dtype)
 
     def random(case: Scenario) -> set[str]:
-        directionless = reference(case.with_parts(precision=precision), steps=1).directionless
+        directionless = SingleProcess(case.with_parts(precision=precision)).train(1).directionless
         return {name for name, elements in directionless.items() if elements.all()}
 
     assert random(gpt) == {f"blocks.{i}.attn.k.bias" for i in range(4)}
@@ -363,10 +363,11 @@ def test_a_missing_parameter_is_no_agreement():
 def test_an_element_without_a_direction_in_any_one_step_has_none():
     """A gradient that is far from its exact value in the first step, and right in the second."""
     case = scenario("zero3", model="mlp-tiny", optimizer='name = "adamw"')
-    noise, model = numerics._Noise(case), modules.build(case.model, seed=case.seed)
+    ranks = RankModules(scenario=case, dtype="float32")
+    noise, model = numerics._Noise(replace(ranks, wide=True)), ranks.first
     for step, wrong in ((0, 7.0), (1, 0.0)):
         model.zero_grad()
-        numerics._accumulate(case, model, step=step, dtype="float32")
+        numerics._accumulate(ranks, step=step)
         name, parameter = next(iter(model.named_parameters()))
         assert parameter.grad is not None
         parameter.grad.view(-1)[3] += wrong

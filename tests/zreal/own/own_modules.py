@@ -274,3 +274,35 @@ def sums() -> dict[str, Any]:
 def residual() -> dict[str, Any]:
     """Backward has the peak of a sum of gradients."""
     return {"module": Residual(), "inputs": [torch.randn(2, 32, 64)]}
+
+
+class Keeping(nn.Module):
+    """Layers whose output depends on what forwards have left in the module: running statistics, a
+    moving average, a counter among the buffers and one that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.norm = nn.BatchNorm1d(16, momentum=0.3)
+        self.register_buffer("average", torch.zeros(16))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        x = self.norm(x) * self.norm.running_var - self.norm.running_mean
+        self.average.mul_(0.7).add_(x.detach().mean(0), alpha=0.3)
+        self.count += 1
+        self.calls += 1
+        return ((x - 3 * self.average).square() * (1 + self.count / 4)).mean() / self.calls
+
+
+def keeping() -> dict[str, Any]:
+    """State of the module's own."""
+    return {"module": Keeping(), "inputs": [torch.randn(8, 16)]}
+
+
+def keeping_in_two_bytes() -> dict[str, Any]:
+    """State in two bytes."""
+    return {"module": Keeping().bfloat16(), "inputs": [torch.randn(8, 16)]}

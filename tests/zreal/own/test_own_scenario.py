@@ -15,10 +15,16 @@ import zsim
 from tests.support.sampling import one_in
 from tests.zreal.conftest import TimeOutWhen
 from tests.zreal.own.own_modules import HANGING, transformer
+from zreal.modules.parity import largest, relative_differences
+from zreal.modules.reference import SingleProcess
+from zreal.rank_numerics import broadcasts_of_buffers
+from zreal.tracing.own_scenario import with_module
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
 from zsim.errors import ZsimError
+from zsim.runs.compare.numerics import NUMERICS_BOUND
+from zsim.scenario.plan import plan
 
 HERE = Path(__file__).with_name("own_modules.py")
 OWN = "tests.zreal.own.own_modules:"
@@ -63,6 +69,46 @@ def test_a_users_module_is_run_on_gloo_as_it_was_predicted(
     times = {checks.pop(name) for name in ("step time", "exposed communication", "time by unit")}
     assert times <= {"unsupported", "ok"}
     assert set(checks.values()) == {"ok"}
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp1", "zero1", "zero3"])
+def test_a_module_that_keeps_state_of_its_forwards_trains_as_one_process_with_that_of_each_rank(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under DDP ranks take rank 0's buffers before each forward, else each keeps its own."""
+    file = scenario(tmp_path, STRATEGIES[strategy])
+    assert main(["validate", file, "--module", f"{OWN}keeping", "--json"]) == 0
+    assert verdict(capsys)["numerics"] == "ok"
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(("sync", "synchronised"), [("every", {0, 1}), ("last", {0})])
+def test_buffers_of_all_ranks_or_of_rank_0_make_other_parameters(
+    sync: str, synchronised: set[int], tmp_path: Path
+) -> None:
+    file = scenario(tmp_path, f'"ddp", sync = "{sync}"')
+    case = with_module(zsim.load(file), f"{OWN}keeping", device="cpu")
+    assert broadcasts_of_buffers(plan(case, device="cpu").of_rank(0)) == synchronised
+    own, rank_0s = (
+        SingleProcess(case, synchronised=each).train(3) for each in ((), synchronised)
+    )
+    difference, _ = largest(relative_differences(own.parameters, rank_0s))
+    assert difference > 2 * NUMERICS_BOUND["float32"]
+
+
+@pytest.mark.parametrize(
+    ("module", "strategy"),
+    [("keeping", name) for name in ("ddp", "zero1", "zero2", "zero3")]
+    + [("keeping_in_two_bytes", name) for name in ("ddp", "fsdp2", "fsdp1", "zero3")],
+)
+def test_buffers_have_two_bytes_where_parameters_have_or_where_the_module_is_so_made(
+    module: str, strategy: str, tmp_path: Path
+) -> None:
+    case = zsim.load(
+        scenario(tmp_path, STRATEGIES[strategy], precision='{ parameters = "bf16" }')
+    )
+    assert zsim.validate(case, against="fake", module=OWN + module).ok
 
 
 @pytest.mark.parametrize("strategy", one_in(2, list(STRATEGIES)))

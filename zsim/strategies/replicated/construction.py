@@ -96,6 +96,8 @@ def _check_shapes(step: StepBuilder, model: ReplicatedModel) -> None:
     )
 
 
+BUFFERS = "buffers"
+"""The unit of broadcasts of the module's buffers."""
 State = tuple[str, str, int]
 """A broadcast state: "parameters" or "buffers", its dtype and its bytes."""
 BroadcastBatch = tuple[str, str, int, int]
@@ -103,7 +105,7 @@ BroadcastBatch = tuple[str, str, int, int]
 
 
 def _buffers(model: ReplicatedModel) -> list[State]:
-    return [("buffers", dtype, nbytes) for dtype, nbytes in model.training.model.buffers]
+    return [(BUFFERS, dtype, nbytes) for dtype, nbytes in model.training.model.buffers]
 
 
 def broadcast_buffers(step: StepBuilder, model: ReplicatedModel, *, micro_batch: int) -> None:

@@ -11,7 +11,7 @@ from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
 from zreal.modules.parity import largest, relative_differences
-from zreal.modules.reference import reference
+from zreal.modules.reference import SingleProcess
 from zreal.observer.observer import observe
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions
@@ -196,7 +196,7 @@ def test_our_own_strategies_reduce_and_step_trained_buffers_only(strategy: str) 
 
 def test_the_reference_leaves_frozen_and_unused_parameters_as_they_are() -> None:
     case = scenario("mlp", FSDP2, '["blocks.0.*", "*.bias"]', unused='["blocks.1"]')
-    done = reference(case, steps=2)
+    done = SingleProcess(case).train(2)
     assert set(done.parameters) == {
         f"blocks.{i}.fc{j}.weight" for i in (2, 3, 4, 5) for j in (1, 2)
     } | {"head.weight"}
@@ -210,7 +210,7 @@ def test_the_reference_leaves_frozen_and_unused_parameters_as_they_are() -> None
 
 def test_an_untrained_parameter_that_moves_by_a_bit_is_infinitely_far_from_the_reference() -> None:
     case = scenario("mlp", FSDP2, '["blocks.0.*", "*.bias"]', unused='["blocks.1"]')
-    done = reference(case, steps=1)
+    done = SingleProcess(case).train(1)
     parameters = {**done.parameters, **done.untrained}
     assert largest(relative_differences(parameters, done))[0] == 0.0
     moved = torch.nextafter(parameters["head.bias"], torch.ones(()))
