@@ -247,7 +247,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
     )
     store = store_of(launched, timeout_s=patience_s)
     claims = {
-        "scenario's fingerprint": scenario.fingerprint, "interpreter": run.interpreter,
+        "fingerprint of scenario and module": scenario.fingerprint, "interpreter": run.interpreter,
         "device": device, "version of zsim": __version__, "version of torch": torch.__version__,
     }
     wishes = meet(

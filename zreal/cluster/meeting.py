@@ -141,7 +141,8 @@ def _answer(store: Any, world_size: int, *, timeout_s: float) -> list[str] | dic
             return {
                 "where": _named(differing), "expected": f"the {name} of rank 0, {value}",
                 "found": others[differing[0]], "differs": True, "present": present,
-                "remedy": "start every rank with the same files and the same installation",
+                "remedy": "start every rank with the same files and the same installation; a "
+                          "module must not depend on its rank",
             }
     return [own["wish"] for own in told]
 

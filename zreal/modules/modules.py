@@ -275,8 +275,9 @@ def empty(
     spec: ModelSpec, *, seed: int, dtype: str = "float32",
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Model:
-    """The torch module of `spec`, its parameters on the meta device and in `dtype`; a user's own
-    module that is built whole, and buffers of one, as the user makes them.
+    """The torch module of `spec`, its parameters on the meta device and in `dtype`.
+
+    A user's own module is made as its user makes it, whole or not, with buffers in their dtypes.
 
     ModelError for a traced model, of which only memory and work are known.
     """

@@ -193,15 +193,18 @@ def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
         if asked is None
         else " or ".join(dict.fromkeys((asked, "float32")))
     )
-    remedy = (
-        "leave dtype= out, or cast the module first" if common in names else _cast_first(common)
-    )
+    remedy = _cast_first(common)
+    if common in names:
+        remedy = (
+            f"cast the module, or ask for {_word(common)}: precision.parameters of a scenario, "
+            f"dtype= of trace"
+        )
     raise refuse(next(iter(own)), f"parameters in {known}", _word(common), remedy)
 
 
 def _cast_first(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
-        return "cast the module first, as by .float(), and give dtype="
+        return "cast the module first, as by .float()"
     return "make it a buffer, which no strategy shards, or real numbers"
 
 
@@ -247,7 +250,8 @@ def default_batch(step: Faked) -> Batch:
     first = next(tensors_in((step.args, step.kwargs)), None)
     if first is None or not first.dim():
         raise refuse(
-            "inputs", "a tensor with a batch dimension", "none", "give batch=Batch(micro_batch=…)"
+            "inputs", "a tensor with a batch dimension", "none",
+            "make dim 0 of the first input the batch, or give trace batch="
         )
     tokens = not first.is_floating_point() and first.dim() > 1
     return Batch(micro_batch=first.shape[0], sequence_length=first.shape[1] if tokens else 1)

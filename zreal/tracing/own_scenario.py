@@ -63,8 +63,8 @@ def with_module(
     object.__setattr__(made, "_tables", scenario.tables)
     if like not in (None, made.fingerprint):
         raise ArgumentError(
-            where=f"module {name[:60]}", expected=f"the module of all other ranks, {like}",
-            found=f"another traced form, {made.fingerprint}",
+            where=f"module {name[:60]}", expected=f"the module that was predicted, {like}",
+            found=f"another one, {made.fingerprint}",
             remedy="look for a condition on the rank, the time or the environment in it",
         )
     return made

@@ -104,8 +104,11 @@ def trace(
             "it names the model in scenarios and in messages",
         )
     require_word("device", device, DEVICES)
-    if autocast != "none":
-        require_word("device", device, ("cpu",))  # on CUDA autocast casts other operators
+    if autocast != "none" and device != "cpu":
+        raise refuse(
+            "autocast", "none on CUDA, where it casts other operators than on a CPU", autocast,
+            "cast the module as a whole, as by .bfloat16()",
+        )
 
     seen = partial(
         _seen,
@@ -136,7 +139,7 @@ def trace(
 
 
 UNMODELLED = (
-    "what autograd does there is not modelled: leave the unit out of units=, trace more samples, "
+    "what autograd does there is not modelled: leave the unit out of units, take more samples, "
     "or write that part in another way"
 )
 ASKS = (

@@ -171,7 +171,7 @@ def _forward_backward(
             )
             raise refuse(
                 "loss", "one number that depends on the parameters", problem,
-                "give loss=, a function of the output",
+                "give a loss, a function of the output",
             )
         boundaries.begin_backward(result)
         gradients.follow(result, parameters)
@@ -205,7 +205,7 @@ def _default_loss(output: Any) -> Tensor:
         problem = f"an output of type {type(output).__name__} without a loss"
         raise refuse(
             "loss", "a tensor, or an output with .loss", problem,
-            "give loss=, a function of the output",
+            "give a loss, a function of the output",
         )
     return output if output.numel() == 1 else output.float().sum()
 

@@ -212,5 +212,5 @@ def _otherwise(expected: str, found: str) -> ArgumentError:
     return ArgumentError(
         where="module", expected=f"{expected}, as in the first forward", found=found,
         remedy="every forward must run the same units in the same order: what depends on data "
-               "belongs inside one unit, named by units=",
+               "belongs inside one unit, named in units",
     )

@@ -1,5 +1,7 @@
-"""Stand-ins for gradients of which a rank has shards alone: whoever reads one is told so, as
-clipping by torch's own function would else find no gradients, or those of one rank."""
+"""Substitutes for gradients of which a rank has shards alone. Whoever reads one is told so.
+
+torch's own clipping would else find no gradients, or those of one rank.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ class ShardedGradient(Tensor):
 
 @dataclass(slots=True)
 class ShardedGradients:
-    """The stand-ins of `parameters`, which are made once."""
+    """The substitutes of `parameters`, which are made once."""
 
     parameters: Iterable[nn.Parameter]
     _pairs: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
 
     def show(self) -> None:
-        """Backward is over: `grad` of each parameter is its stand-in."""
+        """Backward is over: `grad` of each parameter is its substitute."""
         self._pairs = self._pairs or [
             (each, torch_private.without_memory(ShardedGradient, each)) for each in self.parameters
         ]
@@ -47,7 +49,7 @@ class ShardedGradients:
             parameter.grad = gradient
 
     def hide(self) -> None:
-        """The step is over: `grad` is None where it was the stand-in."""
+        """The step is over: `grad` is None where it was the substitute."""
         for parameter, gradient in self._pairs:
             if parameter.grad is gradient:
                 parameter.grad = None

@@ -54,7 +54,7 @@ def test_every_rank_is_told_who_claims_something_else_than_rank_0(
 ) -> None:
     refused = (
         f"LauncherError: rank 1: expected {said}; start every rank with the same files and the "
-        "same installation"
+        "same installation; a module must not depend on its rank"
     )
     assert answers(ALIKE, ALIKE | other, ALIKE) == [refused] * 3
 

@@ -277,8 +277,10 @@ def residual() -> dict[str, Any]:
 
 
 class Keeping(nn.Module):
-    """Layers whose output depends on what forwards have left in the module: running statistics, a
-    moving average, a counter among the buffers and one that is none."""
+    """Layers whose output depends on what forwards have left in the module.
+
+    That is running statistics, a moving average, a counter among the buffers and one that is none.
+    """
 
     def __init__(self) -> None:
         super().__init__()

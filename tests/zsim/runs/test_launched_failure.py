@@ -47,6 +47,15 @@ def test_the_rank_at_fault_is_the_headline(
     assert error.found.startswith(found) or found in error.found.partition("; rank")[0]
 
 
+@pytest.mark.parametrize("where", ["rank 1", "ranks 1, 3", "ranks 0, 2 and 5 more"])
+def test_what_a_meeting_of_ranks_has_told_to_all_is_said_once(where: str) -> None:
+    told = f"{where}: expected the fingerprint of rank 0, a1, found b2; start all ranks alike"
+    alone = RankFailure(reason=told)
+    assert str(error_of({0: alone, 1: alone}, planned)) == told
+    apart = error_of({0: RankFailure(reason=told), 1: end("ValueError: bad")}, planned)
+    assert "ValueError: bad" in str(apart)
+
+
 def test_a_log_says_why_before_it_says_how(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert told_in(log) == ""

@@ -55,7 +55,7 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
     if norm and (dtypes[1] != "float32" or mixed_weights):  # the input comes first
         expected = "a norm whose weights and buffers are of its input's dtype, or all in float32"
         remedy = (
-            "cast its input, as by x.float(), or trace the module cast as a whole, as by "
+            "cast its input, as by x.float(), or cast the module as a whole, as by "
             ".bfloat16(), with its buffers"
         )
         raise UntraceableError(where=operator, expected=expected, found=mixture, remedy=remedy)

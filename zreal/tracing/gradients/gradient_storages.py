@@ -63,7 +63,7 @@ def gradient_storages(
                 expected=f"a gradient of {nbytes:,} B of its own",
                 found=f"a part of a storage of {births.get(storage, 0):,} B",
                 remedy="give the parameter's gradient room of its own, as by parameter * 1 in "
-                       "forward, or trace more samples",
+                       "forward, or take more samples",
             )
     return marks
 

@@ -35,7 +35,7 @@ def require_gathered(
                     expected=f"a parameter of the unit {of} to be read while that runs, as only "
                              f"then it is gathered",
                     found=f"{reader} reading it {_when(visits[: at.stretch])}",
-                    remedy=f"leave {of} out of units=: its parameters then belong to what "
+                    remedy=f"leave {of} out of units: its parameters then belong to what "
                            f"contains it",
                 )
 

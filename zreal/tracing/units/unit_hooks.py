@@ -197,7 +197,7 @@ class Boundaries:
                     where=self.visits[first].unit,
                     expected="a unit in a unit to have a part in the loss wherever it runs",
                     found="a run whose output is detached, or goes no way into the loss",
-                    remedy="leave it out of units=: it then belongs to the unit that it lies in",
+                    remedy="leave it out of units: it then belongs to the unit that it lies in",
                 )
             self.constant.add(self._ends[first])
             self.visits[first] = replace(self.visits[first], needs_gradient=False)
@@ -280,7 +280,7 @@ class Boundaries:
                 where=fqn,
                 expected="units that run in the module's forward",
                 found="a run of it in the loss",
-                remedy="leave it out of units=, or run it in the forward",
+                remedy="leave it out of units, or run it in the forward",
             )
         if within != self._outer(fqn):
             raise UntraceableError(
@@ -360,7 +360,7 @@ class Boundaries:
                 expected="a unit whose gradients are taken when forward is over",
                 found="torch.autograd.grad, or a backward, within forward that goes through its "
                       "output",
-                remedy="make the module that takes them the unit; units=[] makes the whole model "
+                remedy="make the module that takes them the unit; no units make the whole model "
                        "one",
             )
         if last in self.begun:

@@ -26,6 +26,11 @@ CONSEQUENCES = (
 """Texts of failures that follow from another rank's."""
 LAST, OUTSIDE = "last collective", "outside of torch"
 """Provenance of a failed rank's Run: its last collective, and the place at which it was then."""
+AGREED = re.compile(
+    r"(?P<where>ranks? \d[\d, ]*(?: and \d+ more)?): expected (?P<expected>.*?), "
+    r"found (?P<found>.*?); (?P<remedy>.*)"
+)
+"""The statement of a meeting of ranks about some of them, which all tell alike."""
 ENDS = (
     re.compile(r"address already in use|room for [\d,]+ B|no space left", re.IGNORECASE),
     re.compile(r"exit ?code|signal \d|killed", re.IGNORECASE),
@@ -62,7 +67,11 @@ class RankFailure:
 
 
 def error_of(failures: Mapping[int, RankFailure], planned: Planned) -> RankError:
-    """The failure of the ranks at fault as the headline, and how the others ended."""
+    """The failure of the ranks at fault as the headline, and how the others ended; the statement
+    itself where all make the same one."""
+    reason, *others_say = {end.reason for end in failures.values()}
+    if not others_say and (agreed := AGREED.fullmatch(reason)):
+        return RankError(**agreed.groupdict())
     at_fault, expected, cause = _at_fault(failures, planned)
     others = {rank: end for rank, end in failures.items() if rank not in at_fault}
     rest = "; ".join(_roll_call(others))

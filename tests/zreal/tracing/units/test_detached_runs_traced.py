@@ -137,7 +137,7 @@ def test_in_a_unit_that_goes_on_it_is_refused_with_the_reason_and_traced_as_told
 
     with pytest.raises(
         UntraceableError,
-        match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units=: it then",
+        match=r"1\.inner: .* a run whose output is detached, .*; leave it out of units: it then",
     ):
         trace(make, inputs(), units=["1", "1.inner"])
     assert trace(make, inputs(), units=["1"]).modules

@@ -182,7 +182,7 @@ READ_ELSEWHERE: dict[str, tuple[Callable[[], nn.Module], list[str], tuple[Tensor
 def test_whoever_else_reads_them_finds_shards_which_is_said_with_what_to_do(name: str) -> None:
     make, units, given, message = READ_ELSEWHERE[name]
     with pytest.raises(
-        UntraceableError, match=rf"^{message} reading it .*leave {units[0]} out of units="
+        UntraceableError, match=rf"^{message} reading it .*leave {units[0]} out of units: "
     ):
         trace(make, given, units=units)
     assert trace(make, given, units=units[1:]).modules
