@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.agreement import inexact
 from zreal import torch_private
-from zreal.modules.reference import reference
+from zreal.modules.reference import SingleProcess
 from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
@@ -62,7 +62,7 @@ def test_clipped_training_follows_the_reference_and_differs_from_unclipped(
     assert len(numerics) == ranks
     assert max(checked.largest_relative_difference for checked in numerics) < 1e-3
     steps = len(numerics[0].losses)
-    unclipped = reference(scenario(strategy, ranks, clip_norm=0.0), steps=steps).losses
+    unclipped = SingleProcess(scenario(strategy, ranks, clip_norm=0.0)).train(steps).losses
     by_step = zip(*(checked.losses for checked in numerics), strict=True)
     clipped = [sum(losses) / ranks for losses in by_step]
     assert clipped[0] == pytest.approx(unclipped[0])
