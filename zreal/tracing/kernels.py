@@ -1,5 +1,5 @@
-"""The cost of a dispatched operator, as a Kernel: FLOPs by torch's own public formulas, those of fused
-attention by its two or five products, bytes read and written.
+"""The cost of a dispatched operator, as a Kernel: FLOPs by torch's own public formulas, bytes read
+and written. Fused attention's FLOPs are those of its two or five products.
 
 Views cost nothing and are no kernels. Operators without a formula count no FLOPs, only bytes.
 """
