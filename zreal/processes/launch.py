@@ -8,7 +8,6 @@ its controller is gone.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -29,7 +28,8 @@ from zreal.processes.fork_server import (
     watched_server,
     without_main,
 )
-from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
+from zreal.processes.progress import Progress
+from zreal.processes.rank_process import rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
 from zsim.runs.launch.planned_collectives import Planned
@@ -66,10 +66,10 @@ def launch(
 
     LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
-    import torch.distributed as dist
+    from zreal.processes.rendezvous import store_for_ranks
 
     try:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = store_for_ranks()
     except (OSError, RuntimeError) as error:
         raise not_started(error) from error
     context = multiprocessing.get_context("forkserver")
@@ -112,7 +112,7 @@ def _start(
     host: Sequence[int],
 ) -> RankStatus:
     receiver, sender = context.Pipe(duplex=False)
-    progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
+    progress = Progress(context)
     process = context.Process(
         target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress, host),
         name=f"rank {rank}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -274,3 +275,10 @@ def sums() -> dict[str, Any]:
 def residual() -> dict[str, Any]:
     """Backward has the peak of a sum of gradients."""
     return {"module": Residual(), "inputs": [torch.randn(2, 32, 64)]}
+
+
+def deaf() -> dict[str, Any]:
+    """Code that has SIGTERM and Ctrl-C ignored, as some libraries do."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    return perceptron()
