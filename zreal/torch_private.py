@@ -15,11 +15,11 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor, _sharding_prop, debug
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -55,9 +55,12 @@ def _strided_shards_sought_once() -> Iterator[None]:
     """DTensor seeks strided shards among all arguments of an op once, not once for each tensor.
 
     A foreach op of n tensors scans its 4n arguments n times in torch 2.13: most of the first step
-    of a deep model. What is found is the same.
+    of a deep model. What is found is the same. Older versions do not seek them.
     """
-    original = _sharding_prop._propagate_use_strided_shard_flag
+    original = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
+    if original is None:
+        yield
+        return
     last: list[Any] = [None, True]
 
     def sought_once(op_strategy: Any, op_schema: Any) -> None:
@@ -93,11 +96,9 @@ def flat_parameters(root: FullyShardedDataParallel) -> list[torch.Tensor]:
     return [flat for flat in flats if flat is not None]
 
 
-def ddp_bucket_caps() -> tuple[int, int]:
-    """Default caps in bytes of DistributedDataParallel's first and later buckets."""
-    first: int = dist._DEFAULT_FIRST_BUCKET_BYTES
-    later: int = distributed._DEFAULT_BUCKET_CAP_MB * 1024 * 1024
-    return first, later
+def rank_map(mesh: DeviceMesh) -> torch.Tensor:
+    """The ranks of a mesh in host memory, which meshes derived from it view."""
+    return mesh._rank_map
 
 
 def forget_peak(tracker: FSDPMemTracker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
@@ -40,6 +41,10 @@ def placements() -> list[Any]:
     return [(each.placements, each.to_local().shape) for each in made]
 
 
+@pytest.mark.skipif(
+    not hasattr(_sharding_prop, "_propagate_use_strided_shard_flag"),
+    reason=f"torch {torch.__version__} seeks no strided shards",
+)
 def test_placements_are_those_of_torch_alone_and_torch_is_as_it_was() -> None:
     original = _sharding_prop._propagate_use_strided_shard_flag
     with torch_private.fake_group(rank=1, world_size=4):

@@ -6,6 +6,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.sampling import one_in
 from zreal import torch_private
@@ -131,7 +134,9 @@ def test_ddp_of_transformers_reduces_the_same_buckets_and_peaks_within_five_perc
     assert expected == {phase: pytest.approx(highest[phase], rel=0.05) for phase in highest}
 
 
-def test_bucket_caps_are_torchs_own():
+def test_bucket_caps_are_torchs_own() -> None:
     """1 MiB for the first bucket, then the default of DistributedDataParallel, in MiB."""
-    first, default = torch_private.ddp_bucket_caps()
-    assert (first, default) == (FIRST_BUCKET_CAP_MB * MIB, BUCKET_CAP_MB * MIB)
+    with torch_private.fake_group(rank=0, world_size=2):
+        default = DistributedDataParallel(nn.Linear(1, 1)).bucket_bytes_cap
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == FIRST_BUCKET_CAP_MB * MIB
+    assert default == BUCKET_CAP_MB * MIB
