@@ -1,5 +1,5 @@
-"""The cost of a dispatched operator, as a Kernel: FLOPs by torch's own public formulas, bytes read
-and written.
+"""The cost of a dispatched operator, as a Kernel: FLOPs by torch's own public formulas, those of fused
+attention by its two or five products, bytes read and written.
 
 Views cost nothing and are no kernels. Operators without a formula count no FLOPs, only bytes.
 """
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from zsim.ir.ops import Kernel
 
@@ -26,7 +26,8 @@ _UNREAD = dict.fromkeys(_LOOKUPS, 0) | {
 number of each row, its backward none."""
 
 _NO_WORK = ("empty", "new_empty")
-_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_FUSED_ATTENTION = "_scaled_dot_product_"
+_CPU_ATTENTION = f"{_FUSED_ATTENTION}flash_attention_for_cpu"
 _IS_CAUSAL = {
     _CPU_ATTENTION: 4,
     f"{_CPU_ATTENTION}_backward": 7,
@@ -133,14 +134,8 @@ def _formula(name: str) -> Any:
 def _flops(
     func: Any, name: str, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
 ) -> int:
-    if name == _CPU_ATTENTION:
-        query, key, value = (tensor.shape for tensor in arguments[:3])
-        return int(sdpa_flop_count(query, key, value)) // _halves(name, arguments, options)
-    if name == f"{_CPU_ATTENTION}_backward":
-        gradient, query, key, value = (tensor.shape for tensor in arguments[:4])
-        return int(sdpa_backward_flop_count(gradient, query, key, value)) // _halves(
-            name, arguments, options
-        )
+    if name.startswith(_FUSED_ATTENTION):
+        return _attention_flops(name, arguments) // _halves(name, arguments, options)
     if (
         name == "_grouped_mm"
     ):  # a row or a column of what has no groups of its own meets one group of the other
@@ -152,6 +147,17 @@ def _flops(
         if formula
         else 0
     )
+
+
+def _attention_flops(name: str, arguments: tuple[Any, ...]) -> int:
+    """FLOPs of two products in forward and five in backward, for each head of the query.
+
+    Heads may share keys and values, of which torch 2.11 has no formula.
+    """
+    backward = name.endswith("backward")
+    query, key, value = (tensor.shape for tensor in arguments[backward:][:3])
+    depth = 3 * query[3] + 2 * value[3] if backward else query[3] + value[3]
+    return 2 * math.prod(query[:3]) * key[2] * depth
 
 
 def _halves(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> int:
