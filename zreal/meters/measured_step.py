@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.memory import MemoryMeter, memory_record
 from zreal.meters.mesh_groups import device_mesh
@@ -97,10 +98,11 @@ class MeasuredRank:
         are made.
 
         Buffers of the model count nothing, as no strategy models them, nor do tensors that it keeps
-        in plain attributes.
+        in plain attributes, nor the scenario's mesh, which the user has made.
         """
         with self.meter.uncounted():
-            self.meter.watch(*model.buffers(), *_attributes(model))
+            ranks = torch_private.rank_map(self.mesh)
+            self.meter.watch(*model.buffers(), *_attributes(model), ranks)
         with self.meter.span() as span:
             yield
             self.recorder.settle()

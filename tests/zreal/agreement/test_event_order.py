@@ -103,6 +103,8 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
         meter = MemoryMeter(log=True)
         model = modules.build(case.model, seed=case.seed, checkpointing=case.checkpointing)
         with meter:
+            with meter.uncounted():
+                meter.watch(torch_private.rank_map(mesh))
             meter.watch(*model.parameters())
             subject = SUBJECTS[case.strategy](case, model, mesh, made)
             assert meter.events is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.zreal.tracing.user_modules import Case
+from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.held_memory import held_bytes
 from zreal.meters.memory import MemoryMeter, memory_record
@@ -31,7 +32,7 @@ class Subject:
         with self.meter, self.recorder:
             with self.meter.span() as span:
                 with self.meter.uncounted():
-                    self.meter.watch(*module.buffers())
+                    self.meter.watch(*module.buffers(), torch_private.rank_map(mesh))
                 self.subject = SUBJECTS[case.strategy](
                     case, module, mesh,
                     lambda fqns: self.meter.watch(*map(module.get_parameter, fqns)),

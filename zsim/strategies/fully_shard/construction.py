@@ -18,12 +18,11 @@ from zsim.strategies.fully_shard.param_group import FSDPParamGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedMesh:
-    """Host memory of torch's DeviceMesh that is derived from another: 2-D, or for an int reshard.
+    """Host memory with which torch's DeviceMesh derives another: 2-D, or for an int reshard.
 
-    A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a
-    byte per rank) and lists the match (an int64 for each of two axes). It does so for each
-    parameter of a 2-D mesh, and for each group of an int reshard. Source:
-    torch/distributed/device_mesh.py, get_coordinate.
+    To find its own coordinate a rank compares the map of ranks with itself (a byte per rank) and
+    lists the match (an int64 for each of two axes). It does so for each parameter of a 2-D mesh,
+    and for each group of an int reshard. Source: torch/distributed/device_mesh.py, get_coordinate.
 
     `resharded_to`: the ranks that an int reshard is over, 0 where there is none.
     """
@@ -31,12 +30,6 @@ class DerivedMesh:
     training: Training
     mesh: Mesh
     resharded_to: int
-
-    @property
-    def rank_map(self) -> list[MemoryEvent]:
-        """The map, made with the first group."""
-        needed = (self.mesh.dp_replicate > 1 or self.resharded_to) and self.training.device == "cpu"
-        return [Alloc("mesh.rank_map", "communication", 4 * self.mesh.world_size)] if needed else []
 
     def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
         """One search of this rank's coordinate."""
@@ -59,7 +52,7 @@ def construction(
     parameters, they are made in two bytes, or cast group by group.
     """
     step, element = StepBuilder(), DTYPE_NBYTES[derived.training.precision.stepped]
-    once, made_whole = derived.rank_map, derived.training.model.made_whole
+    made_whole = derived.training.model.made_whole
     casts = made_whole and derived.training.precision.stepped != MASTER_DTYPE
     for group in groups.values() if made_whole else ():
         exact = [
@@ -75,7 +68,7 @@ def construction(
             whole += [Free(f"{p.fqn}.exact")] if casts else []
         if whole:
             step.issue("alloc", group.fqn, stream="host", memory=whole)
-        shards, once = [*once, *derived.lookup(of="group")], []
+        shards = derived.lookup(of="group")
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
             shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
