@@ -30,6 +30,7 @@ from zreal.processes.rank_status import BUILDING, REFERENCE
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_numerics import rank_numerics
 from zreal.reference_cost import SAMPLES, num_steps
+from zreal.torch_versions import other_peaks, require_version
 from zreal.tracing.own_scenario import with_module
 from zreal.zero.measured_zero import train_own
 from zsim.errors import ArgumentError, BackendUnavailableError
@@ -50,8 +51,9 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     """The user's choice, or "observer" where torch has the strategy itself, else "executor".
 
     ArgumentError where the chosen one cannot run the strategy, BackendUnavailableError where
-    none can.
+    none can with this torch.
     """
+    require_version(scenario)
     able = [
         name
         for name, table in (("observer", SUBJECTS), ("executor", RANKS))
@@ -186,7 +188,7 @@ def fake_rank(
         )
 
 
-def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
+def provenance(scenario: Scenario, *, device: Device) -> dict[str, str]:
     """Versions, device, seed and scenario with which a reader can repeat the run."""
     return {
         "torch": torch.__version__,
@@ -199,7 +201,7 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "computes_in": scenario.precision.narrowest,
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
                      else os.cpu_count()),
-    } | _module_provenance(scenario)
+    } | _module_provenance(scenario) | other_peaks(scenario, device=device)
 
 
 def _module_provenance(scenario: Scenario) -> dict[str, str]:

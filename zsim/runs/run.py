@@ -24,6 +24,7 @@ from zsim.runs.run_figures import Collectives, ExposedCommunication, PeakMemory
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict
 from zsim.scenario.scenario import Scenario
+from zsim.version import TORCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +292,9 @@ class Comparison:
         lines = [f"{self.measured.scenario}: {self.predicted.backend} against {real}, "
                  f"{counted(self.measured.world_size, 'rank')}"]
         lines += [f"  {self.replaced}"] if self.replaced else []
+        torch = self.measured.provenance.get("torch", "")
+        if torch and not torch.startswith(f"{TORCH}."):
+            lines += [f"  measured with torch {torch}; the Program is that of torch {TORCH}"]
         for check in self.checks:
             first, *rest = check.detail.splitlines() or [""]
             status = "FAILED " if check.status == "failed" else ""

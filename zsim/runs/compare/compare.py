@@ -24,6 +24,9 @@ CONTEXT = 3
 MEMORY_BOUND = 0.05
 TIME_BOUND = 0.1
 
+OTHER_PEAKS = "other_peaks"
+"""Provenance of a measured Run whose torch frees within a step otherwise than the Program does: the
+reason. Peaks of its steps are not compared."""
 WIRE_SHARE = 0.01
 """Share by which bytes on the wire may differ: TCP repeats some of what a shaped link dropped."""
 PREAMBLE = 48
@@ -80,7 +83,7 @@ def compare(
         *_wire_bytes(predicted, measured),
         _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
-        *compare_caches(predicted, measured, ranks),
+        *compare_caches(predicted, measured, ranks, blind=_other_peaks(measured)),
         numerics(predicted, measured),
         step_time,
         *compare_timelines(predicted, measured, ranks, step_time=step_time),
@@ -339,9 +342,10 @@ def _memory(
     for phase in PHASES:
         in_phase = [pair for pair in pairs if pair.phase == phase]
         if in_phase:
-            yield _phase_memory(
-                f"peak memory, {phase}", in_phase, _blind(predicted, measured, "memory"), bound
-            )
+            blind = _blind(predicted, measured, "memory")
+            if phase != "construction":
+                blind = blind or _other_peaks(measured)
+            yield _phase_memory(f"peak memory, {phase}", in_phase, blind, bound)
     yield _rest(pairs, predicted, measured)
     yield _parts(
         [pair for pair in pairs if pair.phase != "construction"], predicted, measured, bound
@@ -372,7 +376,7 @@ def _rest(pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord) -
 
 def _parts(pairs: list[_Pair], predicted: RunRecord, measured: RunRecord, bound: float) -> Check:
     """Forward, backward, optimizer and zero_grad of both steps."""
-    blind = _blind(predicted, measured, "memory")
+    blind = _blind(predicted, measured, "memory") or _other_peaks(measured)
     if blind or not pairs:
         return Check(
             name=memory_by_part.NAME, status="unsupported",
@@ -417,6 +421,11 @@ def _memory_by_kind(pairs: list[_Pair]) -> Check:
 def _blind(predicted: RunRecord, measured: RunRecord, what: str) -> str:
     blind = [run.backend for run in (predicted, measured) if not sees(run, what)]
     return f"unsupported: {' and '.join(blind)} cannot see {what}" if blind else ""
+
+
+def _other_peaks(measured: RunRecord) -> str:
+    reason = measured.provenance.get(OTHER_PEAKS, "")
+    return f"unsupported: {reason}" if reason else ""
 
 
 def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Check:
