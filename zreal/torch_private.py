@@ -272,6 +272,7 @@ def c10d_calls(
         op: Any = getattr(torch.ops.c10d, name.removeprefix("c10d::")).default
 
         def call(keys: Any, *args: Any, op: Any = op, name: str = name) -> Any:
+            __tracebackhide__ = True
             return seen(name, args, lambda: op.redispatch(keys & after, *args))
 
         library.impl(name, call, "BackendSelect", with_keyset=True)

@@ -70,7 +70,7 @@ def launch_error(
     have issued, as far as that is known."""
     bad = [rank for rank in ranks if not rank.done]
     died = [rank for rank in bad if rank.ended_at and not rank.error]
-    raised = [rank for rank in bad if rank.error and not _is_consequence(rank.error)]
+    raised = [rank for rank in bad if rank.error and not is_consequence(rank.error)]
     codes_unknown = all(rank.process.exitcode == UNKNOWN_EXIT_CODE for rank in died)
     if died and not raised and codes_unknown and (end := server_end(patience_s=CLOSING_S)):
         with_it = f"and ranks {[rank.rank for rank in died]} with it; {roll_call(ranks)}"
@@ -103,7 +103,8 @@ def _results(ranks: list[RankStatus]) -> dict[int, Any]:
     return {rank.rank: rank.result for rank in ranks if rank.result is not None}
 
 
-def _is_consequence(error: str) -> bool:
+def is_consequence(error: str) -> bool:
+    """True for the text of an error on a rank whose peer has failed."""
     return any(text in error for text in LOST_CONNECTION)
 
 

@@ -15,8 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -66,6 +66,32 @@ def launch(
 
     LaunchError when any rank fails, or when not all are done after `timeout_s` seconds.
     """
+    with started(target, arguments, world_size=world_size, hosts=hosts) as ranks:
+        try:
+            _supervise(
+                ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s, program=program,
+                look=look,
+            )
+        finally:
+            with undisturbed():
+                for rank in ranks:
+                    rank.receive()
+                if kept is not None:
+                    kept |= {rank.rank: rank.result for rank in ranks if rank.result is not None}
+        return [rank.result for rank in ranks]
+
+
+@contextmanager
+def started(
+    target: str, arguments: dict[str, Any], *, world_size: int, hosts: Sequence[Sequence[int]] = (),
+    preload: Sequence[str] = (), commanded: bool = False,
+) -> Iterator[list[RankStatus]]:
+    """Context manager of started ranks that run `target` (see `launch`); at its end none is left.
+
+    `preload`: modules that the fork server imports, if it is not there yet, for all of its ranks.
+    `commanded`: the function also receives `commands`, by which it reads what RankStatus.command
+    sends, and answers.
+    """
     import torch.distributed as dist
 
     try:
@@ -73,23 +99,20 @@ def launch(
     except (OSError, RuntimeError) as error:
         raise not_started(error) from error
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, *preload])
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share this machine's cores
     ranks: list[RankStatus] = []
     all_started = threading.Event()
     with watched_server(all_started):
         try:
             for rank in range(world_size):
-                started = _start(
+                begun = _start(
                     context, target, json.dumps(arguments), rank=rank, world_size=world_size,
-                    port=store.port, host=hosts[rank] if hosts else (),
+                    port=store.port, host=hosts[rank] if hosts else (), commanded=commanded,
                 )
-                _add(started, ranks, world_size)
+                _add(begun, ranks, world_size)
             all_started.set()
-            _supervise(
-                ranks, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s, program=program,
-                look=look,
-            )
+            yield ranks
         except (OSError, EOFError) as error:
             is_closed = isinstance(error, EOFError | ConnectionError)
             if end := server_end(patience_s=CLOSING_S if is_closed else 0.0):
@@ -98,31 +121,30 @@ def launch(
             raise not_started(error) from error
         finally:
             with undisturbed():
-                for started in ranks:
-                    started.receive()
                 _end(ranks)
-            if kept is not None:
-                kept |= {rank.rank: rank.result for rank in ranks if rank.result is not None}
             del store
-    return [rank.result for rank in ranks]
 
 
 def _start(
     context: Any, target: str, arguments: str, *, rank: int, world_size: int, port: int,
-    host: Sequence[int],
+    host: Sequence[int], commanded: bool,
 ) -> RankStatus:
     receiver, sender = context.Pipe(duplex=False)
+    commands = context.Pipe(duplex=False) if commanded else (None, None)
     progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
     process = context.Process(
-        target=rank_main, args=(target, arguments, rank, world_size, port, sender, progress, host),
-        name=f"rank {rank}",
+        target=rank_main, name=f"rank {rank}",
+        args=(target, arguments, rank, world_size, port, sender, progress, host, commands[0]),
     )
     with without_main():
         process.start()
-    sender.close()
+    for end in (sender, commands[0]):
+        if end is not None:
+            end.close()
     os.set_blocking(receiver.fileno(), False)
     return RankStatus(
-        rank=rank, process=process, pipe=receiver, progress=progress, server=server_pid()
+        rank=rank, process=process, pipe=receiver, progress=progress, server=server_pid(),
+        commands=commands[1],
     )
 
 
@@ -140,6 +162,18 @@ def _supervise(
     look: Look = lambda _: None,
 ) -> None:
     """Wait until every rank is done; LaunchError shortly after one fails, or at the deadline."""
+    attend(ranks, deadline=deadline, look=look)
+    if not all(rank.done for rank in ranks):
+        raise launch_error(ranks, timeout_s, program)
+
+
+def attend(
+    ranks: list[RankStatus], *, deadline: float, look: Look = lambda _: None, ending: bool = True
+) -> None:
+    """Wait until every rank is done, or until shortly after the first one fails, or the deadline.
+
+    `ending`: a rank that is done, or that has failed, ends next.
+    """
     waiting = list(ranks)
     failed_at = 0.0
     while waiting:
@@ -155,14 +189,12 @@ def _supervise(
             rank.note_progress()
             rank.receive()
             if rank.done or rank.error or rank.process.exitcode is not None:
-                rank.process.join(0.5 if rank.done or rank.error else 0)
+                rank.process.join(0.5 if ending and (rank.done or rank.error) else 0)
                 rank.receive()
                 rank.ended_at = time.monotonic()
                 waiting.remove(rank)
                 failed_at = failed_at or (0.0 if rank.done else rank.ended_at)
         look(ranks)
-    if not all(rank.done for rank in ranks):
-        raise launch_error(ranks, timeout_s, program)
 
 
 def _end(ranks: list[RankStatus]) -> None:
@@ -181,3 +213,5 @@ def _end(ranks: list[RankStatus]) -> None:
             os.killpg(rank.process.pid, signal.SIGKILL)
         rank.process.close()
         rank.pipe.close()
+        if rank.commands is not None:
+            rank.commands.close()

@@ -25,7 +25,7 @@ PROGRESS_BYTES = 200
 
 def rank_main(
     target: str, arguments: str, rank: int, world_size: int, port: int, pipe: Connection,
-    progress: Any, host: Sequence[int] = (),
+    progress: Any, host: Sequence[int] = (), commands: Connection | None = None,
 ) -> None:
     """Call `target` ("module:function") and send its result or error to the controller.
 
@@ -51,7 +51,7 @@ def rank_main(
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         result = function(
             json.loads(arguments), rank=rank, world_size=world_size, port=port, progress=announce,
-            keep=keep,
+            keep=keep, **({} if commands is None else {"commands": Commands(commands, pipe)}),
         )
         message, code = json.dumps({"result": result}), 0
     except BaseException as error:
@@ -59,6 +59,22 @@ def rank_main(
     _send(pipe, message)
     pipe.close()
     os._exit(code)
+
+
+class Commands:
+    """Commands of the controller to this rank, each of which it answers."""
+
+    def __init__(self, source: Connection, pipe: Connection) -> None:
+        self._source, self._pipe = source, pipe
+
+    def receive(self) -> str:
+        """The next command; EOFError once the controller has closed the pipe."""
+        return self._source.recv_bytes().decode()
+
+    def answer(self, result: Any, *, error: str = "") -> None:
+        """Answer by a result, with the line of the error where there is one."""
+        message = {"part": result, "error": error} if error else {"result": result}
+        _send(self._pipe, json.dumps(message))
 
 
 def _error_text(error: BaseException) -> str:
@@ -99,6 +115,7 @@ def _die_with_controller() -> None:
 
 
 def _end_after(sentinel: int) -> None:
-    """Wait for the controller's end, then end this rank, even inside a collective."""
+    """Wait for the controller's end, then end this rank, even inside a collective, and what it has
+    started."""
     wait([sentinel])
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)

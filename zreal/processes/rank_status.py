@@ -37,6 +37,8 @@ class RankStatus:
     progress: Any
     server: int | None = None
     """Process id of the fork server that started it."""
+    commands: Connection | None = None
+    """Pipe to a rank that takes commands."""
     unread: bytearray = field(default_factory=bytearray)
     """Bytes of a message whose end has not arrived."""
     stack: list[bytes] = field(default_factory=list)
@@ -51,6 +53,14 @@ class RankStatus:
     """Changes of the last collective that the controller has seen."""
     moved_at: float = 0.0
     _seen_collective: str = ""
+
+    def command(self, text: str) -> None:
+        """Send a short command. The rank is not done again until it has answered; one that has died
+        is seen by whoever waits for it."""
+        assert self.commands is not None
+        self.done, self.error, self.result, self.ended_at = False, "", None, 0.0
+        with suppress(OSError):
+            self.commands.send_bytes(text.encode())
 
     @property
     def last_collective(self) -> str:

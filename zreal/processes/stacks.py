@@ -58,23 +58,33 @@ def answer_when_asked(descriptor: int) -> None:
 
 
 def innermost_frames(ranks: Sequence[RankStatus]) -> dict[int, Frame]:
-    """The frame of each of `ranks` that answers, by rank."""
+    """The innermost frame of each of `ranks` that answers, by rank."""
+    return {rank: frames[0] for rank, frames in stacks(ranks).items()}
+
+
+def stacks(ranks: Sequence[RankStatus]) -> dict[int, tuple[Frame, ...]]:
+    """The frames of each of `ranks` that answers, innermost first, by rank."""
     asked = [rank for rank in ranks if ASK is not None and _answers(rank.process.pid)]
     for rank in asked:
         rank.stack.clear()
         with suppress(ProcessLookupError):
             os.kill(rank.process.pid, ASK or 0)
-    limit = time.monotonic() + ANSWER_S
-    while time.monotonic() < limit and not all(rank.stack for rank in asked):
-        time.sleep(0.01)
+    limit, lengths = time.monotonic() + ANSWER_S, [-1]
+    while time.monotonic() < limit and not (
+        all(lengths) and lengths == [len(rank.stack) for rank in asked]
+    ):
+        lengths = [len(rank.stack) for rank in asked]
+        time.sleep(0.01)  # a stack comes line by line
         for rank in asked:
             rank.receive()
-    frames = {rank.rank: next(map(FRAME.search, rank.stack), None) for rank in asked}
-    return {
-        rank: Frame(match["file"].decode(), int(match["line"]), match["function"].decode())
-        for rank, match in frames.items()
-        if match
+    frames = {
+        rank.rank: tuple(
+            Frame(match["file"].decode(), int(match["line"]), match["function"].decode())
+            for match in map(FRAME.search, rank.stack) if match
+        )
+        for rank in asked
     }
+    return {rank: stack for rank, stack in frames.items() if stack}
 
 
 def _answers(pid: int) -> bool:
