@@ -1,0 +1,221 @@
+"""Every rank is judged: the first to fail is the headline, and what follows stands below it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.zreal.testing.conftest import RankSessions
+from zreal.testing.roll_call import roll_call
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.gloo
+
+
+def test_an_assertion_on_a_rank_shows_its_values_and_the_other_ranks_ends(
+    sessions: RankSessions
+) -> None:
+    report = sessions.failure("""
+@pytest.mark.ranks(3)
+def test_it(rank):
+    value = rank.index
+    assert value != 1
+""")
+    head, *_, passed = report.splitlines()
+
+    assert head == "rank 1 of 3 failed first: AssertionError: assert 1 != 1 (test_user.py:8)"
+    assert ">       assert value != 1\nE       assert 1 != 1\n" in report
+    assert passed == "ranks 0, 2 passed"
+
+
+def test_the_same_failure_on_all_ranks_is_shown_once(sessions: RankSessions) -> None:
+    report = sessions.failure("""
+@pytest.mark.ranks(3)
+def test_it(rank):
+    sys.exit(0)
+""")
+    assert report.splitlines()[0] == "ranks 0-2 of 3 failed alike: SystemExit: 0 (test_user.py:7)"
+    assert report.count("SystemExit: 0") == 2
+
+
+def test_the_first_rank_to_fail_by_time_is_the_headline(sessions: RankSessions) -> None:
+    sessions.end_when(lambda ranks: all(rank.error for rank in ranks))
+    report = sessions.failure("""
+@pytest.mark.ranks(2)
+def test_it(rank, tmp_path):
+    if rank.index == 1:
+        (tmp_path / "failed").touch()
+        raise ValueError("first")
+    while not (tmp_path / "failed").exists():
+        time.sleep(0.01)
+    time.sleep(0.05)
+    raise ValueError("second")
+""")
+    head, *_, other = report.splitlines()
+
+    assert head == "rank 1 of 2 failed first: ValueError: first (test_user.py:9)"
+    assert other == "rank 0 failed too: ValueError: second (test_user.py:13)"
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)",
+         "was killed by SIGKILL (often the system's out-of-memory killer)"),
+        ("os._exit(3)", "exited with code 3"),
+    ],
+    ids=["SIGKILL", "exit"],
+)
+def test_a_rank_that_dies_is_named_and_lost_connections_are_consequences(
+    sessions: RankSessions, end: str, how: str
+) -> None:
+    sessions.end_when(lambda ranks: all(rank.error for rank in (ranks[0], ranks[2])))
+    report = sessions.failure(f"""
+@pytest.mark.ranks(3)
+def test_it(rank):
+    dist.all_reduce(torch.ones(2))
+    if rank.index == 1:
+        {end}
+    dist.all_reduce(torch.ones(2))
+""")
+    head, *others = report.splitlines()
+
+    assert head == f"rank 1 of 3 {how}, last collective: all_reduce #0 of 2 float32 over world"
+    assert all("failed after it: RuntimeError: " in line for line in others), others
+    named = " ".join(line.partition(" failed")[0] for line in others)
+    assert re.findall(r"\d", named) == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "texts"),
+    [
+        ("all_reduce(torch.ones(4))", "all_reduce(torch.ones(4, dtype=torch.int64))",
+         ("all_reduce #1 of 4 float32", "all_reduce #1 of 4 int64")),
+        ("all_reduce(torch.ones(4))", "all_reduce(torch.ones(5))",
+         ("all_reduce #1 of 4 float32", "all_reduce #1 of 5 float32")),
+        ("broadcast(torch.ones(4), 0)", "broadcast(torch.ones(4), 1)",
+         ("broadcast #1 of 4 float32, root 0", "broadcast #1 of 4 float32, root 1")),
+        ("barrier()", "all_reduce(torch.ones(4))", ("barrier #1", "all_reduce #1 of 4 float32")),
+    ],
+    ids=["dtype", "size", "root", "op"],
+)
+def test_different_collectives_fail_at_once_with_the_minority_named(
+    sessions: RankSessions, first: str, second: str, texts: tuple[str, str]
+) -> None:
+    """gloo itself returns wrong numbers for other dtypes, and waits or aborts for the others."""
+    sessions.end_when(
+        lambda ranks: all("#1" in rank.last_collective for rank in ranks)
+        and any(rank.error for rank in ranks)
+    )
+    report = sessions.failure(f"""
+@pytest.mark.ranks(3)
+def test_it(rank):
+    dist.barrier()
+    if rank.index == 1:
+        dist.{second}
+    else:
+        dist.{first}
+""")
+    assert report.splitlines()[:3] == [
+        "ranks enter different collectives",
+        f"  ranks 0, 2: {texts[0]} over world",
+        f"  rank 1: {texts[1]} over world  <- the minority",
+    ]
+    assert "site-packages" not in report
+
+
+def test_a_hang_shows_the_ranks_by_their_place_in_the_code_the_minority_first(
+    sessions: RankSessions
+) -> None:
+    others = "ranks 0, 1, 3, last collective: all_reduce #1 of 2 float32 over world"
+    sessions.end_when(lambda ranks: others in roll_call(ranks))
+    report = sessions.failure("""
+@pytest.mark.ranks(4)
+def test_it(rank):
+    dist.all_reduce(torch.ones(2))
+    if rank.index == 2:
+        absent()
+    dist.all_reduce(torch.ones(2))
+
+def absent():
+    time.sleep(3600)
+""")
+    head, first, sleeping, caller, majority, *frames = report.splitlines()
+
+    assert head == "the test did not end on ranks 0-3 within 60 s"
+    assert first == "rank 2, last collective: all_reduce #0 of 2 float32 over world"
+    assert sleeping.endswith('test_user.py", line 13, in absent')
+    assert caller.endswith('test_user.py", line 9, in test_it')
+    assert majority == others
+    assert frames[-1].endswith('test_user.py", line 10, in test_it')
+    assert "in all_reduce" in frames[0]
+
+
+def test_a_body_that_leaves_a_rank_in_a_collective_is_told_without_a_timeout(
+    sessions: RankSessions
+) -> None:
+    report = sessions.failure("""
+@pytest.mark.ranks(3, timeout=3600)
+def test_it(rank):
+    pair = dist.new_group([0, 1])
+    if rank.index != 1:
+        dist.all_reduce(torch.ones(2), group=pair)
+""")
+    assert report.splitlines()[:2] == [
+        "ranks were left in a collective: the test has ended on ranks that they wait for",
+        "rank 0 waits in all_reduce #0 of 2 float32 over ranks [0, 1] for rank 1",
+    ]
+    assert 'test_user.py", line 9, in test_it' in report
+    assert report.splitlines()[-1] == "ranks 1, 2 passed"
+
+
+def test_a_collective_that_nobody_waits_for_is_missed_on_the_other_rank(
+    sessions: RankSessions
+) -> None:
+    assert sessions.failure("""
+@pytest.mark.ranks(2)
+def test_it(rank):
+    if rank.index:
+        dist.all_reduce(torch.ones(2), async_op=True)
+""") == (
+        "ranks end the test after different numbers of collectives\n"
+        "  rank 0: 0 over world\n"
+        "  rank 1: 1 over world"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "head"),
+    [
+        ("raise ValueError('before')\n    yield", "failed first: ValueError: before"),
+        ("yield\n    raise ValueError('after')", "failed alike: ValueError: after"),
+    ],
+    ids=["set-up", "teardown"],
+)
+def test_fixtures_that_fail_on_ranks_are_reported(
+    sessions: RankSessions, source: str, head: str
+) -> None:
+    condition = "if rank.index == 1: " if "before" in source else ""
+    report = sessions.failure(f"""
+@pytest.fixture
+def failing(rank):
+    {condition}{source}
+
+@pytest.mark.ranks(2)
+def test_it(rank, failing):
+    pass
+""")
+    assert head in report.splitlines()[0]
+
+
+def test_a_module_that_only_ranks_cannot_import_is_reported(sessions: RankSessions) -> None:
+    report = sessions.failure("""
+if dist.is_initialized():
+    raise ValueError("on a rank")
+
+@pytest.mark.ranks(2)
+def test_it(rank):
+    pass
+""")
+    assert report.splitlines()[0] == "ranks 0, 1 of 2 failed alike: ValueError: on a rank"

@@ -1,0 +1,31 @@
+"""Tests whose body runs on every rank: a pytest plugin, and what test modules import.
+
+README.md of this folder begins with an example. Each public name is loaded when it is first used,
+so that the plugin alone does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zreal.testing.pool import RankPool as RankPool
+    from zreal.testing.rank import Rank as Rank
+    from zreal.testing.verdict import RanksFailed as RanksFailed
+
+_MODULES = {
+    "Rank": "zreal.testing.rank",
+    "RankPool": "zreal.testing.pool",
+    "RanksFailed": "zreal.testing.verdict",
+}
+"""Every public name, and the module that defines it."""
+
+__all__ = [*_MODULES]
+
+
+if not TYPE_CHECKING:  # to a type checker every misspelling would be an object
+
+    def __getattr__(name: str) -> object:
+        """A public name, loaded when it is first used (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)

@@ -1,0 +1,188 @@
+"""Ranks of a test: processes with a process group that answer calls, until they are ended.
+
+They hold nothing of the test's own; `zreal.processes.launch` starts, supervises and ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from zreal.processes.launch import attend, started
+from zreal.processes.rank_status import RankStatus
+from zreal.testing.bodies import CALL, END
+from zreal.testing.leftovers import MARK, end_leftovers, leftovers
+from zreal.testing.roll_call import stranded
+from zreal.testing.session import environment
+from zreal.testing.verdict import RanksFailed, judge
+from zsim.errors import ArgumentError
+
+Backend = Literal["gloo", "nccl"]
+TARGET = "zreal.testing.rank_session:serve"
+PRELOAD = ("zreal.testing.preloaded",)
+SETUP_S = 120.0
+"""Seconds, besides the timeout, in which imports and fixtures may end: the first start loads torch.
+"""
+GENTLE_S = 5.0
+"""Seconds in which ranks of a failed test may tear down their fixtures."""
+
+
+class _Stranded(Exception):  # noqa: N818 - no error, but a reason to wait no longer
+    pass
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranks:
+    """Processes of a world, started when they are first called, and again after a failure."""
+
+    world_size: int
+    backend: Backend = "gloo"
+    timeout_s: float
+    session: dict[str, Any] | None = None
+    """Session of pytest in which the ranks answer calls (`zreal.testing.session`)."""
+    folder: Path
+    """Folder of output, logs and values, which only this user can read; removed at the end."""
+    left: list[str] = field(default_factory=list)
+    """Commands of processes that the ranks have left behind, which were ended."""
+    warnings: list[tuple[str, str, str, int]] = field(default_factory=list)
+    """Warnings of the ranks: text, category, file, line."""
+    _ranks: list[RankStatus] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _mark: str = ""
+    _numbers: Any = field(default_factory=count)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start the ranks, and wait until all are at the body. RanksFailed where a fixture fails.
+        """
+        if self._ranks:
+            return
+        self._mark = uuid.uuid4().hex
+        arguments = {
+            "folder": str(self.folder), "backend": self.backend, "session": self.session,
+            "environment": environment() | {MARK: self._mark}, "cwd": os.getcwd(), "path": sys.path,
+        }
+        self._ranks = self._stack.enter_context(started(
+            TARGET, arguments, world_size=self.world_size, preload=PRELOAD, commanded=True
+        ))
+        self._attend("the set-up of the test", self.timeout_s + SETUP_S)
+
+    def call(self, values: object, *, is_example: bool = False) -> list[Any]:
+        """Call the body with `values` on all ranks, and return what each returned, by rank.
+
+        See `judge` for what it raises. Ranks that fail are ended. Of hypothesis' examples many may
+        fail, so after those ranks go on if all have entered the same collectives.
+        """
+        number = next(self._numbers)
+        data = _pickled(values)
+        self.start()
+        file = self.folder / f"call_{number}"
+        file.write_bytes(data)
+        self._command(f"{CALL} {number}")
+        self._attend("the test", self.timeout_s, goes_on=is_example)
+        file.unlink()
+        return [self._result(number, rank) for rank in self._ranks]
+
+    def finish(self) -> None:
+        """Let the ranks tear down their fixtures and end; RanksFailed where that fails, or where
+        processes are left."""
+        if not self._ranks:
+            return
+        self._command(END)
+        self._attend("the teardown of the test", self.timeout_s, ending=True)
+        told = [warning for rank in self._ranks for warning in rank.result.get("warnings", ())]
+        self.warnings += dict.fromkeys(map(tuple, told))
+        self.left += leftovers(self._mark, sessions=self._sessions())
+        self.stop()
+
+    def stop(self) -> None:
+        """End the ranks, whatever they do, and what they have started."""
+        ranks, self._ranks = self._ranks, []
+        sessions = [rank.process.pid for rank in ranks]
+        self._stack.close()
+        if ranks:
+            end_leftovers(self._mark, sessions=sessions)
+
+    def _sessions(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    def _command(self, text: str) -> None:
+        for rank in self._ranks:
+            rank.command(text)
+
+    def _attend(
+        self, what: str, timeout_s: float, *, ending: bool = False, goes_on: bool = False
+    ) -> None:
+        """Wait for the answers of all ranks, and judge them; ranks that fail are stopped."""
+        try:
+            self._wait(time.monotonic() + timeout_s, ending=ending)
+            judge(self._ranks, timeout_s=timeout_s, what=what)
+        except RanksFailed:
+            if not goes_on or not self._stand_together():
+                self.end()
+            raise
+
+    def _stand_together(self) -> bool:
+        """True where all ranks have answered, after the same collectives."""
+        counts = [rank.result["counts"] for rank in self._ranks if self._has_answered(rank)]
+        return len(counts) == self.world_size and all(each == counts[0] for each in counts)
+
+    def end(self) -> None:
+        """End the ranks; fixtures are torn down first where no rank has died or waits."""
+        if all(self._has_answered(rank) for rank in self._ranks):
+            self._command(END)
+            self._wait(time.monotonic() + GENTLE_S, ending=True)
+        self.stop()
+
+    @staticmethod
+    def _has_answered(rank: RankStatus) -> bool:
+        is_alive = rank.process.exitcode is None
+        return is_alive and isinstance(rank.result, dict) and "counts" in rank.result
+
+    def _wait(self, deadline: float, *, ending: bool) -> None:
+        def look(ranks: Sequence[RankStatus]) -> None:
+            if stranded(ranks):
+                raise _Stranded
+
+        with suppress(_Stranded):
+            attend(self._ranks, deadline=deadline, look=look, ending=ending)
+
+    def _result(self, number: int, rank: RankStatus) -> Any:
+        if not rank.result.get("has_result"):
+            return None
+        file = self.folder / f"result_{number}_{rank.rank}"
+        value = pickle.loads(file.read_bytes())
+        file.unlink()
+        return value
+
+
+def _pickled(values: object) -> bytes:
+    try:
+        return pickle.dumps(values)
+    except Exception as error:
+        raise ArgumentError(
+            where="a call of ranks",
+            expected="a function at the top of a module, and values that pickle can write",
+            found=f"{type(error).__name__}: {error}",
+            remedy="make in the body what cannot be sent, as from a seed",
+        ) from error

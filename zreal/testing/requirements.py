@@ -1,0 +1,67 @@
+"""Requirements of a test on ranks: a body that ranks can call, torch, and devices."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import inspect
+import os
+import tempfile
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+HOST_ID = "NCCL_HOSTID"
+"""Variable by which users let several NCCL ranks share a GPU."""
+
+
+def unfit(item: pytest.Item) -> str:
+    """The reason for which ranks cannot call the body of a test; "" for none."""
+    owner = getattr(item, "cls", None)
+    if owner is not None and issubclass(owner, unittest.TestCase):
+        return "marker ranks: expected a function or a method of a plain class, found one of a " \
+               "unittest.TestCase; derive the class from nothing, and use fixtures"
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
+        return "marker ranks: expected a plain function, found a coroutine; call asyncio.run in it"
+    return ""
+
+
+def missing(backend: str, world_size: int) -> str:
+    """The reason for which a backend is not there for so many ranks; "" where it is."""
+    if importlib.util.find_spec("torch") is None:
+        return "marker ranks: expected torch, found none; pip install 'zsim[real]'"
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return "marker ranks: expected torch.distributed, found a torch without it"
+    if backend != "nccl":
+        return ""
+    devices = torch.cuda.device_count()
+    needed = 1 if HOST_ID in os.environ else world_size
+    if devices >= needed and dist.is_nccl_available():
+        return ""
+    return f"marker ranks: nccl: expected {needed} CUDA devices, found {devices}"
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip a test; the report names the line of the test, and none of this package."""
+    skipped: Any = pytest.skip.Exception(reason)
+    skipped._use_item_location = True
+    raise skipped
+
+
+@contextmanager
+def devices_alone(backend: str) -> Iterator[None]:
+    """Context manager in which no other test of this user has the GPUs of this machine."""
+    if backend != "nccl":
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"zreal-gpus-{os.getuid()}.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,66 @@
+"""Roll-call of ranks that do not end: those at the same place of the code together, the minority
+first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zreal.processes.fork_server import is_stopped
+from zreal.processes.rank_status import RankStatus
+from zreal.processes.stacks import Frame, stacks
+from zreal.testing.names import is_member, named
+from zsim.runs.launch.planned_collectives import number_of
+
+BELOW = ("/zreal/testing/rank_plugin.py", "/zreal/testing/bodies.py", "/pluggy/")
+"""Parts of the names of files from which the body of a test, or a fixture, is called."""
+MOST_FRAMES = 12
+
+
+def roll_call(ranks: Sequence[RankStatus]) -> str:
+    """The ranks that have not ended, by stack and last collective, and those that have."""
+    waiting = [rank for rank in ranks if not rank.done]
+    frames = stacks(waiting)
+    alike: dict[tuple[str, tuple[Frame, ...]], list[RankStatus]] = {}
+    for rank in waiting:
+        alike.setdefault((rank.last_collective, body_frames(frames.get(rank.rank, ()))), []).append(
+            rank
+        )
+    lines = []
+    for (last, body), members in sorted(alike.items(), key=lambda item: len(item[1])):
+        lines.append(f"{named([rank.rank for rank in members])}, last collective: {last}")
+        if any(is_stopped(rank.process.pid) for rank in members):
+            lines.append("    stopped, as by SIGSTOP or a debugger")
+        lines += [f"    {frame}" for frame in body[:MOST_FRAMES]]
+    ended: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.done:
+            ended.setdefault(rank.result["outcome"], []).append(rank.rank)
+    return "\n".join([*lines, *(f"{named(which)} {how}" for how, which in ended.items())])
+
+
+def body_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Frames of the body of a test, the innermost first, without what called it."""
+    calls = (frame for frame in frames if any(part in frame.file for part in BELOW))
+    below = next(calls, None)
+    return tuple(frames if below is None else frames[: frames.index(below)])
+
+
+def stranded(ranks: Sequence[RankStatus]) -> str:
+    """The report of ranks in a collective that a rank has left out for good, since it has ended; ""
+    where none is seen to be."""
+    ended = [rank for rank in ranks if rank.done]
+    lines = []
+    for rank in ranks:
+        number, group = number_of(rank.last_collective), rank.last_collective.partition(" over ")[2]
+        absent = [
+            other.rank for other in ended
+            if is_member(other.rank, group) and other.result["counts"].get(group, 0) <= number
+        ]
+        if absent and not rank.done:
+            lines.append(f"rank {rank.rank} waits in {rank.last_collective} for {named(absent)}")
+    if not lines:
+        return ""
+    return "\n".join([
+        "ranks were left in a collective: the test has ended on ranks that they wait for", *lines,
+        roll_call(ranks),
+    ])
