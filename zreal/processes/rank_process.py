@@ -118,4 +118,4 @@ def _end_after(sentinel: int) -> None:
     """Wait for the controller's end, then end this rank, even inside a collective, and what it has
     started."""
     wait([sentinel])
-    os.killpg(0, signal.SIGKILL)
+    os.killpg(os.getpid(), signal.SIGKILL)
