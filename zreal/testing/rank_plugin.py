@@ -6,6 +6,7 @@ has judged already, marks among it, is not judged again.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 import warnings
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest._io import TerminalWriter
 
 from zreal.testing.bodies import Served, call_function, failure, function_error, trimmed
 from zreal.testing.pytest_plugin import RANK
@@ -68,6 +70,7 @@ class RankPlugin:
         vars(config.option).update(self.session["options"])
         for line in self.session["markers"]:
             config.addinivalue_line("markers", line)
+        config.pluginmanager.register(_NoTerminal(), "terminalreporter")
 
     @pytest.fixture
     def tmp_path(self) -> Path:
@@ -127,6 +130,13 @@ class RankPlugin:
     def _answer(self, outcome: dict[str, Any]) -> None:
         self.answered = True
         self.served.answer(outcome)
+
+
+class _NoTerminal:
+    """The terminal of a session that prints nothing; pytest 8 asks it how to colour values."""
+
+    def __init__(self) -> None:
+        self._tw = TerminalWriter(io.StringIO())
 
 
 def _body(item: pytest.Function) -> tuple[Callable[..., object], dict[str, Any]]:
