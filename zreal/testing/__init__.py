@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zreal.testing.judgement.verdict import RanksFailed as RanksFailed
+    from zreal.testing.on_rank.rank import Rank as Rank
     from zreal.testing.pool import RankPool as RankPool
-    from zreal.testing.rank import Rank as Rank
-    from zreal.testing.verdict import RanksFailed as RanksFailed
 
 _MODULES = {
-    "Rank": "zreal.testing.rank",
+    "Rank": "zreal.testing.on_rank.rank",
     "RankPool": "zreal.testing.pool",
-    "RanksFailed": "zreal.testing.verdict",
+    "RanksFailed": "zreal.testing.judgement.verdict",
 }
 """Every public name, and the module that defines it."""
 

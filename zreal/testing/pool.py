@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from zreal.testing import output
+from zreal.testing.judgement import output
+from zreal.testing.judgement.verdict import RanksFailed
 from zreal.testing.ranks import Backend, Ranks
 from zreal.testing.session import session_of
-from zreal.testing.verdict import RanksFailed
 
 
 class RankPool:

@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from zreal.testing.marker import RanksMarker
-    from zreal.testing.rank import Rank
+    from zreal.testing.on_rank.rank import Rank
 
 MARKER = (
     "ranks(4, timeout=30, backend='gloo'): run the body on every rank of a process group; "

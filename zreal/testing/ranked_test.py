@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from zreal.testing import output
+from zreal.testing.judgement import output
+from zreal.testing.judgement.verdict import RanksFailed
 from zreal.testing.ranks import Ranks
 from zreal.testing.requirements import devices_alone
 from zreal.testing.session import session_of
-from zreal.testing.verdict import RanksFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,16 +21,16 @@ from typing import Any, Literal
 
 from zreal.processes.launch import attend, started
 from zreal.processes.rank_status import RankStatus
-from zreal.testing.bodies import CALL, END
-from zreal.testing.leftovers import MARK, end_leftovers, leftovers
-from zreal.testing.roll_call import stranded
+from zreal.testing.judgement.leftovers import MARK, end_leftovers, leftovers
+from zreal.testing.judgement.roll_call import stranded
+from zreal.testing.judgement.verdict import RanksFailed, judge
+from zreal.testing.on_rank.bodies import CALL, END
 from zreal.testing.session import environment
-from zreal.testing.verdict import RanksFailed, judge
 from zsim.errors import ArgumentError
 
 Backend = Literal["gloo", "nccl"]
-TARGET = "zreal.testing.rank_session:serve"
-PRELOAD = ("zreal.testing.preloaded",)
+TARGET = "zreal.testing.on_rank.rank_session:serve"
+PRELOAD = ("zreal.testing.on_rank.preloaded",)
 SETUP_S = 120.0
 """Seconds, besides the timeout, in which imports and fixtures may end: the first start loads torch.
 """

@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from tests.zreal.testing.conftest import RankSessions
-from zreal.testing.equality import differing_element, differing_part, digested, parts, report
 from zreal.testing.names import named
+from zreal.testing.on_rank.equality import (
+    differing_element,
+    differing_part,
+    digested,
+    parts,
+    report,
+)
 from zsim.errors import ArgumentError
 
 pytest_plugins = ["pytester"]

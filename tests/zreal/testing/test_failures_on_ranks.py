@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.zreal.testing.conftest import RankSessions
-from zreal.testing.roll_call import roll_call
+from zreal.testing.judgement.roll_call import roll_call
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.gloo

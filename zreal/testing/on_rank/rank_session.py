@@ -20,10 +20,10 @@ from zreal.processes.rank_device import start_group, take_device, tell_hosts_apa
 from zreal.processes.rank_process import Commands
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
-from zreal.testing.bodies import Served, call_function, function_error
-from zreal.testing.collective_checks import CollectiveChecks
-from zreal.testing.rank import Rank
-from zreal.testing.rank_plugin import run_session
+from zreal.testing.on_rank.bodies import Served, call_function, function_error
+from zreal.testing.on_rank.collective_checks import CollectiveChecks
+from zreal.testing.on_rank.rank import Rank
+from zreal.testing.on_rank.rank_plugin import run_session
 
 STREAMS = ("stdout", "stderr")
 UNLIMITED = timedelta(days=365)

@@ -11,7 +11,7 @@ from zreal.processes.stacks import Frame, stacks
 from zreal.testing.names import is_member, named
 from zsim.runs.launch.planned_collectives import number_of
 
-BELOW = ("/zreal/testing/rank_plugin.py", "/zreal/testing/bodies.py", "/pluggy/")
+BELOW = ("/zreal/testing/on_rank/", "/pluggy/")
 """Parts of the names of files from which the body of a test, or a fixture, is called."""
 MOST_FRAMES = 12
 

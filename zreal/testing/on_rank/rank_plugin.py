@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from _pytest._io import TerminalWriter
 
-from zreal.testing.bodies import Served, call_function, failure, function_error, trimmed
+from zreal.testing.on_rank.bodies import Served, call_function, failure, function_error, trimmed
 from zreal.testing.pytest_plugin import RANK
 
 AUTOLOAD = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"

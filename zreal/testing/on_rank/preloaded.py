@@ -9,7 +9,7 @@ from importlib import import_module
 
 import _pytest
 
-import zreal.testing.rank_session as rank_session
+import zreal.testing.on_rank.rank_session as rank_session
 
 __all__ = ["rank_session"]
 

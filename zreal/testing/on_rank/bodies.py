@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from zreal.processes.rank_process import Commands
-from zreal.testing.collective_checks import CollectiveChecks, CollectiveMismatchError
-from zreal.testing.rank import Rank
+from zreal.testing.on_rank.collective_checks import CollectiveChecks, CollectiveMismatchError
+from zreal.testing.on_rank.rank import Rank
 
 END, CALL = "end", "call"
 """Commands of the controller; a number follows the second."""

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from zreal.testing.collective_checks import CollectiveChecks
-from zreal.testing.equality import (
+from zreal.testing.on_rank.collective_checks import CollectiveChecks
+from zreal.testing.on_rank.equality import (
     Forms,
     Part,
     differing_element,

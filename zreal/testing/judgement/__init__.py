@@ -1,0 +1,1 @@
+"""The judgement of all ranks: who failed first, what is left running, what each has printed."""
