@@ -7,6 +7,7 @@ from typing import Any
 
 from zsim.analysis.lint.case import LintCase
 from zsim.analysis.lint.finding import LintFinding
+from zsim.errors import shown
 
 TABLES = (
     "strategy", "optimizer", "activation_checkpointing", "wrapping", "execution", "allocator",
@@ -29,7 +30,7 @@ def idle_keys(case: LintCase) -> Iterator[LintFinding]:
             if other is None or other.scenario == case.scenario or not _same(case, other):
                 continue
             yield LintFinding(
-                fact=f"{table}.{key} = {_shown(value)} changes neither the Program nor a time nor "
+                fact=f"{table}.{key} = {shown(value)} changes neither the Program nor a time nor "
                      "a byte here",
                 remedy="leave it out, or see in scenarios/README.md what it needs",
             )
@@ -52,9 +53,3 @@ def _same(case: LintCase, other: LintCase) -> bool:
 def _reserves(case: LintCase) -> bool:
     """True where the caching allocator's setting counts: on GPUs alone."""
     return case.scenario.expandable_segments and case.scenario.cluster.kind == "cuda"
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-

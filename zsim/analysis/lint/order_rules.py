@@ -9,6 +9,7 @@ from math import ceil
 from zsim.analysis.alternatives import moved
 from zsim.analysis.lint.case import LintCase
 from zsim.analysis.lint.finding import LintFinding, compared
+from zsim.errors import shown
 from zsim.io.units import format_bytes
 from zsim.scenario import refusals
 
@@ -74,10 +75,9 @@ def idle_prefetch(case: LintCase) -> Iterator[LintFinding]:
         other = case.with_options(**{name: defaults[name]})
         if other is None or other.step_ns * (1 - NO_FASTER) > case.step_ns:
             continue
-        value = getattr(options, name)
         yield compared(
             case, other,
-            fact=f"{name} = {str(value).lower()} makes the step no faster",
+            fact=f"{name} = {shown(getattr(options, name))} makes the step no faster",
             remedy="leave it out; `zsim show --time` says what would hide communication",
         )
 
