@@ -18,7 +18,7 @@ processes would cost more than the arithmetic. No other file knows simpy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -30,7 +30,9 @@ from zsim.engine.folding import Meetings, representatives
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
 from zsim.engine.timeline import NO_DELAYS, CostModel, Delays, Timeline, Times
 from zsim.errors import DeadlockError
-from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.ledger import label
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
 
 UNKNOWN = -1
@@ -62,7 +64,7 @@ class Prepared:
         contention: bool = True,
     ) -> None:
         """Arguments as of `simulate`."""
-        self.costs, self.assignment = costs, program.assignment
+        self.costs, self.program, self.assignment = costs, program, program.assignment
         self.schedules = [
             RankSchedule(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks
         ]
@@ -212,7 +214,7 @@ class _Engine:
     collector."""
 
     def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
-        self.costs = prepared.costs
+        self.costs, self.prepared = prepared.costs, prepared
         self.representatives = prepared.representatives
         self.clock = _Clock()
         self.links = SharedLinks(self.clock)
@@ -243,11 +245,9 @@ class _Engine:
         for rank, segment in self.ranks:
             self._advance(rank, segment)
         self.clock.run()
-        stuck = [
-            (rank, op) for rank, _ in self.ranks if (op := rank.schedule.next_op(rank.frontier))
-        ]
+        stuck = [rank for rank, _ in self.ranks if rank.schedule.next_op(rank.frontier)]
         if stuck:
-            raise _deadlock(stuck)
+            raise _deadlock(self.prepared, stuck)
         issued: _Issued = {}
         times = {rank.rank: _times(rank, issued) for rank, _ in self.ranks}
         step = max((max(each.ends, default=0) for each in times.values()), default=0)
@@ -363,15 +363,28 @@ def _mismatch(rank: _Rank, arrival: Arrival, collective: _Collective) -> Deadloc
     )
 
 
-def _deadlock(stuck: list[tuple[_Rank, Op]]) -> DeadlockError:
-    """The error that names, by rank, the first op without an end."""
-    stories = []
-    for rank, op in stuck[:8]:
-        arrived = (
-            "arrived, waits for its group" if rank.starts[op.index] != UNKNOWN else "cannot start"
-        )
-        stories.append(f"rank {rank.rank} at op {op.index} ({op.kind} {op.unit} over "
-                       f"{op.group or op.stream}: {arrived})")
+def _deadlock(prepared: Prepared, stuck: list[_Rank]) -> DeadlockError:
+    """The error whose table has the ring of ranks that wait for one another, and how their Programs
+    differ."""
+    waits = [wait for rank in stuck for wait in _waits(prepared, rank)]
+    table = "\n  ".join(wait_table(prepared.program, waits, stretch="steady"))
     return DeadlockError(
-        where="simulation", expected="every op to end", found="a deadlock: " + "; ".join(stories)
+        where="simulation",
+        expected="ranks of one group to issue the same collectives in the same order",
+        found=f"a deadlock of {named_ranks([rank.rank for rank in stuck])}:\n  {table}",
     )
+
+
+def _waits(prepared: Prepared, rank: _Rank) -> Iterator[Wait]:
+    """The collectives at which `rank` has arrived and simulated members of the group have not."""
+    for stream in sorted(rank.frontier.arrived):
+        index = rank.schedule.queues[stream][rank.frontier.heads[stream]]
+        arrival = rank.schedule.arrivals[index]
+        members = prepared.communicators[rank.rank][arrival.group][1]
+        collective = rank.communicators[arrival.group].pending.get(arrival.ordinal)
+        there = {member.rank for member, _ in collective.arrived} if collective else set(members)
+        if absent := tuple(member for member in members if member not in there):
+            op = f"op {index} ({label(rank.schedule.ops[index])})"
+            yield Wait(
+                rank=rank.rank, group=arrival.group, seq=arrival.ordinal, op=op, absent=absent
+            )

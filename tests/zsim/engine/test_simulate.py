@@ -188,6 +188,9 @@ def test_lookahead_of_one_hides_what_can_be_hidden_and_of_two_nothing_more():
     assert times[0] > times[1] == times[2]
 
 
+COSTS_OF_FOUR = Costs(cluster=load_cluster("dgx-h100", ranks=4))
+
+
 def collective(index: int, group: str, unit: str = "a") -> Op:
     return Op(
         index=index, kind="all_reduce", unit=unit, stream="all_reduce", group=group, nbytes=64
@@ -202,12 +205,33 @@ def test_ranks_that_issue_collectives_in_different_orders_are_named():
     swapped = (collective(0, "dp_replicate"), collective(1, "world"))
     kinds = tuple(RankProgram(construction=(), first=(), steady=ops) for ops in (swapped, ordered))
     program = Program(mesh=mesh, ranks=kinds, assignment=(0, 1, 1, 1))
-    stuck = (
-        r"rank 0 at op 0 \(all_reduce a over dp_replicate: arrived.*"
-        r"rank 1 at op 0 \(all_reduce a over world"
-    )
-    with pytest.raises(DeadlockError, match=stuck):
-        simulate(program, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)
+    with pytest.raises(DeadlockError) as caught:
+        simulate(program, costs=COSTS_OF_FOUR, all_ranks=True)
+    assert [line.rstrip() for line in str(caught.value).splitlines()] == [
+        "simulation: expected ranks of one group to issue the same collectives in the same order, "
+        "found a deadlock of ranks 0, 1, 2, 3:",
+        "  rank  waits in                                 for     first difference",
+        "  0     op 0 (all_reduce a), #0 of dp_replicate  rank 2  op 0 (all_reduce a over "
+        "dp_replicate, 64 B); on rank 2 op 0 (all_reduce a over world, 64 B)",
+        "  2     op 0 (all_reduce a), #0 of world         rank 0  op 0 (all_reduce a over world, "
+        "64 B); on rank 0 op 0 (all_reduce a over dp_replicate, 64 B)",
+    ]
+
+
+@pytest.mark.quality
+def test_a_rank_that_skips_a_collective_is_named_by_those_that_wait_for_it():
+    """Rank 0 issues one collective less, so nothing closes a ring: the table has all that wait."""
+    whole = (collective(0, "world"), collective(1, "world", unit="b"))
+    kinds = tuple(RankProgram(construction=(), first=(), steady=ops) for ops in (whole[:1], whole))
+    program = Program(mesh=Mesh(dp_shard=4), ranks=kinds, assignment=(0, 1, 1, 1))
+    with pytest.raises(DeadlockError) as caught:
+        simulate(program, costs=COSTS_OF_FOUR, all_ranks=True)
+    first, _, *waits = str(caught.value).splitlines()
+    assert first.endswith("found a deadlock of ranks 1, 2, 3:")
+    assert [line.split() for line in waits] == [
+        f"{rank} op 1 (all_reduce b), #1 of world rank 0 op 1 (all_reduce b over world, 64 B); on "
+        "rank 0 nothing more".split() for rank in (1, 2, 3)
+    ]
 
 
 def test_ten_runs_are_equal():

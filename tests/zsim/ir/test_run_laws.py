@@ -490,7 +490,9 @@ def test_a_deadlock_breaks_a_law_which_names_the_ring_of_ops_and_ranks():
     assert program_laws.breaches(CROSSED) == (
         "every op can run: program 0, steady: a deadlock: "
         f"on rank 0 {shards_first}; on rank 2 {replicas_first}; "
-        f"on rank 3 {shards_first}; on rank 1 {replicas_first}",
+        f"on rank 3 {shards_first}; on rank 1 {replicas_first}; "
+        "first difference: on rank 0 op 0 (all_reduce dp_shard over dp_shard, 8 B); "
+        "on rank 2 op 0 (all_reduce dp_replicate over dp_replicate, 8 B)",
     )
     with pytest.raises(DeadlockError):
         simulate(CROSSED, costs=Costs(cluster=load_cluster("dgx-h100", ranks=4)), all_ranks=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from zsim.analysis.flight_recorder.dump_file import Dump, DumpEntry
 from zsim.io.units import format_time
+from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks, rings
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "alltoall_base", "reduce_scatter_v",
           "all_gather_v", "_all_to_all_base")
@@ -23,7 +24,6 @@ FEWEST_MATCHED = 8
 """Matched collectives from which on a rank counts as late."""
 LATE_NS = 1_000_000
 """Median delay behind the rank before it, from which a rank counts as late."""
-MOST_LISTED = 8
 Calls = dict[int, dict[int, list[DumpEntry]]]
 """Entries of one group by rank and number."""
 
@@ -37,18 +37,6 @@ class DumpFinding:
     seq: int
     ranks: tuple[int, ...]
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """A rank inside a collective, and the ranks that have not entered it."""
-
-    rank: int
-    group: str
-    seq: int
-    op: str
-    absent: tuple[int, ...]
-    at: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +117,8 @@ def _first_difference(
                 alike[tuple(of(entry) for entry in entries)].append(rank)
             if len(alike) > 1:
                 odd, *others = sorted(alike.items(), key=lambda item: (len(item[1]), -item[1][0]))
-                told = "; ".join(f"{_ranks(ranks)} {_issued(present[ranks[0]], kind)}"
-                                 for _, ranks in (odd, *others)[:MOST_LISTED])
+                told = "; ".join(f"{named_ranks(ranks)} {_issued(present[ranks[0]], kind)}"
+                                 for _, ranks in (odd, *others)[:MOST_TOLD])
                 yield DumpFinding(
                     kind=kind, group=called, seq=seq, ranks=tuple(odd[1]),
                     text=f"#{seq} of {called}: {told}",
@@ -139,11 +127,12 @@ def _first_difference(
         absent = [rank for rank in members if max(calls.get(rank, {0: []})) < seq]
         if absent and present and not all(e.completed for es in present.values() for e in es):
             inside = next(iter(present.values()))[0].op
-            last = "; ".join(_last(by_rank[rank]) for rank in absent[:MOST_LISTED])
+            last = "; ".join(_last(by_rank[rank]) for rank in absent[:MOST_TOLD])
             yield DumpFinding(
                 kind="missing", group=called, seq=seq, ranks=tuple(absent),
-                text=f"#{seq} of {called}: {_ranks(absent)} never entered {inside}, in which "
-                     f"{_ranks(list(present))} {'waits' if len(present) == 1 else 'wait'}; {last}",
+                text=f"#{seq} of {called}: {named_ranks(absent)} never entered {inside}, in which "
+                     f"{named_ranks(list(present))} "
+                     f"{'waits' if len(present) == 1 else 'wait'}; {last}",
             )
             return
 
@@ -197,29 +186,15 @@ def _waits(
 
 def _opposite(waits: Sequence[Wait]) -> Iterator[DumpFinding]:
     """The rings of ranks that wait for each other, each told once."""
-    by_rank = {wait.rank: wait for wait in waits}
-    told: set[frozenset[int]] = set()
-    for start in by_rank:
-        path = [start]
-        while (wait := by_rank.get(path[-1])) is not None:
-            following = next((rank for rank in wait.absent if rank in by_rank), None)
-            if following is None:
-                break
-            if following in path:
-                ring = path[path.index(following):]
-                if len(ring) > 1 and frozenset(ring) not in told:
-                    told.add(frozenset(ring))
-                    steps = "; ".join(
-                        f"rank {rank} waits in {by_rank[rank].op} #{by_rank[rank].seq} of "
-                        f"{by_rank[rank].group}" for rank in ring
-                    )
-                    yield DumpFinding(
-                        kind="opposite order", group=by_rank[ring[0]].group,
-                        seq=by_rank[ring[0]].seq, ranks=tuple(ring),
-                        text=f"groups are used in another order by other ranks: {steps}",
-                    )
-                break
-            path.append(following)
+    for ring in rings(waits):
+        steps = "; ".join(
+            f"rank {wait.rank} waits in {wait.op} #{wait.seq} of {wait.group}" for wait in ring
+        )
+        yield DumpFinding(
+            kind="opposite order", group=ring[0].group, seq=ring[0].seq,
+            ranks=tuple(wait.rank for wait in ring),
+            text=f"groups are used in another order by other ranks: {steps}",
+        )
 
 
 def _late(calls: Mapping[str, Calls]) -> Iterator[DumpFinding]:
@@ -240,9 +215,3 @@ def _late(calls: Mapping[str, Calls]) -> Iterator[DumpFinding]:
                          f"{group}, by {format_time(behind)} in the median (by the clocks of the "
                          "nodes)",
                 )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MOST_LISTED]))
-    more = f" and {len(ranks) - MOST_LISTED} more" if len(ranks) > MOST_LISTED else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from zsim.ir.ledger import label
+from zsim.ir.order.waits import MOST_TOLD, difference
 from zsim.ir.program import Program, ProgramSection
 
 if TYPE_CHECKING:
     import networkx
-
-MOST_TOLD = 8
-"""The most ranks of a ring that a message tells of."""
 
 WaitRing = list[tuple[int, tuple[int, int]]]
 """Ranks, each with an op and a later one that waits for it."""
 
 
 def deadlock(program: Program, *, stretch: ProgramSection) -> str:
-    """A ring of ops in `stretch` that wait for one another, rank by rank; "" where every op can
-    run.
+    """A ring of ops in `stretch` that wait for one another, rank by rank, and the first collectives
+    in which its ranks differ; "" where every op can run.
 
     Ranks that issue in one order have none, for an op waits for earlier ones only. Of several
     orders one rank each is asked at first, as if all groups of a name were one. That has every ring
@@ -42,7 +40,14 @@ def deadlock(program: Program, *, stretch: ProgramSection) -> str:
         ops = program.of_rank(rank).phase(stretch)
         before, after = (f"op {index} ({label(ops[index])})" for index in places)
         told.append(f"on rank {rank} {after} comes after {before}")
-    return "; ".join([*told, *(["…"] if len(ring) > MOST_TOLD else [])])
+    kinds: dict[frozenset[int], str] = {}
+    for (rank, _), (other, _) in pairwise((*ring, *ring[:1])):
+        pair = frozenset(program.assignment[each] for each in (rank, other))
+        if len(pair) > 1 and pair not in kinds:
+            differs = difference(program, rank, other, stretch=stretch)
+            kinds[pair] = f"first difference: on rank {rank} {differs}"
+    cut = ["…"] if len(ring) > MOST_TOLD else []
+    return "; ".join([*told, *cut, *list(kinds.values())[:MOST_TOLD]])
 
 
 def _ring(digraph: networkx.DiGraph) -> WaitRing:
