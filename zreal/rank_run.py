@@ -26,7 +26,7 @@ from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
-from zreal.processes.rank_status import BUILDING, REFERENCE
+from zreal.processes.rank_status import BUILDING, NO_COLLECTIVE, REFERENCE
 from zreal.processes.rendezvous import rendezvous
 from zreal.rank_numerics import rank_numerics
 from zreal.reference_cost import SAMPLES, num_steps
@@ -155,7 +155,7 @@ def launched_rank(
         scenario = with_module(
             scenario, arguments["module"], device=device, like=arguments["fingerprint"]
         )
-        progress("")  # built: no collective yet
+        progress(NO_COLLECTIVE)
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     start_group(
         c10d_backend(scenario, device), store=store, rank=rank, world_size=world_size,

@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
 from zreal.cluster.meeting import meet, store_of
 from zreal.numerics_choice import NumericsChoice, choose_numerics
 from zreal.processes.host_memory import require_device_memory
+from zreal.processes.progress import KEPT
 from zreal.processes.rank_device import present_nbytes, start_group, take_device
 from zreal.processes.rank_settings import settle
-from zreal.processes.rank_status import BUILDING, NO_COLLECTIVE
+from zreal.processes.rank_status import BUILDING, MOVES_OF_A_RUN, NO_COLLECTIVE, RECENT_S
 from zreal.processes.stacks import main_frame
 from zreal.rank_run import (
     RENDEZVOUS_S,
@@ -48,7 +51,8 @@ from zsim.models.training_options import Device
 from zsim.runs import saved
 from zsim.runs.backend import MOST_SECONDS
 from zsim.runs.launch import rank_results
-from zsim.runs.launch.launched_failure import LAST, OUTSIDE
+from zsim.runs.launch.launched_failure import BEFORE, LAST, OUTSIDE, SEPARATOR
+from zsim.runs.launch.planned_collectives import number_of
 from zsim.runs.numerics_mode import NUMERICS_MODES
 from zsim.scenario.scenario import Scenario, load, parse
 from zsim.version import __version__
@@ -67,8 +71,15 @@ class WorkerRun:
     interpreter: str
     results: Path | None
     choice: NumericsChoice = field(default_factory=lambda: NumericsChoice(mode="none"))
-    last_collective: str = NO_COLLECTIVE
+    recent: deque[str] = field(default_factory=partial(deque, [NO_COLLECTIVE], maxlen=KEPT))
+    """The collectives that it has entered lately."""
+    moved_at: float = 0.0
     so_far: RankRun | None = None
+
+    @property
+    def text(self) -> str:
+        """The run as text, the same on all its ranks and another where results go elsewhere."""
+        return str(self.results or "")
 
     def write(self, *, failure: str = "", outside: str = "") -> None:
         """Write this rank's result so far, which is complete once it has a step time.
@@ -79,7 +90,8 @@ class WorkerRun:
             return
         own = self.so_far or RankRun(rank=self.launched.rank, phases={})
         run = self.record((own,))
-        end = {LAST: self.last_collective} if failure else {}
+        *before, last = self.recent
+        end = {LAST: last, BEFORE: SEPARATOR.join(before)} if failure else {}
         end |= {OUTSIDE: outside} if outside else {}
         complete = own.step_time_ns is not None and not failure
         with _WRITING:
@@ -96,7 +108,13 @@ class WorkerRun:
 
     def note(self, collective: str) -> None:
         """Note the collective that this rank enters."""
-        self.last_collective = collective
+        self.recent.append(collective)
+        self.moved_at = time.monotonic()
+
+    def gets_on(self) -> bool:
+        """True where this rank is past its first collectives, and entered another a moment ago."""
+        is_recent = time.monotonic() - self.moved_at < RECENT_S
+        return number_of(self.recent[-1]) >= MOVES_OF_A_RUN and is_recent
 
     def record(self, ranks: tuple[RankRun, ...]) -> RunRecord:
         """The Run of some ranks of this world."""
@@ -138,8 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
     run = WorkerRun(scenario, launched, device, interpreter, options.results)
     last_words.end_with_torchrun()
     last_words.start(
-        options.timeout, last_collective=lambda: run.last_collective,
-        say=lambda reason: _say(run, reason),
+        options.timeout, last_collective=lambda: run.recent[-1],
+        gets_on=run.gets_on, say=lambda reason: _say(run, reason),
     )
     try:
         own = _trained(run, options)
@@ -245,7 +263,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
         scenario, asked=options.numerics, backend="zreal.worker", device=device,
         processes=launched.local_world_size, timeout_s=options.timeout,
     )
-    store = store_of(launched, timeout_s=patience_s)
+    store = store_of(launched, run.text, timeout_s=patience_s)
     claims = {
         "fingerprint of scenario and module": scenario.fingerprint, "interpreter": run.interpreter,
         "device": device, "version of zsim": __version__, "version of torch": torch.__version__,
@@ -269,7 +287,7 @@ def _tell_others(run: WorkerRun, error: Exception, *, timeout_s: float) -> None:
     """Have the other ranks, which wait for this one, end with the reason that it has."""
     run.write(failure=_first_line(error))
     with suppress(ZsimError):  # its own error says more
-        store = store_of(run.launched, timeout_s=timeout_s)
+        store = store_of(run.launched, run.text, timeout_s=timeout_s)
         meet(store, run.launched, {}, "", timeout_s=timeout_s, failure=_first_line(error))
 
 
@@ -306,17 +324,22 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """The exit code of `command`; errors of ours are printed as one line."""
+    """The exit code of `command`, however it ends; errors of ours are printed as one line."""
     try:
         return command()
     except ZsimError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.write(f"{visible(error.details)}\n" if error.details else "")
         return error.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
 
 
 if __name__ == "__main__":
     code = run_command(main)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Python's own exit ends with SIGABRT while a thread of gloo still runs
+    os._exit(code)  # Python's own exit takes seconds, or ends with SIGABRT, as gloo's threads run

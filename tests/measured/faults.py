@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,10 +35,14 @@ from tests.measured.launched_faults import (
 from tests.support.faults import CHANGES, ENDS, FULL_DISK, Fault
 from tests.support.folders import PARITY
 from zreal.processes import launch
+from zreal.processes.failure_report import LaunchError
+from zreal.processes.fork_server import server_pid
 from zsim.calibration.machine import machine_file
-from zsim.ir.run import IncompleteRunError
+from zsim.io.processes import children
+from zsim.ir.run import IncompleteRunError, RunRecord
 from zsim.runs import registry
 from zsim.runs.backend import RunOptions
+from zsim.runs.compare.compare import compare
 from zsim.scenario.scenario import Scenario, load
 
 KINDS = (*ENDS, *CHANGES, "other op")
@@ -64,22 +68,25 @@ def fail(scenario: Scenario, fault: Fault, *, limit_s: float = LIMIT_S) -> dict[
         return start("tests.support.faults:faulty_rank", job, **more)
 
     setattr(launch, "launch", faulty)  # noqa: B010  mypy
-    began, error = time.time(), None
+    began, error, blamed = time.time(), None, ""
     try:
         options = RunOptions(timeout_s=limit_s, numerics="none")
-        registry.find("gloo").run(scenario, options=options)
+        run = registry.find("gloo").run(scenario, options=options)
     except IncompleteRunError as caught:
-        error = caught
+        error, blamed = caught, caught.where
     finally:
         setattr(launch, "launch", start)  # noqa: B010  mypy
-    ended = time.time()
+    ended = told = time.time()
     stamp = Path(fault.stamp)
     failed = float(stamp.read_text()) if stamp.is_file() and stamp.read_text() else None
+    if error is None:
+        blamed, failed = told_by_comparison(scenario, run), ended
+        told = time.time()
     row: dict[str, Any] = {
         "scenario": scenario.name, "kind": fault.kind, "ranks": scenario.world_size,
-        "rank": fault.rank, "at": fault.at, "blamed": error.where if error else "",
-        "right": bool(error) and error.where == f"rank {fault.rank}",
-        "verdict_s": None if failed is None else round(ended - failed, 2),
+        "rank": fault.rank, "at": fault.at, "blamed": blamed,
+        "right": blamed == f"rank {fault.rank}", "by": "failure" if error else "comparison",
+        "verdict_s": None if failed is None else round(told - failed, 2),
         "at_the_limit": ended - began >= limit_s, "wall_s": round(ended - began, 2),
         "left": len(left_over()),
     }
@@ -90,19 +97,17 @@ def fail(scenario: Scenario, fault: Fault, *, limit_s: float = LIMIT_S) -> dict[
     return row
 
 
+def told_by_comparison(scenario: Scenario, run: RunRecord) -> str:
+    """The rank whose bytes are not those of the simulator, as text; "" where none differs."""
+    predicted = registry.find("sim").run(scenario, options=RunOptions())
+    bytes_of = next(check for check in compare(predicted, run) if check.name == "bytes")
+    return bytes_of.detail.partition(",")[0] if bytes_of.status == "failed" else ""
+
+
 def left_over() -> list[int]:
     """Processes that the fork server has started and that still run."""
-    servers = [process for process in _children(os.getpid()) if _is_server(process)]
-    return [child for server in servers for child in _children(server) if _state(child) != "Z"]
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def _is_server(pid: int) -> bool:
-    return b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    server = server_pid()
+    return [child for child in children(server) if _state(child) != "Z"] if server else []
 
 
 def _state(pid: int) -> str:
@@ -110,6 +115,52 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+GRABBER = """
+import socket, sys, time
+while True:
+    held = [socket.socket() for _ in range(900)]
+    for number, each in enumerate(held):
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, number % 2)
+        each.bind(("127.0.0.1" if number % 4 else "", 0))
+        each.listen()
+    open(sys.argv[1], "w").close()
+    time.sleep(0.05)
+    for each in held:
+        each.close()
+"""
+"""A process that listens at many of the ports that the system hands out, always at others."""
+LAUNCHES = 50
+
+
+def ports_grabbed(ranks: int, *, folder: Path, launches: int = LAUNCHES) -> dict[str, Any]:
+    """The row of many launches by the fork server beside a process that takes ports.
+
+    None can fail, as the system chooses each port when it binds it.
+    """
+    folder.mkdir(parents=True)
+    took = folder / "took"
+    grabber = subprocess.Popen([sys.executable, "-c", GRABBER, str(took)])
+    while not took.exists():
+        time.sleep(0.05)
+    errors, began = [], time.time()
+    try:
+        for _ in range(launches):
+            try:
+                sums = launch.launch("tests.support.faults:connected_rank", {}, world_size=ranks)
+                assert sums == [sum(range(ranks))] * ranks
+            except LaunchError as error:
+                errors.append(str(error))
+    finally:
+        grabber.kill()
+        grabber.wait()
+    return {
+        "launcher": "forkserver", "scenario": "", "kind": "port taken", "ranks": ranks,
+        "rank": None, "launches": launches,
+        "blamed": "; ".join(errors), "right": not errors, "verdict_s": None,
+        "at_the_limit": False, "wall_s": round(time.time() - began, 2), "left": len(left_over()),
+    }
 
 
 def matrix() -> list[tuple[str, Fault]]:
@@ -135,6 +186,7 @@ def draws(number: int) -> list[tuple[str, Fault]]:
 def rows_of(part: str, number: int, folder: Path) -> Iterator[dict[str, Any]]:
     """The rows of one part; `number` of random ones."""
     if part in ("matrix", "random"):
+        launch.launch("tests.support.faults:connected_rank", {}, world_size=1)  # loads torch
         for index, (name, fault) in enumerate(matrix() if part == "matrix" else draws(number)):
             told = replace(fault, stamp=str(folder / f"{part}{index}"))
             yield fail(load(PARITY / f"{name}.toml"), told)
@@ -151,7 +203,8 @@ def rows_of(part: str, number: int, folder: Path) -> Iterator[dict[str, Any]]:
                 limit_s=LAUNCHED_LIMIT_S,
             )
         return
-    for name in names.values():
+    for ranks, name in names.items():
+        yield ports_grabbed(ranks, folder=folder / f"{name} ports")
         yield port_taken(
             load(PARITY / f"{name}.toml"), folder=folder / name, limit_s=LAUNCHED_LIMIT_S
         )

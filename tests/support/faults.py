@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from zreal import rank_run
 from zreal.meters.collectives import CollectiveRecorder
+from zreal.processes.rendezvous import rendezvous
 
 Recorder = CollectiveRecorder
 FULL_DISK = "full disk"
@@ -49,6 +50,18 @@ def faulty_rank(arguments: dict[str, Any], *, rank: int, **more: Any) -> dict[st
     """A real gloo rank with the fault `arguments["fault"]`."""
     inject(Fault(**arguments["fault"]), rank)
     return rank_run.launched_rank(arguments, rank=rank, **more)
+
+
+def connected_rank(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, **more: Any
+) -> float:
+    """A rank that does no more than meet the others over gloo: the sum of their numbers."""
+    store = rendezvous(rank=rank, world_size=world_size, port=port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    numbers = torch.tensor([float(rank)])
+    dist.all_reduce(numbers)
+    dist.destroy_process_group()
+    return float(numbers)
 
 
 def inject(fault: Fault, rank: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from zreal.modules.own.user_code import current_location
 from zreal.namespaces import LIBC, PR_SET_PDEATHSIG
 from zreal.processes.rank_status import BUILDING, REFERENCE
+from zsim.runs.launch.launched_failure import HANG, SLOW
 
 TERMINATED = "ended by SIGTERM"
 
@@ -27,10 +28,14 @@ def end_with_torchrun() -> None:
 
 
 def start(
-    limit_s: float, *, last_collective: Callable[[], str], say: Callable[[str], None]
+    limit_s: float, *, last_collective: Callable[[], str], gets_on: Callable[[], bool],
+    say: Callable[[str], None],
 ) -> None:
     """Call `say` with the reason when this process is told to end, or after `limit_s` seconds, and
-    then end it."""
+    then end it.
+
+    `gets_on`: True where it has entered another collective a moment ago.
+    """
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
     # The number of a signal goes to the pipe at once, whichever thread the system interrupts;
@@ -39,7 +44,7 @@ def start(
     signal.signal(signal.SIGTERM, lambda number, frame: None)
 
     def wait() -> None:
-        reason, code = _ended_by(receiver, limit_s, last_collective)
+        reason, code = _ended_by(receiver, limit_s, last_collective, gets_on)
         say(reason)
         sys.stderr.flush()
         os._exit(code)
@@ -48,7 +53,7 @@ def start(
 
 
 def _ended_by(
-    receiver: int, limit_s: float, last_collective: Callable[[], str]
+    receiver: int, limit_s: float, last_collective: Callable[[], str], gets_on: Callable[[], bool]
 ) -> tuple[str, int]:
     """The reason for the end, once there is one, and the exit code."""
     told, *_ = select.select([receiver], [], [], limit_s)
@@ -58,5 +63,5 @@ def _ended_by(
         where = f"{last}{current_location()}"
     if told:
         return f"{TERMINATED}, {where}", 128 + signal.SIGTERM
-    what = "a run that is slow" if last == REFERENCE else "a hang"
+    what = SLOW if last == REFERENCE or gets_on() else HANG
     return f"no end within {limit_s:g} s: {what}, {where}", 1

@@ -30,9 +30,13 @@ Claims = Mapping[str, str]
 """Facts that must be alike on all ranks, by name: the scenario's fingerprint, versions."""
 
 
-def store_of(launched: LaunchedRank, *, timeout_s: float) -> Any:
+def store_of(launched: LaunchedRank, run: str, *, timeout_s: float) -> Any:
     """The store at rank 0's address, which rank 0 keeps unless torchrun does; RankError where no
-    connection is made in time."""
+    connection is made in time.
+
+    `run` is the same text on all ranks of a run. Those of another run at the same port then never
+    hear of this one's.
+    """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     keeps_it = launched.rank == 0 and not agent
     try:
@@ -50,7 +54,8 @@ def store_of(launched: LaunchedRank, *, timeout_s: float) -> Any:
             found=f"{type(error).__name__}: {first_line}",
             remedy="set MASTER_ADDR to a host that all nodes reach, and MASTER_PORT to a free port",
         ) from None
-    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"{restarts}/{run}", store)
 
 
 def _wait_for(address: str, port: int, timeout_s: float) -> None:

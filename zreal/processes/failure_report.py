@@ -10,10 +10,10 @@ import signal
 from typing import Any
 
 from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
-from zreal.processes.hang_report import hang, mismatch, slow_progress
+from zreal.processes.hang_report import deviation, hang, mismatch, slow_progress
 from zreal.processes.rank_status import RankStatus, roll_call
 from zsim.errors import RankError
-from zsim.runs.launch.planned_collectives import Planned
+from zsim.runs.launch.planned_collectives import BY_TORCH, Planned, deviations
 
 UNKNOWN_EXIT_CODE = 255
 """Exit code that Python reports once its fork server can no longer tell how a process ended."""
@@ -76,9 +76,7 @@ def launch_error(
         with_it = f"and ranks {[rank.rank for rank in died]} with it; {roll_call(ranks)}"
         return server_ended(end, ranks, with_it)
     candidates = [*died, *raised] or [rank for rank in bad if rank.error]
-    # gloo aborts a rank that receives more than it asked for, which is not the one at fault
-    may_differ = all(rank.process.exitcode == -signal.SIGABRT for rank in died) and not raised
-    if differing := mismatch(ranks, program) if may_differ else None:
+    if differing := _different(ranks, died=died, raised=raised, program=program):
         where, cause = differing
         return LaunchError(
             where=where, expected="the same collectives on every rank", found=cause,
@@ -101,6 +99,27 @@ def launch_error(
 
 def _results(ranks: list[RankStatus]) -> dict[int, Any]:
     return {rank.rank: rank.result for rank in ranks if rank.result is not None}
+
+
+def _different(
+    ranks: list[RankStatus], *, died: list[RankStatus], raised: list[RankStatus],
+    program: Planned | None,
+) -> tuple[str, str] | None:
+    """The ranks at fault and the report where collectives differ; None where that is no cause.
+
+    gloo aborts a rank that gets other bytes than it awaits, and DDP's check raises on it. That rank
+    is not the one at fault.
+    """
+    if any(rank.process.exitcode != -signal.SIGABRT for rank in died):
+        return None
+    issued = {rank.rank: rank.progress.recent() for rank in ranks}
+    deviating = deviations(issued, program) if program else {}
+    if deviating and all(
+        BY_TORCH in rank.error and rank.rank not in deviating for rank in raised
+    ):
+        where, report = deviation(ranks, deviating)
+        return where, "; ".join([report, *(f"rank {rank.rank}: {_cause(rank)}" for rank in raised)])
+    return None if raised else mismatch(ranks)
 
 
 def is_consequence(error: str) -> bool:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from typing import Any
 
+from zsim.io.processes import STOPPED, is_stopped
+
 CLOSING_S = 1.0
 """Seconds between the end of a large process's connections and its exit status."""
 LOOK_S = 0.25
@@ -84,19 +86,6 @@ def _watch_server(all_started: threading.Event, over: threading.Event) -> None:
             REASONS[pid] = reason
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-STOPPED = "stopped (as by SIGSTOP or a debugger)"
-
-
-def is_stopped(pid: int) -> bool:
-    """True where the system shows the process as stopped; False where it shows nothing."""
-    with (
-        suppress(OSError, IndexError),
-        open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat,
-    ):
-        return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
 
 
 def server_end(*, patience_s: float = 0.0) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from zreal.processes.fork_server import STOPPED, is_stopped
 from zreal.processes.rank_status import (
     RECENT_S,
     REFERENCE,
@@ -14,7 +13,8 @@ from zreal.processes.rank_status import (
     unfinished_by_collective,
 )
 from zreal.processes.stacks import Frame, innermost_frames
-from zsim.runs.launch.planned_collectives import Planned, without_number
+from zsim.io.processes import STOPPED, is_stopped
+from zsim.runs.launch.planned_collectives import Deviation
 
 
 def slow_progress(ranks: list[RankStatus]) -> str:
@@ -29,25 +29,19 @@ def slow_progress(ranks: list[RankStatus]) -> str:
     return ""
 
 
-def mismatch(ranks: list[RankStatus], program: Planned | None) -> tuple[str, str] | None:
-    """The ranks that entered another collective than the others, and the report, as texts; None
-    where none did.
-
-    The Program tells who is wrong, at whatever number. Without it ranks at the same number are
-    compared: the smaller number of them is blamed; of as many, all.
-    """
-    report = f"different collectives: {roll_call(ranks)}"
-    waiting = [rank for rank in ranks if not rank.done]
-    planned = {
-        rank.rank: program(rank.rank, rank.num_entered)
-        for rank in waiting if program and rank.num_entered >= 0
-    }
-    blamed = [
-        rank.rank for rank in waiting
-        if planned.get(rank.rank, "") not in ("", without_number(rank.last_collective))
+def deviation(ranks: list[RankStatus], deviating: Mapping[int, Deviation]) -> tuple[str, str]:
+    """The ranks that entered another collective than the Program has, and the report, as texts."""
+    texts = [
+        f"{_named([rank])} entered {each.issued}, where the Program has {each.planned}"
+        for rank, each in deviating.items()
     ]
-    if blamed and len(blamed) < len(waiting):
-        return _named(blamed), f"{report}; the Program has {planned[blamed[0]]}"
+    return _named(list(deviating)), f"{', '.join(texts)}; {roll_call(ranks)}"
+
+
+def mismatch(ranks: list[RankStatus]) -> tuple[str, str] | None:
+    """The ranks that entered another collective than the others at the same number, and the report,
+    as texts; None where none did. The smaller number of them is blamed; of as many, all."""
+    report = f"different collectives: {roll_call(ranks)}"
     different = different_collectives(ranks)
     if not different:
         return None

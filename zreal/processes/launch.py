@@ -8,7 +8,6 @@ its controller is gone.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -29,7 +28,8 @@ from zreal.processes.fork_server import (
     watched_server,
     without_main,
 )
-from zreal.processes.rank_process import PROGRESS_BYTES, rank_main
+from zreal.processes.progress import Progress
+from zreal.processes.rank_process import rank_main
 from zreal.processes.rank_status import RankStatus
 from zsim.io.signals import undisturbed
 from zsim.runs.launch.planned_collectives import Planned
@@ -92,10 +92,10 @@ def started(
     `commanded`: the function also receives `commands`, by which it reads what RankStatus.command
     sends, and answers.
     """
-    import torch.distributed as dist
+    from zreal.processes.rendezvous import store_for_ranks
 
     try:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = store_for_ranks()
     except (OSError, RuntimeError) as error:
         raise not_started(error) from error
     context = multiprocessing.get_context("forkserver")
@@ -131,7 +131,7 @@ def _start(
 ) -> RankStatus:
     receiver, sender = context.Pipe(duplex=False)
     commands = context.Pipe(duplex=False) if commanded else (None, None)
-    progress = context.RawArray(ctypes.c_char, PROGRESS_BYTES)
+    progress = Progress(context)
     process = context.Process(
         target=rank_main, name=f"rank {rank}",
         args=(target, arguments, rank, world_size, port, sender, progress, host, commands[0]),

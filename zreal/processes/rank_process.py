@@ -17,15 +17,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
+from zreal.processes.progress import Progress
 from zreal.processes.stacks import answer_when_asked
-
-PROGRESS_BYTES = 200
-"""Shared memory for the last collective of a rank, in bytes."""
 
 
 def rank_main(
     target: str, arguments: str, rank: int, world_size: int, port: int, pipe: Connection,
-    progress: Any, host: Sequence[int] = (), commands: Connection | None = None,
+    progress: Progress, host: Sequence[int] = (), commands: Connection | None = None,
 ) -> None:
     """Call `target` ("module:function") and send its result or error to the controller.
 
@@ -38,11 +36,6 @@ def rank_main(
     _die_with_controller()
     answer_when_asked(pipe.fileno())
 
-    def announce(text: str) -> None:
-        progress.value = (
-            text.encode(errors="replace")[: PROGRESS_BYTES - 1].decode(errors="ignore").encode()
-        )
-
     def keep(part: Any) -> None:
         _send(pipe, json.dumps({"part": part}))
 
@@ -50,8 +43,9 @@ def rank_main(
         module, _, name = target.partition(":")
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         result = function(
-            json.loads(arguments), rank=rank, world_size=world_size, port=port, progress=announce,
-            keep=keep, **({} if commands is None else {"commands": Commands(commands, pipe)}),
+            json.loads(arguments), rank=rank, world_size=world_size, port=port,
+            progress=progress.announce, keep=keep,
+            **({} if commands is None else {"commands": Commands(commands, pipe)}),
         )
         message, code = json.dumps({"result": result}), 0
     except BaseException as error:

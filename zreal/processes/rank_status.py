@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from zreal.processes.progress import Progress
 from zsim.runs.launch.planned_collectives import number_of
 
 READ_BYTES = 1 << 20
@@ -34,7 +35,7 @@ class RankStatus:
     rank: int
     process: Any
     pipe: Connection
-    progress: Any
+    progress: Progress
     server: int | None = None
     """Process id of the fork server that started it."""
     commands: Connection | None = None
@@ -65,8 +66,7 @@ class RankStatus:
     @property
     def last_collective(self) -> str:
         """The last collective that the rank announced before it entered it."""
-        text = bytes(self.progress).split(b"\0", 1)[0].decode(errors="replace")
-        return text or NO_COLLECTIVE
+        return (NO_COLLECTIVE, *self.progress.recent())[-1]
 
     @property
     def num_entered(self) -> int:

@@ -97,7 +97,20 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    with handlers_kept():
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Context manager after which SIGTERM and Ctrl-C do what they did before, whatever code inside
+    has made of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
     try:
         yield
     finally:

@@ -31,6 +31,8 @@ LIMIT_S = 40.0
 @pytest.mark.parametrize(("kind", "found"), [
     ("other shape", "all_gather #5 of 66,816 B over dp_shard; the Program has all_gather of "
                     "33,408 B over dp_shard"),
+    pytest.param("stopped", "was stopped (as by SIGSTOP or a debugger), and was ended",
+                 marks=pytest.mark.slow),
     pytest.param("SIGKILL", "Signal 9 (SIGKILL)", marks=pytest.mark.slow),
     pytest.param("hang inside", "in asleep", marks=pytest.mark.slow),
     pytest.param(FULL_DISK, "rank-1.json: expected room for ", marks=pytest.mark.slow),
@@ -41,8 +43,6 @@ def test_the_rank_at_fault_is_named_under_torchrun(kind: str, found: str, tmp_pa
         limit_s=LIMIT_S,
     )
     assert (row["left"], row["marked"]) == (0, True)
-    if kind in CHANGES and row["blamed"] == "rank 0":
-        return  # gloo ended rank 0, which awaits less, before rank 1 had told its collective
     assert row["blamed"] == "rank 1"
     assert found in row["found"]
     assert all("construction" in phases for phases in row["kept"])

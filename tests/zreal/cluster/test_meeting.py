@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from zreal.cluster.launcher import LaunchedRank
-from zreal.cluster.meeting import meet
+from zreal.cluster.meeting import meet, store_of
 from zsim.errors import ZsimError
 
 LIMIT_S = 1.0
@@ -71,3 +72,22 @@ def test_a_rank_that_cannot_begin_tells_all_others_why() -> None:
     """Also where its claims, which it could not make, are others."""
     why = "RankError: rank 2: expected every rank to begin, found no such file; see what it printed"
     assert answers(ALIKE, ALIKE, {}, failures=["", "", "no such file"]) == [why] * 3
+
+
+def test_ranks_of_another_run_at_the_same_port_are_not_heard(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that a launcher without ports of its own starts at the same time on one machine."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    def store(rank: int, run: str, port: int) -> Any:
+        launched = LaunchedRank(
+            rank=rank, world_size=2, local_rank=rank, local_world_size=2, node=0,
+            launcher="mpirun", address="127.0.0.1", port=port,
+        )
+        return store_of(launched, run, timeout_s=60)
+
+    own = store(0, "results/a", 0)
+    own.set("zreal/rank/0", "")
+    port = own.underlying_store.port
+    heard = [store(1, run, port).check(["zreal/rank/0"]) for run in ("results/a", "results/b")]
+    assert heard == [True, False]

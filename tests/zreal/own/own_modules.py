@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -308,3 +309,10 @@ def keeping() -> dict[str, Any]:
 def keeping_in_two_bytes() -> dict[str, Any]:
     """State in two bytes."""
     return {"module": Keeping().bfloat16(), "inputs": [torch.randn(8, 16)]}
+
+
+def deaf() -> dict[str, Any]:
+    """Code that has SIGTERM and Ctrl-C ignored, as some libraries do."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    return perceptron()

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import pytest
 import zsim
 from tests.support.sampling import one_in
 from tests.zreal.conftest import TimeOutWhen
+from tests.zreal.own import own_modules
 from tests.zreal.own.own_modules import HANGING, transformer
+from zreal.modules.own import own_module
 from zreal.modules.parity import largest, relative_differences
 from zreal.modules.reference import SingleProcess
 from zreal.rank_numerics import broadcasts_of_buffers
@@ -23,6 +27,7 @@ from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
 from zsim.errors import ZsimError
+from zsim.io import signals
 from zsim.runs.compare.numerics import NUMERICS_BOUND
 from zsim.scenario.plan import plan
 
@@ -289,6 +294,21 @@ def test_a_build_without_an_end_on_ranks_is_named_at_the_limit(
     error = capsys.readouterr().err
     assert f"a hang: ranks [0, 1] at building the module {own}" in error
     assert f'File "{HERE}", line ' in error
+
+
+def test_signals_end_a_command_whatever_a_users_code_makes_of_them() -> None:
+    before = [signal.signal(number, end_of_test) for number in signals.ENDING]
+    try:
+        own = own_module.load(f"{own_modules.__name__}:deaf")
+        own.make(1)
+        assert [signal.getsignal(number) for number in signals.ENDING] == [end_of_test] * 2
+    finally:
+        for number, handler in zip(signals.ENDING, before, strict=True):
+            signal.signal(number, handler)
+
+
+def end_of_test(number: int, frame: FrameType | None) -> None:
+    """A handler of a command."""
 
 
 def test_no_scenario_file_can_name_code(

@@ -248,6 +248,35 @@ def scratch_of_collectives(
     return seen
 
 
+def sending_more(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> None:
+    """Rank 0 sends more than it should, and gets on; rank 1 ends for it, as `how` says."""
+    progress(f"all_gather #0 of {64 if rank else 128} B over dp_shard")
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
+    if rank == 0:
+        progress("reduce_scatter #1 of 64 B over dp_shard")
+        store.set("sent", "")
+        wait_to_be_ended()
+    store.wait(["sent"])
+    if arguments["how"] == "raised in torch":
+        dist.broadcast_object_list([], src=0)
+    if arguments["how"] == "raised":
+        raise ValueError("a wrong shard")
+    os.abort()
+
+
+def announced(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+) -> list[str]:
+    """All that a real gloo rank announces."""
+    told: list[str] = []
+    rank_run.launched_rank(
+        arguments, rank=rank, world_size=world_size, port=port, progress=told.append, keep=keep
+    )
+    return told
+
+
 def unspeakable(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> object:

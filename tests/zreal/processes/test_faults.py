@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.measured.faults import KINDS, fail, left_over
+from tests.measured.faults import KINDS, fail, left_over, ports_grabbed
 from tests.support.faults import CHANGES, Fault
 from tests.support.folders import PARITY
 from tests.zreal.conftest import TimeOutWhen
@@ -47,10 +47,16 @@ def test_a_fault_is_named_and_what_there_is_is_kept(
     assert len(row["kept"]) <= 2
     assert left_over() == []
     assert NAMED.get(kind, "") in row["found"]
-    if kind in CHANGES:  # gloo may end the other rank, which awaits less
-        assert "rank" in row["blamed"]
-    else:
-        assert row["blamed"] == "rank 1"
+    assert row["blamed"] == "rank 1"
+    if kind in CHANGES:
+        assert "rank 1 entered all_gather #5 of 66,816 B over dp_shard, where the Program has " in (
+            row["found"]
+        )
+
+
+def test_no_launch_fails_beside_a_process_that_takes_ports(tmp_path: Path) -> None:
+    row = ports_grabbed(2, folder=tmp_path / "run", launches=5)
+    assert (row["blamed"], row["right"], row["left"]) == ("", True, 0)
 
 
 def test_the_recorded_runs_blame_the_rank_at_fault_and_leave_nothing() -> None:

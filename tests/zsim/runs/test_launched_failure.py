@@ -10,6 +10,8 @@ from zsim.runs.launch.launched_failure import ABSENT, UNFINISHED, RankFailure, e
 
 CLOSED = "RuntimeError: Connection closed by peer"
 HANG = "no end within 9 s: a hang"
+LATE = "no end within 9 s: a run that is slow and does not hang"
+CHECK = "RuntimeError: sizes differ (/lib/torch/distributed/utils.py, line 286)"
 
 
 def planned(rank: int, number: int) -> str:
@@ -17,9 +19,15 @@ def planned(rank: int, number: int) -> str:
     return "all_gather of 64 B over dp" if number >= 0 else ""
 
 
-def end(reason: str, number: int = 3, *, nbytes: int = 64, outside: str = "") -> RankFailure:
-    last = f"all_gather #{number} of {nbytes} B over dp"
-    return RankFailure(reason=reason, last=last, outside=outside)
+def end(
+    reason: str, number: int = 3, *, nbytes: int = 64, outside: str = "", before: int = 64
+) -> RankFailure:
+    last, earlier = (
+        f"all_gather #{each} of {size} B over dp" for each, size in (
+            (number, nbytes), (number - 1, before)
+        )
+    )
+    return RankFailure(reason=reason, last=last, before=(earlier,), outside=outside)
 
 
 @pytest.mark.parametrize(
@@ -30,10 +38,18 @@ def end(reason: str, number: int = 3, *, nbytes: int = 64, outside: str = "") ->
         ({0: end(CLOSED), 2: RankFailure(reason=ABSENT)}, "rank 2", ABSENT),
         ({0: RankFailure(reason=UNFINISHED), 1: end(CLOSED, nbytes=128)}, "rank 1",
          "all_gather #3 of 128 B over dp; the Program has all_gather of 64 B over dp"),
+        ({0: RankFailure(reason=UNFINISHED), 1: end(CLOSED, before=128)}, "rank 1",
+         "all_gather #2 of 128 B over dp; the Program has all_gather of 64 B over dp"),
+        ({0: end(CHECK), 1: end(CLOSED, before=128)}, "rank 1", "all_gather #2 of 128 B over dp"),
+        ({0: end("ValueError: bad"), 1: end(CLOSED, before=128)}, "rank 0", "ValueError: bad"),
         ({0: end(HANG), 1: end("ended by SIGTERM", 2)}, "rank 1", "a hang, last collective: "
                                                                    "all_gather #2"),
         ({0: end(HANG), 1: end(HANG, outside="File x")}, "rank 1", "in File x"),
         ({0: end(HANG), 1: end(HANG)}, "ranks 0, 1", HANG),
+        ({0: end(LATE), 1: end(LATE, 4), 2: end("ended by SIGTERM", 4)}, "ranks 0, 1",
+         f"{LATE}, last collective: all_gather #3 of 64 B over dp; it takes a longer --timeout"),
+        ({0: end(LATE), 1: end(HANG)}, "ranks 0, 1", "a hang, last collective: all_gather #3"),
+        ({0: end(LATE), 1: RankFailure(reason=UNFINISHED)}, "rank 1", UNFINISHED),
         ({0: end(HANG), 1: end(HANG, nbytes=32), 2: end(HANG, nbytes=32)}, "ranks 1, 2",
          "all_gather #3 of 32 B over dp; the Program has"),
         ({0: end(HANG, nbytes=32), 1: end(HANG, nbytes=32)}, "ranks 0, 1", HANG),

@@ -22,6 +22,7 @@ from zreal.modules.own.deferred import Deferred, recording
 from zreal.modules.own.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
+from zsim.io.signals import handlers_kept
 
 KEYS = ("module", "inputs", "loss", "units")
 DEFERRED = "_zreal_deferred"
@@ -99,6 +100,7 @@ def _draws_when_run(own: OwnModule, seed: int) -> bool:
         return not torch.equal(before, torch.get_rng_state())
 
 
+@handlers_kept()
 def load(name: str, *, whole: str = "") -> OwnModule:
     """The user's own module; ArgumentError where `name` says none, or what it names is none.
 
@@ -144,6 +146,7 @@ def _remedy(error: BaseException, path: str) -> str:
     return EXAMPLE
 
 
+@handlers_kept()
 def _answer(build: Any, seed: int, name: str, *, whole: bool) -> Mapping[str, Any]:
     """The answer of the user's function, from the same random numbers on every rank."""
     deferred = Deferred(seed)

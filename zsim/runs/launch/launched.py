@@ -27,6 +27,7 @@ from typing import Any, cast
 
 from zsim.errors import ArgumentError, RankError
 from zsim.io import files
+from zsim.io.locks import alone_in
 from zsim.io.signals import undisturbed
 from zsim.ir.run import InterruptedRunError, RunRecord
 from zsim.models.training_options import Device
@@ -41,6 +42,7 @@ from zsim.runs.backend import (
 from zsim.runs.launch import rank_results
 from zsim.runs.launch.launched_failure import UNFINISHED, told_in
 from zsim.runs.launch.launcher_guard import END_S, guarded
+from zsim.runs.launch.stopped_processes import StoppedProcesses
 from zsim.scenario.scenario import Scenario
 from zsim.version import __version__
 
@@ -107,6 +109,13 @@ class LaunchedBackend:
             if not differing:
                 return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
             options.progress(f"{scenario.name}: made anew, since {differing} was another before")
+        with alone_in(own):
+            return self._run_anew(scenario, own, asked, options)
+
+    def _run_anew(
+        self, scenario: Scenario, own: Path, asked: dict[str, str], options: RunOptions
+    ) -> RunRecord:
+        """The Run of ranks that the launcher starts now, whose results go to the folder `own`."""
         rank_results.forget(own)
         files.write(own / ASKED, json.dumps(asked))
         text = scenario.with_(expect=None).to_toml()
@@ -241,21 +250,22 @@ def _launched(
                 found=f"{command[0]}: {error.strerror}", remedy="install it, or give its path",
             ) from None
         stack.enter_context(guarded(process.pid))
+        stopped = StoppedProcesses(process.pid)
         try:
-            told = _watched(process, own, limit_s=limit_s, queue_s=queue_s, tell=tell)
+            told = _watched(process, stopped, own, limit_s=limit_s, queue_s=queue_s, tell=tell)
         except BaseException:
             with undisturbed():
-                _end(process)
+                _end(process, stopped)
             raise
         if told:
-            _end(process)
-            return told
-    return f"the launcher ended with code {process.returncode}"
+            _end(process, stopped)
+    told = told or f"the launcher ended with code {process.returncode}"
+    return "; ".join(filter(None, (str(stopped), told)))
 
 
 def _watched(
-    process: subprocess.Popen[bytes], own: Path, *, limit_s: float, queue_s: float,
-    tell: Callable[[str], None],
+    process: subprocess.Popen[bytes], stopped: StoppedProcesses, own: Path, *, limit_s: float,
+    queue_s: float, tell: Callable[[str], None],
 ) -> str:
     """The limit that the launcher has reached, as text; "" once it has ended by itself."""
     begin, started_at = time.monotonic(), 0.0
@@ -265,6 +275,7 @@ def _watched(
             return ""
         except subprocess.TimeoutExpired:
             now = time.monotonic()
+        stopped.end()
         if not started_at and rank_results.has_started(own):
             started_at = now
         if not started_at:
@@ -281,11 +292,14 @@ def _watched(
             )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], stopped: StoppedProcesses) -> None:
     """End the launcher and all that it started."""
     process.terminate()  # launchers pass SIGTERM on to their ranks
-    try:
-        process.wait(timeout=END_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    limit = time.monotonic() + END_S
+    while time.monotonic() < limit:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=POLL_S)
+            return
+        stopped.end()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -13,19 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zsim.errors import RankError, visible
-from zsim.runs.launch.planned_collectives import Planned, number_of, without_number
+from zsim.runs.launch.planned_collectives import BY_TORCH, Planned, deviations, number_of
 
 UNFINISHED = "it did not end, and told no reason"
 ABSENT = "it wrote no result"
 HANG = "a hang"
-SLOW = "a run that is slow"
+SLOW = "a run that is slow and does not hang"
 CONSEQUENCES = (
     "ended by SIGTERM", "Connection closed", "Connection reset", "Broken pipe", "Read error",
     "Timed out",
 )
 """Texts of failures that follow from another rank's."""
-LAST, OUTSIDE = "last collective", "outside of torch"
-"""Provenance of a failed rank's Run: its last collective, and the place at which it was then."""
+LAST, BEFORE, OUTSIDE = "last collective", "collectives before it", "outside of torch"
+"""Provenance of a failed rank's Run: its last collective, some before it, and the place in the code
+at which it was then."""
+SEPARATOR = "; "
 AGREED = re.compile(
     r"(?P<where>ranks? \d[\d, ]*(?: and \d+ more)?): expected (?P<expected>.*?), "
     r"found (?P<found>.*?); (?P<remedy>.*)"
@@ -48,6 +50,8 @@ class RankFailure:
 
     reason: str
     last: str = ""
+    before: tuple[str, ...] = ()
+    """Collectives before the last one, oldest first."""
     outside: str = ""
 
     @property
@@ -58,7 +62,7 @@ class RankFailure:
     @property
     def waited(self) -> bool:
         """True where it waited for others, or followed another's failure."""
-        return any(text in self.reason for text in (HANG, *CONSEQUENCES))
+        return any(text in self.reason for text in (HANG, SLOW, *CONSEQUENCES))
 
     def __str__(self) -> str:
         is_new = number_of(self.last) >= 0 and LAST not in self.reason
@@ -102,20 +106,22 @@ def _at_fault(
         rank for rank, end in failures.items()
         if end.told and not end.waited and not _blames_another(rank, end.reason)
     ]
+    issued = {rank: (*end.before, end.last) for rank, end in failures.items()}
+    deviating = deviations(issued, planned)
+    if deviating and all(
+        BY_TORCH in failures[rank].reason and rank not in deviating for rank in own
+    ):
+        first = deviating[min(deviating)]
+        cause = f"{first.issued}; the Program has {first.planned}"
+        return sorted(deviating), "the same collectives on every rank", cause
     if own:
         return [min(own)], every, str(failures[min(own)])
-    differing = {
-        rank: want for rank, end in failures.items()
-        if end.last and (want := planned(rank, number_of(end.last)))
-        and want != without_number(end.last)
-    }
-    if differing and len(differing) < len(failures):
-        first = min(differing)
-        cause = f"{failures[first].last}; the Program has {differing[first]}"
-        return sorted(differing), "the same collectives on every rank", cause
     silent = [rank for rank, end in failures.items() if not end.told]
     if silent and len(silent) < len(failures):
         return sorted(silent), every, failures[silent[0]].reason
+    slow = [rank for rank, end in failures.items() if SLOW in end.reason]
+    if slow and not any(HANG in end.reason for end in failures.values()):
+        return slow, f"{every} in time", f"{failures[slow[0]]}; it takes a longer --timeout"
     behind = _furthest_behind(failures)
     ends = [failures[rank] for rank in behind]
     if any(HANG in end.reason for end in failures.values()):  # which ended those that held it up

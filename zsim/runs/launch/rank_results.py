@@ -15,8 +15,10 @@ from zsim.models.training_options import Device
 from zsim.runs import saved
 from zsim.runs.launch.launched_failure import (
     ABSENT,
+    BEFORE,
     LAST,
     OUTSIDE,
+    SEPARATOR,
     UNFINISHED,
     RankFailure,
     error_of,
@@ -93,7 +95,7 @@ def gather(folder: Path, scenario: Scenario) -> RunRecord:
     ranks = tuple(run.ranks[0] for run in runs.values())
     times = [rank.step_time_ns for rank in ranks if rank.step_time_ns is not None]
     first = next(iter(runs.values()))
-    own = ("ranks", LAST, OUTSIDE)
+    own = ("ranks", BEFORE, LAST, OUTSIDE)
     provenance = {key: text for key, text in first.provenance.items() if key not in own}
     whole = replace(
         first, ranks=ranks, complete=not failures, failure="", provenance=provenance,
@@ -132,5 +134,6 @@ def _failure(run: RunRecord) -> RankFailure:
     """The end of the rank of an incomplete Run, as it told it."""
     return RankFailure(
         reason=run.failure or UNFINISHED, last=run.provenance.get(LAST, ""),
+        before=tuple(run.provenance.get(BEFORE, "").split(SEPARATOR)),
         outside=run.provenance.get(OUTSIDE, ""),
     )
