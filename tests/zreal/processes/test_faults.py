@@ -60,13 +60,14 @@ def test_no_launch_fails_beside_a_process_that_takes_ports(tmp_path: Path) -> No
 
 
 def test_the_recorded_runs_blame_the_rank_at_fault_and_leave_nothing() -> None:
-    """Other bytes may end the rank that awaits less, while the sender has gone on. Where nobody
-    awaits them no run fails."""
+    """The Program does not tell the dtype of DDP's own broadcast of sizes, whose int64 has as many
+    bytes as float64."""
     record = json.loads((Path(__file__).parents[2] / "measured/faults.json").read_text())
     assert (len(record["matrix"]["rows"]), len(record["random"]["rows"])) == (44, 200)
     limit_s = record["matrix"]["limit_s"]
     for row in (*record["matrix"]["rows"], *record["random"]["rows"]):
         assert row["left"] == 0
-        assert row["right"] or row["kind"] in CHANGES
-        assert row["marked"] if row["blamed"] else row["kind"] in CHANGES
+        is_told = not (row["kind"] == "other dtype" and row["at"] == 1 and "ddp" in row["scenario"])
+        assert row["right"] or not is_told
+        assert row["by"] == "comparison" or row["marked"]
         assert row["verdict_s"] < (limit_s + 3 if row["at_the_limit"] else 3)
