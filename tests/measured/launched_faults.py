@@ -94,8 +94,10 @@ def port_taken(scenario: Scenario, *, folder: Path, limit_s: float) -> dict[str,
 
 
 def full_disk_of_the_controller(name: str, *, folder: Path) -> dict[str, Any]:
-    """The row of `zsim validate --save` whose files may have 16 KiB each: less than a Run's, and
-    more than the memory that ranks share with it, which is a file too."""
+    """The row of `zsim validate --save` whose files may have 16 KiB each.
+
+    That is less than a Run's, and more than the memory that ranks share with it, a file too.
+    """
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (16_384, 16_384))
     command = _command(PARITY / f"{name}.toml", folder / "results", "forkserver")
     began = time.time()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zreal.processes.fork_server import is_stopped
 from zreal.processes.rank_status import RankStatus
 from zreal.processes.stacks import Frame, stacks
 from zreal.testing.names import is_member, named
+from zsim.io.processes import is_stopped
 from zsim.runs.launch.planned_collectives import number_of
 
 BELOW = ("/zreal/testing/on_rank/", "/pluggy/")
