@@ -148,6 +148,8 @@ class ClusterSpec:
     """Collectives that were measured here; none in a preset."""
     slow_rails: tuple[SlowRail, ...] = ()
     """Links that are slower than the preset's; none in a preset."""
+    lost_rails: tuple[tuple[int, int], ...] = ()
+    """Links that carry nothing, each as node and NIC; none in a preset."""
     times: tuple[MeasuredTimes, ...] = ()
     """Times of collectives that were measured here size by size; none in a preset."""
 
@@ -180,7 +182,7 @@ class ClusterSpec:
         group = nic_sharing.even(ranks)
         if not group:
             return ranks
-        if self.slow_rails:
+        if self.slow_rails or self.lost_rails:
             return group
         size, begin = self.devices_per_node, 0
         if self.node_of(ranks[0]) != self.node_of(ranks[-1]):
@@ -272,6 +274,13 @@ class ClusterSpec:
         that it shares."""
         first = rank % self.devices_per_node * self.nics_per_node // self.devices_per_node
         return range(first, first + max(1, self.nics_per_node // self.devices_per_node))
+
+    def is_cut(self, ranks: tuple[int, ...]) -> bool:
+        """True where a ring over `ranks` needs a link that is lost."""
+        return len(set(map(self.node_of, ranks))) > 1 and any(
+            self.node_of(rank) == node and nic in self.nics_of(rank)
+            for node, nic in self.lost_rails for rank in ranks
+        )
 
     def _slowest(self, ranks: tuple[int, ...]) -> dict[int, int]:
         """Bytes/s of the slowest NIC that a ring over `ranks` uses in each node."""

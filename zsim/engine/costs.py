@@ -25,6 +25,7 @@ from zsim.engine.contention.interference import (
     remaining,
 )
 from zsim.engine.execution import EAGER, Execution
+from zsim.engine.timeline import NEVER
 from zsim.ir.ops import (
     ACCUMULATE,
     COLLECTIVES,
@@ -206,7 +207,7 @@ class Costs:
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         """The time of a collective of `nbytes` (the full message) over `ranks`, alone on its links;
-        0 for one rank."""
+        0 for one rank, NEVER over a lost link."""
         size = len(ranks)
         if size == 1:
             return 0
@@ -214,12 +215,16 @@ class Costs:
         key = (kind, nbytes, layout)
         known = self._collectives.get(key)
         if known is None:
-            algorithms = LIBRARIES[self.cluster.collectives]
-            wire = algorithms.placed_ns(
-                kind, nbytes, cluster=self.cluster, path=self._path(layout, ranks)
+            known = self._collectives[key] = (
+                NEVER if self.cluster.is_cut(ranks) else self._wire_ns(kind, nbytes, layout, ranks)
             )
-            known = self._collectives[key] = self.cluster.overheads.collective + wire
         return known
+
+    def _wire_ns(self, kind: str, nbytes: int, layout: Layout, ranks: tuple[int, ...]) -> int:
+        algorithms = LIBRARIES[self.cluster.collectives]
+        path = self._path(layout, ranks)
+        wire = algorithms.placed_ns(kind, nbytes, cluster=self.cluster, path=path)
+        return self.cluster.overheads.collective + wire
 
     def _layout(self, ranks: tuple[int, ...]) -> Layout:
         """The layout of `ranks`, cached by identity: a mesh has one tuple for all members of a

@@ -18,6 +18,7 @@ processes would cost more than the arithmetic. No other file knows simpy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -28,8 +29,9 @@ from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import Usage
 from zsim.engine.folding import Meetings, representatives
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
-from zsim.engine.timeline import NO_DELAYS, CostModel, Delays, Timeline, Times
+from zsim.engine.timeline import NEVER, NO_DELAYS, CostModel, Delays, Timeline, Times
 from zsim.errors import DeadlockError
+from zsim.io.units import format_time
 from zsim.ir.ledger import label
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.order.waits import Wait, named_ranks, wait_table
@@ -65,10 +67,13 @@ class Prepared:
     ) -> None:
         """Arguments as of `simulate`."""
         self.costs, self.program, self.assignment = costs, program, program.assignment
-        self.schedules = [
-            RankSchedule(rank.steady, launch_queue=costs.launch_queue) for rank in program.ranks
-        ]
-        self.alone = [_alone(schedule, costs) for schedule in self.schedules]
+        schedules = {
+            id(rank.steady): RankSchedule(rank.steady, launch_queue=costs.launch_queue)
+            for rank in program.ranks
+        }
+        alone = {key: _alone(schedule, costs) for key, schedule in schedules.items()}
+        self.schedules = [schedules[id(rank.steady)] for rank in program.ranks]
+        self.alone = [alone[id(rank.steady)] for rank in program.ranks]
         everyone = tuple(range(program.mesh.world_size))
         self.representatives = everyone if all_ranks else representatives(
             program, duration_ns=costs.collective_ns, usage=costs.usage if contention else None
@@ -115,6 +120,8 @@ class _Durations:
     event."""
     longer: Mapping[int, int]
     """Additions to the time alone, by op."""
+    start: int
+    """Time at which the host begins the step."""
 
 
 def _alone(schedule: RankSchedule, costs: CostModel) -> tuple[list[int], list[int]]:
@@ -142,7 +149,7 @@ def _durations(
         clock += issue
         offsets[index] = clock
         clock += delays.later.get(index, 0)
-    return _Durations(durations, offsets, delays.longer)
+    return _Durations(durations, offsets, delays.longer, delays.start)
 
 
 @dataclass(slots=True)
@@ -152,7 +159,10 @@ class _Collective:
     signature: tuple[str, int]
     ready: int = 0
     last: Arrival | None = None
-    """Arrival of the last member so far; members with one program share it."""
+    durations: _Durations | None = None
+    """Arrival and durations of the last member so far; members with one program share them."""
+    is_agreed: bool = True
+    """False where a member has another signature; then it never starts."""
     longer: int = 0
     """The most that overlap on any member adds: the slowest member holds up the others."""
     arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
@@ -188,6 +198,8 @@ class _Rank:
     frontier: Frontier
     shared: dict[int, int] = field(default_factory=dict)
     """The ns that each collective took longer because it shared its links, by op."""
+    arrived: dict[int, int] = field(default_factory=dict)
+    """The time from which on each collective waited for other members alone, by op."""
 
 
 class _Clock:
@@ -218,6 +230,10 @@ class _Engine:
         self.representatives = prepared.representatives
         self.clock = _Clock()
         self.links = SharedLinks(self.clock)
+        self.differing: _Collective | None = None
+        """The first collective on which members do not agree."""
+        self.endless: list[_Collective] = []
+        """Collectives that all members have entered and that never end."""
         communicators = {
             key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
             for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
@@ -233,7 +249,7 @@ class _Engine:
             schedule = prepared.schedules[kind]
             own = {name: communicators[key] for name, key in keys.items()}
             ends = [UNKNOWN] * schedule.num_events
-            ends[len(schedule.ops)] = 0
+            ends[len(schedule.ops)] = durations[kind].start
             state = _Rank(
                 rank, schedule, durations[kind], own, [UNKNOWN] * schedule.num_events, ends,
                 segments[kind].frontier,
@@ -245,6 +261,10 @@ class _Engine:
         for rank, segment in self.ranks:
             self._advance(rank, segment)
         self.clock.run()
+        if self.differing is not None:
+            raise _mismatch(self.differing, Counter(self.representatives))
+        if self.endless:
+            raise _endless(self.endless)
         stuck = [rank for rank, _ in self.ranks if rank.schedule.next_op(rank.frontier)]
         if stuck:
             raise _deadlock(self.prepared, stuck)
@@ -275,11 +295,15 @@ class _Engine:
         collective = communicator.pending.get(arrival.ordinal)
         if collective is None:
             collective = communicator.pending[arrival.ordinal] = _Collective(arrival.signature)
-        if collective.last is not arrival:  # of another program than the member before
+        rank.arrived[arrival.index] = ready
+        if collective.last is not arrival or collective.durations is not rank.durations:
+            # of another program than the member before, or with other delays
             if collective.signature != arrival.signature:
-                raise _mismatch(rank, arrival, collective)
-            collective.last, collective.longer = (
-                arrival, max(collective.longer, rank.durations.longer.get(arrival.index, 0)),
+                collective.is_agreed = False
+                self.differing = self.differing or collective
+            collective.last, collective.durations = arrival, rank.durations
+            collective.longer = max(
+                collective.longer, rank.durations.longer.get(arrival.index, 0)
             )
         if ready > collective.ready:
             collective.ready = ready
@@ -302,9 +326,11 @@ class _Engine:
         communicator.is_busy = True
         collective = communicator.waiting.pop(0)
         begin = max(collective.ready, communicator.free_at)
-        alone = (
-            self.costs.collective_ns(*collective.signature, communicator.ranks) + collective.longer
-        )
+        own = self.costs.collective_ns(*collective.signature, communicator.ranks)
+        if own == NEVER or not collective.is_agreed:
+            self.endless += [collective] if collective.is_agreed else []
+            return
+        alone = own + collective.longer
 
         def end() -> None:
             communicator.free_at, communicator.is_busy = self.clock.now(), False
@@ -347,19 +373,43 @@ def _times(rank: _Rank, known: _Issued) -> Times:
             time + offset
             for time, offset in zip(resumed, rank.durations.offsets, strict=False)
         ]
-    return Times(rank.starts[:count], rank.ends[:count], issued, rank.shared)
+    return Times(rank.starts[:count], rank.ends[:count], issued, rank.shared, rank.arrived)
 
 
-def _mismatch(rank: _Rank, arrival: Arrival, collective: _Collective) -> DeadlockError:
-    op = rank.schedule.ops[arrival.index]
-    other, earlier = collective.arrived[0]
-    theirs = other.schedule.ops[earlier.index]
+def _mismatch(collective: _Collective, ranks: Mapping[int, int]) -> DeadlockError:
+    """The error of members that issue different collectives. The fewest are blamed; of as many,
+    those that arrived last. `ranks`: the number of ranks that each simulated one stands for."""
+    issued: dict[tuple[str, int], list[tuple[_Rank, Arrival]]] = {}
+    for each in collective.arrived:
+        issued.setdefault(each[1].signature, []).append(each)
+    fewest = min(
+        reversed(issued.values()), key=lambda alike: sum(ranks[rank.rank] for rank, _ in alike)
+    )
+    (rank, arrival), (other, earlier) = fewest[0], next(
+        each for each in collective.arrived if each not in fewest
+    )
+    op, theirs = rank.schedule.ops[arrival.index], other.schedule.ops[earlier.index]
     return DeadlockError(
         where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
         expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op "
                  f"{theirs.index} over {op.group}",
         found=f"a {op.kind} of {op.nbytes:,} B",
         remedy="ranks of one group must issue the same collectives in the same order",
+    )
+
+
+def _endless(collectives: list[_Collective]) -> DeadlockError:
+    """The error of collectives that all their members have entered, over links that are lost."""
+    rank, arrival = min(
+        (collective.arrived[-1] for collective in collectives),
+        key=lambda each: each[0].arrived[each[1].index],
+    )
+    op = rank.schedule.ops[arrival.index]
+    return DeadlockError(
+        where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
+        expected=f"a network that carries {op.nbytes:,} B over {op.group}",
+        found=f"a lost link: all members wait in it forever, from "
+              f"{format_time(rank.arrived[arrival.index])} into the step on",
     )
 
 

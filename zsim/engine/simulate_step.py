@@ -8,14 +8,16 @@ Mostly one such round is enough; FSDP1's copies beside its backward need a few.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from zsim.engine.contention.overlap import OverlapCosts, add, overlap_losses
 from zsim.engine.execution import Execution
+from zsim.engine.faults.fault import Fault
+from zsim.engine.faults.fault_delays import fault_delays
 from zsim.engine.simulate import Prepared
-from zsim.engine.timeline import Delays, Timeline
+from zsim.engine.timeline import NO_DELAYS, Delays, Timeline
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
 
@@ -41,19 +43,31 @@ class StepCosts(OverlapCosts, Protocol):
 
 
 def simulate_step(
-    program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True
+    program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True,
+    faults: Sequence[Fault] = (),
 ) -> Timeline:
     """The times of the steady step in ns, with overlap losses and the trainer's pauses.
 
     `all_ranks` simulates every rank in place of one per class (`zsim.engine.folding`). Without
-    `contention` no two collectives share a link. DeadlockError where ranks wait for one another
+    `contention` no two collectives share a link. `faults` delay ranks; those that change `program`
+    are in it already (`zsim.engine.faults`). DeadlockError where ranks wait for one another
     forever or disagree on a collective.
     """
-    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
+    return timeline_of(prepared, costs=costs, faults=faults)
+
+
+def timeline_of(
+    prepared: Prepared, *, costs: StepCosts, faults: Sequence[Fault] = ()
+) -> Timeline:
+    """The times of the steady step of what `simulate_step` has prepared, as it gives them."""
+    program = prepared.program
+    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
     waits = [costs.wake_ns(rank.steady) for rank in program.ranks]
+    slower = fault_delays(program, faults, costs=costs) or [NO_DELAYS] * len(pauses)
     delays = [
-        Delays(add(own, waiting), own) for own, waiting in zip(pauses, waits, strict=True)
+        Delays(add(add(own, waiting), more.longer), own, more.start)
+        for own, waiting, more in zip(pauses, waits, slower, strict=True)
     ]
     alone = prepared.simulate(delays)
     losses = overlap_losses(program, alone, costs=costs, pauses=pauses)

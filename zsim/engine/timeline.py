@@ -9,6 +9,9 @@ from typing import Protocol
 
 from zsim.ir.ops import Kernel, Op
 
+NEVER = -1
+"""The ns of a collective that never ends, as over a lost link."""
+
 
 class CostModel(Protocol):
     """The durations that a simulation needs, all in int nanoseconds."""
@@ -18,7 +21,7 @@ class CostModel(Protocol):
         ...
 
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
-        """The time of a collective of `nbytes` (full message) over `ranks` alone."""
+        """The time of a collective of `nbytes` (full message) over `ranks` alone, or NEVER."""
         ...
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
@@ -39,10 +42,11 @@ class CostModel(Protocol):
 @dataclass(frozen=True, slots=True)
 class Delays:
     """Nanoseconds by op of one rank program: added to its kernels (`longer`), and to the issue of
-    the ops after it (`later`)."""
+    the ops after it (`later`). The host begins the step `start` ns late."""
 
     longer: Mapping[int, int] = field(default_factory=dict)
     later: Mapping[int, int] = field(default_factory=dict)
+    start: int = 0
 
 
 NO_DELAYS = Delays()
@@ -52,13 +56,15 @@ NO_DELAYS = Delays()
 class Times:
     """Start, end and issue of each op of one rank, by index, in ns since the start of the step.
 
-    `shared`: by collective, ns that it took longer because others used its links.
+    `shared`: by collective, ns that it took longer because others used its links. `arrived`: by
+    collective, the time from which on it waited for other members alone.
     """
 
     starts: Sequence[int]
     ends: Sequence[int]
     issued: Sequence[int]
     shared: Mapping[int, int] = field(default_factory=dict)
+    arrived: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
