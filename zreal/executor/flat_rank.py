@@ -89,11 +89,6 @@ class FlatRank:
         return DTYPES[self.scenario.precision.parameters]
 
     @property
-    def reduces_in_backward(self) -> bool:
-        """False: the last gradients are reduced when backward has returned."""
-        return False
-
-    @property
     def gradient_scale(self) -> float:
         """Gradient of the loss that starts backward: this rank's share of the mean, as reductions
         sum."""
@@ -268,7 +263,7 @@ class FlatRank:
         """Free the op's buffers: an unsharded buffer keeps its tensor without memory, others go."""
         live = self.buffers.live
         for event in op.memory:
-            if isinstance(event, Free):
+            if isinstance(event, Free) and event.buffer in live:  # autograd frees others
                 buffer = Buffer(event.buffer)
                 if buffer.role == "gradients":  # a reduction may read it
                     self.streams.free(live[buffer])

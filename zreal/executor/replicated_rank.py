@@ -86,12 +86,6 @@ class ReplicatedRank:
         )
 
     @property
-    def reduces_in_backward(self) -> bool:
-        """True, as in torch's DDP: backward returns when all buckets are reduced and copied back.
-        """
-        return True
-
-    @property
     def gradient_scale(self) -> float:
         """Gradient of the loss that starts backward; buckets are divided by the number of ranks,
         as in torch's DDP."""

@@ -27,6 +27,8 @@ from zsim.models.spec import ROOT
 from zsim.scenario.scenario import Scenario
 
 ExecutedRank = FlatRank | ReplicatedRank
+REDUCING: tuple[OpKind, ...] = ("copy", "all_reduce", "reduce_scatter", "free")
+"""Kinds of the ops between the last module's backward and the end of `loss.backward()`."""
 
 
 @dataclass(slots=True)
@@ -191,8 +193,7 @@ class ProgramTrainer:
         self._enter_backward(op)
         seed = torch.full_like(loss, self.rank.gradient_scale)
         torch.autograd.backward(loss, seed)
-        if self.rank.reduces_in_backward:  # beside the loss and its gradient
-            self._perform_following(("copy", "all_reduce"))
+        self._perform_following()  # beside the loss and its gradient
         self._losses.append(loss.item() if self._reads_losses else 0.0)
         if current.awaiting_backward:
             raise ProgramError(
@@ -200,10 +201,10 @@ class ProgramTrainer:
                 found=f"{len(current.awaiting_backward)} missing",
             )
 
-    def _perform_following(self, kinds: tuple[OpKind, ...]) -> None:
-        """Carry out the ops of these `kinds` that follow at once."""
+    def _perform_following(self) -> None:
+        """Carry out the ops that follow at once and reduce the last gradients."""
         following = self._cursor + 1
-        while following < len(self._ops) and self._ops[following].kind in kinds:
+        while following < len(self._ops) and self._ops[following].kind in REDUCING:
             self._perform(self._ops[following])
             self._cursor, following = following, following + 1
 

@@ -123,5 +123,4 @@ class OwnLoop:
             loss.backward()
             total += loss.detach().item() if reads_losses else 0.0
             del loss
-            self.zero.finish_backward()
         return total / len(batches)

@@ -40,8 +40,6 @@ class ProgramWalk:
     _arrived: set[str] = field(default_factory=set)
     """Parameters whose gradient of this micro-batch is accumulated."""
     in_backward: bool = False
-    _unfinished: bool = False
-    """True where autograd is done, and the backward's last ops are not carried out yet."""
     _before_step: dict[str, bool] = field(default_factory=dict)
     _before_forward: dict[str, bool] = field(default_factory=dict)
     """Buffers live then; True for those with memory."""
@@ -59,11 +57,6 @@ class ProgramWalk:
     @property
     def _parts(self) -> tuple[StepPart, ...]:
         return self.program.parts("steady" if self.steps else "first")
-
-    @property
-    def comes_to_step(self) -> bool:
-        """True where the part after this one is the optimizer's."""
-        return [part.name for part in self._parts[self._part + 1 :]][:1] == ["optimizer"]
 
     def begin_forward(self) -> None:
         """The loop calls the model."""
@@ -117,18 +110,11 @@ class ProgramWalk:
         self._next += 1
 
     def end_backward(self) -> None:
-        """Autograd is done with a micro-batch. Its loss still lives, which the Program has freed
-        before the last ops."""
+        """Autograd is done with a micro-batch: carry out the last reductions, beside its loss."""
         self.in_backward = False
         if self._next < len(self.backward):
             raise _otherwise(f"backward of {self.backward[self._next].fqn}", "the end of backward")
-        self._unfinished = True
-
-    def finish_backward(self) -> None:
-        """Carry out the last ops of a backward that is over."""
-        if self._unfinished:
-            self._unfinished = False
-            self._end_part()
+        self._end_part()
 
     def arrived(self, fqn: str) -> None:
         """The gradient of the parameter `fqn` is accumulated."""
@@ -145,7 +131,7 @@ class ProgramWalk:
             self._end_part()
         elif self.part != "forward" or self._cursor:
             self._cursor = self._part = self._next = 0
-            self.in_backward = self._unfinished = False
+            self.in_backward = False
             self.rank.restore(self._before_step)
 
     def _end_part(self) -> None:
@@ -187,7 +173,6 @@ class ProgramWalk:
 
     def require(self, part: str, found: str) -> None:
         """ArgumentError where the loop is in another part than `part`."""
-        self.finish_backward()
         if self.part != part:
             raise ArgumentError(
                 where="the training loop", expected=ORDER, found=f"{found} in the {self.part}",

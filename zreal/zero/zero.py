@@ -145,11 +145,6 @@ class ZeRO:
             self._walk.zero_grad()
             self._gradients.hide()
 
-    def finish_backward(self) -> None:
-        """Reduce what the last backward has left, once its loss is freed. The next forward, or
-        `step`, does so by itself."""
-        self._begun("zero.finish_backward()")[0].finish_backward()
-
     def full_state_dict(
         self, *, rank0_only: bool = False, cpu_offload: bool = False
     ) -> dict[str, Any]:
@@ -191,7 +186,6 @@ class ZeRO:
         assert walk is not None
         assert boundaries is not None
         if not torch.is_grad_enabled():
-            walk.finish_backward()
             self._gather_whole(walk.rank)
             return
         walk.begin_forward()
@@ -322,7 +316,7 @@ class ZeRO:
         walk = self._walk
         assert walk is not None
         walk.end_backward()
-        if walk.comes_to_step:
+        if walk.part == "optimizer":
             self._gradients.show()
 
     def _gather_whole(self, rank: FlatRank) -> None:

@@ -80,6 +80,7 @@ def forward_backward(
                 for group in ready[module.fqn]:
                     if group.trained:
                         reduce(step, group)
+        step.release_loss()
 
 
 def synchronises(step: FlatBufferStep) -> bool:

@@ -99,6 +99,7 @@ def backward(step: FlatBufferStep, modules: tuple[LoweredModule, ...], *, lookah
         if zero1.synchronises(step):
             for group in [group for group in ready[module.fqn] if group.trained]:
                 step.reduce_scatter_gradients(group)
+    step.release_loss()
 
 
 def _last_users(

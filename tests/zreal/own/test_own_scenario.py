@@ -144,6 +144,13 @@ def test_a_module_all_of_two_bytes_is_cast_with_its_buffers_and_no_input_of_it_i
     assert zsim.validate(case, against="fake", module=OWN + module).ok
 
 
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_the_loss_lives_beside_the_last_reduction(strategy: str, tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy], precision='{ parameters = "bf16" }'))
+    assert zsim.validate(case, against="fake", module=f"{OWN}sums").ok
+    assert zsim.validate(case, against="fake", module=f"{OWN}perceptron").ok
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2", "zero2"])
 def test_a_gradient_that_a_sum_expands_is_copied_where_torch_copies_it(
     strategy: str, tmp_path: Path

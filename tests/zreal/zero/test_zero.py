@@ -17,6 +17,7 @@ from tests.zreal.zero.zero_ranks import MODULES, Perceptron
 from zreal import torch_private
 from zreal.processes.launch import launch
 from zsim.errors import ArgumentError, ZsimError
+from zsim.ir.buffers import Buffer
 
 BODIES = "tests.zreal.zero.zero_ranks:"
 TOLERANCE = 1e-6
@@ -225,6 +226,18 @@ def test_whoever_reads_gradients_of_which_there_are_shards_is_told_of_clip_norm(
         ends()
         zero.zero_grad()
         assert [p.grad for p in model.parameters()] == [None] * 10
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_has_shards_of_gradients_alone_when_backward_returns(
+    alone: None, stage: Literal[2, 3]
+) -> None:
+    model = Perceptron()
+    zero = zreal.ZeRO(model, sgd(model), stage=stage)
+    one_forward(model).backward()
+    roles = {Buffer(name).role for name in zero.rank.buffers.live}
+    assert roles >= {"gradient_shard"}
+    assert "gradients" not in roles
 
 
 class Fickle(Perceptron):

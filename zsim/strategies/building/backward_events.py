@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.autograd.lowering.lowered import (
     SUM_OF_GRADIENTS,
     Accumulated,
@@ -76,6 +77,20 @@ def recomputed_in_turn(
         else:
             after.append(event)
     return again, after
+
+
+def until_loss_goes(
+    training: Training, tape: Sequence[TapeEvent]
+) -> tuple[Sequence[TapeEvent], list[MemoryEvent]]:
+    """The tape of the last module in backward in two: what it does, and the frees at the end of
+    `loss.backward()`.
+
+    Those are of the loss's gradient, of what the graph holds, and of the loss. Hooks in backward,
+    which reduce the last gradients, come before them.
+    """
+    seed, _ = loss_buffers(training.model)
+    end = tape.index(Free(seed))
+    return tape[:end], storage_events(tape[end:])
 
 
 def late_weights(training: Training) -> frozenset[str]:

@@ -7,11 +7,11 @@ frees real ones by these names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient
+from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT
@@ -21,6 +21,7 @@ from zsim.strategies.building.backward_events import (
     BackwardEvent,
     accumulated,
     forward_memory,
+    until_loss_goes,
     until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
@@ -55,6 +56,8 @@ class FlatBufferStep:
     _reduced: list[int] = field(default_factory=list)
     _in_place: dict[str, int] = field(default_factory=dict)
     """The last reduction of each whole gradient that stays: what is added to it waits for that."""
+    _loss: list[MemoryEvent] = field(default_factory=list)
+    """The frees at the end of backward, behind the last reductions."""
     _filling: dict[tuple[str, ...], tuple[Kernel, ...]] = field(default_factory=dict)
 
     def unshard(self, *groups: FlatGroup) -> None:
@@ -148,8 +151,11 @@ class FlatBufferStep:
                 Buffer.of(group.fqn, "gradients"), self.gradient_kind,
                 self.model.full_nbytes(group),
             )
+        tape: Sequence[TapeEvent] = module.backward.memory
+        if module is self.model.training.last_of_backward:
+            tape, self._loss = until_loss_goes(self.model.training, tape)
         yield from accumulated(
-            module.backward.memory, self._born, after_sums=self.model.after_sums,
+            tape, self._born, after_sums=self.model.after_sums,
             waiting=self._waiting,
         )
 
@@ -164,6 +170,14 @@ class FlatBufferStep:
         over = number == self.model.uses[fqn] and self._made.pop(fqn)
         gone = [Free(f"{fqn}.gradient{made}") for made in range(number, 0, -1)] if over else []
         return [Alloc(f"{fqn}.gradient{number}", "temporaries", nbytes)], gone
+
+    def release_loss(self) -> None:
+        """`loss.backward()` returns: the loss's gradient goes, what the graph held, and the loss.
+        """
+        memory, self._loss = self._loss, []
+        self.step.issue(
+            "free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory
+        )
 
     def all_reduce_gradients(self, group: FlatGroup) -> None:
         """Average the whole flat gradient in place."""

@@ -24,7 +24,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT, is_model_input
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.backward_events import recomputed_in_turn
+from zsim.strategies.building.backward_events import recomputed_in_turn, until_loss_goes
 from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
@@ -163,10 +163,8 @@ class Passes(StepBuilder):
                 event for event in tape if not (isinstance(event, Alloc) and event.buffer == seed)
             ]
         if module is self.training.last_of_backward:
-            seed, _ = loss_buffers(self.training.model)
-            ended = tape.index(Free(seed))
-            self.loss += storage_events(tape[ended:])
-            tape = tape[:ended]
+            tape, ended = until_loss_goes(self.training, tape)
+            self.loss += ended
         again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
         for stretch in again:
             # cheap ones are kernels of no weight, and make memory all the same
