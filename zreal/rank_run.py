@@ -24,7 +24,7 @@ from zreal.modules import emulation
 from zreal.modules.own.own_module import OwnModel
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
-from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart
+from zreal.processes.rank_device import HOST_ID, start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING, NO_COLLECTIVE, REFERENCE
 from zreal.processes.rendezvous import rendezvous
@@ -199,7 +199,9 @@ def provenance(scenario: Scenario, *, device: str) -> dict[str, str]:
         "computes_in": scenario.precision.narrowest,
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
                      else os.cpu_count()),
-    } | _module_provenance(scenario)
+    } | _module_provenance(scenario) | (
+        {"nccl_hostid": os.environ[HOST_ID]} if device == "cuda" and HOST_ID in os.environ else {}
+    )
 
 
 def _module_provenance(scenario: Scenario) -> dict[str, str]:

@@ -383,6 +383,7 @@ def validated(
 
     `cluster`: the one that the ranks ran on, in place of a preset of such devices.
     """
+    cluster = cluster or _cluster_of_gpus(scenario, capabilities)
     predictor = registry.SimBackend(device=capabilities.device, cluster=cluster)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = observed(predictor, predictor.capabilities(), scenario, options)
@@ -396,6 +397,20 @@ def validated(
              f"planned again for them"
     )
     return compared(predicted, measured, replaced=replaced, required=required)
+
+
+def _cluster_of_gpus(scenario: Scenario, capabilities: Capabilities) -> ClusterSpec | None:
+    """The preset of this machine's GPUs with the scenario's ranks, where the scenario names other
+    devices and there is one."""
+    if capabilities.gpus is None or scenario.cluster.kind == capabilities.device:
+        return None
+    from zsim.calibration.machine import device_file
+
+    try:
+        preset = device_file.base_of(capabilities.gpus, "").cluster
+    except ZsimError:  # a GPU of another name: the default cluster, whose time is not judged
+        return None
+    return simulator.cluster_for(scenario, capabilities.device, preset=preset)
 
 
 def _layout(text: object) -> Layout:

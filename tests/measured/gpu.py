@@ -1,9 +1,13 @@
 """Everything that one GPU can confirm: `python -m tests.measured.gpu --out gpu.json`.
 
-Peaks of rank 0 come first: allocated and reserved bytes and the step's time, measured and
-predicted. The fake process group has real memory and real compute at any world size. Real ranks
-that share the GPU follow, as hosts of their own for NCCL. It needs torch and no network. Without a
-GPU it runs smaller models on the CPU, so that every line of it is tried.
+1. Operators: `zsim calibrate --here`, each constant over the preset's and its left-out errors.
+2. Steps of one rank alone, whole and by unit, predicted from the preset and from that calibration.
+3. Memory of rank 0 on the fake process group, whose worlds have any size: bytes asked for,
+   allocated and reserved, measured and predicted.
+4. Real ranks that share the GPU, as hosts of their own for NCCL.
+
+Parts 1 and 2 have the machine to themselves. It needs torch and no network. Without a GPU it runs
+smaller models on the CPU, so that every line of it is tried.
 """
 
 from __future__ import annotations
@@ -11,13 +15,15 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
+import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,18 +36,33 @@ from zreal import torch_private
 from zreal.meters.cache import cache_record
 from zreal.observer.observer import observe
 from zsim.memory import fits
+from zsim.runs.unit_times import time_by_unit
 from zsim.scenario.plan import planned
 
 LIMIT_S = 460.0
 """Seconds for all of it; what is left then is recorded as not measured."""
-STEPS = 3
-"""Steps without a meter, whose peaks and median time are those of a row."""
 GPU_MODELS = ("llama-3.2-1b", "llama-2-7b")
 CPU_MODELS = ("gpt-tiny", "llama-tiny")
 WORLDS = (8, 64, 1024)
-PARITY_SCENARIOS = ("fsdp2-mlp-2", "ddp-mlp-2", "zero3-mlp-4")
+TIMED = {
+    "cuda": (
+        ("gpt-2-124m", 8, 1024), ("llama-3.2-1b", 1, 2048), ("llama-3.2-1b", 4, 2048),
+    ),
+    "cpu": (("gpt-small", 2, 128),),
+}
+"""Models whose steps are timed, with their micro-batch and sequence length."""
+TIMED_STRATEGIES = ("fsdp2", "ddp", "zero3")
+PARITY_SCENARIOS = {
+    "cuda": (
+        "fsdp2-mlp-2", "ddp-mlp-2", "fsdp1-mlp-2", "zero1-mlp-2", "zero2-llama-2-bf16",
+        "zero3-mlp-4", "hsdp-mlp-2x2", "fsdp2-llama-2-bf16-reduce-fp32",
+    ),
+    "cpu": ("fsdp2-mlp-2", "zero3-mlp-4"),
+}
 SHARE = 0.9
 """Most of the GPU's memory that a scenario may need by its prediction."""
+JOBS = 3
+"""Scenarios whose memory is measured at a time, where each needs less than `SHARE / JOBS`."""
 
 
 def scenarios(device: str) -> Iterator[zsim.Scenario]:
@@ -63,14 +84,12 @@ def scenarios(device: str) -> Iterator[zsim.Scenario]:
 
 
 def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
-    """The row of `scenario`: what rank 0 has and takes, and what was predicted of it."""
+    """The row of `scenario`: the bytes of rank 0, measured and predicted."""
     run = zsim.simulate(scenario)
-    figures = run.figures
     memory = run.ranks[0].phases["steady"].memory
     row: dict[str, Any] = {
-        "scenario": scenario.to_dict(), "predicted_peak_bytes": figures.peak_memory_bytes,
+        "scenario": scenario.to_dict(), "predicted_peak_bytes": run.figures.peak_memory_bytes,
         "predicted_growth_bytes": memory.peak_bytes - memory.start_bytes,
-        "predicted_compute_ns": figures.compute_ns,
     }
     if device == "cuda":
         needs = fits.assess(planned(scenario))
@@ -82,8 +101,6 @@ def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
         trained = observe(scenario, rank=0, device=device)
         row["metered_peak_bytes"] = trained.run.phases["steady"].memory.peak_bytes
         cache = cache_record(trained.plain_step, device=device)
-        times = [timed(trained.plain_step, device) for _ in range(STEPS)]
-        row["step_ns"] = round(statistics.median(times))
         if cache is not None:
             row |= asdict(cache)
     del trained
@@ -91,13 +108,106 @@ def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
     return row
 
 
-def timed(step: Any, device: str) -> int:
-    """Nanoseconds of one step, to the end of what it has put on the device."""
-    begin = time.perf_counter_ns()
-    step()
+def row_of(name: str, device: str) -> dict[str, Any]:
+    """The row of the scenario called `name`, or the reason that there is none."""
+    scenario = next(each for each in scenarios(device) if each.name == name)
+    try:
+        row = peaks(scenario, device)
+    except (RuntimeError, AssertionError, zsim.ZsimError) as error:  # of one row alone
+        row = {"not_measured": f"{type(error).__name__}: {str(error)[:300]}"}
     if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter_ns() - begin
+        torch.cuda.empty_cache()  # the process waits for its next row
+    sys.stderr.write(f"{name}: {line_of(row)}\n")
+    return row
+
+
+def memory_rows(device: str, until: float) -> dict[str, Any]:
+    """The rows of all scenarios; small ones run side by side, then each large one alone."""
+    present = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 2**36
+    names = {
+        each.name: zsim.simulate(each).figures.peak_memory_bytes > SHARE / JOBS * present
+        for each in scenarios(device)
+    }
+    rows: dict[str, Any] = {name: {"not_measured": "no time was left"} for name in names}
+    for alone in (False, True):
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(1 if alone or device == "cpu" else JOBS, mp_context=context)
+        pending: dict[str, Future[dict[str, Any]]] = {
+            name: pool.submit(row_of, name, device)
+            for name, is_large in names.items() if is_large == alone
+        }
+        for name, future in pending.items():
+            try:
+                rows[name] = future.result(max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                continue
+        pool.shutdown(wait=False, cancel_futures=True)
+    return rows
+
+
+def operators(device: str, folder: str) -> dict[str, Any]:
+    """The report of `zsim calibrate --here`; the cluster's file is in `folder`."""
+    choice = ["--backend", "nccl"] if device == "cuda" else ["--quick", "--world-size", "2"]
+    return json_of(
+        ["calibrate", "--here", *choice, "--out", cluster_file(folder)], left_s=150.0
+    ) | {"file": Path(cluster_file(folder)).read_text() if device == "cuda" else ""}
+
+
+def cluster_file(folder: str) -> str:
+    """Path of the calibrated cluster."""
+    return f"{folder}/here.toml"
+
+
+def steps(device: str, folder: str, until: float) -> Iterator[dict[str, Any]]:
+    """Steps of one rank alone, two on a CPU, by the preset and by the calibration."""
+    for model, micro_batch, length in TIMED[device]:
+        for strategy in TIMED_STRATEGIES:
+            scenario = zsim.Scenario(
+                model={"preset": model}, strategy={"name": strategy},
+                batch={"micro_batch": micro_batch, "sequence_length": length},
+                cluster={"preset": "dgx-h200", "ranks": 1} if device == "cuda"
+                else {"preset": "cpu-gloo", "ranks": 2},
+                precision={"parameters": "bf16"} if device == "cuda" else None,
+                name=f"{model}-{strategy}-{micro_batch}x{length}",
+            )
+            if time.monotonic() > until:
+                yield {"name": scenario.name, "not_measured": "no time was left"}
+                continue
+            try:
+                yield step_of(scenario, device, folder)
+            except zsim.ZsimError as error:
+                yield {"name": scenario.name, "not_measured": str(error)[:300]}
+
+
+def step_of(scenario: zsim.Scenario, device: str, folder: str) -> dict[str, Any]:
+    """The checks of one step, by the preset's constants and by the calibrated ones; and the
+    nanoseconds of each unit."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    own = zsim.validate(
+        scenario, against=backend, numerics="none", cluster=cluster_file(folder), timeout_s=100.0
+    )
+    row: dict[str, Any] = {"name": scenario.name, "scenario": scenario.to_dict()}
+    by = {"calibrated": own.predicted}
+    if device == "cuda":
+        by["preset"] = zsim.simulate(scenario).record
+    for source, predicted in by.items():
+        checks = zsim.compare(predicted, own.measured).checks
+        row[source] = {
+            "band": predicted.provenance["band"], "units_ns": units_of(predicted),
+            "checks": {check.name: f"{check.status}: {check.detail}" for check in checks},
+        }
+    row["measured"] = {
+        "step_times_ns": own.measured.ranks[0].step_times_ns, "units_ns": units_of(own.measured),
+    }
+    checks = row["calibrated"]["checks"]
+    sys.stderr.write(f"{scenario.name}: {checks['step time']}; {checks['time by unit']}\n")
+    return row
+
+
+def units_of(run: zsim.RunRecord) -> dict[str, int]:
+    """Nanoseconds of each unit of rank 0."""
+    own = run.ranks[0]
+    return time_by_unit(own, own.recorded_step_ns or run.step_time_ns or 1)
 
 
 def real_ranks(device: str, left_s: float) -> dict[str, Any]:
@@ -105,48 +215,52 @@ def real_ranks(device: str, left_s: float) -> dict[str, Any]:
     backend = "nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         launch = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
-        command = [
-            sys.executable, "-m", "zsim", "validate",
-            *(str(PARITY / f"{name}.toml") for name in PARITY_SCENARIOS),
-            "--against", backend, "--launch", launch, "--save", folder, "--json", "--timeout", "60",
-        ]
-        try:
-            ended = subprocess.run(
-                command, capture_output=True, text=True, timeout=max(1.0, left_s), cwd=ROOT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"not_measured": "no time was left"}
+        files = [str(PARITY / f"{name}.toml") for name in PARITY_SCENARIOS[device]]
+        return json_of([
+            "validate", *files, "--against", backend, "--launch", launch, "--save", folder,
+            "--timeout", "60",
+        ], left_s=left_s)
+
+
+def json_of(arguments: list[str], *, left_s: float) -> dict[str, Any]:
+    """Exit code and JSON of a command of zsim, or why there is none."""
+    command = [sys.executable, "-m", "zsim", *arguments, "--json"]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=max(1.0, left_s), cwd=ROOT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"not_measured": "no time was left"}
     try:
         return {"exit_code": ended.returncode, "result": json.loads(ended.stdout)}
     except ValueError:
         return {"exit_code": ended.returncode, "stderr": ended.stderr[-2000:]}
 
 
-def measure(device: str) -> dict[str, Any]:
-    """The record: provenance, a row for each scenario, real ranks."""
+def measure(device: str, out: Path | None) -> dict[str, Any]:
+    """The record, written after each part: provenance, and the four parts."""
     began = time.monotonic()
-    rows: dict[str, Any] = {}
-    reserve = 120.0 if device == "cuda" else 60.0
-    for scenario in scenarios(device):
-        if time.monotonic() - began > LIMIT_S - reserve:
-            rows[scenario.name] = {"not_measured": "no time was left"}
-            continue
-        try:
-            rows[scenario.name] = peaks(scenario, device)
-        except (RuntimeError, zsim.ZsimError) as error:  # one row must not take the others along
-            rows[scenario.name] = {"not_measured": f"{type(error).__name__}: {str(error)[:300]}"}
-            gc.collect()
-        sys.stderr.write(f"{scenario.name}: {line_of(rows[scenario.name])}\n")
-    ranks = real_ranks(device, LIMIT_S - (time.monotonic() - began))
-    return {
+    record: dict[str, Any] = {
         "command": "python -m tests.measured.gpu", "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "driver": driver() if device == "cuda" else None, "torch": torch.__version__,
         "cuda": torch.version.cuda, "nccl": nccl() if device == "cuda" else None,
-        "python": platform.python_version(), "seconds": round(time.monotonic() - began, 1),
-        "rows": rows, "real_ranks": ranks,
+        "python": platform.python_version(), "cores": os.cpu_count(),
     }
+
+    def note(**parts: Any) -> None:
+        record.update(parts, seconds=round(time.monotonic() - began, 1))
+        sys.stderr.write(f"{', '.join(parts)}: {record['seconds']} s\n")
+        if out:
+            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    with tempfile.TemporaryDirectory() as folder:
+        note(operators=operators(device, folder))
+        note(steps=list(steps(device, folder, began + LIMIT_S / 2)))
+    note(memory=memory_rows(device, began + LIMIT_S - 60))
+    note(real_ranks=real_ranks(device, LIMIT_S - (time.monotonic() - began)))
+    return record
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -159,7 +273,7 @@ def line_of(row: dict[str, Any]) -> str:
         grown = row["peak_bytes"] - row["start_bytes"] - row["predicted_growth_bytes"]
         text += f", asked for {grown:+,} B, allocated {row['allocated_bytes']:,} B"
         text += f", reserved {share:+.1%}"
-    return f"{text}, step {row['step_ns'] / 1e6:.1f} ms"
+    return text
 
 
 def driver() -> str:
@@ -180,11 +294,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     options = parser.parse_args()
-    record = measure("cuda" if torch.cuda.is_available() else "cpu")
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = measure("cuda" if torch.cuda.is_available() else "cpu", options.out)
     codes = record["real_ranks"].get("exit_code")
-    sys.stdout.write(f"{len(record['rows'])} rows in {record['seconds']} s; real ranks: {codes}\n")
+    sys.stdout.write(
+        f"{len(record['memory'])} rows in {record['seconds']} s; real ranks: {codes}\n"
+    )
 
 
 if __name__ == "__main__":

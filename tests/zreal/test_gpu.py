@@ -31,7 +31,6 @@ def scenario(strategy: str, *, device: str) -> zsim.Scenario:
 def test_the_row_of_a_scenario_on_the_cpu_is_exact(strategy: str) -> None:
     row = peaks(scenario(strategy, device="cpu"), "cpu")
     assert row["metered_peak_bytes"] == row["predicted_peak_bytes"]
-    assert row["step_ns"] > 0
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ class FlatRank:
         return held_bytes(
             parameters=self._with_role("parameters"),
             gradients=self._with_role(*(["gradients"] if whole else []), "gradient_shard"),
-            states=[*self._with_role("master"), *self.optimizer.states()],
+            states=[*self._with_role("master"), *self.optimizer.states()], device=self.device,
         )
 
     def _with_role(self, *roles: str) -> list[Tensor]:

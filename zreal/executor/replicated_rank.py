@@ -266,7 +266,9 @@ class ReplicatedRank:
         views = self.scenario.options.gradient_as_bucket_view
         gradients = [] if views else [parameter.grad for parameter in parameters]
         states = [*self.optimizer.stepped.values(), *self.optimizer.states()]
-        return held_bytes(parameters=parameters, gradients=gradients, states=states)
+        return held_bytes(
+            parameters=parameters, gradients=gradients, states=states, device=self.device
+        )
 
     def gradients(self) -> dict[str, Tensor]:
         """Copies of every gradient before the optimizer's step; for parity."""

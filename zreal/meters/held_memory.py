@@ -15,13 +15,21 @@ from torch.distributed.tensor import DTensor
 
 
 def held_bytes(
-    *, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None], states: Iterable[Tensor]
+    *, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None], states: Iterable[Tensor],
+    device: str | torch.device = "cpu",
 ) -> Mapping[str, int]:
-    """Bytes by kind. A storage that several tensors share counts once, for the first kind."""
-    counted: set[int] = set()
+    """Bytes by kind on a device of this type.
+
+    A storage that several tensors share counts once, for the first kind. AdamW's step counters and
+    what is offloaded lie in host memory while the rank has a GPU.
+    """
+    counted, where = set[int](), torch.device(device).type
     kinds = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
     return {
-        kind: sum(_uncounted_bytes(tensor, counted) for tensor in tensors if tensor is not None)
+        kind: sum(
+            _uncounted_bytes(tensor, counted) for tensor in tensors
+            if tensor is not None and tensor.device.type == where
+        )
         for kind, tensors in kinds.items()
     }
 

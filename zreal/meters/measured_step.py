@@ -74,7 +74,7 @@ class MeasuredRank:
         keep: Callable[[RankRun], None],
     ) -> None:
         self.mesh, groups = device_mesh(scenario, device=device)
-        self.meter = MemoryMeter()
+        self.meter = MemoryMeter(device=device)
         self.recorder = CollectiveRecorder(
             groups, world_size=scenario.world_size, progress=progress
         )

@@ -6,7 +6,8 @@ scratch memory inside an operator.
 
 Memory that a gloo collective allocates in `wait()` is such scratch, listed apart in `scratch`.
 Gloo's reduce-scatter all-reduces a copy, from which `wait()` cuts the result. On a CUDA device the
-same bytes are `memory_allocated` before rounding. The meter must not know strategies.
+same bytes are `memory_allocated` before rounding; host memory is not counted there, such as AdamW's
+step counters. The meter must not know strategies.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class MemoryMeter(TorchDispatchMode):
     """Counts live bytes of storages allocated while it is active; `watch` adds earlier ones.
 
     `allocated` is the running total, `peak` the largest total since the last `reset_peak`. With
-    `log`, `events` lists the changes in order. Storages of fake or meta tensors count nothing.
+    `log`, `events` lists the changes in order. Storages of fake tensors and of devices other than
+    `device` count nothing.
     """
 
-    def __init__(self, *, log: bool = False) -> None:
+    def __init__(self, *, device: str = "cpu", log: bool = False) -> None:
         super().__init__()
+        self._device = torch.device(device).type
         self.allocated = 0
         self.peak = 0
         self.events: list[tuple[str, int]] | None = [] if log else None
@@ -92,7 +95,7 @@ class MemoryMeter(TorchDispatchMode):
                 names, _ = value.__tensor_flatten__()
                 for name in names:
                     self._register(getattr(value, name), label)
-            elif value.device.type != "meta" and not torch_private.is_fake(value):
+            elif value.device.type == self._device and not torch_private.is_fake(value):
                 self._register_storage(value.untyped_storage(), label)
 
     def _register_storage(self, storage: torch.UntypedStorage, label: str) -> None:
@@ -126,7 +129,9 @@ class MemoryMeter(TorchDispatchMode):
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = cast(Any, original)(storage, size)
             key = id(storage)
-            if key not in meter._live:
+            if storage.device.type != meter._device:
+                pass
+            elif key not in meter._live:
                 meter._register_storage(storage, "resize_")
             else:
                 before, meter._live[key] = meter._live[key], storage.nbytes()

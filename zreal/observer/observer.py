@@ -63,7 +63,7 @@ def observe(
             if scenario.model.made_whole:
                 make(parameter.fqn for parameter in scenario.model.parameters)
             subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh, make)
-        trainer = SubjectTrainer(scenario, subject, measured.recorder.settle)
+        trainer = SubjectTrainer(scenario, subject, measured.recorder.settle, device)
         inputs = batching.inputs_by_step(scenario, rank=rank, dtype=subject.dtype, device=device)
         losses = measured.train(trainer.train_step, inputs=inputs, steps=steps, samples=samples)
     if scenario.world_size > 1 and not measured.run.phases["steady"].collectives:
@@ -94,6 +94,7 @@ class SubjectTrainer:
     subject: Subject
     settle: Callable[[], None]
     """Waits until gloo's threads hold no tensor any longer."""
+    device: str
     owned: list[Parameter] = field(init=False)
     """The module's parameters, before torch puts unsharded ones in their place."""
 
@@ -148,4 +149,6 @@ class SubjectTrainer:
         parameters = [*self.owned, *self.subject.flat()]
         gradients = [parameter.grad for parameter in parameters if self.subject.owns_gradients]
         states = self.subject.states()
-        return held_bytes(parameters=parameters, gradients=gradients, states=states)
+        return held_bytes(
+            parameters=parameters, gradients=gradients, states=states, device=self.device
+        )

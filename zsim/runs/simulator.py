@@ -134,11 +134,12 @@ def timed(program: Program, timeline: Timeline, costs: Costs) -> StepTime:
     return StepTime(ns=ns, band_ns=band_ns(ns, error_bands.band(program, timeline, costs=costs)))
 
 
-def cluster_for(scenario: Scenario, device: str | None) -> ClusterSpec:
-    """The scenario's cluster, or the default one of another `device` with as many ranks."""
+def cluster_for(scenario: Scenario, device: str | None, *, preset: str = "") -> ClusterSpec:
+    """The scenario's cluster, or one of another `device` with as many ranks: `preset`, or the
+    default one."""
     if device is None or device == scenario.cluster.kind:
         return scenario.cluster
-    name, ranks = DEFAULT_CLUSTERS[device], scenario.world_size
+    name, ranks = preset or DEFAULT_CLUSTERS[device], scenario.world_size
     per_node = load_cluster(name).devices_per_node
     return load_cluster(name, nodes=1 if device == "cpu" else -(-ranks // per_node), ranks=ranks)
 

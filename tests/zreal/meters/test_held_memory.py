@@ -41,3 +41,11 @@ def test_adamw_keeps_two_states_and_a_step_for_each_parameter():
         parameters=module.parameters(), gradients=gradients, states=state_tensors(optimizer)
     )
     assert held == {"parameters": 80, "gradients": 80, "optimizer_states": 2 * 80 + 2 * 4}
+
+
+def test_states_in_host_memory_are_none_of_a_gpus():
+    held = held_bytes(
+        parameters=[torch.zeros(3, device="meta")], gradients=[], states=[torch.zeros(1)],
+        device="cuda:0",
+    )
+    assert held == {"parameters": 0, "gradients": 0, "optimizer_states": 0}

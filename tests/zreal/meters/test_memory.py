@@ -58,3 +58,12 @@ def test_what_is_made_while_looking_away_counts_nothing_then_or_later() -> None:
         assert (meter.allocated, meter.peak) == (0, 0)
         del inputs, view
         assert meter.allocated == 0
+
+
+def test_the_meter_of_a_gpu_counts_nothing_of_host_memory() -> None:
+    """AdamW's step counters lie there, and what is offloaded."""
+    with MemoryMeter(device="cuda") as meter:
+        counter = torch.zeros(4)
+        counter.untyped_storage().resize_(64)
+        meter.watch(counter)
+    assert (meter.allocated, meter.peak) == (0, 0)

@@ -314,6 +314,8 @@ def test_both_times_their_error_and_the_band_are_said():
      f"measured on NVIDIA A100, and predicted for H100 SXM 80 GB; {BOTH}"),
     (BANDED, TIMED | {"device": "cpu"},
      f"measured on cpu, and predicted for H100 SXM 80 GB; {BOTH}"),
+    (BANDED, TIMED | {"nccl_hostid": "0"},
+     f"NCCL_HOSTID was set, by which ranks share a GPU and talk by sockets; {BOTH}"),
     (BANDED, {"sees": "memory", "device": "cpu"}, "gloo cannot see time"),
     (BANDED | {"sees": "memory"}, TIMED, "gloo cannot see time"),
 ])

@@ -42,7 +42,7 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
             name=NAME, status="unsupported",
             detail=blind or "unsupported: one side has no step time",
         )
-    reason = _other_device(predicted, measured)
+    reason = _other_device(predicted, measured) or _shared_gpu(measured)
     share = _others(measured)
     slower = 1 / (1 - min(MOST_BUSY, share)) ** 2
     shared = slower * _ranks_on_a_core(measured)
@@ -165,3 +165,9 @@ def _other_device(predicted: RunRecord, measured: RunRecord) -> str:
     if kind is None or name is None or ran_on is None or ran_on == kind or is_called(name, ran_on):
         return ""
     return f"measured on {ran_on[:60]}, and predicted for {name[:60]}"
+
+
+def _shared_gpu(measured: RunRecord) -> str:
+    """The reason that ranks may have shared a GPU, which no prediction has; or ""."""
+    shared = "nccl_hostid" in measured.provenance
+    return "NCCL_HOSTID was set, by which ranks share a GPU and talk by sockets" if shared else ""

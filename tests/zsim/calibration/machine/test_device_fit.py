@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import zsim
+from tests.support.folders import PARITY
 from zsim import api
 from zsim.calibration.collectives import predict
 from zsim.calibration.data.records import Collective
@@ -207,3 +208,16 @@ def test_ranks_on_gpus_are_predicted_by_the_file_only_where_it_is_of_them(
     assert api.machine_of(able, other, None) is None
     assert "and the scenario A100" in api.not_of_gpus(H100, other)
     assert machine_file.cached(8, replace(H100, driver="580")) != machine_file.cached(8, H100)
+
+
+@pytest.mark.parametrize(("gpu", "cluster"), [
+    ("NVIDIA H200", "dgx-h200"), ("NVIDIA H100 80GB HBM3", "dgx-h100"),
+    ("A GPU of no preset", "dgx-h100"),
+])
+def test_real_ranks_of_a_cpus_scenario_are_judged_by_the_preset_of_their_gpus(gpu, cluster):
+    scenario = zsim.load(PARITY / "fsdp2-mlp-2.toml")
+    gpus = replace(H100, name=gpu)
+    measured = zsim.simulate(scenario).record
+    capabilities = Capabilities(memory=True, numerics=True, time=False, device="cuda", gpus=gpus)
+    predicted = api.validated(scenario, measured, capabilities).predicted
+    assert predicted.provenance["cluster"] == cluster
