@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zsim.testing.laws import check_laws as check_laws
+    from zsim.testing.laws import law as law
     from zsim.testing.sharding import ShardLawError as ShardLawError
     from zsim.testing.sharding import check_sharding as check_sharding
     from zsim.testing.units import assert_units as assert_units
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "ShardLawError": "zsim.testing.sharding", "Zero": "zsim.testing.zero",
-    "assert_units": "zsim.testing.units", "check_sharding": "zsim.testing.sharding",
+    "assert_units": "zsim.testing.units", "check_laws": "zsim.testing.laws",
+    "check_sharding": "zsim.testing.sharding", "law": "zsim.testing.laws",
 }
 """Every public name, and the module that defines it."""
 

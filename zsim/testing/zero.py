@@ -24,6 +24,7 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load
 from zsim.testing import artifacts, goldens
 from zsim.testing.case import SIM, BackendCase, Source, scaled
+from zsim.testing.laws import check_laws
 from zsim.testing.names_of_tests import file_name
 from zsim.testing.regression import INCOMPLETE
 from zsim.testing.settings import SessionOptions
@@ -82,8 +83,8 @@ class Zero:
         """The scenario's Run on the test's backend; the marker's scenario by default.
 
         `module`: your own, as "mypackage.mymodel:build". The test is skipped where the backend is
-        not available. It fails where the Run is worse than a saved one. RankError where a rank
-        fails.
+        not available. It fails where the Run is worse than a saved one, or breaks a law of
+        `zsim.testing.laws`. RankError where a rank fails.
         """
         __tracebackhide__ = True
         chosen, worse = self.chosen(scenario), ""
@@ -94,6 +95,7 @@ class Zero:
                     timeout_s=self.settings.timeout_s,
                 )
             self._note(run)
+            check_laws(run, simulating=False)
             worse = self._worse(run)
         except BackendUnavailableError as error:
             self.settings.lacks(str(error))

@@ -1,0 +1,195 @@
+"""ZeRO's table to the byte, with padding: parameters, gradients and optimizer states of each rank.
+
+It follows from the model's shapes and the scenario's tables alone. Rajbhandari et al. 2020 (arXiv
+1910.02054) have it for whole multiples; torch's FSDP2 pads each parameter to equal rows (dim 0),
+ZeRO and FSDP1 pad a flat buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from zsim.ir.run import RankRun
+from zsim.models.spec import Parameter
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.runs.run import Run
+from zsim.scenario.scenario import Scenario
+
+Held = dict[str, int]
+"""Bytes by kind of memory."""
+STEP_COUNTER, MASTER = 4, 4
+"""Bytes of AdamW's step counter, and of an element of a float32 copy of parameters."""
+FSDP1_ALIGNMENT = 16
+"""Bytes that a parameter's offset is a multiple of, with use_orig_params."""
+
+
+def states_follow_zeros_table(run: Run) -> Iterator[str]:
+    """Each rank holds the parameters, gradients and optimizer states of its strategy's row of
+    ZeRO's table, padding included, when its optimizer has stepped."""
+    table = ROWS.get(run.scenario.strategy)
+    if table is None or getattr(run.scenario.options, "offload", False):
+        return
+    device = run.record.provenance.get("device", run.scenario.cluster.kind)
+    states = _States(run.scenario, device)
+    for rank in run.ranks:
+        if held := _held(rank):
+            expected = table(run.scenario, rank.rank, states)
+            for kind, nbytes in expected.items():
+                if held.get(kind, 0) != nbytes:
+                    yield (
+                        f"rank {rank.rank}: {held.get(kind, 0):,} B of {kind} when the optimizer "
+                        f"has stepped, and {nbytes:,} B by ZeRO's table"
+                    )
+
+
+def _held(rank: RankRun) -> Held:
+    return dict(rank.phases["steady"].memory.held) if "steady" in rank.phases else {}
+
+
+class _States:
+    """Bytes of an optimizer's states: `element` for each element, `counter` for each tensor; and
+    the fqns of what is `trained`."""
+
+    def __init__(self, scenario: Scenario, device: str) -> None:
+        optimizer, precision = scenario.optimizer, scenario.precision
+        adam = optimizer.name == "adamw"
+        self.number = 2 if adam else int(optimizer.momentum > 0)
+        on_device = device == "cpu" or optimizer.implementation == "fused"
+        self.counter = STEP_COUNTER if adam and on_device else 0
+        self.parameter = DTYPE_NBYTES[precision.parameters]
+        self.stepped = DTYPE_NBYTES[precision.stepped]
+        self.element = self.number * self.stepped
+        has_master = precision.master and self.parameter < MASTER
+        self.trained = scenario.model.trained
+        self.with_master = self.element + (MASTER if has_master else 0)
+
+
+def _replicated(scenario: Scenario, rank: int, states: _States) -> Held:
+    """DDP: all of everything. Gradients that are views of buckets are communication."""
+    trained = _trained(scenario, states)
+    numel = _numel(trained)
+    return {
+        "parameters": _numel(scenario.model.parameters) * states.parameter,
+        "gradients": 0 if scenario.options.gradient_as_bucket_view else numel * states.parameter,
+        "optimizer_states": numel * states.with_master + len(trained) * states.counter,
+    }
+
+
+def _zero_redundancy(scenario: Scenario, rank: int, states: _States) -> Held:
+    """ZeroRedundancyOptimizer: states of whole parameters, the largest first to the rank with the
+    fewest elements, in the dtype of the parameters."""
+    owned: list[list[Parameter]] = [[] for _ in range(scenario.world_size)]
+    asked = [each for each in scenario.model.named_parameters if each.requires_grad]
+    for parameter in sorted(asked, key=lambda each: -each.numel):
+        min(owned, key=_numel).append(parameter)
+    mine = [each for each in owned[rank] if each.fqn in states.trained]
+    nbytes = _numel(mine) * states.number * states.parameter + len(mine) * states.counter
+    return {**_replicated(scenario, rank, states), "optimizer_states": nbytes}
+
+
+def _flat_buffers(scenario: Scenario, rank: int, states: _States) -> Held:
+    """ZeRO 1 to 3: a flat buffer of each group, padded to equal shards."""
+    stage, ranks = int(scenario.strategy[-1]), scenario.mesh.dp_shard
+    trained, frozen = (
+        [-(-numel // ranks) for numel in _groups(scenario, states, trained=wanted)]
+        for wanted in (True, False)
+    )
+    shard, whole = sum(trained), sum(trained) * ranks
+    stored = (shard + sum(frozen)) * (1 if stage == 3 else ranks)
+    return {
+        "parameters": stored * states.parameter,
+        "gradients": (whole if stage == 1 else shard) * states.parameter,
+        "optimizer_states": shard * states.with_master + len(trained) * states.counter,
+    }
+
+
+def _groups(scenario: Scenario, states: _States, *, trained: bool) -> list[int]:
+    """Elements of each flat buffer: of a unit, of a parameter, or of so many bytes and the
+    parameter that fills them."""
+    known = states.trained
+    units = [
+        [each.numel for each in unit.parameters if (each.fqn in known) is trained]
+        for unit in scenario.model.units
+    ]
+    cut = scenario.options.granularity
+    if cut == "unit":
+        return [sum(numels) for numels in units if numels]
+    numels = [numel for unit in units for numel in unit]
+    if cut == "parameter":
+        return numels
+    groups, is_open = list[int](), False
+    for numel in numels:
+        groups[-1:] = [groups[-1] + numel] if is_open else [*groups[-1:], numel]
+        is_open = groups[-1] * states.parameter < cut
+    return groups
+
+
+def _fully_shard(scenario: Scenario, rank: int, states: _States) -> Held:
+    """FSDP2: rows of each parameter, padded but in the optimizer's states."""
+    ranks = scenario.mesh.dp_shard
+    stored = reduced = stepped = 0
+    trained = _trained(scenario, states)
+    for each in scenario.model.parameters:
+        rows, *others = each.shape or (1,)
+        width = _product(others)
+        full = -(-rows // ranks)
+        own = max(0, min(full, rows - rank % ranks * full))
+        stored += full * width
+        if each.fqn in states.trained:
+            reduced, stepped = reduced + full * width, stepped + own * width
+    return {
+        "parameters": stored * states.stepped, "gradients": reduced * states.stepped,
+        "optimizer_states": stepped * states.element + len(trained) * states.counter,
+    }
+
+
+def _flat_parameters(scenario: Scenario, rank: int, states: _States) -> Held:
+    """FSDP1: a flat parameter of each unit. With use_orig_params each parameter in it is aligned,
+    and the optimizer steps the part of each that the shard has."""
+    ranks, original = scenario.mesh.dp_shard, scenario.options.use_orig_params
+    align = FSDP1_ALIGNMENT // states.parameter if original else 1
+    trained = states.trained
+    stored = reduced = stepped = tensors = 0
+    for unit in scenario.model.units:
+        begin, places = 0, list[tuple[int, int, bool]]()
+        for each in unit.parameters:
+            begin = -(-begin // align) * align
+            places.append((begin, begin + each.numel, each.fqn in trained))
+            begin += each.numel
+        shard = -(-begin // ranks)
+        first = rank % ranks * shard
+        stored += shard
+        if any(steps for *_, steps in places):
+            reduced += shard
+            own = [
+                max(0, min(end, first + shard) - max(start, first))
+                for start, end, steps in places if steps
+            ] if original else [shard]
+            stepped, tensors = stepped + sum(own), tensors + sum(numel > 0 for numel in own)
+    return {
+        "parameters": stored * states.stepped, "gradients": reduced * states.stepped,
+        "optimizer_states": stepped * states.element + tensors * states.counter,
+    }
+
+
+def _trained(scenario: Scenario, states: _States) -> list[Parameter]:
+    return [each for each in scenario.model.parameters if each.fqn in states.trained]
+
+
+def _numel(parameters: Sequence[Parameter]) -> int:
+    return sum(each.numel for each in parameters)
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+ROWS: dict[str, Callable[[Scenario, int, _States], Held]] = {
+    "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zero1": _flat_buffers,
+    "zero2": _flat_buffers, "zero3": _flat_buffers, "fsdp1": _flat_parameters,
+    "fsdp2": _fully_shard, "hsdp": _fully_shard,
+}
+"""The row of ZeRO's table that each strategy has."""
