@@ -19,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["ZSIM_CACHE"] = tempfile.mkdtemp(prefix="zsim-cache-")
 os.environ["ZSIM_NO_CALIBRATE"] = "1"
 
+collect_ignore = ["user_project"]
+"""A project of its own, whose tests test_user_project.py runs in sessions of theirs."""
+
 settings.register_profile("zsim", deadline=None)
 settings.load_profile("zsim")
 

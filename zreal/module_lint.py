@@ -92,9 +92,10 @@ def _case(
             found=repr(sizes), remedy="as (8,) or (2, 4)",
         )
     names = mesh.mesh_dim_names if isinstance(mesh, DeviceMesh) else None
-    wrapped = [fqn for fqn, part in module.named_modules() if fqn and isinstance(part, WRAPPED)]
+    wrapped = [fqn for fqn, part in module.named_modules() if isinstance(part, WRAPPED)]
     if units is not None or not wrapped:
         wrapped = list(find_units(module, units))
+    wrapped = [fqn for fqn in wrapped if fqn]  # where the root alone is wrapped, it is the one unit
     members: dict[str, Shapes] = {fqn: [] for fqn in (ROOT, *wrapped)}
     tied: dict[int, list[tuple[str, str]]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -74,6 +74,13 @@ def test_units_are_those_that_torch_has_wrapped():
     assert flat.fact == "a mesh of one axis called dp_replicate"
 
 
+def test_a_module_whose_root_alone_is_wrapped_is_one_unit():
+    with torch_private.fake_group(rank=0, world_size=8):
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("dp_shard",))
+        (finding,) = zreal.lint(fully_shard(Blocks(), mesh=mesh), mesh)
+    assert finding.rule == "one-unit"
+
+
 @pytest.mark.parametrize("mesh", [(), (2, 2, 2), (0,), ("8",)])
 def test_other_meshes_are_refused(mesh):
     with pytest.raises(ArgumentError, match="mesh: expected one axis of shards"):

@@ -1,0 +1,1 @@
+"""A small language model, sharded with fully_shard."""
