@@ -17,7 +17,7 @@ from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
 from zsim.models.training_options import Device
-from zsim.runs import registry, saved, simulator
+from zsim.runs import fault_support, registry, saved, simulator
 from zsim.runs.backend import (
     Backend,
     Capabilities,
@@ -241,6 +241,7 @@ def fit(scenario: Scenario) -> Fit:
     from zsim.analysis import fit as fitting
 
     _require_scenario(scenario)
+    fault_support.require_none(scenario, purpose="a choice of strategies")
     if problem := scenario.work.problem(part=MANY_TIMES):
         raise ScenarioError((f"{scenario.name}: too much to simulate for each stage: {problem}",))
     return fitting.fit(scenario)
@@ -255,7 +256,7 @@ def why(run: Run) -> Why:
     ['longer than the compute over it', 'a dependency']
     """
     from zsim.engine.costs import Costs
-    from zsim.engine.simulate_step import simulate_step
+    from zsim.engine.faults.faulty_step import simulate_faulty_step
     from zsim.scenario.plan import plan
 
     if not isinstance(run, Run):
@@ -263,7 +264,8 @@ def why(run: Run) -> Why:
     scenario = run.scenario
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = plan(scenario, device=scenario.cluster.kind)
-    return reasons(scenario, program, simulate_step(program, costs=costs))
+    program, timeline = simulate_faulty_step(program, scenario.faults, costs=costs)
+    return reasons(scenario, program, timeline)
 
 
 def reasons(scenario: Scenario, program: Program, timeline: Timeline) -> Why:
@@ -331,13 +333,15 @@ def observed(
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise ArgumentError(where="ranks", expected=expected, found=str(outside[0]))
+    fault_support.require(scenario, capabilities, backend=backend.name)
     record = registry.ask(backend, scenario, options=options)
     senses = {
         "memory": capabilities.memory, "numerics": capabilities.numerics, "time": capabilities.time
     }
     run_laws.require_lawful(record, where=scenario.name)
     sees = " ".join(sense for sense, there in senses.items() if there)
-    return replace(record, provenance={**record.provenance, "sees": sees})
+    faults = record.faults or tuple(map(str, scenario.faults))
+    return replace(record, provenance={**record.provenance, "sees": sees}, faults=faults)
 
 
 def of_module(backend: Backend, scenario: Scenario, options: RunOptions) -> Scenario:

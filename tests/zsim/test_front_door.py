@@ -19,7 +19,7 @@ from zsim.scenario import scenario as scenario_module
 
 TABLES = (
     "model, batch, cluster, strategy, precision, optimizer, activation_checkpointing, wrapping, "
-    "execution, allocator, frozen, steps, seed, expect, lint, description"
+    "execution, faults, allocator, frozen, steps, seed, expect, lint, description"
 )
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 PARTS = "where, expected, found, remedy"
@@ -44,9 +44,9 @@ SIGNATURES = {
 }
 """Public names and their parameters; None where users read an object and make none."""
 MEMBERS = {
-    "Run": "backend collectives device_memory expectations exposed_communication figures fits "
-           "memory mfu needed_memory ok peak_memory ranks record save scenario spans step_time "
-           "to_dict to_json warnings world_size",
+    "Run": "backend collectives device_memory expectations exposed_communication faults figures "
+           "fits late memory mfu needed_memory ok peak_memory ranks record save scenario spans "
+           "step_time to_dict to_json warnings world_size",
     "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict "
                   "to_json",
     "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "
@@ -56,8 +56,8 @@ MEMBERS = {
            "host_bound_ns rank step_ns to_dict to_json",
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
     "Scenario": "batch checkpointing cluster description executed executed_on execution "
-                "expandable_segments expect files fingerprint folder lint_ignore mesh model name "
-                "optimizer options precision seed steps strategy sync tables to_dict to_json "
+                "expandable_segments expect faults files fingerprint folder lint_ignore mesh model "
+                "name optimizer options precision seed steps strategy sync tables to_dict to_json "
                 "to_toml with_ with_parts work world_size wrapping",
 }
 SMALL = zsim.Scenario(

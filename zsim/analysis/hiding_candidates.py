@@ -103,7 +103,7 @@ def _repaired(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """The scenario without slow links, where its cluster has some."""
     if scenario.cluster.slow_rails:
         yield (
-            "slow_links repaired",
+            "slow_link repaired",
             scenario.with_parts(cluster=replace(scenario.cluster, slow_rails=())),
         )
 

@@ -21,6 +21,7 @@ EXPECTED: Mapping[str, str] = {
     "model_type": "{table}",
     "literal_error": "{expected}",
     "greater_than_equal": "at least {ge:,}",
+    "greater_than": "more than {gt:,}",
     "less_than_equal": "at most {le:,}",
     "less_than": "less than {lt:,}",
     "too_long": "at most {max_length:,} entries",

@@ -169,6 +169,17 @@ class RankRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateRank:
+    """A rank that came last to `last_at` of its `collectives` and held them up for `held_up_ns` in
+    all."""
+
+    rank: int
+    last_at: int
+    collectives: int
+    held_up_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The result of one scenario on one backend. The same type from the simulator and from a
     cluster of GPUs.
@@ -191,6 +202,10 @@ class RunRecord:
     complete: bool = True
     failure: str = ""
     """Reason why the Run is not complete; its ranks then hold the phases that they had ended."""
+    faults: tuple[str, ...] = ()
+    """Faults of the scenario that the step had; its times are no clean step's."""
+    late: tuple[LateRank, ...] = ()
+    """Ranks that held collectives up, by time of arrival, in a step with faults."""
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -47,6 +47,8 @@ class Capabilities:
     """True where a Run has spans of a recorded step; of what sees time it has them anyway."""
     gpus: Gpus | None = None
     """GPUs of this machine, where ranks run on them."""
+    faults: tuple[str, ...] = ()
+    """Kinds of faults of a scenario that the backend's ranks can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

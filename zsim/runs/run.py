@@ -15,7 +15,16 @@ from zsim.io.arguments import described, path_of
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import counted, format_bytes
 from zsim.ir.ops import COLLECTIVES
-from zsim.ir.run import SCHEMA_VERSION, MemoryRecord, RankRun, RunRecord, Span, band_of, sees
+from zsim.ir.run import (
+    SCHEMA_VERSION,
+    LateRank,
+    MemoryRecord,
+    RankRun,
+    RunRecord,
+    Span,
+    band_of,
+    sees,
+)
 from zsim.runs import metrics, saved
 from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
@@ -99,6 +108,19 @@ class Run:
         return self.record.backend
 
     @property
+    def faults(self) -> tuple[str, ...]:
+        """Faults of the scenario that the step had; () for a clean step."""
+        return self.record.faults
+
+    @property
+    def late(self) -> tuple[LateRank, ...]:
+        """Ranks that held collectives up, by time of arrival, those that cost most first.
+
+        Only a simulated step with faults has them.
+        """
+        return self.record.late
+
+    @property
     def world_size(self) -> int:
         """The number of ranks."""
         return self.record.world_size
@@ -165,6 +187,9 @@ class Run:
         """The object that `zsim run --json` prints for one scenario; its keys are stable."""
         figures = self.figures
         warnings = {"warnings": list(self.warnings)} if self.warnings else {}
+        faults = {
+            "faults": list(self.faults), "late": [asdict(rank) for rank in self.late]
+        } if self.faults else {}
         return {
             "schema_version": SCHEMA_VERSION,
             "scenario": self.record.scenario,
@@ -192,6 +217,7 @@ class Run:
             "ok": self.ok,
             "provenance": dict(self.record.provenance),
             **warnings,
+            **faults,
         }
 
     def to_json(self) -> str:
@@ -209,7 +235,7 @@ class Run:
 
     def __repr__(self) -> str:
         step = "" if self.step_time is None else f", step {self.step_time}"
-        failed = "" if self.ok else ", NOT OK"
+        failed = f"{', WITH FAULTS' if self.faults else ''}{'' if self.ok else ', NOT OK'}"
         return (
             f"<Run of {self.record.scenario} on {self.backend}: peak {self.peak_memory}{step}"
             f"{failed}>"

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
+from zsim.engine.faults.arrivals import late_ranks
+from zsim.engine.faults.fault import FAULT_KINDS, Jitter
+from zsim.engine.faults.faulty_step import simulate_faulty_step, told_of
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import ZsimError
@@ -70,7 +73,10 @@ class SimBackend:
 
     def capabilities(self) -> Capabilities:
         """Memory and time, no numerics."""
-        return Capabilities(memory=True, numerics=False, time=True, device=self.device or "cuda")
+        return Capabilities(
+            memory=True, numerics=False, time=True, device=self.device or "cuda",
+            faults=tuple(FAULT_KINDS),
+        )
 
     @uncollected()
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
@@ -78,7 +84,12 @@ class SimBackend:
         cluster = self.cluster or cluster_for(scenario, self.device)
         program = _program(scenario, cluster, all_ranks=options.all_ranks)
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
-        timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
+        if scenario.faults:
+            program, timeline = simulate_faulty_step(
+                program, scenario.faults, costs=costs, all_ranks=options.all_ranks
+            )
+        else:
+            timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
         return RunRecord(
             scenario=scenario.name,
             backend=self.name,
@@ -95,6 +106,8 @@ class SimBackend:
                 ),
                 **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
             },
+            faults=told_of(scenario.faults),
+            late=late_ranks(program, timeline) if scenario.faults else (),
         )
 
 
@@ -107,7 +120,8 @@ def require_lawful(scenario: Scenario, *, device: str) -> None:
 
 def _program(scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool) -> Program:
     """The Program, held to the rules of the IR but for its memory, which `_phases` replays."""
-    if problem := scenario.work.problem(all_ranks=all_ranks):
+    unlike = any(isinstance(fault, Jitter) for fault in scenario.faults)
+    if problem := scenario.work.problem(all_ranks=all_ranks or unlike):
         raise WorkError(where=scenario.name, expected="less work", found=problem)
     return validate(plan(scenario, device=cluster.kind), memory=False)
 
@@ -159,7 +173,7 @@ def _ranks(
     if set(shown) == set(timeline.representatives):
         for rank, like in enumerate(timeline.representatives):
             alike_to[like].append(rank)
-    phases: dict[int, Phases] = {}
+    phases: dict[int, Phases] = {}  # by identity: faults make kinds whose Programs are alike
     spans: dict[int, tuple[Span, ...]] = {}
     alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
     payloads = [_payloads(kind.steady) for kind in program.ranks]
@@ -170,13 +184,15 @@ def _ranks(
         if stamps not in alike:
             alike[stamps] = _spans(program.ranks[kind].steady, times)
         spans[rank] = alike[stamps]
-        if kind not in phases:
-            phases[kind] = _phases(program.ranks[kind], program.mesh, with_timeline=with_timeline)
+        if id(program.ranks[kind]) not in phases:
+            phases[id(program.ranks[kind])] = _phases(
+                program.ranks[kind], program.mesh, with_timeline=with_timeline
+            )
     return tuple(
         RankRun(
             rank=rank,
             stands_for=count,
-            phases=phases[program.assignment[rank]],
+            phases=phases[id(program.of_rank(rank))],
             spans=spans[rank],
             bytes_sent=max(
                 _bytes_sent(payloads[program.assignment[rank]], program.mesh, like, costs)

@@ -37,6 +37,8 @@ def in_step(
         result["precision"] = {
             key: DTYPE_NAMES.get(value, value) for key, value in precision.items()
         }
+    if changed.get("faults") == ():
+        result.pop("faults", None)
     if "expandable_segments" in changed:
         result["allocator"] = {"expandable_segments": changed["expandable_segments"]}
     if any(part in changed for part in OF_STRATEGY):

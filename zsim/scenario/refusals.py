@@ -21,6 +21,7 @@ from zsim.models.families.transformers import FAMILY as TRANSFORMERS
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario import huggingface_checks
+from zsim.scenario.parts import fault_plan
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
 
@@ -171,6 +172,11 @@ def _kernels(parts: Any) -> Iterator[str]:
         yield missing
 
 
+def _faults(parts: Any) -> Iterator[str]:
+    """Faults of ranks that the mesh has not, and those that are told twice."""
+    yield from fault_plan.rank_problems(parts.faults, parts.mesh)
+
+
 REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
     _momentum: ("optimizer",),
@@ -183,5 +189,6 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
+    _faults: ("faults", "mesh"),
 }
 """Each function that refuses, and the parts that it needs."""

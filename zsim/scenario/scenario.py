@@ -19,6 +19,7 @@ from typing import Any, Literal, Never
 from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
+from zsim.engine.faults.fault import Fault
 from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
 from zsim.io.arguments import described, path_of
@@ -31,13 +32,15 @@ from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
 from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
-from zsim.scenario.keys.table_checks import each_key_once, parts, strategy_of
+from zsim.scenario.keys.table_checks import each_key_once, faults_of, parts, strategy_of
 from zsim.scenario.parts.assemble import assemble
 from zsim.scenario.tables import Table
 from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES
 
-OUTSIDE_THE_TRAINING = ("description", "cluster", "allocator", "execution", "expect", "lint")
+OUTSIDE_THE_TRAINING = (
+    "description", "cluster", "allocator", "execution", "faults", "expect", "lint"
+)
 IN_PYTHON = "Scenario"
 """Stands in messages where a file's name stands for a scenario from a file."""
 KEPT: Any = ...
@@ -77,6 +80,8 @@ class Scenario:
     checkpointing: Checkpointing
     wrapping: Wrapping
     execution: Execution
+    faults: tuple[Fault, ...]
+    """Faults and stragglers of the steady step; () for none."""
     expandable_segments: bool
     """torch's caching allocator grows segments page by page instead of taking fixed ones
     (PYTORCH_CUDA_ALLOC_CONF)."""
@@ -102,6 +107,7 @@ class Scenario:
         activation_checkpointing: Table | None = None,
         wrapping: Table | None = None,
         execution: Table | None = None,
+        faults: Sequence[Table] | None = None,
         allocator: Table | None = None,
         frozen: Sequence[str] | None = None,
         steps: int | None = None,
@@ -117,8 +123,8 @@ class Scenario:
             "description": description, "model": model, "batch": batch, "cluster": cluster,
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
-            "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
-            "seed": seed, "expect": expect, "lint": lint, **unknown,
+            "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
+            "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
         }
         problems: list[str] = []
         if not isinstance(name, str) or not name or not name.isprintable():
@@ -157,6 +163,7 @@ class Scenario:
         activation_checkpointing: Table | None = KEPT,
         wrapping: Table | None = KEPT,
         execution: Table | None = KEPT,
+        faults: Sequence[Table] | None = KEPT,
         allocator: Table | None = KEPT,
         frozen: Sequence[str] | None = KEPT,
         steps: int | None = KEPT,
@@ -184,8 +191,8 @@ class Scenario:
             "description": description, "model": model, "batch": batch, "cluster": cluster,
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
-            "execution": execution, "allocator": allocator, "frozen": frozen, "steps": steps,
-            "seed": seed, "expect": expect, "lint": lint, **unknown,
+            "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
+            "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
         }
         if "folder" in unknown:
             raise ArgumentError(
@@ -353,7 +360,8 @@ def _values(
     problems = [*problems, *limits.number_problems(tables)]
     checked = parts(tables, problems)
     strategy = strategy_of(tables.get("strategy"), problems)
-    made = assemble(checked, strategy, folder=folder, problems=problems)
+    faults = faults_of(checked["faults"], problems)
+    made = assemble(checked, strategy, faults=faults, folder=folder, problems=problems)
     if problems:
         raise ScenarioError(tuple(f"{where}: {problem}" for problem in each_key_once(problems)))
     return {part.name: getattr(made, part.name) for part in fields(made)} | {

@@ -324,7 +324,7 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
         cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)),
     )
     proposals = hiding(planned(slow))
-    repaired, links = of(proposals, "slow_links repaired"), of(proposals, "links")
+    repaired, links = of(proposals, "slow_link repaired"), of(proposals, "links")
     assert (repaired.ns_per_token, repaired.exposed) == simulated(asked)
     assert repaired.ns_per_token < proposals.now.ns_per_token
     factor = float(links.label.split()[1])
@@ -334,7 +334,7 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
     )
     assert (links.ns_per_token, links.exposed) == simulated(asked.with_parts(cluster=scaled))
     changes = hiding(planned(asked)).changes
-    assert not [change for change in changes if change.label.startswith("slow_links")]
+    assert not [change for change in changes if change.label.startswith("slow_link")]
 
 
 def test_tokens_of_several_forwards_all_count() -> None:

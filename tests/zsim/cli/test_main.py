@@ -301,7 +301,8 @@ def test_show_prints_the_routes_of_each_group_that_communicates(capsys, tmp_path
     path.write_text("""
 model = { preset = "mlp-tiny" }
 batch = { micro_batch = 1 }
-cluster = { preset = "p4d", nodes = 3, slow_links = [{ node = 1, nic = 3, bandwidth = "5 GB/s" }] }
+cluster = { preset = "p4d", nodes = 3 }
+faults = [{ kind = "slow_link", node = 1, nic = 3, bandwidth = "5 GB/s" }]
 strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
 """)
     shown = output(capsys, "show", str(path))["routes"]

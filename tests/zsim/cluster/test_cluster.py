@@ -238,13 +238,15 @@ def test_a_slow_rail_holds_up_every_channel_of_the_rings_that_use_it_and_no_othe
 SLOW = """
 model = { preset = "gpt-tiny" }
 batch = { micro_batch = 1, sequence_length = 16 }
-cluster = { preset = "p4d", nodes = 3, slow_links = [LINKS] }
+cluster = { preset = "p4d", nodes = 3 }
+faults = [LINKS]
 strategy = { name = "hsdp", dp_replicate = 3, dp_shard = 8 }
 """
 
 
 def slowed(links: str) -> scenario.Scenario:
-    return scenario.parse(SLOW.replace("LINKS", links).encode(), where="slow.toml")
+    kind = '{ kind = "slow_link",'
+    return scenario.parse(SLOW.replace("LINKS", links.replace("{", kind)).encode(), where="s.toml")
 
 
 def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_they_are() -> None:
@@ -262,24 +264,24 @@ def test_a_scenario_names_links_that_are_slower_and_its_step_is_slower_wherever_
 
 @pytest.mark.parametrize(("link", "message"), [
     ('{ node = 3, nic = 0, bandwidth = "1 Gbit/s" }',
-     "cluster.slow_links[0].node: expected 0 to 2, found 3"),
+     "faults[0].node: expected 0 to 2, found 3"),
     ('{ node = 0, nic = 4, bandwidth = "1 Gbit/s" }',
-     "cluster.slow_links[0].nic: expected 0 to 3, found 4"),
+     "faults[0].nic: expected 0 to 3, found 4"),
     ('{ node = 0, nic = 0, bandwidth = "900 Gbit/s" }',
-     "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
+     "faults[0].bandwidth: expected 1 Mbit/s to "),
     ('{ node = 0, nic = 0, bandwidth = "1 B/s" }',
-     "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
+     "faults[0].bandwidth: expected 1 Mbit/s to "),
     ('{ node = 0, nic = 0, bandwidth = "1 bit/s" }',
-     "cluster.slow_links[0].bandwidth: expected 1 Mbit/s to "),
+     "faults[0].bandwidth: expected 1 Mbit/s to "),
     ('{ node = 0, nic = 0, bandwidth = "1 Mbit/s" }, { node = 0, nic = 1 }',
-     "cluster.slow_links[1].bandwidth: expected a value"),
+     "faults[1].bandwidth: expected a value"),
     ('{ node = 0, nic = 0, bandwith = "1 Gbit/s" }',
-     "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
+     "faults[0].bandwith: unknown key, did you mean bandwidth?"),
     ('{ node = -1, nic = 0, bandwidth = "1 Gbit/s" }',
-     "cluster.slow_links[0].node: expected at least 0, found -1"),
+     "faults[0].node: expected at least 0, found -1"),
     ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, 3',
-     "cluster.slow_links[1]: expected a table, { key = value }, found 3"),
-    ('{ node = 0, nic = 0, bandwidth = "fast" }', "cluster.slow_links[0].bandwidth: "),
+     "faults[1]: expected a table, { key = value }, found 3"),
+    ('{ node = 0, nic = 0, bandwidth = "fast" }', "faults[0].bandwidth: "),
     ('{ node = 0, nic = 0, bandwidth = "1 Gbit/s" }, { node = 0, nic = 0, bandwidth = "2 '
      'Gbit/s" }', "each link once"),
 ])
@@ -289,10 +291,17 @@ def test_links_that_a_cluster_does_not_have_are_refused_by_name(link: str, messa
     assert message in str(caught.value)
 
 
+def narrow_nics(bandwidth: str) -> str:
+    """The scenario's text with as narrow a link of every NIC."""
+    return SLOW.replace("nodes = 3", f'nodes = 3, nic_bandwidth = "{bandwidth}"').replace(
+        "LINKS", ""
+    )
+
+
 def test_narrower_links_of_all_nics_are_as_slow_links_all_over() -> None:
     narrow = '{ node = %d, nic = %d, bandwidth = "50 Gbit/s" }'
     everywhere = slowed(", ".join(narrow % (node, nic) for node in range(3) for nic in range(4)))
-    whole = SLOW.replace("slow_links = [LINKS]", 'nic_bandwidth = "50 Gbit/s"')
+    whole = narrow_nics("50 Gbit/s")
     narrowed = scenario.parse(whole.encode(), where="narrow.toml")
     assert narrowed.cluster.links.rail.bandwidth == 6_250_000_000
     assert not narrowed.cluster.slow_rails
@@ -304,7 +313,7 @@ def test_narrower_links_of_all_nics_are_as_slow_links_all_over() -> None:
 
 @pytest.mark.parametrize("bandwidth", ["101 Gbit/s", "1 B/s", "fast", "-1 Gbit/s"])
 def test_nics_are_no_faster_than_the_clusters_and_no_slower_than_a_network(bandwidth: str) -> None:
-    whole = SLOW.replace("slow_links = [LINKS]", f'nic_bandwidth = "{bandwidth}"')
+    whole = narrow_nics(bandwidth)
     with pytest.raises(ScenarioError, match=r"cluster\.nic_bandwidth: "):
         scenario.parse(whole.encode(), where="narrow.toml")
 

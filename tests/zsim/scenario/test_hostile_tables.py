@@ -19,14 +19,15 @@ from zsim.io import limits
 from zsim.models.families import FAMILIES
 from zsim.scenario import scenario, tables
 from zsim.scenario.expect import FIGURES
+from zsim.scenario.keys.fault_tables import FAULT_TABLES
 from zsim.scenario.keys.schema import (
-    MAX_NAME,
     MAX_NAMES,
     ScenarioTable,
     sizes_table,
     strategy_table,
 )
 from zsim.scenario.keys.schema import TABLES as FIXED
+from zsim.scenario.keys.table import MAX_NAME
 from zsim.strategies import STRATEGIES
 
 BASE: dict[str, Any] = {
@@ -35,6 +36,11 @@ BASE: dict[str, Any] = {
     "cluster": {"preset": "dgx-h100"},
     "strategy": {"name": "fsdp2"},
 }
+FAULT: dict[str, Any] = {
+    "rank": 0, "node": 0, "nic": 0, "at": "forward root", "factor": 2.0, "mean": "1 us",
+    "by": "1 us", "bandwidth": "1 Gbit/s",
+}
+"""Keys of all kinds of faults."""
 HOSTILE = ("x", "", "1e999 s", "9" * 30 + " GiB", "\u202egpj", "[", "*" * 250)
 FREE = {"description"}
 """Keys that may have any text."""
@@ -56,9 +62,10 @@ def changes() -> Iterator[tuple[str, dict[str, Any]]]:
             sizes = {"family": family, "sizes": {key: "?"}}
             yield f"model.sizes.{key}", {"model": sizes}
     yield from ((f"expect.{name}", {"expect": {name: "?"}}) for name in FIGURES)
-    link = {"node": 0, "nic": 0, "bandwidth": "1 Gbit/s"}
-    for key in link:
-        yield f"cluster.slow_links[0].{key}", {"cluster": {"slow_links": [link | {key: "?"}]}}
+    for kind, schema in FAULT_TABLES.items():
+        own = {key: value for key, value in FAULT.items() if key in schema.model_fields}
+        for key in schema.model_fields:
+            yield f"faults[0].{key}", {"faults": [own | {"kind": kind, key: "?"}]}
 
 
 def filled(table: Any, value: object) -> Any:
@@ -121,8 +128,24 @@ def test_a_duration_hides_no_other_problem() -> None:
                                   "found 99"),
         ({"model": {"family": "mlp", "sizes": {"dims": [1, "a"], "hidden": 1, "num_classes": 1}}},
          'model.sizes.dims[1]: expected a whole number, found "a"'),
-        ({"cluster": {"slow_links": [{"bandwith": "1 GB/s"}]}},
-         "cluster.slow_links[0].bandwith: unknown key, did you mean bandwidth?"),
+        ({"faults": [{"kind": "slow_link", "bandwith": "1 GB/s"}]},
+         "faults[0].bandwith: unknown key, did you mean bandwidth?"),
+        ({"faults": [{"kind": "slow_lnk"}]},
+         "faults[0].kind: expected one of slow_rank, jitter, late_start, failure, "
+         "skipped_collective, reordered_collective, slow_link, lost_link, found \"slow_lnk\", did "
+         "you mean slow_link?"),
+        ({"faults": [{"kind": "failure", "rank": 0, "at": "all_gather"}]},
+         'faults[0].at: expected the kind and unit of an op, as "backward blocks.1", found '
+         '"all_gather"'),
+        ({"faults": [{"kind": "skipped_collective", "rank": 0, "at": "forward x"}]},
+         'faults[0].at: expected the kind and unit of an op, as "all_gather blocks.1", found '
+         '"forward x"'),
+        ({"faults": [{"kind": "late_start", "rank": 99, "by": "1 us"}]},
+         "faults[0].rank: expected 0 to 7, found 99"),
+        ({"faults": [{"kind": "jitter", "mean": "1 us"}, {"kind": "jitter", "mean": "2 us"}]},
+         "faults[1]: expected each fault once, found jitter again"),
+        ({"faults": [{"kind": "lost_link", "node": 1, "nic": 0}]},
+         "faults[0].node: expected 0 to 0, found 1"),
         ({"cluster": {"nic_bandwidth": "x"}}, "cluster.nic_bandwidth: expected a number and one "
                                               "of B/s"),
     ],

@@ -25,6 +25,8 @@ from zsim.scenario.scenario import Scenario
 if TYPE_CHECKING:
     from zsim.cluster.routes import GroupRoutes
 
+MOST_LATE = 4
+"""Most ranks that a table names of those that come late."""
 WORDS = {True: "ok", False: "FAILED", None: "-"}
 
 
@@ -119,7 +121,14 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "memory", f"{run.device_memory} (torch allocates {allocated})"
     if figures.step_time_ns is not None:
         known = run.record.provenance.get("calibration", "measured")
-        yield "step time", step_words(figures.step_time_ns, figures.step_time_band_ns, known)
+        name = "step time with faults" if run.faults else "step time"
+        yield name, step_words(figures.step_time_ns, figures.step_time_band_ns, known)
+    yield from (("  fault", fault) for fault in run.faults)
+    for late in run.late[:MOST_LATE]:
+        yield "  held up by", (
+            f"rank {late.rank}, last at {late.last_at} of {counted(late.collectives, 'collective')}"
+            f", for {format_time(late.held_up_ns)}"
+        )
     if figures.exposed_communication_ns is not None:
         recorded = max((rank.recorded_step_ns or 0 for rank in run.record.ranks), default=0)
         step = f"recorded step of {format_time(recorded)}" if recorded else "step"

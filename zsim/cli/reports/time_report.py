@@ -17,7 +17,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_time
 from zsim.ir.ops import Op
-from zsim.runs import simulator
+from zsim.runs import fault_support, simulator
 from zsim.scenario.plan import Planned
 
 
@@ -32,6 +32,7 @@ class TimedStep:
 
 def timed(case: Planned) -> TimedStep:
     """The scenario's step, simulated once for all parts of the report."""
+    fault_support.require_none(case.scenario, purpose="reasons of a clean step's time")
     costs = Costs(cluster=case.scenario.cluster, execution=case.scenario.executed)
     return TimedStep(case, costs, simulate_step(case.program, costs=costs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
@@ -112,6 +113,14 @@ Fault = (
     SlowRank | Jitter | LateStart | FailingRank | SkippedCollective | ReorderedCollective
     | SlowLink | LostLink
 )
+FAULT_KINDS: Mapping[str, type[Fault]] = {
+    kind.kind: kind
+    for kind in (
+        SlowRank, Jitter, LateStart, FailingRank, SkippedCollective, ReorderedCollective, SlowLink,
+        LostLink,
+    )
+}
+"""Kinds of faults by the names that scenarios have for them."""
 AtOp = FailingRank | SkippedCollective | ReorderedCollective
 """Faults at one op of one rank's steady step."""
 AT_OPS = (FailingRank, SkippedCollective, ReorderedCollective)

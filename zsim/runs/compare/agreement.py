@@ -22,6 +22,8 @@ DECIDES: dict[Aspect, str] = {
 """The check without which an aspect counts as not checked."""
 OPTIONAL: tuple[Aspect, ...] = ("numerics",)
 """Aspects that full agreement does not need: only real ranks have numerics."""
+FAULTS = "faults"
+"""The check that is made where a Run had faults; nothing then agrees."""
 
 PREFIX = "unsupported: "
 """The words with which the detail of a check begins that could not be made."""
@@ -66,9 +68,15 @@ class Agreement:
         return not self.failed and bool(self.checked) and not self.missing
 
     @property
+    def with_faults(self) -> bool:
+        """True where a Run had faults, whatever was checked."""
+        return any(item.name == FAULTS for item in self.checks)
+
+    @property
     def whole(self) -> bool:
-        """True where order, bytes, memory and time were all checked and no check failed."""
-        return self.ok and not set(self.unchecked) - set(OPTIONAL)
+        """True where order, bytes, memory and time were all checked, no check failed, and no Run
+        had faults."""
+        return self.ok and not self.with_faults and not set(self.unchecked) - set(OPTIONAL)
 
     def __str__(self) -> str:
         """The last line of a report: `agrees in order, bytes and memory; time not checked: …`."""
@@ -76,7 +84,8 @@ class Agreement:
             return f"DIFFERS: {listed(self.failed)}"
         if not self.checked:
             return "NOTHING was checked"
-        parts = [f"agrees in {listed(self.checked)}"]
+        alike = "WITH FAULTS, alike" if self.with_faults else "agrees"
+        parts = [f"{alike} in {listed(self.checked)}"]
         parts += [
             f"{aspect} not checked: {reason.splitlines()[0].partition(';')[0]}"
             for aspect, reason in self.unchecked.items()

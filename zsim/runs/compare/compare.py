@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from zsim.ir.program import PHASES
 from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, RunRecord, sees
 from zsim.runs.compare import memory_at_rest, memory_by_part
+from zsim.runs.compare.agreement import FAULTS, PREFIX
 from zsim.runs.compare.cache import compare_caches
 from zsim.runs.compare.check import Check, Number
 from zsim.runs.compare.numerics import numerics
@@ -64,7 +65,10 @@ def compare(
     if other:
         return (Check(name="same experiment", status="failed", detail=other),)
     pairs = tuple(_pairs(predicted, measured))
-    whole = (*_completeness(predicted, measured), *_coverage(predicted, measured))
+    whole = (
+        *_faults(predicted, measured), *_completeness(predicted, measured),
+        *_coverage(predicted, measured),
+    )
     if not pairs:
         return (
             *whole,
@@ -135,6 +139,19 @@ def _other_experiment(predicted: RunRecord, measured: RunRecord) -> str:
         ),
         "",
     )
+
+
+def _faults(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
+    """The check of Runs of which one had faults: failed where the other had not the same."""
+    told = [sorted(run.faults) for run in (predicted, measured)]
+    if told[0] == told[1] != []:
+        detail = f"{PREFIX}both Runs had {'; '.join(told[0])}; a clean step was not compared"
+        yield Check(name=FAULTS, status="unsupported", detail=detail)
+    elif told[0] != told[1]:
+        texts = ("; ".join(faults) or "none" for faults in told)
+        yield Check(
+            name=FAULTS, status="failed", detail="{} predicted, {} measured".format(*texts)
+        )
 
 
 def _completeness(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:

@@ -46,6 +46,23 @@ equality. What a backend cannot see is unsupported, and fails nothing.
 This page is generated: `python -m zsim.scenario.keys.reference > scenarios/README.md`.
 '''
 
+FAULTS = '''\
+Each entry is one fault of the steady step, with its `kind` and that kind's keys:
+
+```toml
+[[faults]]
+kind = "slow_rank"
+rank = 2
+factor = 1.5
+```
+
+A step with faults is simulated, and its Run says so: no comparison with it ever says "agrees". A
+step that cannot end, after a `failure`, a skipped or reordered collective or over a lost link, is
+an error that names who waits for whom. `zsim run --backend gloo` applies slow and late ranks,
+failures and skipped collectives to real ranks, and refuses the others by name.
+'''
+
+
 def reference() -> str:
     """The page of all scenario keys."""
     return "\n".join([PREFACE, *_sections()]) + "\n"
@@ -55,7 +72,7 @@ def _sections() -> Iterator[str]:
     schema = json_schema()
     kinds, top = schema["$defs"], schema["properties"]
     scalars = {name: entry for name, entry in top.items() if "$ref" not in entry}
-    del scalars["strategy"], scalars["expect"]
+    del scalars["strategy"], scalars["expect"], scalars["faults"]
     yield from _table("Top level", "", scalars, kinds)
     for name, entry in top.items():
         if "$ref" in entry:
@@ -65,6 +82,8 @@ def _sections() -> Iterator[str]:
                 yield from _family_sections()
         elif name == "strategy":
             yield from _strategy_sections()
+        elif name == "faults":
+            yield from _fault_sections(entry)
     rows = [f"| `{name}` | {figure.meaning} |" for name, figure in FIGURES.items()]
     yield "\n".join(["## expect\n", "| figure | meaning |", "|---|---|", *rows, ""])
 
@@ -81,6 +100,14 @@ def _strategy_sections() -> Iterator[str]:
         kind = strategy_table(name).model_json_schema()
         own = {key: entry for key, entry in kind["properties"].items() if key != "name"}
         yield from _table(f'strategy, name = "{name}"', "", own, {}, kind)
+
+
+def _fault_sections(faults: dict[str, Any]) -> Iterator[str]:
+    yield f"## faults\n\n{FAULTS}"
+    for kind in faults["items"]["oneOf"]:
+        own = {key: entry for key, entry in kind["properties"].items() if key != "kind"}
+        title = f'faults, kind = "{kind["properties"]["kind"]["const"]}"'
+        yield from _table(title, kind["description"], own, {}, kind)
 
 
 def _table(

@@ -13,11 +13,11 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from zsim.cluster.cluster import clusters
 from zsim.engine.execution import Execution
-from zsim.io.units import UnitError, parse_bytes, parse_time
+from zsim.io.units import UnitError, parse_bytes
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.families import FAMILIES, presets
 from zsim.models.families.layers import LossDtype
@@ -26,6 +26,8 @@ from zsim.models.repeats import Uses
 from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario.expect import FIGURES
+from zsim.scenario.keys.fault_tables import FAULT_TABLES, MOST_FAULTS
+from zsim.scenario.keys.table import MAX_NAME, Pause, Table
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
 
@@ -33,20 +35,12 @@ MAX_SIZE = 10_000_000
 """The largest width, vocabulary or count that a size or an option may have."""
 MAX_USES = 64
 """The most often that a block runs in a forward, or a model before a backward."""
-MAX_NAMES, MAX_NAME = 1024, 200
-"""The most entries of a list of names or patterns, and the most characters of each."""
-MAX_PAUSE_NS = 3600 * 10**9
-"""The longest pause of the trainer, in ns: an hour."""
+MAX_NAMES = 1024
+"""The most entries of a list of names or patterns."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 Names = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_NAME)], ...], Field(max_length=MAX_NAMES)
 ]
-
-
-class Table(BaseModel):
-    """Base of every table: strict types, no unknown keys, finite numbers."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def _key(meaning: str, **bounds: Any) -> dict[str, Any]:
@@ -79,15 +73,6 @@ def _default(kind: type[Any], key: str) -> Any:
     if value is MISSING:
         return ...
     return DTYPE_NAMES.get(value, value) if isinstance(value, str) else value  # type: ignore[call-overload]
-
-
-def _pause(value: str) -> str:
-    if parse_time(value) > MAX_PAUSE_NS:
-        raise ValueError("expected at most an hour")
-    return value
-
-
-Pause = Annotated[str, AfterValidator(_pause)]
 
 
 class UsesTable(Table):
@@ -139,15 +124,6 @@ class ModelTable(Table):
     )
 
 
-class SlowLinkTable(Table):
-    """One NIC of one node whose link to the network carries less than the others', as a damaged
-    cable does."""
-
-    node: int = Field(ge=0, le=100_000, description="The node, from 0.")
-    nic: int = Field(ge=0, le=1024, description="The NIC in the node, from 0.")
-    bandwidth: str = Field(description='Bandwidth of its link, as "100 Gbit/s".')
-
-
 class ClusterTable(Table):
     """The cluster: a preset or a file, and how much of it."""
 
@@ -168,10 +144,6 @@ class ClusterTable(Table):
         default=None,
         description='Bandwidth of each NIC\'s link, as "100 Gbit/s", where the network is '
                     "oversubscribed or shared.",
-    )
-    slow_links: tuple[SlowLinkTable, ...] = Field(
-        default=(), max_length=1024,
-        description="Links that are slower than the rest: tables of node, nic and bandwidth.",
     )
     fabric: Literal["ib", "roce", "efa", "tcp"] | None = Field(
         default=None,
@@ -344,6 +316,13 @@ KEYS: dict[str, Any] = {
         Field(default=(), description="Shell-style patterns over the names of parameters that "
                                       "need no gradient."),
     ),
+    "faults": (
+        tuple[dict[str, Any], ...],
+        Field(
+            default=(), max_length=MOST_FAULTS,
+            description="Faults and stragglers of the steady step, each with its `kind`.",
+        ),
+    ),
     "allocator": (AllocatorTable, AllocatorTable()),
     "lint": (LintTable, LintTable()),
     "steps": (
@@ -483,6 +462,9 @@ def json_schema() -> dict[str, Any]:
     schema["title"] = "zsim scenario"
     schema["properties"]["strategy"] = {
         "oneOf": [strategy_table(name).model_json_schema() for name in STRATEGIES]
+    }
+    schema["properties"]["faults"]["items"] = {
+        "oneOf": [table.model_json_schema() for table in FAULT_TABLES.values()]
     }
     model = schema["$defs"]["ModelTable"]["properties"]
     cluster = schema["$defs"]["ClusterTable"]["properties"]

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ValidationError, create_model
 from zsim.errors import ZsimError, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
-from zsim.scenario.keys.schema import ScenarioTable, Table, strategy_table
+from zsim.scenario.keys.fault_tables import FAULT_TABLES
+from zsim.scenario.keys.schema import ScenarioTable, strategy_table
+from zsim.scenario.keys.table import Table
 from zsim.strategies import STRATEGIES
 
 FILES = ("model.huggingface", "model.traced", "cluster.file")
@@ -113,7 +115,7 @@ def _path(table: object, item: Any) -> list[str | int]:
 
 
 def _written(path: Sequence[str | int]) -> str:
-    """A path as people write it: cluster.slow_links[0].node."""
+    """A path as people write it: faults[0].node."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in path)
     return text.removeprefix(".")
 
@@ -177,6 +179,28 @@ def strategy_of(table: object, problems: list[str]) -> Any:
         if key not in reserved and not _idle(name, key, value)
     }
     return validated(strategy_table(name), rest, prefix="strategy", problems=problems)
+
+
+def faults_of(entries: Sequence[Any] | None, problems: list[str]) -> list[Any] | None:
+    """Each entry of `faults` as the schema of its kind; None after adding what is wrong to
+    `problems`."""
+    tables = [
+        _fault_of(entry, f"faults[{index}]", problems) for index, entry in enumerate(entries or ())
+    ]
+    return None if entries is None or None in tables else tables
+
+
+def _fault_of(entry: Any, key: str, problems: list[str]) -> Any:
+    kind = entry.get("kind")
+    if isinstance(kind, str) and kind in FAULT_TABLES:
+        return validated(FAULT_TABLES[kind], entry, prefix=key, problems=problems)
+    actual = "nothing" if kind is None else shown(kind)
+    near = difflib.get_close_matches(kind, FAULT_TABLES, n=1) if isinstance(kind, str) else []
+    hint = f", did you mean {near[0]}?" if near else ""
+    problems.append(
+        f"{key}.kind: expected one of {', '.join(FAULT_TABLES)}, found {actual}{hint}"
+    )
+    return None
 
 
 def _idle(name: str, key: str, value: object) -> bool:

@@ -6,7 +6,7 @@ says of it together with others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from math import prod
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
+from zsim.engine.faults.fault import Fault
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import counted, parse_time
 from zsim.ir.mesh import AXES, Mesh
@@ -27,6 +28,7 @@ from zsim.scenario import refusals
 from zsim.scenario.expect import Expectation, expectation
 from zsim.scenario.parts import frozen
 from zsim.scenario.parts.cluster_table import made_cluster
+from zsim.scenario.parts.fault_plan import made_faults, with_links
 from zsim.scenario.parts.model_table import made_model
 from zsim.strategies import STRATEGIES, wrapped
 
@@ -46,6 +48,7 @@ class Parts:
     checkpointing: Checkpointing | None
     wrapping: Wrapping | None
     execution: Execution | None
+    faults: tuple[Fault, ...] | None = None
     expect: tuple[Expectation, ...] = ()
     model: ModelSpec | None = None
     cluster: ClusterSpec | None = None
@@ -54,9 +57,11 @@ class Parts:
 
 
 def assemble(
-    tables: Mapping[str, Any], strategy: Any, *, folder: Path | None, problems: list[str]
+    tables: Mapping[str, Any], strategy: Any, *, faults: Sequence[Any] | None,
+    folder: Path | None, problems: list[str],
 ) -> Parts:
-    """The parts that `tables` and the `strategy` table make; all that is wrong goes to `problems`.
+    """The parts that `tables` and those of the strategy and its `faults` make; all that is wrong
+    goes to `problems`.
 
     `tables` are by their keys, each held to its schema, None for one that is wrong; files are
     looked for in `folder`.
@@ -79,7 +84,9 @@ def assemble(
     model = attempt(partial(_wrapped, parts.strategy), model, parts.wrapping)
     model = attempt(_trained_part, model, table, tables["frozen"])
     parts.model = attempt(Execution.form_of, parts.execution, model)
+    parts.faults = attempt(made_faults, faults)
     parts.cluster = attempt(partial(made_cluster, folder=folder), tables["cluster"])
+    parts.cluster = attempt(with_links, parts.cluster, parts.faults or ())
     parts.mesh = attempt(_mesh, strategy, parts.cluster)
     parts.options = attempt(_options, strategy)
     entries = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]

@@ -1,12 +1,12 @@
-"""The `cluster` table of a scenario as a ClusterSpec: a preset or a file, so many nodes of it, and
-its links that are slower."""
+"""The `cluster` table of a scenario as a ClusterSpec: a preset or a file, and so many nodes of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from zsim.cluster.cluster import ClusterSpec, SlowRail, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
 from zsim.cluster.devices import devices, load_device
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_rate
@@ -37,7 +37,7 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
 def _with_network(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
     """`cluster` with its device, and with all that `table` says of its network."""
     cluster = _with_device(cluster, table)
-    return _with_slow_links(_with_narrow_nics(_with_fabric(cluster, table), table), table)
+    return _with_narrow_nics(_with_fabric(cluster, table), table)
 
 
 def _with_device(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
@@ -89,27 +89,3 @@ def _with_fabric(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
         raise ScenarioError((f"cluster.fabric: expected a cluster whose collectives are NCCL's, "
                              f"found {cluster.name}",))
     return replace(cluster, nccl=replace(cluster.nccl, fabric=table.fabric))
-
-
-def _with_slow_links(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
-    """`cluster` with the links that are slower than its preset's; ScenarioError for links that it
-    does not have, or faster ones."""
-    slow, problems = list[SlowRail](), list[str]()
-    limits = {"node": cluster.num_nodes, "nic": cluster.nics_per_node}
-    for index, link in enumerate(table.slow_links):
-        key = f"cluster.slow_links[{index}]"
-        for name, count in limits.items():
-            if getattr(link, name) >= count:
-                problems.append(f"{key}.{name}: expected 0 to {count - 1}, found "
-                                f"{getattr(link, name)}")
-        try:
-            bandwidth = _rate(f"{key}.bandwidth", link.bandwidth, cluster, whose="the others'")
-        except ScenarioError as error:
-            problems += error.problems
-        else:
-            slow.append(SlowRail(node=link.node, nic=link.nic, bandwidth=bandwidth))
-    if len({(link.node, link.nic) for link in slow}) < len(slow):
-        problems.append("cluster.slow_links: expected each link once, found one twice")
-    if problems:
-        raise ScenarioError(tuple(problems))
-    return replace(cluster, slow_rails=tuple(slow))

@@ -1,0 +1,172 @@
+"""Scenarios with faults, simulated: the Run says so, names who came late, and agrees with none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.support.folders import ROOT, SCENARIOS
+from zsim.cli.main import main
+from zsim.errors import ArgumentError, BackendUnavailableError, DeadlockError, ScenarioError
+from zsim.runs import saved
+from zsim.runs.compare.compare import compare
+
+FSDP2 = zsim.load(SCENARIOS / "parity/fsdp2-gpt-4.toml")
+CLEAN = zsim.simulate(FSDP2)
+SLOW = {"kind": "slow_rank", "rank": 2, "factor": 1.5}
+
+
+def faulty(*faults: dict[str, Any], of: zsim.Scenario = FSDP2) -> zsim.Run:
+    return zsim.simulate(of.with_(faults=faults))
+
+
+def test_a_slow_rank_is_blamed_by_arrival_and_not_by_the_time_of_its_collectives() -> None:
+    run = faulty(SLOW)
+    assert run.faults == ("slow_rank: rank 2, factor 1.5",)
+    assert [(late.rank, late.last_at) for late in run.late] == [(2, 14)]
+    assert run.late[0].collectives == 14
+    assert run.step_time is not None
+    assert CLEAN.step_time is not None
+    assert 0 < run.late[0].held_up_ns <= run.step_time
+    assert run.step_time > CLEAN.step_time
+    waits = {
+        rank.rank: sum(s.end_ns - s.issued_ns for s in rank.spans if s.kind == "all_gather")
+        for rank in run.ranks
+    }
+    assert waits[2] < waits[0]  # the longest collectives are on ranks that wait
+
+
+def test_a_late_rank_holds_up_its_first_collective_for_the_whole_time() -> None:
+    run = faulty({"kind": "late_start", "rank": 1, "by": "2 ms"})
+    assert [(late.rank, late.last_at, late.held_up_ns) for late in run.late] == [(1, 1, 2_000_000)]
+    assert run.step_time == (CLEAN.step_time or 0) + 2_000_000
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "failure", "at": "backward blocks.1"},
+        {"kind": "failure", "at": "optimizer root"},
+        {"kind": "skipped_collective", "at": "all_gather blocks.1"},
+        {"kind": "skipped_collective", "at": "reduce_scatter root"},
+        {"kind": "reordered_collective", "at": "all_gather root"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_step_that_cannot_end_names_the_rank_at_fault(fault: dict[str, Any], rank: int) -> None:
+    with pytest.raises(DeadlockError) as caught:
+        faulty(fault | {"rank": rank})
+    error = caught.value
+    others = ", ".join(str(other) for other in range(4) if other != rank)
+    blamed = error.where.startswith(f"rank {rank}, op ")
+    assert blamed or f"found a deadlock of ranks {others}:\n" in str(error)
+    told = f"{fault['kind']}: rank {rank}, at {fault['at']}"
+    assert error.remedy == f"the scenario's faults are {told}"
+
+
+def test_collectives_that_are_alike_are_mixed_up_and_the_run_says_it() -> None:
+    run = faulty({"kind": "reordered_collective", "rank": 3, "at": "all_gather blocks.1"})
+    assert run.faults == (
+        "reordered_collective: rank 3, at all_gather blocks.1 (no rank notices, and its data are "
+        "mixed up)",
+    )
+    assert run.step_time == CLEAN.step_time
+
+
+HSDP = zsim.load(SCENARIOS / "published/hsdp-llama-3-8b-4x8-h100.toml")
+
+
+def test_a_lost_link_holds_up_what_crosses_it_for_ever() -> None:
+    with pytest.raises(DeadlockError, match="found a lost link: all members wait in it forever"):
+        faulty({"kind": "lost_link", "node": 1, "nic": 3}, of=HSDP)
+
+
+def test_a_slow_link_makes_the_step_longer_and_ranks_over_it_no_later() -> None:
+    slow = faulty({"kind": "slow_link", "node": 1, "nic": 3, "bandwidth": "10 Gbit/s"}, of=HSDP)
+    clean = zsim.simulate(HSDP)
+    assert (slow.step_time or 0) > (clean.step_time or 0)
+    assert slow.faults == ("slow_link: node 1, nic 3, bandwidth 1.2 GB/s",)
+
+
+def test_no_run_with_a_fault_agrees() -> None:
+    slow = faulty(SLOW)
+    for predicted, measured in ((CLEAN, slow), (slow, CLEAN)):
+        differs = zsim.compare(predicted, measured)
+        assert not differs.ok
+        assert str(differs.agreement).startswith("DIFFERS: faults")
+    same = zsim.compare(slow, slow)
+    assert same.ok
+    assert not same.agrees
+    assert str(same.agreement).startswith("WITH FAULTS, alike in order, bytes and memory")
+    checks = compare(slow.record, replace(slow.record, faults=()))
+    assert checks[0].detail == "slow_rank: rank 2, factor 1.5 predicted, none measured"
+
+
+def test_faults_are_saved_shown_and_in_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "slow.toml"
+    file.write_text(FSDP2.with_(faults=[SLOW], expect=None).to_toml())
+    assert main(["run", str(file), "--save", str(tmp_path / "run.json")]) == 0
+    text = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[1].startswith("step time with faults 31.5")
+    assert lines[2] == "fault slow_rank: rank 2, factor 1.5"
+    assert lines[3].startswith("held up by rank 2, last at 14 of 14 collectives, for 1.41")
+    record = saved.load(tmp_path / "run.json")
+    assert (record.faults, record.late) == (faulty(SLOW).faults, faulty(SLOW).late)
+    assert main(["run", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["faults"] == ["slow_rank: rank 2, factor 1.5"]
+    assert told["late"][0]["rank"] == 2
+    assert "faults" not in CLEAN.to_dict()
+    assert repr(faulty(SLOW)).endswith(", WITH FAULTS>")
+
+
+def test_a_step_that_cannot_end_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "skip.toml"
+    fault = {"kind": "skipped_collective", "rank": 1, "at": "all_gather blocks.1"}
+    file.write_text(FSDP2.with_(faults=[fault]).to_toml())
+    assert main(["run", str(file)]) == 1
+    assert "zsim: rank 1, op " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["fake", "gloo"])
+def test_faults_that_real_ranks_cannot_have_are_refused_by_name(backend: str) -> None:
+    with pytest.raises(BackendUnavailableError) as caught:
+        zsim.run(FSDP2.with_(faults=[SLOW, {"kind": "jitter", "mean": "1 ms"}]), backend=backend)
+    assert caught.value.where.startswith("fsdp2-gpt-4: faults[")
+    assert caught.value.found in ("slow_rank", "jitter")
+
+
+def test_faults_at_ops_that_are_not_there_are_refused_by_key() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        faulty(SLOW, {"kind": "failure", "rank": 1, "at": "backward blocks.9"})
+    assert str(caught.value).startswith("faults[1].at: expected the kind and unit of an op in rank")
+    assert "found backward blocks.9, did you mean backward blocks." in str(caught.value)
+
+
+def test_choices_and_reasons_are_of_clean_steps() -> None:
+    scenario = FSDP2.with_(faults=[SLOW])
+    with pytest.raises(ArgumentError, match="faults: expected none for a choice of strategies"):
+        zsim.fit(scenario)
+    why = zsim.why(zsim.simulate(scenario))
+    assert why.step_ns == zsim.simulate(scenario).step_time
+
+
+def test_the_training_is_the_same_with_faults() -> None:
+    assert FSDP2.with_(faults=[SLOW]).fingerprint == FSDP2.fingerprint
+    assert FSDP2.with_(faults=[SLOW]).with_(faults=None) == FSDP2
+
+
+def test_the_page_of_keys_names_each_kind() -> None:
+    page = (ROOT / "scenarios/README.md").read_text()
+    assert page.count("## faults, kind = ") == 8

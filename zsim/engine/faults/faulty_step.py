@@ -1,0 +1,57 @@
+"""The entry of steps with faults: a faulty Program and its times, or why it cannot end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.engine.faults.fault import FailingRank, Fault, ReorderedCollective
+from zsim.engine.faults.faulty_program import faulty_program, index_of
+from zsim.engine.simulate_step import StepCosts, simulate_step
+from zsim.engine.timeline import Timeline
+from zsim.errors import DeadlockError
+from zsim.ir.program import Program
+
+UNNOTICED = "no rank notices, and its data are mixed up"
+MOST_UNFOLDED = 64
+"""Ranks up to which a step that cannot end is told rank by rank."""
+
+
+def simulate_faulty_step(
+    program: Program, faults: Sequence[Fault], *, costs: StepCosts, all_ranks: bool = False
+) -> tuple[Program, Timeline]:
+    """The Program with `faults`, and the times of its steady step, as of `simulate_step`.
+
+    DeadlockError, with the faults, where the step cannot end or a rank fails in it; ScenarioError
+    for faults at ops that are not there.
+    """
+    faulty = faulty_program(program, faults)
+    told = "; ".join(map(str, faults))
+    try:
+        try:
+            timeline = simulate_step(faulty, costs=costs, all_ranks=all_ranks, faults=faults)
+        except DeadlockError:
+            if all_ranks or program.mesh.world_size > MOST_UNFOLDED:
+                raise
+            timeline = simulate_step(faulty, costs=costs, all_ranks=True, faults=faults)
+    except DeadlockError as error:
+        raise DeadlockError(
+            where=error.where, expected=error.expected, found=error.found,
+            remedy=f"the scenario's faults are {told}",
+        ) from None
+    for number, fault in enumerate(faults):
+        if isinstance(fault, FailingRank):
+            index = index_of(program, fault, key=f"faults[{number}].at")
+            raise DeadlockError(
+                where=f"rank {fault.rank}, op {index} ({fault.at})", expected="the rank to finish",
+                found="its failure, after which no rank waits for it in this step",
+                remedy=f"the scenario's faults are {told}",
+            )
+    return faulty, timeline
+
+
+def told_of(faults: Sequence[Fault]) -> tuple[str, ...]:
+    """The faults of a step that has ended, as text; also that no rank notices one."""
+    return tuple(
+        f"{fault} ({UNNOTICED})" if isinstance(fault, ReorderedCollective) else str(fault)
+        for fault in faults
+    )

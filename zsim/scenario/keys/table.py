@@ -1,0 +1,29 @@
+"""Base of the schemas of tables, and types that several of them have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from zsim.io.units import parse_time
+
+MAX_NAME = 200
+"""The most characters of a name or a pattern."""
+MAX_PAUSE_NS = 3600 * 10**9
+"""The longest pause of the trainer, or delay of a rank, in ns: an hour."""
+
+
+class Table(BaseModel):
+    """Base of every table: strict types, no unknown keys, finite numbers."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _pause(value: str) -> str:
+    if parse_time(value) > MAX_PAUSE_NS:
+        raise ValueError("expected at most an hour")
+    return value
+
+
+Pause = Annotated[str, AfterValidator(_pause)]
