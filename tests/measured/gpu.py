@@ -6,8 +6,9 @@
    allocated and reserved, measured and predicted.
 4. Real ranks that share the GPU, as hosts of their own for NCCL.
 
-Parts 1 and 2 have the machine to themselves. It needs torch and no network. Without a GPU it runs
-smaller models on the CPU, so that every line of it is tried.
+Parts 1 and 2 have the machine to themselves; 3 and 4 run beside each other, as no time is judged
+there. `--parts operators,steps` measures some anew and keeps the others of the file. It needs torch
+and no network. Without a GPU it runs smaller models on the CPU, so that every line of it is tried.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tests.support.folders import PARITY, ROOT
 from zreal import torch_private
 from zreal.meters.cache import cache_record
 from zreal.observer.observer import observe
+from zsim.ir.run import RunRecord
 from zsim.memory import fits
 from zsim.runs.unit_times import time_by_unit
 from zsim.scenario.plan import planned
@@ -44,6 +46,7 @@ LIMIT_S = 460.0
 GPU_MODELS = ("llama-3.2-1b", "llama-2-7b")
 CPU_MODELS = ("gpt-tiny", "llama-tiny")
 WORLDS = (8, 64, 1024)
+PARTS = ("operators", "steps", "memory", "ranks")
 TIMED = {
     "cuda": (
         ("gpt-2-124m", 8, 1024), ("llama-3.2-1b", 1, 2048), ("llama-3.2-1b", 4, 2048),
@@ -204,18 +207,18 @@ def step_of(scenario: zsim.Scenario, device: str, folder: str) -> dict[str, Any]
     return row
 
 
-def units_of(run: zsim.RunRecord) -> dict[str, int]:
+def units_of(run: RunRecord) -> dict[str, int]:
     """Nanoseconds of each unit of rank 0."""
     own = run.ranks[0]
     return time_by_unit(own, own.recorded_step_ns or run.step_time_ns or 1)
 
 
-def real_ranks(device: str, left_s: float) -> dict[str, Any]:
+def real_ranks(device: str, left_s: float, names: Sequence[str]) -> dict[str, Any]:
     """The comparisons of real ranks that share the device, as `zsim validate` prints them."""
     backend = "nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         launch = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
-        files = [str(PARITY / f"{name}.toml") for name in PARITY_SCENARIOS[device]]
+        files = [str(PARITY / f"{name}.toml") for name in names]
         return json_of([
             "validate", *files, "--against", backend, "--launch", launch, "--save", folder,
             "--timeout", "60",
@@ -238,10 +241,11 @@ def json_of(arguments: list[str], *, left_s: float) -> dict[str, Any]:
         return {"exit_code": ended.returncode, "stderr": ended.stderr[-2000:]}
 
 
-def measure(device: str, out: Path | None) -> dict[str, Any]:
-    """The record, written after each part: provenance, and the four parts."""
+def measure(device: str, parts: Collection[str], out: Path | None) -> dict[str, Any]:
+    """The record, written after each part: each part with its provenance and seconds."""
     began = time.monotonic()
-    record: dict[str, Any] = {
+    record: dict[str, Any] = json.loads(out.read_text()) if out and out.exists() else {}
+    provenance = {
         "command": "python -m tests.measured.gpu", "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "driver": driver() if device == "cuda" else None, "torch": torch.__version__,
@@ -249,17 +253,26 @@ def measure(device: str, out: Path | None) -> dict[str, Any]:
         "python": platform.python_version(), "cores": os.cpu_count(),
     }
 
-    def note(**parts: Any) -> None:
-        record.update(parts, seconds=round(time.monotonic() - began, 1))
-        sys.stderr.write(f"{', '.join(parts)}: {record['seconds']} s\n")
+    def note(part: str, measured: Any) -> None:
+        seconds = round(time.monotonic() - began, 1)
+        record[part] = {"provenance": provenance, "after_s": seconds, "measured": measured}
+        sys.stderr.write(f"{part}: after {seconds} s\n")
         if out:
             out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as folder:
-        note(operators=operators(device, folder))
-        note(steps=list(steps(device, folder, began + LIMIT_S / 2)))
-    note(memory=memory_rows(device, began + LIMIT_S - 60))
-    note(real_ranks=real_ranks(device, LIMIT_S - (time.monotonic() - began)))
+        if "operators" in parts:
+            note("operators", operators(device, folder))
+        if "steps" in parts:
+            note("steps", list(steps(device, folder, began + LIMIT_S / 2)))
+    with ThreadPoolExecutor() as threads:
+        left_s = LIMIT_S - (time.monotonic() - began)
+        names = PARITY_SCENARIOS[device] if "ranks" in parts else ()
+        beside = threads.submit(real_ranks, device, left_s, names) if names else None
+        if "memory" in parts:
+            note("memory", memory_rows(device, began + LIMIT_S - 60))
+        if beside:
+            note("ranks", beside.result())
     return record
 
 
@@ -293,12 +306,9 @@ def nccl() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS)
     options = parser.parse_args()
-    record = measure("cuda" if torch.cuda.is_available() else "cpu", options.out)
-    codes = record["real_ranks"].get("exit_code")
-    sys.stdout.write(
-        f"{len(record['memory'])} rows in {record['seconds']} s; real ranks: {codes}\n"
-    )
+    measure("cuda" if torch.cuda.is_available() else "cpu", options.parts, options.out)
 
 
 if __name__ == "__main__":

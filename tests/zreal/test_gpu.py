@@ -47,4 +47,5 @@ def test_bytes_of_a_gpu_are_those_predicted(strategy: str) -> None:
 
 @pytest.mark.parametrize("left_s", [pytest.param(300.0, marks=on_a_gpu)])
 def test_ranks_that_share_a_gpu_agree_with_their_simulation(left_s: float) -> None:
-    assert real_ranks("cuda", left_s)["exit_code"] == 0
+    ended = real_ranks("cuda", left_s, ("fsdp2-mlp-2", "ddp-mlp-2", "zero3-mlp-4"))
+    assert ended["exit_code"] == 0, ended
