@@ -75,6 +75,8 @@ class WorkerRun:
     """The collectives that it has entered lately."""
     moved_at: float = 0.0
     so_far: RankRun | None = None
+    has_failed: bool = False
+    """True once an error is on its way out: the code is then anywhere, and hangs nowhere."""
 
     @property
     def text(self) -> str:
@@ -162,6 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         own = _trained(run, options)
     except BaseException as error:
+        run.has_failed = True
         with suppress(files.PlaceError):  # the error may be of a full disk
             run.write(failure=_first_line(error))
         raise
@@ -311,7 +314,7 @@ def _save(run: WorkerRun, own: RankRun, path: Path) -> None:
 def _say(run: WorkerRun, reason: str) -> None:
     sys.stderr.write(f"zreal.worker: rank {run.launched.rank}: {reason}\n")
     frame = main_frame()
-    run.write(failure=reason, outside="" if frame.waits else str(frame))
+    run.write(failure=reason, outside="" if run.has_failed or frame.waits else str(frame))
 
 
 def _first_line(error: BaseException) -> str:
