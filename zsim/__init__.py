@@ -12,6 +12,8 @@ from zsim.version import __version__
 if TYPE_CHECKING:
     from zsim.analysis.fit_table import Candidate as Candidate
     from zsim.analysis.fit_table import Fit as Fit
+    from zsim.analysis.jitter import JitteredSteps as JitteredSteps
+    from zsim.analysis.jitter import jitter as jitter
     from zsim.analysis.lint import LintFinding as LintFinding
     from zsim.analysis.lint import lint as lint
     from zsim.analysis.why import Why as Why
@@ -50,6 +52,7 @@ _MODULES = {
     "Duration": "zsim.io.quantities",
     "Fit": "zsim.analysis.fit_table",
     "GiB": "zsim.io.quantities",
+    "JitteredSteps": "zsim.analysis.jitter",
     "LintFinding": "zsim.analysis.lint",
     "MiB": "zsim.io.quantities",
     "RankError": "zsim.errors",
@@ -62,6 +65,7 @@ _MODULES = {
     "ZsimError": "zsim.errors",
     "compare": "zsim.api",
     "fit": "zsim.api",
+    "jitter": "zsim.analysis.jitter",
     "lint": "zsim.analysis.lint",
     "load": "zsim.scenario.scenario",
     "load_run": "zsim.api",

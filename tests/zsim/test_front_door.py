@@ -31,10 +31,11 @@ SIGNATURES = {
     ),
     "Bytes": "size", "Candidate": None,
     "Comparison": "checks, predicted, measured, replaced, required", "Duration": "time, band",
-    "Fit": None, "GiB": "number", "LintFinding": None, "MiB": "number",
+    "Fit": None, "GiB": "number", "JitteredSteps": None, "LintFinding": None, "MiB": "number",
     "Run": "record, scenario, warnings, device_memory",
     "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems", "Why": None,
-    "compare": "predicted, measured, require", "fit": "scenario", "lint": "scenario, ignore",
+    "compare": "predicted, measured, require", "fit": "scenario",
+    "jitter": "scenario, seeds", "lint": "scenario, ignore",
     "load": "path", "load_run": "path", "ms": "number",
     "run": f"scenario, backend, {REAL}, module, numerics, device",
     "simulate": "scenario, ranks, all_ranks",
@@ -52,6 +53,8 @@ MEMBERS = {
     "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "
                  "to_json",
     "Fit": "candidates reason recommended refused scenario to_dict to_json",
+    "JitteredSteps": "clean_ns error_ns first_seed largest_ns mean_ns quantile_ns rows scenario "
+                     "times_ns to_dict to_json",
     "Why": "after_ns at_ends_ns before_ns by_reason critical_path exposed exposed_ns host_bound "
            "host_bound_ns rank step_ns to_dict to_json",
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",

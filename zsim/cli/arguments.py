@@ -18,7 +18,7 @@ OPTIONS = {
     "ranks": "--ranks", "all_ranks": "--all-ranks", "interpreter": "--interpreter",
     "timeout_s": "--timeout", "backend": "--backend", "against": "--against",
     "module": "--module", "testbed": "--testbed", "cluster": "--cluster", "require": "--require",
-    "numerics": "--numerics", "device": "--device",
+    "numerics": "--numerics", "device": "--device", "seeds": "--seeds",
 }
 """Options of the command line, by the names of arguments in Python."""
 _ARGUMENT = re.compile(
@@ -161,6 +161,11 @@ def world_size(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 64):
         raise argparse.ArgumentTypeError(f"expected 1 to 64 ranks, found {text[:40]!r}")
     return int(text)
+
+
+def count(text: str) -> int | str:
+    """Number in `text`, or else `text` itself, as `seconds` does."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else text
 
 
 def seconds(text: str) -> float | str:

@@ -42,6 +42,10 @@ def run(options: argparse.Namespace) -> int:
     """`zsim run`: 0 when every expectation held. Of several scenarios one that cannot run stops no
     other."""
     scenarios = load_all(options.scenarios)
+    if options.seeds is not None:
+        from zsim.cli import seeds  # start-up: few runs are over seeds
+
+        return seeds.run(scenarios, options)
     if options.save or options.trace:
         _require_distinct(scenarios)
     how, several = _how(options), len(scenarios) > 1 or len(options.scenarios) > 1

@@ -62,6 +62,10 @@ def parser() -> arguments.Parser:
         "--trace", metavar="FILE", type=arguments.path,
         help="write a trace for Perfetto or Chrome (.json or .json.gz)",
     )
+    run.add_argument(
+        "--seeds", metavar="N", type=arguments.count, default=None,
+        help="simulate the step with so many seeds of its jitter: mean and quantiles",
+    )
     _how(run)
     validate = commands.add_parser(
         "validate", help="simulate, run for real, compare: the main job", allow_abbrev=False

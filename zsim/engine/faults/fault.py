@@ -43,8 +43,8 @@ class SlowRank(_Told):
 class Jitter(_Told):
     """Random delays of every rank, independent and alike in distribution.
 
-    Each rank's step begins later by a draw, or each of its computing ops takes a draw longer. The
-    draws of a `seed` depend on rank and op alone.
+    Each rank's step begins later by a draw, or each of its ops with kernels takes a draw longer.
+    The draws of a `seed` depend on rank and op alone.
     """
 
     kind: ClassVar[str] = "jitter"

@@ -69,8 +69,8 @@ class JitterTable(Table):
     )
     each: Each = Field(
         default=Jitter(mean_ns=0).each,
-        description="Each rank's step begins a delay later, or each of its computing ops takes one "
-                    "longer.",
+        description="Each rank's step begins a delay later, or each of its ops with kernels takes "
+                    "one longer.",
     )
     seed: int = Field(
         default=0, ge=0, le=2**31,
