@@ -23,7 +23,7 @@ TORCHRUN = {
 def test_a_rank_that_already_fails_by_itself_hangs_nowhere(
     has_failed: bool, tmp_path: Path
 ) -> None:
-    """Its main thread may be in linecache then, for the traceback: that blamed it for a hang."""
+    """The main thread may be in linecache then, for the traceback: that blamed it for a hang."""
     run = worker.WorkerRun(
         load(PARITY / "fsdp2-mlp-2.toml"), launched_rank(TORCHRUN), "cpu", "observer", tmp_path
     )
