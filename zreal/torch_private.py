@@ -34,6 +34,11 @@ def is_dtensor_type(kind: type) -> bool:
     return issubclass(kind, DTensor)
 
 
+def clear_cublas_workspaces() -> None:
+    """Free the workspace that torch keeps for each cuBLAS handle and stream of this process."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 @contextmanager
 def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     """The fake process group, whose collectives return at once and move nothing.

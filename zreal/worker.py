@@ -29,6 +29,7 @@ from zreal.cluster import last_words
 from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
 from zreal.cluster.meeting import meet, store_of
 from zreal.numerics_choice import NumericsChoice, choose_numerics
+from zreal.processes.error_line import error_line
 from zreal.processes.host_memory import require_device_memory
 from zreal.processes.progress import KEPT
 from zreal.processes.rank_device import present_nbytes, start_group, take_device
@@ -318,7 +319,7 @@ def _say(run: WorkerRun, reason: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).partition("\n")[0][:300]
+    text = error_line(str(error))[:400]
     if isinstance(error, ZsimError):
         return text
     frames = traceback.extract_tb(error.__traceback__)

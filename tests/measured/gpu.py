@@ -49,7 +49,7 @@ WORLDS = (8, 64, 1024)
 PARTS = ("operators", "steps", "memory", "ranks")
 TIMED = {
     "cuda": (
-        ("gpt-2-124m", 8, 1024), ("llama-3.2-1b", 1, 2048), ("llama-3.2-1b", 4, 2048),
+        ("llama-3.2-1b", 4, 2048), ("gpt-2-124m", 8, 1024), ("llama-3.2-1b", 1, 2048),
     ),
     "cpu": (("gpt-small", 2, 128),),
 }
@@ -264,7 +264,10 @@ def measure(device: str, parts: Collection[str], out: Path | None) -> dict[str, 
         if "operators" in parts:
             note("operators", operators(device, folder))
         if "steps" in parts:
-            note("steps", list(steps(device, folder, began + LIMIT_S / 2)))
+            rows: list[dict[str, Any]] = []
+            for row in steps(device, folder, began + LIMIT_S / 2):
+                rows.append(row)
+                note("steps", rows)
     with ThreadPoolExecutor() as threads:
         left_s = LIMIT_S - (time.monotonic() - began)
         names = PARITY_SCENARIOS[device] if "ranks" in parts else ()

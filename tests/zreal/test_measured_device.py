@@ -23,7 +23,8 @@ from zsim.runs.backend import DeviceRequest
 on_a_gpu = [
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-SIZES = (2**12, 2**24)
+SIZES = (2**12, 2**28 if torch.cuda.is_available() else 2**24)
+"""The larger one takes a GPU 0.1 ms, longer than the host needs to launch a kernel."""
 KERNELS = (
     product(32, 32, 32, "bfloat16"), product(256, 256, 512, "float32"),
     *(Kernel(name, 0, nbytes, "bfloat16") for nbytes in SIZES for name in (
@@ -53,7 +54,7 @@ def test_every_kernel_and_collective_is_timed_on_all_ranks(backend: GlooBackend)
     for timed in (*measured.kernels, *measured.collectives):
         assert len(timed.device) == len(timed.issue) >= 3
         assert min(timed.device) > 0
-    # 4,096 times the bytes take longer, whatever else the machine does
+    # so many times the bytes take longer, whatever else the machine does
     for small, large in zip(measured.kernels[2:7], measured.kernels[7:12], strict=True):
         assert median(small.device) < median(large.device)
     ns = {asked: median(timed.device) for asked, timed in zip(

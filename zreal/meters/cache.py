@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from zreal import torch_private
 from zsim.ir.run import CacheRecord
 
 NUM_WARMUP, NUM_STEPS = 2, 3
@@ -25,11 +26,13 @@ Statistics = Mapping[str, int]
 def cache_record(step: Callable[[], object], *, device: str) -> CacheRecord | None:
     """The record over some calls of `step`, a training step; None on a CPU.
 
-    Memory that construction and numerics left in the cache is given back first.
+    Memory that construction and numerics left in the cache is given back first. So are cuBLAS's
+    workspaces for streams of earlier runs in this process.
     """
     if device == "cpu":
         return None
     gc.collect()
+    torch_private.clear_cublas_workspaces()
     torch.cuda.empty_cache()
     for _ in range(NUM_WARMUP):
         step()

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
+from zreal.processes.error_line import error_line
 from zreal.processes.progress import Progress
 from zreal.processes.stacks import answer_when_asked
 
@@ -73,7 +74,7 @@ class Commands:
 
 def _error_text(error: BaseException) -> str:
     """The first line of the error, and on a second line the file and line that raised it."""
-    first_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+    first_line = error_line("".join(traceback.format_exception_only(error)))
     frames = traceback.extract_tb(error.__traceback__)
     raised_at = (
         f'File "{frames[-1].filename}", line {frames[-1].lineno}, in {frames[-1].name}'
