@@ -34,6 +34,7 @@ from zreal.tracing.own_scenario import with_module
 from zreal.zero.measured_zero import train_own
 from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import RankRun
+from zsim.models.torch_versions import IDLE_UNTIL_ALL_RAN, NEWEST, version_of
 from zsim.models.training_options import Device
 from zsim.runs import saved
 from zsim.runs.numerics_mode import NumericsMode
@@ -50,8 +51,9 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     """The user's choice, or "observer" where torch has the strategy itself, else "executor".
 
     ArgumentError where the chosen one cannot run the strategy, BackendUnavailableError where
-    none can.
+    none can with this torch.
     """
+    _require_version(scenario)
     able = [
         name
         for name, table in (("observer", SUBJECTS), ("executor", RANKS))
@@ -73,6 +75,22 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
             found=choice,
         )
     return choice
+
+
+def _require_version(scenario: Scenario) -> None:
+    """BackendUnavailableError where this torch leaves a group open of which some modules run."""
+    installed, partly = version_of(torch.__version__), IDLE_UNTIL_ALL_RAN
+    if (
+        installed in partly.versions
+        and scenario.strategy in partly.strategies
+        and scenario.model.waits_for_idle
+    ):
+        raise BackendUnavailableError(
+            where=f"strategy {scenario.strategy}",
+            expected=f"torch {NEWEST}, or units of which all modules run",
+            found=f"torch {torch.__version__}: {partly.meaning}",
+            remedy="upgrade torch, or leave each unused block a unit of its own",
+        )
 
 
 def run_rank(

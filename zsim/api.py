@@ -16,6 +16,7 @@ from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
 from zsim.ir.run import RunRecord
+from zsim.models import torch_versions
 from zsim.models.training_options import Device
 from zsim.runs import fault_support, registry, saved, simulator
 from zsim.runs.backend import (
@@ -137,7 +138,9 @@ def with_caches(scenario: Scenario, record: RunRecord, cluster: ClusterSpec) -> 
 
     steady = {rank.rank: rank.phases["steady"].memory for rank in record.ranks}
     try:
-        caches = cache_records(scenario, plan(scenario, device="cuda"), cluster, steady)
+        torch = torch_versions.version_of(record.provenance.get("torch", ""))
+        program = plan(scenario, device="cuda", torch=torch)
+        caches = cache_records(scenario, program, cluster, steady)
     except ZsimError:  # as in `device_memory`
         return record
     ranks = tuple(replace(rank, cache=caches[rank.rank]) for rank in record.ranks)
@@ -383,12 +386,14 @@ def validated(
     scenario: Scenario, measured: RunRecord, capabilities: Capabilities, *,
     required: tuple[Aspect, ...] = (), cluster: ClusterSpec | None = None,
 ) -> Comparison:
-    """The record `measured`, compared with the scenario simulated for the same device and ranks.
+    """The record `measured`, compared with the scenario simulated for the same device, ranks and
+    version of torch.
 
     `cluster`: the one that the ranks ran on, in place of a preset of such devices.
     """
     cluster = cluster or _cluster_of_gpus(scenario, capabilities)
-    predictor = registry.SimBackend(device=capabilities.device, cluster=cluster)
+    torch = torch_versions.version_of(measured.provenance.get("torch", ""))
+    predictor = registry.SimBackend(device=capabilities.device, cluster=cluster, torch=torch)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = observed(predictor, predictor.capabilities(), scenario, options)
     if any(rank.cache for rank in measured.ranks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.installed_torch import TORCH
 from zreal import torch_private
 from zreal.observer.observer import observe
 from zsim.ir.ledger_replay import replay
@@ -28,7 +29,7 @@ def differences(case: Scenario, *, rank: int) -> list[str]:
     """Every difference between the Program of `rank` and torch's observed step."""
     with torch_private.fake_group(rank=rank, world_size=case.world_size):
         measured = observe(case, rank=rank, steps=steps_until_steady(case)).run
-    program = plan(case, device="cpu").of_rank(rank)
+    program = plan(case, device="cpu", torch=TORCH).of_rank(rank)
     memory = replay(program)
     problems = []
     for phase in PHASES:
@@ -59,11 +60,12 @@ def inexact(
     Compared are `ranks`, else the first and the last, or the last alone where one Program is for
     both.
     """
-    program, last = plan(case, device="cpu"), case.world_size - 1
+    program, last = plan(case, device="cpu", torch=TORCH), case.world_size - 1
     outer = (last,) if program.of_rank(0) is program.of_rank(last) else (0, last)
     options = RunOptions(ranks=ranks or outer, interpreter=interpreter)
     measured = find("fake").run(case, options=options)
+    predicted = SimBackend("cpu", torch=TORCH).run(case, options=options)
     return [
-        check.detail for check in compare(SimBackend("cpu").run(case, options=options), measured)
+        check.detail for check in compare(predicted, measured)
         if check.status != "unsupported" and not check.detail.startswith("exact")
     ]

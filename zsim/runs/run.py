@@ -25,6 +25,7 @@ from zsim.ir.run import (
     band_of,
     sees,
 )
+from zsim.models.torch_versions import SUPPORTED
 from zsim.runs import metrics, saved
 from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
@@ -317,6 +318,9 @@ class Comparison:
         lines = [f"{self.measured.scenario}: {self.predicted.backend} against {real}, "
                  f"{counted(self.measured.world_size, 'rank')}"]
         lines += [f"  {self.replaced}"] if self.replaced else []
+        torch = self.measured.provenance.get("torch", "")
+        if torch and not f"{torch}.".startswith(tuple(f"{version}." for version in SUPPORTED)):
+            lines += [f"  measured with torch {torch}; predicted for {', '.join(SUPPORTED)}"]
         for check in self.checks:
             first, *rest = check.detail.splitlines() or [""]
             status = "FAILED " if check.status == "failed" else ""

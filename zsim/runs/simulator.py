@@ -36,6 +36,7 @@ from zsim.ir.run import (
     Span,
     observed_ranks,
 )
+from zsim.models.torch_versions import NEWEST, TorchVersion
 from zsim.runs.backend import Capabilities, RunOptions
 from zsim.runs.metrics import band_ns
 from zsim.scenario.plan import Planned, plan
@@ -62,14 +63,21 @@ class WorkError(ZsimError):
 
 
 class SimBackend:
-    """The simulator as a backend; with `device` its Run predicts a real Run on that kind of device,
-    with `cluster` one on that very cluster."""
+    """The simulator as a backend.
+
+    Its Run predicts a real one on `device`, such a kind of device, or on that very `cluster`, by
+    that version of `torch`.
+    """
 
     name = "sim"
 
-    def __init__(self, device: str | None = None, cluster: ClusterSpec | None = None) -> None:
+    def __init__(
+        self, device: str | None = None, cluster: ClusterSpec | None = None,
+        torch: TorchVersion = NEWEST,
+    ) -> None:
         self.device = device
         self.cluster = cluster
+        self.torch = torch
 
     def capabilities(self) -> Capabilities:
         """Memory and time, no numerics."""
@@ -82,7 +90,9 @@ class SimBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
         cluster = self.cluster or cluster_for(scenario, self.device)
-        program = _program(scenario, cluster, all_ranks=options.all_ranks)
+        program = _program(
+            scenario, cluster, all_ranks=options.all_ranks, torch=self.torch
+        )
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
         if scenario.faults:
             program, timeline = simulate_faulty_step(
@@ -101,6 +111,7 @@ class SimBackend:
             representatives=() if options.all_ranks or options.ranks else timeline.representatives,
             provenance={
                 **_provenance(scenario, cluster),
+                "torch": self.torch,
                 "band": "{:.4f} {:.4f}".format(
                     *error_bands.band(program, timeline, costs=costs)
                 ),
@@ -118,12 +129,14 @@ def require_lawful(scenario: Scenario, *, device: str) -> None:
     program_laws.require_lawful(program, where=scenario.name)
 
 
-def _program(scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool) -> Program:
+def _program(
+    scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool, torch: TorchVersion = NEWEST
+) -> Program:
     """The Program, held to the rules of the IR but for its memory, which `_phases` replays."""
     unlike = any(isinstance(fault, Jitter) for fault in scenario.faults)
     if problem := scenario.work.problem(all_ranks=all_ranks or unlike):
         raise WorkError(where=scenario.name, expected="less work", found=problem)
-    return validate(plan(scenario, device=cluster.kind), memory=False)
+    return validate(plan(scenario, device=cluster.kind, torch=torch), memory=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

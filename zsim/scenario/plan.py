@@ -11,6 +11,7 @@ from zsim.errors import ScenarioError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.program import Program
 from zsim.models.repeats import with_forwards
+from zsim.models.torch_versions import NEWEST, TorchVersion
 from zsim.models.training_options import Device
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
@@ -34,7 +35,9 @@ _lowered = lru_cache(maxsize=4)(lower_model.lower)
 """Lowered modules of the last few models: strategies that are compared share most of them."""
 
 
-def training(scenario: Scenario, *, device: Device) -> Training:
+def training(
+    scenario: Scenario, *, device: Device, torch: TorchVersion = NEWEST
+) -> Training:
     """The strategy's input: the scenario's model lowered for `device`, and the scenario's choices.
     """
     strategy = STRATEGIES[scenario.strategy]
@@ -61,14 +64,15 @@ def training(scenario: Scenario, *, device: Device) -> Training:
         sync=scenario.sync,
         device=device,
         checkpointing=scenario.checkpointing,
+        torch=torch,
     )
 
 
 @uncollected()
-def plan(scenario: Scenario, *, device: Device) -> Program:
-    """The Program of the scenario's strategy on its mesh; a ZsimError where its options do not fit.
-    """
+def plan(scenario: Scenario, *, device: Device, torch: TorchVersion = NEWEST) -> Program:
+    """The Program of the scenario's strategy on its mesh, as that torch does it; a ZsimError where
+    its options do not fit."""
     strategy = STRATEGIES[scenario.strategy]
     return strategy.plan(
-        training(scenario, device=device), mesh=scenario.mesh, options=scenario.options
+        training(scenario, device=device, torch=torch), mesh=scenario.mesh, options=scenario.options
     )

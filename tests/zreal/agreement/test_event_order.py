@@ -20,6 +20,7 @@ import pytest
 from torch.nn.utils import clip_grad_norm_
 
 from tests.support.agreement import steps_until_steady
+from tests.support.installed_torch import TORCH
 from tests.support.memory_matrix import matrix
 from tests.support.sampling import one_in
 from zreal import torch_private
@@ -132,7 +133,7 @@ def of_torchs_steps(case: Scenario, *, steps: int = 3) -> list[list[int]]:
 def of_program(case: Scenario, *, step: int = 3) -> list[int]:
     """The events of rank 0's first, second or any later step; of wrapping the model for the step 0.
     """
-    program = plan(case, device="cpu").of_rank(0)
+    program = plan(case, device="cpu", torch=TORCH).of_rank(0)
     steps = (program.construction, program.first, program.second, program.steady)
     live: dict[str, int] = {}
     before, own = (steps[:2], steps[2:]) if step == 2 else (steps[:step], steps[step : step + 1])
@@ -186,7 +187,7 @@ def test_so_does_that_of_the_first_and_second_step_in_which_ddp_rebuilds_its_buc
         "mlp", strategy + mesh, parameters=parameters, ranks=4 if mesh else 3,
         accumulation=accumulation,
     )
-    program = plan(case, device="cpu").of_rank(0)
+    program = plan(case, device="cpu", torch=TORCH).of_rank(0)
     assert (
         len([
             op for op in program.steady if op.unit.startswith("bucket") and op.kind == "all_reduce"
@@ -206,7 +207,7 @@ def test_ddp_that_finds_unused_parameters_makes_a_storage_for_each_bucket_when_i
     )
     case = scenario("mlp", f'name = "ddp", {options}', parameters="fp32", ranks=3)
     reduced = [
-        op.nbytes for op in plan(case, device="cpu").of_rank(0).steady
+        op.nbytes for op in plan(case, device="cpu", torch=TORCH).of_rank(0).steady
         if op.unit.startswith("bucket.") and op.kind == "all_reduce"
     ]
     made = [*reduced, 4 * 14, 4 * 14]  # the map of the 14 parameters, on the host and on the device

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.installed_torch import TORCH
 from tests.support.sampling import one_in
 from tests.zreal.agreement.strategies.test_fsdp2_against_torch import differences
 from tests.zreal.agreement.test_event_order import of_program, of_torch
@@ -166,7 +167,7 @@ def test_what_our_programs_hold_and_send_when_they_are_executed_is_exact(
     strategy: str, config: str, precision: str, tmp_path: Path
 ) -> None:
     case = scenario(tmp_path, config, f'name = "{strategy}"', precision=precision)
-    program = plan(case, device="cpu")
+    program = plan(case, device="cpu", torch=TORCH)
     with torch_private.fake_group(rank=1, world_size=2):
         phases = execute(case, program, rank=1).run.phases
     ops = program.of_rank(1)

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import MEASURED
+from tests.support.installed_torch import TORCH
 from tests.support.memory_matrix import TRACED, matrix
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import DEEP, SHARING
@@ -35,6 +36,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import PHASES, RankProgram
 from zsim.ir.run import CollectiveRecord, PhaseRecord
+from zsim.models.torch_versions import TorchVersion, version_of
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
 from zsim.scenario.parts.assemble import DTYPES
@@ -106,10 +108,11 @@ def test_each_option_is_drawn_often_enough() -> None:
 @pytest.mark.parametrize("part", range(5))
 def test_recorded_peaks_are_predicted_to_the_byte(part: int) -> None:
     """A fifth of the record each, where each strategy takes its turn."""
-    rows = recorded()["rows"][part::5]
+    record = recorded()
+    rows, by = record["rows"][part::5], version_of(record["provenance"]["torch"])
     models = [model for row in rows if (model := scenario(row["text"]).model).family != FAMILY]
     assert min(len({module.path for module in model.blocks}) for model in models) >= 6
-    assert {row["digest"]: complaints for row in rows if (complaints := wrong(row))} == {}
+    assert {row["digest"]: complaints for row in rows if (complaints := wrong(row, by=by))} == {}
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -164,10 +167,12 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def predicted(case: Scenario, *, ranks: tuple[int, ...]) -> list[dict[str, PhaseRecord]]:
+def predicted(
+    case: Scenario, *, ranks: tuple[int, ...], by: TorchVersion = TORCH
+) -> list[dict[str, PhaseRecord]]:
     """The phases of `ranks` on the CPU, which is what is measured: what the simulator's Run has of
     them, without its times."""
-    program = plan(case, device="cpu")
+    program = plan(case, device="cpu", torch=by)
     return [phases(program.of_rank(rank), program.mesh) for rank in ranks]
 
 
@@ -240,10 +245,10 @@ def figures(phase: PhaseRecord) -> dict[str, Any]:
     }
 
 
-def wrong(row: dict[str, Any]) -> list[str]:
+def wrong(row: dict[str, Any], *, by: TorchVersion = TORCH) -> list[str]:
     """Differences of the simulator's prediction from the row, less the residues."""
     case = scenario(row["text"])
-    ranks = predicted(case, ranks=tuple(rank["rank"] for rank in row["ranks"]))
+    ranks = predicted(case, ranks=tuple(rank["rank"] for rank in row["ranks"]), by=by)
     complaints = []
     for simulated, real in zip(ranks, row["ranks"], strict=True):
         for name in PHASES:

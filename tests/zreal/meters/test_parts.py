@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.installed_torch import TORCH
 from zreal.meters.measured_step import lower_peak
 from zsim.ir.run import MemoryRecord, PartRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
@@ -39,7 +40,7 @@ optimizer = {{ name = "adamw", clip_norm = 1.0 }}
 def test_every_part_of_real_steps_starts_and_peaks_as_predicted(strategy: str) -> None:
     case = scenario(strategy)
     measured = find("fake").run(case, options=RunOptions(ranks=(3,)))
-    predicted = SimBackend("cpu").run(case, options=RunOptions(ranks=(3,)))
+    predicted = SimBackend("cpu", torch=TORCH).run(case, options=RunOptions(ranks=(3,)))
     check = next(check for check in compare(predicted, measured) if check.name == NAME)
     assert check.detail == (
         "exact    24 of 24 starts and peaks of forward, backward, optimizer and zero_grad"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.agreement import inexact
+from tests.support.installed_torch import TORCH
 from zreal import torch_private
 from zreal.modules.reference import SingleProcess
 from zreal.observer.observer import observe
@@ -71,7 +72,7 @@ def test_clipped_training_follows_the_reference_and_differs_from_unclipped(
 
 def test_the_norms_of_all_parameters_are_reduced_at_once_over_the_shards() -> None:
     case = scenario('name = "hsdp", dp_replicate = 2, dp_shard = 2', 4)
-    run = SimBackend("cpu").run(case, options=RunOptions(all_ranks=True))
+    run = SimBackend("cpu", torch=TORCH).run(case, options=RunOptions(all_ranks=True))
     reductions = [
         record for record in run.ranks[0].phases["steady"].collectives if record.op == "all_reduce"
     ]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.installed_torch import TORCH
 from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.mesh_groups import MeshGroup, device_mesh
@@ -72,7 +73,7 @@ def test_collectives_are_recorded_with_the_axis_and_the_size_of_their_group(
     run = measured(case, rank=ranks - 1)
 
     assert {phase: record.collectives for phase, record in run.phases.items()} == planned(
-        case, plan(case, device="cpu").of_rank(ranks - 1)
+        case, plan(case, device="cpu", torch=TORCH).of_rank(ranks - 1)
     )
 
 
@@ -83,7 +84,7 @@ def test_memory_with_sgd_is_exact_at_the_start_peak_and_end_of_each_step(
 ) -> None:
     optimizer = f'name = "sgd", implementation = "{implementation}", momentum = {momentum}'
     case = scenario(ranks=4, strategy=FSDP2, optimizer=optimizer)
-    predicted = memory_of(plan(case, device="cpu").of_rank(1))
+    predicted = memory_of(plan(case, device="cpu", torch=TORCH).of_rank(1))
     run = measured(case, rank=1)
 
     assert {

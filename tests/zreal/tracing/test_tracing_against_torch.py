@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.installed_torch import TORCH
 from tests.support.sampling import one_in
 from tests.zreal.tracing.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
@@ -176,7 +177,7 @@ def simulated_phases(
         ),
         batch=batch,
         precision=Precision(parameters=model.dtype, reduce="float32", autocast=model.autocast),
-        sync="last", device="cpu",
+        sync="last", device="cpu", torch=TORCH,
     )
     program = strategy.plan(training, mesh=mesh, options=options)
     records = replay(program.ranks[program.assignment[rank]], timeline=False)

@@ -24,13 +24,16 @@ Pair = tuple[RankRun, RankRun]
 
 
 def compare_caches(
-    predicted: RunRecord, measured: RunRecord, ranks: Sequence[Pair]
+    predicted: RunRecord, measured: RunRecord, ranks: Sequence[Pair], *, blind: str = ""
 ) -> Iterator[Check]:
-    """The checks of allocated and of reserved bytes; none where the measured ranks have no GPU."""
+    """The checks of allocated and of reserved bytes; none where the measured ranks have no GPU.
+
+    `blind`: why they cannot be compared, or "".
+    """
     caches = [(left, right, right.cache) for left, right in ranks if right.cache is not None]
-    if not caches:
-        if _on_cuda(measured):
-            detail = "unsupported: the measured Run has no statistics of CUDA's allocator"
+    if blind or not caches:
+        if caches or _on_cuda(measured):
+            detail = blind or "unsupported: the measured Run has no statistics of CUDA's allocator"
             for name in (ALLOCATED, RESERVED):
                 yield Check(name=name, status="unsupported", detail=detail)
         return

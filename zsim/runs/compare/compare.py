@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from zsim.ir.program import PHASES
 from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, RunRecord, sees
+from zsim.models import torch_versions
 from zsim.runs.compare import memory_at_rest, memory_by_part
 from zsim.runs.compare.agreement import FAULTS, PREFIX
 from zsim.runs.compare.cache import compare_caches
@@ -84,7 +85,9 @@ def compare(
         *_wire_bytes(predicted, measured),
         _groups(predicted, measured),
         *_memory(pairs, predicted, measured, limits.memory),
-        *compare_caches(predicted, measured, ranks),
+        *compare_caches(
+            predicted, measured, ranks, blind=_other_torch(predicted, measured)
+        ),
         numerics(predicted, measured),
         step_time,
         *compare_timelines(predicted, measured, ranks, step_time=step_time),
@@ -433,7 +436,28 @@ def _memory_by_kind(pairs: list[_Pair]) -> Check:
 
 def _blind(predicted: RunRecord, measured: RunRecord, what: str) -> str:
     blind = [run.backend for run in (predicted, measured) if not sees(run, what)]
-    return f"unsupported: {' and '.join(blind)} cannot see {what}" if blind else ""
+    if blind:
+        return f"unsupported: {' and '.join(blind)} cannot see {what}"
+    return _other_torch(predicted, measured) if what == "memory" else ""
+
+
+def _other_torch(predicted: RunRecord, measured: RunRecord) -> str:
+    """The reason that memory of torch's strategy cannot be compared, as for another torch; or "".
+
+    `zsim validate` predicts for the torch that ran, a simulation alone for the newest.
+    """
+    if "torch" not in predicted.provenance or measured.interpreter != "observer":
+        return ""
+    planned, ran = (
+        torch_versions.version_of(run.provenance.get("torch", "")) for run in (predicted, measured)
+    )
+    strategy = measured.provenance.get("strategy", "")
+    apart = torch_versions.apart(planned, ran, strategy=strategy)
+    return (
+        f"unsupported: predicted for torch {planned}, measured with torch {ran}, which differ: "
+        f"{'; '.join(each.meaning for each in apart)}"
+        if apart else ""
+    )
 
 
 def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Check:

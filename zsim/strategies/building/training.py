@@ -9,6 +9,7 @@ from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.ops import Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, ParamGroup
+from zsim.models.torch_versions import NEWEST, TorchVersion
 from zsim.models.training_options import Batch, Device, Optimizer, Precision
 
 
@@ -25,6 +26,8 @@ class Training:
     device: Device = "cuda"
     checkpointing: Checkpointing = NO_CHECKPOINTING
     """Blocks and operators that `modules` recompute."""
+    torch: TorchVersion = NEWEST
+    """The torch whose steps torch's own strategies follow."""
 
     @property
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:

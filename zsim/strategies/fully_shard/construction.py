@@ -9,6 +9,7 @@ from typing import Literal
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
+from zsim.models.torch_versions import RESHARD_ALONE
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step_builder import StepBuilder
@@ -33,14 +34,19 @@ class DerivedMesh:
     resharded_to: int
 
     @property
+    def of_axes(self) -> bool:
+        """A mesh is derived from one of two axes."""
+        return self.mesh.dp_replicate > 1 and self.training.torch not in RESHARD_ALONE.versions
+
+    @property
     def rank_map(self) -> list[MemoryEvent]:
         """The map, made with the first group."""
-        needed = (self.mesh.dp_replicate > 1 or self.resharded_to) and self.training.device == "cpu"
+        needed = (self.of_axes or self.resharded_to) and self.training.device == "cpu"
         return [Alloc("mesh.rank_map", "communication", 4 * self.mesh.world_size)] if needed else []
 
     def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
         """One search of this rank's coordinate."""
-        needed = self.resharded_to if of == "group" else self.mesh.dp_replicate > 1
+        needed = self.resharded_to if of == "group" else self.of_axes
         if not needed or self.training.device != "cpu":
             return []
         compared = Alloc(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from zsim.ir.ops import Kernel, MemoryEvent
+from zsim.models.torch_versions import INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.fsdp.gradient_division import divide_kernels, division
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup
@@ -103,7 +104,8 @@ class ReducingStep(UnshardingStep):
     def drop_reduce_input(self, group: FSDPParamGroup) -> None:
         """Wait for the last reduce-scatter and let its input go, as before a reduction, where
         `group` has nothing to reduce."""
-        if self.reduce_input is not None:
+        stays = self.training.torch in INPUT_PAST_IDLE_UNITS.versions
+        if self.reduce_input is not None and not stays:
             (buffer, event), self.reduce_input = self.reduce_input, None
             memory = self.drop(buffer)
             self.issue(
@@ -117,19 +119,21 @@ class ReducingStep(UnshardingStep):
         dtype = self.training.precision.reduce
         waits: list[int] = []
         memory: list[MemoryEvent] = []
-        if self.reduce_input is not None:
-            buffer, event = self.reduce_input
-            memory += self.drop(buffer)
-            waits.append(event)
+        source, earlier = f"{group.fqn}.reduce_input", self.reduce_input
+        beside = self.training.torch in INPUT_BESIDE_THE_NEXT.versions
+        if earlier is not None:
+            source = f"{source}.next" if beside and earlier[0] == source else source
+            memory += [] if beside else self.drop(earlier[0])
+            waits.append(earlier[1])
         if group.fqn in self.post_reduces:  # the group's second reduction in this backward
             waits.append(self.post_reduces[group.fqn])
             memory += self.drop(f"{group.fqn}.reduced")
         fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
         output = self._reduced_into(group, fresh=fresh)
-        source = f"{group.fqn}.reduce_input"
         gradients = self._gradient_buffers(group)
         # by torch's loop over shards, until it returns
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []
+        held += [earlier[0]] if earlier is not None and beside else []
         # of earlier micro-batches, in the reduce dtype already
         kept = any(name.endswith(ACCUMULATED) for name in gradients)
         read = dtype if kept else self.training.precision.parameters

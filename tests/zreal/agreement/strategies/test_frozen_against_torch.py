@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support.agreement import inexact
+from tests.support.installed_torch import TORCH
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
@@ -162,7 +163,7 @@ def test_a_block_that_forward_passes_by_is_never_gathered_nor_stepped(
 ) -> None:
     case = scenario(model, f"{FSDP2}, reshard_after_forward = true", frozen, unused=unused)
     assert of_program(case) == of_torch(case, steps=2)
-    program = plan(case, device="cpu").of_rank(0)
+    program = plan(case, device="cpu", torch=TORCH).of_rank(0)
     gathered = {op.unit for op in (*program.first, *program.steady) if op.kind in COLLECTIVES}
     assert gathered == {unit.fqn for unit in case.model.units} - case.model.unused
 
@@ -171,7 +172,7 @@ def test_groups_before_the_first_trained_parameter_are_gathered_once_more_by_a_p
     None
 ):
     case = scenario("mlp", FSDP2, '["blocks.[01].*"]')
-    steady = plan(case, device="cpu").of_rank(0).steady
+    steady = plan(case, device="cpu", torch=TORCH).of_rank(0).steady
     issued = [(op.kind, op.unit) for op in steady if op.kind in ("all_gather", "reduce_scatter")][
         7:
     ]

@@ -121,6 +121,7 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
     return marked
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11's
 @pytest.mark.parametrize(
     "options",
     [', backward_prefetch = "post"', ", forward_prefetch = true", ', sharding = "grad_op"'],

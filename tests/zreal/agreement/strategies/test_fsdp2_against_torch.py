@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.agreement import differences
+from tests.support.installed_torch import TORCH
 from tests.support.sampling import one_in
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
@@ -118,7 +119,7 @@ precision = {{ parameters = "{precision[0]}", reduce = "{precision[1]}" }}
 """  # noqa: E501
     case = parse(text.encode(), where="test.toml")
     assert differences(case, rank=case.world_size - 1) == []
-    steady = plan(case, device="cpu").of_rank(0).steady
+    steady = plan(case, device="cpu", torch=TORCH).of_rank(0).steady
     kinds = [op.kind for op in steady]
     assert kinds.count("all_reduce") == len(case.model.units)
     assert kinds.count("reduce_scatter") == len(case.model.units) * (

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from tests.support.installed_torch import TORCH
 from tests.support.sampling import one_in
 from tests.zreal.agreement.strategies.test_fsdp2_against_torch import differences
 from zreal import torch_private
@@ -70,7 +71,7 @@ def test_what_our_programs_hold_and_send_is_exact(
     model: str, strategy: str, optimizer: str, reduce: str, accumulation: int
 ) -> None:
     case = scenario(model, strategy, optimizer=optimizer, reduce=reduce, accumulation=accumulation)
-    program = plan(case, device="cpu")
+    program = plan(case, device="cpu", torch=TORCH)
     with torch_private.fake_group(rank=1, world_size=4):
         phases = execute(case, program, rank=1).run.phases
     ops = program.of_rank(1)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from tests.support.installed_torch import TORCH
 from tests.support.sampling import one_in
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, differences
 from zreal.tracing.fakes.real_layouts import RULES, as_real
@@ -305,10 +306,16 @@ def named(value: Any) -> str:
     return str(value) if isinstance(value, int | str) else ""
 
 
+LAID_OTHERWISE = {"2.11": ("pad, reflect", "pad, replicate")}
+"""Functions whose results older versions of torch lay as they lie in channels_last."""
+
+
 @pytest.mark.parametrize(("dims", "name", "run"), [*CASES, *one_in(4, MORE)], ids=named)
 def test_every_result_lies_as_the_real_one_does(
     dims: int, name: str, run: Callable[[Tensor], Tensor]
 ) -> None:
+    if name in LAID_OTHERWISE.get(TORCH, ()):
+        pytest.skip(f"torch {TORCH} keeps channels_last here, and its fake kernel does not")
     made, wrong = differing(calls(run, torch.rand(SHAPES[dims])))
     assert made
     assert wrong == []

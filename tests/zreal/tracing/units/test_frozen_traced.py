@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.installed_torch import TORCH
 from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.tracing.test_trace import records
 from tests.zreal.tracing.test_tracing_against_torch import measured_events, traced_events
@@ -59,7 +60,7 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
 
 def differences(name: str, case: Scenario, *, rank: int) -> list[str]:
     """Checks of `compare` that are not exact: order, bytes, memory of all phases and kinds."""
-    predicted = SimBackend("cpu").run(
+    predicted = SimBackend("cpu", torch=TORCH).run(
         case, options=RunOptions(ranks=(rank,), interpreter="observer")
     )
     with torch_private.fake_group(rank=rank, world_size=case.world_size):

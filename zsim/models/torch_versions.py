@@ -1,0 +1,59 @@
+"""Versions of torch that strategies follow, and what the older ones do otherwise than the newest.
+
+Each difference is a name here, and the code of the strategy reads it; nothing else knows versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+TorchVersion = Literal["2.11", "2.12", "2.13"]
+SUPPORTED: tuple[TorchVersion, ...] = get_args(TorchVersion)
+NEWEST = SUPPORTED[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something that `versions` of torch do otherwise than NEWEST in `strategies`."""
+
+    versions: tuple[TorchVersion, ...]
+    strategies: tuple[str, ...]
+    meaning: str
+
+
+FULLY_SHARD = ("fsdp2", "hsdp")
+INPUT_BESIDE_THE_NEXT = Difference(
+    versions=("2.12",), strategies=FULLY_SHARD,
+    meaning="the input of a reduce-scatter lives until the next one's has been made",
+)
+INPUT_PAST_IDLE_UNITS = Difference(
+    versions=("2.11",), strategies=FULLY_SHARD,
+    meaning="a unit without gradients leaves the input of the last reduce-scatter alone",
+)
+RESHARD_ALONE = Difference(
+    versions=("2.11",), strategies=FULLY_SHARD,
+    meaning="a mesh is derived for an int reshard alone, and not for two axes",
+)
+DIFFERENCES = (INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS, RESHARD_ALONE)
+"""Differences that Programs follow."""
+IDLE_UNTIL_ALL_RAN = Difference(
+    versions=("2.11", "2.12"), strategies=FULLY_SHARD,
+    meaning="a group of which only some modules run keeps its parameters unsharded",
+)
+"""Real runs of such a scenario are refused with these versions."""
+
+
+def version_of(text: str) -> TorchVersion:
+    """The supported version that `text` belongs to, as torch writes its own; else NEWEST."""
+    return next(
+        (version for version in SUPPORTED if f"{text}.".startswith(f"{version}.")), NEWEST
+    )
+
+
+def apart(left: TorchVersion, right: TorchVersion, *, strategy: str) -> tuple[Difference, ...]:
+    """Differences between two versions in `strategy`."""
+    return tuple(
+        each for each in DIFFERENCES
+        if strategy in each.strategies and (left in each.versions) != (right in each.versions)
+    )
