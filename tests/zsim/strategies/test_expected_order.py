@@ -152,6 +152,23 @@ def test_accumulation_reduces_once_or_each_time_and_gathers_each_time(
     }
 
 
+@pytest.mark.parametrize("keep", ["true", "false"])
+@pytest.mark.parametrize(("sync", "all_reduce", "reduces"), [
+    ("every", "every", MICRO_BATCHES), ("last", "every", 1), ("every", "last", 1),
+])
+def test_replicas_without_shards_gather_and_scatter_nothing(
+    sync: str, all_reduce: str, reduces: int, keep: str
+) -> None:
+    """_composable/test_replicate_training.py, gradient accumulation in its mode "all": its mesh is
+    that of HSDP without shards."""
+    step = ops(
+        f'name = "hsdp", dp_replicate = 4, dp_shard = 1, sync = "{sync}", '
+        f'all_reduce = "{all_reduce}", reshard_after_forward = {keep}',
+        ranks=4, batch=f", accumulation = {MICRO_BATCHES}",
+    )
+    assert counts(step) == {"all_reduce": UNITS * reduces}
+
+
 @pytest.mark.parametrize("keep", ["true", "false", "2"])
 def test_only_trained_biases_are_reduced_and_every_block_still_in_its_turn(keep: str) -> None:
     """test_fully_shard_frozen.py, groups of frozen and of trained parameters: bytes of each

@@ -18,14 +18,14 @@ from zsim.ir.sharding import greedy_owners
 from zsim.models.families.mlp import MlpSizes, build
 from zsim.models.spec import Parameter
 from zsim.models.training_options import Batch, Precision
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import plan, training
 from zsim.scenario.scenario import parse
 from zsim.strategies import ddp
 from zsim.strategies.building.training import Training
 from zsim.strategies.replicated.buckets import ready_order, reduced_parameters
 
 
-def training(dims: list[int], hidden: int) -> Training:
+def perceptron(dims: list[int], hidden: int) -> Training:
     """A perceptron in float32."""
     model = build(
         MlpSizes(dims=tuple(dims), hidden=hidden, num_classes=3), name="mlp", sequence_length=1
@@ -56,7 +56,7 @@ def test_buckets_close_where_torch_closes_them(
 ) -> None:
     """test_c10d_common.py, assignment of gradients to buckets with one limit and with several: the
     first of 1 MiB, all later ones of 25 MiB."""
-    case = training(dims, hidden)
+    case = perceptron(dims, hidden)
     options = ddp.Options(
         bucket_cap_mb=None if cap is None else cap / ddp.MIB, find_unused_parameters=finds_unused
     )
@@ -66,6 +66,50 @@ def test_buckets_close_where_torch_closes_them(
     else:
         theirs = torchs_buckets(ready_order(case), limits)
     assert ddp.buckets(case, options) == theirs
+
+
+def logged(text: str) -> tuple[int, ...]:
+    """The numbers of one entry of torch's log."""
+    return tuple(int(number) for number in text.replace(",", " ").split())
+
+
+@pytest.mark.parametrize("model", [
+    'family = "mlp", sizes = { dims = [7, 5, 9, 4], hidden = 11, num_classes = 3 }',
+    'family = "gpt", sizes = { num_layers = 2, hidden_size = 8, num_heads = 2, vocabulary = 13 }',
+    'family = "llama", sizes = { num_layers = 2, hidden_size = 8, num_heads = 2, num_kv_heads = 1, '
+    'feed_forward = 24, vocabulary = 13 }',
+])
+@pytest.mark.parametrize("cap", ["", ", bucket_cap_mb = 0.0005"])
+def test_torch_logs_the_buckets_and_the_order_of_gradients_that_we_plan(
+    model: str, cap: str
+) -> None:
+    """distributed_test.py, DDP's logging data: bytes of the first bucket and of rebuilt ones, the
+    parameters in each, the order in which gradients were ready."""
+    text = f"""
+model = {{ {model} }}
+batch = {{ micro_batch = 2, sequence_length = {1 if "mlp" in model else 4} }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ name = "ddp"{cap} }}
+"""
+    case = parse(text.encode(), where="expected.toml")
+    with torch_private.fake_group(rank=0, world_size=2):
+        subject = observe(case, rank=0).subject
+        assert subject is not None
+        log = subject.module._get_ddp_logging_data()
+
+    planned = training(case, device="cpu")
+    numbers = {
+        parameter.fqn: index for index, parameter in enumerate(reduced_parameters(case.model))
+    }
+    buckets = ddp.buckets(planned, case.options)
+    sizes = tuple(4 * sum(parameter.numel for parameter in bucket) for bucket in buckets)
+    members = [tuple(numbers[parameter.fqn] for parameter in bucket) for bucket in buckets]
+    ready = tuple(numbers[parameter.fqn] for parameter in ready_order(planned))
+    assert logged(log["bucket_sizes"]) == (4 * case.model.num_parameters,)
+    assert logged(log["rebuilt_bucket_sizes"]) == sizes
+    assert [logged(each) for each in log["rebuilt_per_bucket_param_indices"].split(",")] == members
+    assert logged(log["prev_iteration_grad_ready_order_indices"]) == ready
+    assert (len(buckets) > 1) == bool(cap)
 
 
 def owned_by_torch(sizes: list[int], *, ranks: int) -> list[list[int]]:
