@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zsim.calibration.machine.machine_load import others_share
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
+from zsim.engine.faults.fault import FailingRank, LateStart, SkippedCollective, SlowRank
+from zsim.engine.faults.faulty_program import faulty_program
 from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, InterruptedRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
@@ -35,6 +37,7 @@ from zsim.runs.backend import (
 from zsim.runs.compare.memory_by_part import EXACT
 from zsim.runs.launch.planned_collectives import planned_collectives
 from zsim.runs.saved import from_table
+from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
 MAX_ERROR_CHARS = 300
+FAULTS = tuple(kind.kind for kind in (SlowRank, LateStart, FailingRank, SkippedCollective))
+"""Kinds of faults that `zreal.rank_faults` gives a rank over gloo."""
 INTERRUPTED = "its controller was ended, by SIGTERM or Ctrl-C"
 EMULATED = "emulated in timed steps: forward, backward and optimizer last as predicted"
 
@@ -228,7 +233,8 @@ class GlooBackend:
         """
         _require_torch(self.name)
         return Capabilities(
-            memory=True, numerics=True, time=False, spans=True, device=self.device
+            memory=True, numerics=True, time=False, spans=True, device=self.device,
+            faults=FAULTS,
         )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
@@ -249,6 +255,8 @@ class GlooBackend:
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)
+        if scenario.faults:  # at ops that are there
+            faulty_program(plan(scenario, device=self.device), scenario.faults)
         numerics = choose_numerics(
             scenario,
             asked=options.numerics,
@@ -287,6 +295,7 @@ class GlooBackend:
             step_time_ns=step_time_ns,
             complete=whole,
             failure="" if whole else str(failure or INTERRUPTED),
+            faults=tuple(map(str, scenario.faults)),
             provenance=rank_run.provenance(scenario, device=self.device) | method
             | ({"testbed": options.testbed.text} if options.testbed else {})
             | ({"compute": EMULATED} if options.emulated_on else {})
@@ -295,6 +304,8 @@ class GlooBackend:
         if interrupt is not None:
             raise InterruptedRunError(run) from interrupt
         if failure is not None:
+            if scenario.faults:
+                failure.remedy = f"the scenario's faults are {'; '.join(run.faults)}"
             raise IncompleteRunError(failure, run) from None
         return run
 
@@ -459,7 +470,7 @@ class NcclBackend(GlooBackend):
         import torch
 
         return replace(
-            super().capabilities(),
+            super().capabilities(), faults=(),
             gpus=Gpus(
                 name=torch.cuda.get_device_name(0), count=torch.cuda.device_count(),
                 driver=_driver(), nccl=".".join(map(str, torch.cuda.nccl.version())),

@@ -28,6 +28,7 @@ from zreal.processes.rank_device import HOST_ID, start_group, take_device, tell_
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING, NO_COLLECTIVE, REFERENCE
 from zreal.processes.rendezvous import rendezvous
+from zreal.rank_faults import RankFaults
 from zreal.rank_numerics import rank_numerics
 from zreal.reference_cost import SAMPLES, num_steps
 from zreal.tracing.own_scenario import with_module
@@ -114,17 +115,20 @@ def run_rank(
         is_own = isinstance(scenario.model, OwnModel)
         executed = partial(execute, program=plan(scenario, device=device))
         interpret = train_own if is_own else executed
-    trained = interpret(
-        scenario, rank=rank, steps=steps, samples=samples, device=device, progress=progress,
-        keep=keep, parity=numerics in ("full", "sampled"),
-    )
+    faults = RankFaults(scenario, rank=rank, device=device)
+    with faults.active():
+        trained = interpret(
+            scenario, rank=rank, steps=steps, samples=samples, device=device,
+            progress=faults.announced(progress), keep=keep,
+            parity=numerics in ("full", "sampled"),
+        )
     if numerics is None:
         return replace(trained.run, cache=cache_record(trained.plain_step, device=device))
     if numerics != "none":
         progress(REFERENCE)
     compared = rank_numerics(scenario, trained, rank=rank, mode=numerics, device=device)
     # Timed last, as it moves parameters on. The tensors for parity are no longer needed.
-    plain_step, run = trained.plain_step, trained.run
+    plain_step, run = faults.slowed(trained.plain_step), trained.run
     recorder, model, units = trained.recorder, trained.model, trained.units
     emulation.start(trained.module, emulated or {})
     del trained

@@ -262,26 +262,43 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
     cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(callback)
 
 
+_Seen = Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]
+_WATCHING: dict[str, list[_Seen]] = {}
+"""Functions that see the calls of c10d operators, by operator, the outermost first."""
+
+
 @contextmanager
-def c10d_calls(
-    names: Iterable[str], seen: Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]
-) -> Iterator[None]:
+def c10d_calls(names: Iterable[str], seen: _Seen) -> Iterator[None]:
     """Inside, `seen` gets each of these c10d operators with its arguments, and carries it out.
 
     Calls from C++, as DDP's, pass here too. Other operators cost nothing, unlike under a dispatch
-    mode.
+    mode. Where one is inside another, the inner `seen` is called first, and calls the outer.
     """
     library = torch.library.Library("c10d", "IMPL")
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    names = tuple(names)
     for name in names:
+        watching = _WATCHING.setdefault(name, [])
+        watching.append(seen)
+        if len(watching) > 1:  # torch takes one kernel of an operator from Python
+            continue
         op: Any = getattr(torch.ops.c10d, name.removeprefix("c10d::")).default
 
         def call(keys: Any, *args: Any, op: Any = op, name: str = name) -> Any:
             __tracebackhide__ = True
-            return seen(name, args, lambda: op.redispatch(keys & after, *args))
+
+            def carried_out(outer: list[_Seen]) -> Any:
+                __tracebackhide__ = True
+                if not outer:
+                    return op.redispatch(keys & after, *args)
+                return outer[-1](name, args, lambda: carried_out(outer[:-1]))
+
+            return carried_out(list(_WATCHING[name]))
 
         library.impl(name, call, "BackendSelect", with_keyset=True)
     try:
         yield
     finally:
+        for name in names:
+            _WATCHING[name].pop()
         library._destroy()

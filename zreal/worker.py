@@ -49,7 +49,7 @@ from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io import files
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
-from zsim.runs import saved
+from zsim.runs import fault_support, saved
 from zsim.runs.backend import MOST_SECONDS
 from zsim.runs.launch import rank_results
 from zsim.runs.launch.launched_failure import BEFORE, LAST, OUTSIDE, SEPARATOR
@@ -146,6 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
             where="zreal.worker", expected="--save FILE or --results FOLDER", found="neither"
         )
     scenario = _scenario(options)
+    fault_support.require(scenario, (), backend="zreal.worker")
     interpreter = interpreter_of(scenario, options.interpreter)
     launched = launched_rank(os.environ)
     if options.results is not None:

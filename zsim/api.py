@@ -336,7 +336,7 @@ def observed(
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise ArgumentError(where="ranks", expected=expected, found=str(outside[0]))
-    fault_support.require(scenario, capabilities, backend=backend.name)
+    fault_support.require(scenario, capabilities.faults, backend=backend.name)
     record = registry.ask(backend, scenario, options=options)
     senses = {
         "memory": capabilities.memory, "numerics": capabilities.numerics, "time": capabilities.time

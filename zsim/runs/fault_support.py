@@ -3,9 +3,10 @@ by name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.engine.faults.fault import SlowLink
 from zsim.errors import ArgumentError, BackendUnavailableError
-from zsim.runs.backend import Capabilities
 from zsim.scenario.scenario import Scenario
 
 REASONS = {
@@ -17,12 +18,13 @@ REASONS = {
 """The reason why real ranks cannot have a fault of a kind that the simulator knows."""
 
 
-def require(scenario: Scenario, capabilities: Capabilities, *, backend: str) -> None:
-    """BackendUnavailableError for the first fault that ranks of the backend cannot have."""
+def require(scenario: Scenario, kinds: Sequence[str], *, backend: str) -> None:
+    """BackendUnavailableError for the first fault that is of none of the `kinds` that ranks of the
+    backend can have."""
     for number, fault in enumerate(scenario.faults):
-        if fault.kind not in capabilities.faults:
-            known = ", ".join(capabilities.faults) or "none"
-            reason = REASONS.get(fault.kind, "its ranks do not wait for one another, or not so")
+        if fault.kind not in kinds:
+            known = ", ".join(kinds) or "none"
+            reason = REASONS.get(fault.kind, "ranks over gloo have it, started by zsim itself")
             raise BackendUnavailableError(
                 where=f"{scenario.name}: faults[{number}].kind",
                 expected=f"a fault that ranks of {backend} can have ({known})",

@@ -1,0 +1,153 @@
+"""The faults of a scenario on real ranks over gloo: applied where the Program has them, named, and
+agreeing with nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import zsim
+from tests.support.folders import PARITY
+from zreal import torch_private, worker
+from zreal.rank_faults import RankFaults, done, number_in_run
+from zsim.engine.faults.fault import FailingRank, SkippedCollective
+from zsim.errors import BackendUnavailableError, ScenarioError
+from zsim.ir.run import IncompleteRunError
+from zsim.scenario.plan import plan
+
+MLP = zsim.load(PARITY / "fsdp2-mlp-2.toml")
+
+
+def failing(fault: dict[str, Any], name: str = "fsdp2-mlp-2") -> IncompleteRunError:
+    with pytest.raises(IncompleteRunError) as caught:
+        zsim.run(
+            zsim.load(PARITY / f"{name}.toml").with_(faults=[fault]), timeout_s=8, numerics="none"
+        )
+    assert caught.value.run.faults
+    assert caught.value.remedy.startswith(f"the scenario's faults are {fault['kind']}: rank ")
+    return caught.value
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_in_a_step_is_named_with_the_steps_before(rank: int) -> None:
+    error = failing({"kind": "failure", "rank": rank, "at": "backward blocks.1"})
+    assert error.where == f"rank {rank}"
+    assert "exited with code 86" in error.found
+    assert {*error.run.ranks[rank].phases} == {"construction", "first"}
+
+
+@pytest.mark.gloo
+def test_a_rank_fails_after_its_last_collective_too() -> None:
+    assert failing({"kind": "failure", "rank": 1, "at": "optimizer root"}).where == "rank 1"
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("fsdp2-mlp-2", "reduce_scatter root"), ("zero2-mlp-2", "reduce_scatter root")],
+)
+def test_a_skipped_collective_is_blamed_on_its_rank(name: str, at: str) -> None:
+    """gloo ends the rank that awaits less, and not the one at fault."""
+    error = failing({"kind": "skipped_collective", "rank": 1, "at": at}, name)
+    assert error.where == "rank 1"
+    assert ", where the Program has " in error.found
+
+
+@pytest.mark.gloo
+def test_a_late_rank_makes_the_step_of_every_rank_longer_and_nothing_agrees() -> None:
+    late = {"kind": "late_start", "rank": 1, "by": "80 ms"}
+    comparison = zsim.validate(zsim.load(PARITY / "ddp-mlp-2.toml").with_(faults=[late]))
+    assert min(rank.step_time_ns or 0 for rank in comparison.measured.ranks) >= 70_000_000
+    assert comparison.ok
+    assert not comparison.agrees
+    assert str(comparison.agreement).startswith("WITH FAULTS, alike in order, bytes, memory and ")
+    assert comparison.measured.faults == ("late_start: rank 1, by 80.000 ms",)
+
+
+def test_a_slow_rank_sleeps_for_as_long_as_its_own_work_would_take_more() -> None:
+    slow = MLP.with_(faults=[{"kind": "slow_rank", "rank": 0, "factor": 3.0}])
+
+    def step() -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.05:
+            pass
+
+    began = time.monotonic()
+    RankFaults(slow, rank=0, device="cpu").slowed(step)()
+    assert time.monotonic() - began >= 0.15
+    assert RankFaults(slow, rank=1, device="cpu").slowed(step) is step
+
+
+def test_numbers_count_from_construction_to_the_second_step() -> None:
+    program = plan(MLP, device="cpu")
+    own = program.of_rank(1)
+    before = sum(
+        op.kind in ("all_gather", "reduce_scatter")
+        for op in (*own.construction, *own.first, *own.second)
+    )
+    first = SkippedCollective(rank=1, at="all_gather root")
+    assert number_in_run(program, first, key="") == before
+    last = FailingRank(rank=1, at="optimizer root")
+    steady = sum(op.kind in ("all_gather", "reduce_scatter") for op in own.steady)
+    assert number_in_run(program, last, key="") == before + steady
+
+
+def test_what_is_not_issued_is_not_announced_and_later_ones_move_up() -> None:
+    scenario = MLP.with_(
+        faults=[{"kind": "skipped_collective", "rank": 1, "at": "all_gather root"}]
+    )
+    skipped = SkippedCollective(rank=1, at="all_gather root")
+    number = number_in_run(plan(scenario, device="cpu"), skipped, key="")
+    told: list[str] = []
+    announce = RankFaults(scenario, rank=1, device="cpu").announced(told.append)
+    for each in range(number - 1, number + 2):
+        announce(f"all_gather #{each} of 8 B over dp_shard")
+    assert told == [f"all_gather #{each} of 8 B over dp_shard" for each in (number - 1, number)]
+    assert RankFaults(scenario, rank=0, device="cpu").announced(told.append) == told.append
+
+
+def test_the_work_of_nobody_has_ended_and_changes_nothing() -> None:
+    tensor = torch.arange(4.0)
+    assert done([tensor]).is_completed()
+    assert torch.equal(tensor, torch.arange(4.0))
+
+
+def test_watchers_of_collectives_can_watch_inside_one_another() -> None:
+    seen: list[str] = []
+
+    def watching(name: str) -> Any:
+        def watch(_: str, __: Any, call: Any) -> Any:
+            seen.append(name)
+            return call()
+
+        return watch
+
+    names = ("c10d::allreduce_",)
+    with torch_private.fake_group(rank=0, world_size=2):
+        for inside in (False, True, False):
+            with torch_private.c10d_calls(names, watching("outer")):
+                if inside:
+                    with torch_private.c10d_calls(names, watching("inner")):
+                        dist.all_reduce(torch.zeros(1))
+                dist.all_reduce(torch.zeros(1))
+            seen.append("|")
+        dist.all_reduce(torch.zeros(1))
+    assert seen == ["outer", "|", "inner", "outer", "outer", "|", "outer", "|"]
+
+
+def test_faults_at_no_op_and_faults_of_a_launchers_ranks_are_refused(tmp_path: Path) -> None:
+    misspelt = MLP.with_(faults=[{"kind": "failure", "rank": 0, "at": "optimizer rot"}])
+    with pytest.raises(ScenarioError, match="did you mean optimizer root"):
+        zsim.run(misspelt)
+    file = tmp_path / "slow.toml"
+    file.write_text(
+        MLP.with_(faults=[{"kind": "slow_rank", "rank": 0, "factor": 2.0}]).to_toml()
+    )
+    with pytest.raises(BackendUnavailableError, match="a fault that ranks of zreal.worker can"):
+        worker.main([str(file), "--results", str(tmp_path)])
