@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.utils import clip_grad_norm_
 
 from zreal import torch_private
@@ -54,6 +55,9 @@ class ReplicatedRank:
     _buckets: tuple[buckets.Bucket, ...] = ()
     _filled: set[str] = field(default_factory=set)
     """Buckets that hold this backward's gradients, by unit."""
+
+    _accumulators: list[Node] = field(default_factory=list)
+    """Nodes that accumulate gradients; parameters hold them by weak references alone."""
 
     def __post_init__(self) -> None:
         self.streams = DeviceStreams(torch.get_device_module(self.device))
@@ -173,13 +177,29 @@ class ReplicatedRank:
                 clip_grad_norm_(self.model.parameters(), self.scenario.optimizer.clip_norm)
             case "optimizer":
                 self._step()
-            case "free" if op.unit == ONE_BUCKET:
-                pass  # DDP reduces inside backward; here buckets are reduced between modules
             case "free":
                 for parameter in self.model.parameters():
                     parameter.grad = None
             case _:
                 raise ProgramError(where=f"op {op.index}", expected="an op of ddp", found=op.kind)
+
+    def watch(self, arrived: Callable[[str], None]) -> None:
+        """Call `arrived` for each parameter whose gradient is accumulated, behind the node that
+        does so, as DDP; whoever added the gradient to others still holds it."""
+        for fqn in self.optimizer.stepped:
+            node = get_gradient_edge(self.model.get_parameter(fqn)).node
+            self._accumulators.append(node)
+            node.register_hook(lambda *_, fqn=fqn: arrived(fqn))
+
+    def is_ready(self, op: Op, arrived: Set[str]) -> bool:
+        """True where `op` reduces a bucket whose gradients have all `arrived`, as DDP does inside
+        a module's backward; not where it fills gradients of a bucket that is reduced."""
+        if not op.unit.startswith("bucket.") or (
+            op.kind == "copy" and op.stream != "callback" and op.unit in self._filled
+        ):
+            return False
+        bucket = self._buckets[int(op.unit.rsplit(".", 1)[1])]
+        return {p.fqn for p in bucket} & self.scenario.model.trained <= arrived
 
     def _all_reduce(self, op: Op, tensor: Tensor) -> None:
         with self.uncounted():

@@ -43,6 +43,8 @@ class MicroBatchPass:
     awaiting_backward: list[int] = field(default_factory=list)
     """Indices of the modules with a backward, in forward order; backward takes them from the end.
     """
+    arrived: set[str] = field(default_factory=set)
+    """Parameters whose gradient is accumulated."""
     autocast: ExitStack = field(default_factory=ExitStack)
     """Entered at the first module's forward, closed after the last's."""
 
@@ -82,6 +84,10 @@ class ProgramTrainer:
     """Index in `_ops` of the op that is carried out."""
     _losses: list[float] = field(default_factory=list)
     _pass: MicroBatchPass = field(default_factory=MicroBatchPass)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, ReplicatedRank):
+            self.rank.watch(self._gradient_arrived)
 
     def prepare(self, step: int) -> None:
         """Before the second step (1), carry out the ops that it has once, as DDP rebuilds buckets.
@@ -190,6 +196,7 @@ class ProgramTrainer:
             raise ProgramError(
                 where=f"op {op.index}", expected="every module's forward first", found="a backward"
             )
+        current.arrived.clear()
         self._enter_backward(op)
         seed = torch.full_like(loss, self.rank.gradient_scale)
         torch.autograd.backward(loss, seed)
@@ -205,6 +212,15 @@ class ProgramTrainer:
         """Carry out the ops that follow at once and reduce the last gradients."""
         following = self._cursor + 1
         while following < len(self._ops) and self._ops[following].kind in REDUCING:
+            self._perform(self._ops[following])
+            self._cursor, following = following, following + 1
+
+    def _gradient_arrived(self, fqn: str) -> None:
+        """Reduce the buckets that are full by now, which DDP does inside a module's backward."""
+        rank, arrived = cast(ReplicatedRank, self.rank), self._pass.arrived
+        arrived.add(fqn)
+        following = self._cursor + 1
+        while following < len(self._ops) and rank.is_ready(self._ops[following], arrived):
             self._perform(self._ops[following])
             self._cursor, following = following, following + 1
 

@@ -103,14 +103,18 @@ def test_two_byte_parameters_follow_their_float32_master_copy(strategy: str) -> 
     assert max(parity(run) for run in ranks) < 5e-2
 
 
-@pytest.mark.parametrize("options", ["", ", find_unused_parameters = true"])
-def test_the_float32_copy_of_a_two_byte_bucket_lies_beside_the_loss_and_its_gradient(
-    options: str,
+@pytest.mark.parametrize(
+    ("options", "accumulation"),
+    [("", 1), (", find_unused_parameters = true", 1), (", bucket_cap_mb = 0.003", 2)],
+)
+def test_the_float32_copy_of_a_two_byte_bucket_lies_beside_what_backward_holds_then(
+    options: str, accumulation: int
 ) -> None:
-    """DDP reduces inside backward, whose caller holds both until it returns."""
+    """DDP reduces inside backward, whose caller holds the loss and its gradient until it returns,
+    as autograd does a gradient that was added to others."""
     text = f"""
 model = {{ family = "mlp", sizes = {{ dims = [8, 16, 24], hidden = 40, num_classes = 10 }} }}
-batch = {{ micro_batch = 6 }}
+batch = {{ micro_batch = 6, accumulation = {accumulation} }}
 cluster = {{ preset = "cpu-gloo", ranks = 2 }}
 strategy = {{ name = "ddp"{options} }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
