@@ -184,16 +184,19 @@ class ReplicatedRank:
                 raise ProgramError(where=f"op {op.index}", expected="an op of ddp", found=op.kind)
 
     def watch(self, arrived: Callable[[str], None]) -> None:
-        """Call `arrived` for each parameter whose gradient is accumulated, behind the node that
-        does so, as DDP; whoever added the gradient to others still holds it."""
+        """Call `arrived` for each parameter whose gradient is accumulated.
+
+        The hook stands behind the node that accumulates, as DDP's: autograd still holds what the
+        node has added.
+        """
         for fqn in self.optimizer.stepped:
             node = get_gradient_edge(self.model.get_parameter(fqn)).node
             self._accumulators.append(node)
             node.register_hook(lambda *_, fqn=fqn: arrived(fqn))
 
     def is_ready(self, op: Op, arrived: Set[str]) -> bool:
-        """True where `op` reduces a bucket whose gradients have all `arrived`, as DDP does inside
-        a module's backward; not where it fills gradients of a bucket that is reduced."""
+        """True where `op` reduces a bucket whose gradients have all `arrived`. DDP does so inside a
+        module's backward, and copies buckets back at its end."""
         if not op.unit.startswith("bucket.") or (
             op.kind == "copy" and op.stream != "callback" and op.unit in self._filled
         ):

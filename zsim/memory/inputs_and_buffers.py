@@ -1,5 +1,5 @@
-"""Inputs and buffers: the user's own device memory, for a micro-batch's tensors and the module's
-buffers.
+"""Inputs and buffers: device memory of the user's trainer, for a micro-batch's tensors, the
+module's buffers and what adds up gradients.
 
 No strategy makes, shards or frees them, and real runs are measured without them; the device has to
 have room for them all the same.
@@ -12,20 +12,29 @@ from zsim.memory.non_torch import NonTorchMemory
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building.parameters import trained_parameters
 
 INDEX = DTYPE_NBYTES["int64"]
 BATCH = (
     "the batch: inputs and targets of one micro-batch; at most those of a step, and of the next "
     "that is loaded meanwhile"
 )
+GRADIENT = DTYPE_NBYTES["float32"]
+GRADIENTS = (
+    "the float32 buffer of execution.accumulation, less the gradients that are counted in its "
+    "place; at most all of it, where none of those live at the peak"
+)
 BUFFERS = "the module's buffers, and what its first forward left in it; counted for no strategy"
 
 
 def belongings(scenario: Scenario) -> tuple[NonTorchMemory, ...]:
-    """The batch, and the module's buffers where it has some; their bytes follow from shapes."""
+    """The batch, and the module's buffers where it has some; their bytes follow from shapes.
+
+    Gradients that are added up in float32 lie in a buffer of the trainer, which no strategy has.
+    """
     batch, buffers = _micro_batch_nbytes(scenario), _buffer_nbytes(scenario)
     at_most = (scenario.batch.accumulation + 1) * batch
-    return tuple(
+    exact = tuple(
         NonTorchMemory(
             name=name, nbytes=nbytes, low=nbytes, high=high, provenance="source code",
             source=source, confirmed=True,
@@ -34,6 +43,17 @@ def belongings(scenario: Scenario) -> tuple[NonTorchMemory, ...]:
             ("inputs", batch, at_most, BATCH), ("buffers", buffers, buffers, BUFFERS)
         )
         if nbytes
+    )
+    return exact if scenario.execution.accumulation == "eager" else (*exact, _buffer_of(scenario))
+
+
+def _buffer_of(scenario: Scenario) -> NonTorchMemory:
+    """The float32 buffer of gradients: banded, as it takes the place of other buffers."""
+    numel = sum(parameter.numel for parameter in trained_parameters(scenario.model))
+    counted = DTYPE_NBYTES[scenario.precision.parameters]
+    return NonTorchMemory(
+        name="gradient_buffer", nbytes=(GRADIENT - counted) * numel, low=0, high=GRADIENT * numel,
+        provenance="assumed", source=GRADIENTS,
     )
 
 

@@ -63,6 +63,25 @@ def test_at_most_all_micro_batches_of_a_step_are_there_and_one_of_the_next() -> 
     assert figures(case) == {"inputs": (28, 5 * 28)}
 
 
+@pytest.mark.parametrize("how", ["fp32", "fused"])
+@pytest.mark.parametrize(("precision", "lacks"), [("bf16", 2), ("fp32", 0)])
+def test_a_float32_buffer_of_gradients_is_named_and_counted_besides(
+    how: str, precision: str, lacks: int
+) -> None:
+    """The Program has gradients in the parameters' dtype, and frees them after the step."""
+    plain = scenario(MLP, precision=precision)
+    case = plain.with_(execution={"accumulation": how})
+    numel = sum(parameter.numel for parameter in case.model.parameters)
+    inputs = figures(plain)["inputs"]
+    assert figures(case) == {"inputs": inputs, "gradient_buffer": (lacks * numel, 4 * numel)}
+    before, after = (assess(planned(each)) for each in (plain, case))
+    assert after.allocated_bytes == before.allocated_bytes
+    assert after.needed.nbytes - before.needed.nbytes == lacks * numel
+    assert after.needed.high - before.needed.high == 4 * numel
+    stages = {stage.name: stage.nbytes for stage in waterfall(case, after)}
+    assert stages.get("gradient_buffer", 0) == lacks * numel
+
+
 def test_a_trace_says_what_its_inputs_and_buffers_take() -> None:
     case = scenario(TRACED, batch=AT, strategy=FSDP2, precision="bf16")
     assert figures(case) == {"inputs": (262_144, 524_288), "buffers": (4_194_304, 4_194_304)}
