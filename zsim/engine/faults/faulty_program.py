@@ -101,7 +101,10 @@ def _unfit(key: str, expected: str, written: str, hint: str) -> ScenarioError:
 def _change(
     ops: tuple[Op, ...], index: int, fault: AtOp, *, key: str
 ) -> tuple[Op, ...]:
-    """The ops of a rank with `fault` at the op of that index."""
+    """The ops of a rank with `fault` at the op of that index; as they are where it has failed
+    before."""
+    if index >= len(ops):
+        return ops
     if isinstance(fault, FailingRank):
         return ops[:index]
     if isinstance(fault, SkippedCollective):

@@ -1,8 +1,10 @@
-"""Hypothesis strategies of sizes, parameters, meshes, models, clusters, scenarios and Programs.
+"""Hypothesis strategies of sizes, parameters, meshes, models, clusters, scenarios, faults and
+Programs.
 
 They shrink to small ones, and a failing scenario is printed as TOML.
 """
 
+from zsim.testing.strategies.faults import fault_plans
 from zsim.testing.strategies.scenarios import (
     clusters_of,
     models,
@@ -22,6 +24,6 @@ from zsim.testing.strategies.sizes import (
 )
 
 __all__ = [
-    "DrawnParameter", "clusters_of", "meshes", "models", "numels", "param_groups", "parameters",
-    "programs", "scenario_tables", "scenarios", "shapes", "unit_trees", "world_sizes",
+    "DrawnParameter", "clusters_of", "fault_plans", "meshes", "models", "numels", "param_groups",
+    "parameters", "programs", "scenario_tables", "scenarios", "shapes", "unit_trees", "world_sizes",
 ]
