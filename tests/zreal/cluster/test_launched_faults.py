@@ -83,6 +83,6 @@ def test_nothing_is_left_when_the_controller_ends(launcher: str, kind: str, tmp_
 def test_the_recorded_runs_name_the_rank_at_fault_and_leave_nothing() -> None:
     record = json.loads((ROOT / "tests/measured/faults.json").read_text())
     launched, around = record["launched"]["rows"], record["around"]["rows"]
-    assert (len(launched), len(around)) == (48, 12)
+    assert (len(launched), len(around)) == (48, 14)
     for row in (*launched, *around):
         assert (row["left"], row["right"], row.get("marked", True)) == (0, True, True), row
