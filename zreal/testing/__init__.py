@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from zreal.testing.judgement.verdict import RanksFailed as RanksFailed
     from zreal.testing.on_rank.rank import Rank as Rank
     from zreal.testing.pool import RankPool as RankPool
+    from zreal.testing.sharded.collectives import check_collectives as check_collectives
+    from zreal.testing.sharded.module import check_module as check_module
+    from zreal.testing.sharded.optimizer import check_optimizer as check_optimizer
 
 _MODULES = {
     "Rank": "zreal.testing.on_rank.rank",
     "RankPool": "zreal.testing.pool",
     "RanksFailed": "zreal.testing.judgement.verdict",
+    "check_collectives": "zreal.testing.sharded.collectives",
+    "check_module": "zreal.testing.sharded.module",
+    "check_optimizer": "zreal.testing.sharded.optimizer",
 }
 """Every public name, and the module that defines it."""
 

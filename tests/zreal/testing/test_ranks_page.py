@@ -23,6 +23,8 @@ def test_the_examples_of_the_page_pass(sessions: RankSessions) -> None:
         "test_every_rank_holds_half_and_learns_the_same": "passed",
         "test_a_reduction_is_a_sum": "passed",
         "test_each_rank_returns_its_value": "passed",
+        "test_my_wrapping_trains_as_one_process[2-ranks]": "passed",
+        "test_my_wrapping_trains_as_one_process[3-ranks]": "passed",
     }
 
 

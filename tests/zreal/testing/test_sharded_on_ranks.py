@@ -1,0 +1,138 @@
+"""Laws of sharded training on real ranks: torch's own keep them, and each law finds its defect."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pytest
+
+from tests.zreal.testing import sharded_ranks
+from zreal.testing import RankPool, RanksFailed
+from zreal.testing.sharded.collectives import DTYPES, NUMELS
+from zreal.testing.sharded.optimizer import MODELS
+
+pytestmark = pytest.mark.gloo
+
+
+class Pool(Protocol):
+    def __call__(self, world_size: int) -> RankPool: ...
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gloos_collectives_keep_the_laws(rank_pool: Pool, world: int) -> None:
+    cases = len(NUMELS) * len(DTYPES)
+    assert rank_pool(world).run(sharded_ranks.collectives, "gloo") == [cases] * world
+
+
+def test_ring_collectives_keep_the_laws(rank_pool: Pool) -> None:
+    assert rank_pool(3).run(sharded_ranks.ring_collectives) == [9] * 3
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(("name", "error"), [
+    (
+        "another rank's piece",
+        "reduce_scatter_gives_a_piece_of_the_sum: expected it to hold, found a tensor of 3 "
+        "elements of torch.float32 over 3 ranks: rank 0: its piece has ",
+    ),
+    (
+        "one rank",
+        "reduce_scatter_gives_a_piece_of_the_sum: expected it to hold, found a tensor of 3 "
+        "elements of torch.float32 over 3 ranks: rank 1: its piece is of shape 0, expected 1",
+    ),
+    (
+        "a mean",
+        "reduce_scatter_gives_a_piece_of_the_sum: expected it to hold, found a tensor of 3 "
+        "elements of torch.float32 over 3 ranks: ",
+    ),
+    (
+        "in place",
+        "arguments_are_left_as_they_were: expected it to hold, found a tensor of 3 elements of "
+        "torch.float32 over 3 ranks: ",
+    ),
+    (
+        "backwards",
+        "all_gather_joins_pieces_in_order: expected it to hold, found a tensor of 3 elements of "
+        "torch.float32 over 3 ranks: ranks 0-2: the whole has ",
+    ),
+])
+def test_a_law_finds_collectives_that_break_it(rank_pool: Pool, name: str, error: str) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        rank_pool(3).run(sharded_ranks.collectives, name)
+    assert error in str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["sharded", "ZeroRedundancyOptimizer"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_sharded_optimizers_step_as_one_process(rank_pool: Pool, name: str, world: int) -> None:
+    assert rank_pool(world).run(sharded_ranks.optimizer, name) == [len(MODELS)] * world
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(("name", "error"), [
+    (
+        "undivided",
+        "steps_are_those_of_one_process: expected it to hold, found parameter 0 of shape 1 over 3 "
+        "ranks: ranks 0-2: 2 of its way apart after 1 step, at most 1e-05 allowed",
+    ),
+    (
+        "loses the rest",
+        "steps_are_those_of_one_process: expected it to hold, found parameter 0 of shape 1 over 3 "
+        "ranks: ranks 0-2: 1 of its way apart after 1 step",
+    ),
+    (
+        "kept by rank 0",
+        "ranks_hold_the_same: expected it to hold, found parameter 0 of shape 1 over 3 ranks: "
+        "ranks 1, 2: it has ",
+    ),
+    (
+        "not reduced",
+        "ranks_hold_the_same: expected it to hold, found parameter 0 of shape 1 over 3 ranks: ",
+    ),
+])
+def test_a_law_finds_optimizers_that_break_it(rank_pool: Pool, name: str, error: str) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        rank_pool(3).run(sharded_ranks.optimizer, name)
+    assert error in str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["fully_shard", "DDP", "FSDP", "own"])
+def test_wrapped_modules_train_as_one_process(rank_pool: Pool, name: str) -> None:
+    assert rank_pool(3).run(sharded_ranks.module, name) == [6] * 3
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(("name", "error"), [
+    (
+        "undivided",
+        "gradients_are_the_mean_of_ranks: expected it to hold, found layers.1.bias of shape 1 over "
+        "3 ranks: ranks 0-2: 2 of its way apart after 1 step, at most 0.001 allowed",
+    ),
+    (
+        "unsynchronised",
+        "ranks_hold_the_same: expected it to hold, found layers.1.bias of shape 1 over 3 ranks: ",
+    ),
+    (
+        "a bias left out",
+        "ranks_hold_the_same: expected it to hold, found layers.1.bias of shape 1 over 3 ranks: ",
+    ),
+    (
+        "other values",
+        "parameters_start_as_the_modules: expected it to hold, found layers.1.bias of shape 1 over "
+        "3 ranks: ",
+    ),
+    (
+        "own, unnamed",
+        "parameters_start_as_the_modules: expected it to hold, found layers.1.bias of shape 1 over "
+        "3 ranks: ranks 0-2: it is missing",
+    ),
+    (
+        "bfloat16",
+        "outputs_are_the_modules: expected it to hold, found output 0 of shape 4 × 7 over 3 ranks: "
+        "rank 0: it has ",
+    ),
+])
+def test_a_law_finds_wrappers_that_break_it(rank_pool: Pool, name: str, error: str) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        rank_pool(3).run(sharded_ranks.module, name)
+    assert error in str(failed.value)

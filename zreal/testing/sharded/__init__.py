@@ -1,0 +1,1 @@
+"""Laws of sharded training on real ranks: a user's collectives, optimizers, wrapped modules."""

@@ -1,0 +1,71 @@
+"""Breaches of laws on ranks: all ranks learn of all, and raise the same error of the smallest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zreal.testing.names import named
+from zsim.io.units import counted
+from zsim.testing.sharding import ShardLawError
+
+Group = dist.ProcessGroup | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Breach:
+    """A tensor that breaks a law on this rank: its elements, its name, and how it differs."""
+
+    numel: int
+    what: str
+    how: str
+
+
+def require(law: str, breaches: Iterable[Breach], *, group: Group) -> None:
+    """ShardLawError on all ranks where `law` is broken on any: the smallest tensor and its ranks.
+    """
+    world = dist.get_world_size(group)
+    told: list[Breach | None] = [None] * world
+    dist.all_gather_object(told, min(breaches, default=None), group=group)
+    seen = [(breach, rank) for rank, breach in enumerate(told) if breach is not None]
+    if not seen:
+        return
+    smallest = min(breach for breach, _ in seen)
+    ranks: dict[str, list[int]] = {}
+    for breach, rank in seen:
+        if breach.what == smallest.what:
+            ranks.setdefault(breach.how, []).append(rank)
+    texts = "; ".join(f"{named(those)}: {how}" for how, those in ranks.items())
+    where = f"{smallest.what} over {counted(world, 'rank')}"
+    raise ShardLawError(where=law, expected="it to hold", found=f"{where}: {texts}")
+
+
+def shape_text(tensor: Tensor) -> str:
+    """The shape as a reader writes it: "2 × 3", "scalar"."""
+    return " × ".join(map(str, tensor.shape)) or "scalar"
+
+
+def differs(actual: Tensor, expected: Tensor, *, name: str) -> str:
+    """The first difference of a tensor from the expected one, bit for bit; "" for none."""
+    if actual.shape != expected.shape:
+        return f"{name} is of shape {shape_text(actual)}, expected {shape_text(expected)}"
+    if actual.dtype != expected.dtype:
+        return f"{name} is of {actual.dtype}, expected {expected.dtype}"
+    if torch.equal(actual, expected):
+        return ""
+    index = int((actual != expected).reshape(-1).nonzero()[0])
+    values = (value.reshape(-1)[index].item() for value in (actual, expected))
+    return f"{name} has {next(values)} at index {index}, expected {next(values)}"
+
+
+def apart(actual: Tensor, expected: Tensor, *, start: Tensor) -> float:
+    """The largest difference, as a share of the largest way from `start` to what is expected."""
+    if torch.equal(actual, expected):
+        return 0.0
+    way = (expected - start).abs().max().item()
+    difference = (actual - expected).abs().max().item()
+    return difference / way if way else float("inf")
