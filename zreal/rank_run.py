@@ -34,6 +34,7 @@ from zreal.reference_cost import SAMPLES, num_steps
 from zreal.tracing.own_scenario import with_module
 from zreal.zero.measured_zero import train_own
 from zsim.errors import ArgumentError, BackendUnavailableError
+from zsim.io.units import format_bytes
 from zsim.ir.run import RankRun
 from zsim.models.torch_versions import IDLE_UNTIL_ALL_RAN, NEWEST, version_of
 from zsim.models.training_options import Device
@@ -55,6 +56,7 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     none can with this torch.
     """
     _require_version(scenario)
+    _require_nothing_kept(scenario)
     able = [
         name
         for name, table in (("observer", SUBJECTS), ("executor", RANKS))
@@ -76,6 +78,23 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
             found=choice,
         )
     return choice
+
+
+def _require_nothing_kept(scenario: Scenario) -> None:
+    """ArgumentError for an own module whose first forward leaves tensors in it: every step holds
+    them, and no strategy counts them."""
+    model = scenario.model
+    if not isinstance(model, OwnModel):
+        return
+    kept = model.buffer_nbytes - sum(nbytes for _, nbytes in model.buffers)
+    if kept > 0:
+        raise ArgumentError(
+            where=f"module {model.own.name}",
+            expected="a forward that keeps no tensor in the module, as memory is measured without "
+                     "buffers",
+            found=f"{format_bytes(kept)} that the first one keeps",
+            remedy="make what it keeps in __init__, by register_buffer(…, persistent=False)",
+        )
 
 
 def _require_version(scenario: Scenario) -> None:

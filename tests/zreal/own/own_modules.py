@@ -306,6 +306,22 @@ def keeping() -> dict[str, Any]:
     return {"module": Keeping(), "inputs": [torch.randn(8, 16)]}
 
 
+class Caching(Perceptron):
+    """A table that the first forward makes and keeps."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.outer(torch.arange(4.0), torch.arange(16.0)).cos()
+        return super().forward(x + self.table)
+
+
+def caching() -> dict[str, Any]:
+    """A tensor in a plain attribute."""
+    return {"module": Caching(), "inputs": [torch.randn(4, 16)]}
+
+
 def keeping_in_two_bytes() -> dict[str, Any]:
     """State in two bytes."""
     return {"module": Keeping().bfloat16(), "inputs": [torch.randn(8, 16)]}

@@ -195,6 +195,18 @@ def test_a_module_that_does_other_things_when_it_is_real_differs(tmp_path: Path)
     assert "collective order" not in failed
 
 
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2"])
+def test_a_tensor_that_the_first_forward_keeps_is_a_buffer_and_not_measured(
+    strategy: str, tmp_path: Path
+) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    own = with_module(case, f"{OWN}caching", device="cpu").model
+    assert isinstance(own, TracedModel)
+    assert (own.buffer_nbytes, own.buffers) == (4 * 16 * 4, ())
+    with pytest.raises(ZsimError, match="keeps no tensor in the module.*found 256 B"):
+        zsim.validate(case, against="fake", module=f"{OWN}caching")
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
