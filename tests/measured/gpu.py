@@ -36,6 +36,7 @@ from tests.support.folders import PARITY, ROOT
 from zreal import torch_private
 from zreal.meters.cache import cache_record
 from zreal.observer.observer import observe
+from zsim import api
 from zsim.ir.run import RunRecord
 from zsim.memory import fits
 from zsim.runs.unit_times import time_by_unit
@@ -96,7 +97,11 @@ def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         needs = fits.assess(planned(scenario))
-        row["predicted_reserved_bytes"] = needs.reserved_bytes
+        (cache, *_) = (
+            rank.cache for rank in api.with_caches(scenario, run.record, scenario.cluster).ranks
+        )
+        row["predicted_start_bytes"] = cache.start_bytes
+        row["predicted_reserved_bytes"] = cache.reserved_bytes
         present = torch.cuda.get_device_properties(0).total_memory
         if needs.needed.nbytes > SHARE * present:
             return row | {"not_measured": f"needs {needs.needed.nbytes} B of {present}"}

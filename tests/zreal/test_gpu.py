@@ -15,7 +15,7 @@ on_a_gpu = [
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 ROUNDING = 1.03
-"""Reserved bytes over the prediction, at most: steps fragment the cache in ways of their own."""
+"""Reserved bytes over the prediction, at most: blocks of other streams come back later."""
 
 
 def scenario(strategy: str, *, device: str) -> zsim.Scenario:
@@ -42,10 +42,18 @@ def test_bytes_of_a_gpu_are_those_predicted(strategy: str) -> None:
     assert row["metered_peak_bytes"] == row["predicted_peak_bytes"]
     assert row["peak_bytes"] - row["start_bytes"] == row["predicted_growth_bytes"]
     assert row["predicted_peak_bytes"] <= row["allocated_bytes"] <= row["active_bytes"]
-    assert row["reserved_bytes"] <= ROUNDING * row["predicted_reserved_bytes"]
+    of_other_tests = row["start_bytes"] - row["predicted_start_bytes"]
+    assert of_other_tests >= 0
+    assert row["reserved_bytes"] - of_other_tests <= ROUNDING * row["predicted_reserved_bytes"]
 
 
 @pytest.mark.parametrize("left_s", [pytest.param(300.0, marks=on_a_gpu)])
 def test_ranks_that_share_a_gpu_agree_with_their_simulation(left_s: float) -> None:
     ended = real_ranks("cuda", left_s, ("fsdp2-mlp-2", "ddp-mlp-2", "zero3-mlp-4"))
-    assert ended["exit_code"] == 0, ended
+    told = [
+        (each["scenario"], each.get("error") or [
+            check for check in each["checks"] if check["status"] == "failed"
+        ])
+        for each in ended.get("result", {}).get("validations", ())
+    ]
+    assert ended.get("exit_code") == 0, told or ended

@@ -22,8 +22,8 @@ def cache_records(
 ) -> dict[int, CacheRecord]:
     """The record of each rank in `steady`, whose allocated bytes those are.
 
-    Inputs and buffers of the module are added. ZsimError for a device whose workspaces of cuBLAS
-    are not known.
+    Inputs, buffers of the module and cuBLAS's workspaces are added. ZsimError for a device whose
+    workspaces are not known.
     """
     workspace, besides = cublas_workspace(cluster.device), total(belongings(scenario))
     kinds: dict[int, reserved.AllocatorRecord] = {}
@@ -46,7 +46,7 @@ def _steady(
 ) -> reserved.AllocatorRecord:
     records = reserved.replay(
         program, expandable_segments=expandable_segments, workspace_bytes=workspace,
-        empty_cache=True,
+        empty_cache="steady",  # as zreal does, before the steps that it measures
     )
     return records["steady"]
 
@@ -55,9 +55,9 @@ def _record(
     replayed: reserved.AllocatorRecord, memory: MemoryRecord, besides: NonTorchMemory
 ) -> CacheRecord:
     live = replayed.peak_active_bytes + besides.nbytes
+    always = besides.nbytes + replayed.workspace_bytes
     return CacheRecord(
-        start_bytes=memory.start_bytes + besides.nbytes,
-        peak_bytes=memory.peak_bytes + besides.nbytes,
+        start_bytes=memory.start_bytes + always, peak_bytes=memory.peak_bytes + always,
         allocated_bytes=live, active_bytes=live,
         reserved_bytes=replayed.peak_reserved_bytes + besides.high,
         releases=replayed.num_releases, segments=replayed.num_segments,

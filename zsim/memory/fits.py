@@ -241,7 +241,7 @@ def _reserved(
         standing.built_here(capacity),
         expandable_segments=expandable_segments,
         workspace_bytes=cublas_workspace(cluster.device),
-        empty_cache=True,
+        empty_cache="first",
     )
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)

@@ -72,7 +72,7 @@ def pressure(
                 capacity=capacity,
                 workspace_bytes=workspace_bytes,
                 expandable_segments=expandable_segments,
-                empty_cache=True,
+                empty_cache="first",
             )
             return Releases(
                 first=records["first"].num_releases, steady=records["steady"].num_releases

@@ -134,15 +134,16 @@ def replay(
     expandable_segments: bool = False,
     workspace_bytes: int = 0,
     capacity: int | None = None,
-    empty_cache: bool = False,
+    empty_cache: PhaseName | None = None,
 ) -> Mapping[PhaseName, AllocatorRecord]:
     """Reserved and active bytes of each phase.
 
     `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the
     allocator; zsim.memory.non_torch knows both. Without a capacity nothing is released within a
-    phase. `empty_cache`: torch.cuda.empty_cache is called after construction. ProgramError where a
-    buffer is allocated twice or freed without being live; DeviceFullError where `capacity` does not
-    suffice.
+    phase. `empty_cache`: the phase before which torch.cuda.empty_cache is called.
+
+    ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
+    where `capacity` does not suffice.
     """
     heap = Heap(
         CachingAllocator(expandable_segments=expandable_segments, capacity=capacity),
@@ -151,9 +152,9 @@ def replay(
     records: dict[PhaseName, AllocatorRecord] = {}
     for phase in PHASES:
         _phase(heap, program.before(phase), SECOND)
-        records[phase] = _phase(heap, program.phase(phase), phase)
-        if empty_cache and phase == "construction":
+        if empty_cache == phase:
             heap.allocator.release()
+        records[phase] = _phase(heap, program.phase(phase), phase)
     return records
 
 

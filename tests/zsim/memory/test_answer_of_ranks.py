@@ -37,7 +37,7 @@ def most_needed(program: Program, case: Scenario, rank: int) -> int:
     outside at its place."""
     rank_program = program.of_rank(rank)
     records = reserved.replay(
-        rank_program, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache=True
+        rank_program, workspace_bytes=cublas_workspace(case.cluster.device), empty_cache="first"
     )
     return (
         max(records[phase].peak_reserved_bytes for phase in STEPS)

@@ -276,7 +276,7 @@ def test_workspaces_of_cublas_are_a_step_of_the_waterfall_by_themselves() -> Non
     stages = {stage.name: stage.nbytes for stage in waterfall(case, of(case))}
     assert stages["cuBLAS workspaces"] == 64 * 2**20
     lives = allocator.replay(
-        plan.plan(case, device="cuda").ranks[0], workspace_bytes=32 * 2**20, empty_cache=True
+        plan.plan(case, device="cuda").ranks[0], workspace_bytes=32 * 2**20, empty_cache="first"
     )
     most = max(lives[phase].peak_active_bytes for phase in answers.STEPS)
     assert stages["allocated"] + stages["cuBLAS workspaces"] + stages["rounding"] == most

@@ -57,7 +57,7 @@ def replayed(case: Scenario, verdict: MemoryVerdict, capacity: int) -> dict[str,
     rank_program = plan.plan(case, device="cuda").of_rank(verdict.rank)
     workspace = cublas_workspace(case.cluster.device)
     return dict(reserved.replay(
-        rank_program, capacity=capacity, workspace_bytes=workspace, empty_cache=True
+        rank_program, capacity=capacity, workspace_bytes=workspace, empty_cache="first"
     ))
 
 

@@ -151,11 +151,13 @@ def test_an_emptied_cache_does_not_carry_what_construction_needed_into_the_steps
         op(1, Free("whole")),
     )
     rank = program(op(0, activations("x", 30 * MIB)), construction=construction)
-    kept, emptied = replay(rank), replay(rank, empty_cache=True)
+    kept, emptied = replay(rank), replay(rank, empty_cache="first")
     assert kept["steady"].end_reserved_bytes == 40 * MIB
     assert (emptied["construction"].end_reserved_bytes, emptied["steady"].end_reserved_bytes) == (
         40 * MIB, 30 * MIB,
     )
+    late = replay(rank, empty_cache="steady")
+    assert (late["first"].end_reserved_bytes, late["steady"].start_reserved_bytes) == (40 * MIB, 0)
 
 
 def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_refused():

@@ -154,3 +154,15 @@ def test_the_command_line_compares_a_saved_prediction_with_a_run_of_gpus(
         saved.save(measured(loaded, peak_bytes=by), Path(sides[1]))
         assert main(["compare", *sides]) == code
         assert "allocated memory, CUDA" in capsys.readouterr().out
+
+
+def test_what_earlier_runs_left_in_the_process_may_be_reserved_besides(
+    predicted: RunRecord,
+) -> None:
+    left = 64 * 2**20
+    names = ("start_bytes", "peak_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
+    check = checks(predicted, measured(predicted, **dict.fromkeys(names, left)))[RESERVED]
+    assert check.status == "ok"
+    assert f"{left:,} B of earlier runs in the process" in check.detail
+    alone = checks(predicted, measured(predicted, reserved_bytes=left))[RESERVED]
+    assert (alone.status, "earlier runs" in alone.detail) == ("failed", False)

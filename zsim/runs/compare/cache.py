@@ -2,8 +2,9 @@
 
 Bytes that a steady step asks for above its start are compared exactly. Inputs, buffers and
 workspaces live at the start already, and cancel. Reserved bytes have a band. The least are
-live blocks alone; the most are the replay's, with a share for blocks that other streams keep.
-Active bytes are shown. A Run of a CPU has none of this and gets no check.
+live blocks alone; the most are the replay's, with a share for blocks that other streams keep, and
+with what earlier runs left in the process. Active bytes are shown. A Run of a CPU has none of this
+and gets no check.
 """
 
 from __future__ import annotations
@@ -78,17 +79,22 @@ def _reserved(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
         remedy = "zsim run --save predicts them on the scenario's GPUs"
         detail = f"unsupported: the predicted Run has no reserved bytes; {remedy}"
         return Check(name=RESERVED, status="unsupported", detail=detail)
-    outside = [(left, right, cache) for left, right, cache in caches if not _holds(left, cache)]
+    outside = [
+        (left, right, cache) for left, right, cache in caches
+        if not _band(left, cache)[0] <= cache.reserved_bytes <= _band(left, cache)[1]
+    ]
     left, right, cache = max(
         outside or caches, key=lambda each: (each[2].reserved_bytes, -each[1].rank)
     )
-    low, high = _band(left)
+    low, high = _band(left, cache)
     expected = left.cache.reserved_bytes if left.cache else 0
     detail = (
         f"{'outside of' if outside else 'within'} {low:,} to {high:,} B: {cache.reserved_bytes:,} "
         f"B on rank {right.rank}, {cache.active_bytes:,} B of them active, in {cache.segments} "
         f"segments, {cache.largest_free_bytes:,} B the largest free block"
     )
+    if besides := _besides(left, cache):
+        detail += f", {besides:,} B of earlier runs in the process"
     if cache.releases:
         detail += f", {cache.releases} times full"
     return Check(
@@ -98,14 +104,16 @@ def _reserved(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
     )
 
 
-def _holds(predicted: RankRun, cache: CacheRecord) -> bool:
-    low, high = _band(predicted)
-    return low <= cache.reserved_bytes <= high
-
-
-def _band(predicted: RankRun) -> tuple[int, int]:
+def _band(predicted: RankRun, measured: CacheRecord) -> tuple[int, int]:
     """The least and the most that may be reserved."""
     cache = predicted.cache
     return (0, 0) if cache is None else (
-        cache.active_bytes, int(cache.reserved_bytes * (1 + MORE_RESERVED))
+        cache.active_bytes,
+        int(cache.reserved_bytes * (1 + MORE_RESERVED)) + _besides(predicted, measured),
     )
+
+
+def _besides(predicted: RankRun, measured: CacheRecord) -> int:
+    """Bytes that live at the step's start and are not the scenario's."""
+    start = predicted.cache.start_bytes if predicted.cache else 0
+    return max(0, measured.start_bytes - start)
