@@ -2,8 +2,8 @@
 
 Bytes that a steady step asks for above its start are compared exactly. Inputs, buffers and
 workspaces live at the start already, and cancel. Reserved bytes have a band. The least are
-live blocks alone; the most are the replay's, with a share for blocks that other streams keep, and
-with what earlier runs left in the process. Active bytes are shown. A Run of a CPU has none of this
+live blocks alone; the most are the replay's, with a share for blocks that other streams keep. What
+earlier runs left in the process is added. Active bytes are shown. A Run of a CPU has none of this
 and gets no check.
 """
 
