@@ -39,17 +39,20 @@ class ShardedGradients:
 
     parameters: Iterable[nn.Parameter]
     _pairs: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    _hidden: list[Tensor | None] = field(default_factory=list)
 
     def show(self) -> None:
         """Backward is over: `grad` of each parameter is its substitute."""
         self._pairs = self._pairs or [
             (each, torch_private.without_memory(ShardedGradient, each)) for each in self.parameters
         ]
+        self._hidden = [parameter.grad for parameter, _ in self._pairs]
         for parameter, gradient in self._pairs:
             parameter.grad = gradient
 
     def hide(self) -> None:
-        """The step is over: `grad` is None where it was the substitute."""
-        for parameter, gradient in self._pairs:
+        """A forward or the end of the step comes: `grad` is what it was before its substitute."""
+        for (parameter, gradient), own in zip(self._pairs, self._hidden, strict=False):
             if parameter.grad is gradient:
-                parameter.grad = None
+                parameter.grad = own
+        self._hidden = []

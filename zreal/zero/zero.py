@@ -142,8 +142,8 @@ class ZeRO:
         """Free the gradients. Before `step`, on all ranks, it drops the unfinished step with its
         gradients, as after an exception or a loss that is not finite."""
         if self._walk is not None:
-            self._walk.zero_grad()
             self._gradients.hide()
+            self._walk.zero_grad()
 
     def full_state_dict(
         self, *, rank0_only: bool = False, cpu_offload: bool = False
@@ -189,6 +189,7 @@ class ZeRO:
             self._gather_whole(walk.rank)
             return
         walk.begin_forward()
+        self._gradients.hide()
         boundaries.begin()
 
     @property
@@ -316,8 +317,7 @@ class ZeRO:
         walk = self._walk
         assert walk is not None
         walk.end_backward()
-        if walk.part == "optimizer":
-            self._gradients.show()
+        self._gradients.show()
 
     def _gather_whole(self, rank: FlatRank) -> None:
         """Before a forward that does not train: gather what is sharded."""

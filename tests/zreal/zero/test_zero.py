@@ -218,11 +218,12 @@ def test_whoever_reads_gradients_of_which_there_are_shards_is_told_of_clip_norm(
     model = Perceptron()
     zero = zreal.ZeRO(model, sgd(model), stage=stage, accumulation=2)
     for ends in (zero.step, zero.zero_grad):  # a step, and one that is dropped
-        for _ in range(2):
+        for _ in range(2):  # after each micro-batch
             one_forward(model).backward()
-        assert repr(model.head.weight.grad) == "<sharded by zreal.ZeRO>"
-        with pytest.raises(ArgumentError, match=r"parameter.grad .* clip by clip_norm= of zreal"):
-            reads(model)
+            assert repr(model.head.weight.grad) == "<sharded by zreal.ZeRO>"
+            message = r"parameter.grad .* clip by clip_norm= of zreal"
+            with pytest.raises(ArgumentError, match=message):
+                reads(model)
         ends()
         zero.zero_grad()
         assert [p.grad for p in model.parameters()] == [None] * 10
