@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zsim.calibration.machine.machine_load import others_share
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout
+from zsim.engine.faults.arrivals import late_real_ranks
 from zsim.engine.faults.fault import FailingRank, LateStart, SkippedCollective, SlowRank
 from zsim.engine.faults.faulty_program import faulty_program
 from zsim.errors import ArgumentError, BackendUnavailableError
@@ -296,6 +297,7 @@ class GlooBackend:
             complete=whole,
             failure="" if whole else str(failure or INTERRUPTED),
             faults=tuple(map(str, scenario.faults)),
+            late=late_real_ranks(ranks, scenario.mesh) if whole and scenario.faults else (),
             provenance=rank_run.provenance(scenario, device=self.device) | method
             | ({"testbed": options.testbed.text} if options.testbed else {})
             | ({"compute": EMULATED} if options.emulated_on else {})

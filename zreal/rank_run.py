@@ -160,7 +160,8 @@ def run_rank(
     return replace(
         run, numerics=compared, cache=cache, step_time_ns=step.ns, bytes_sent=step.bytes_sent,
         step_times_ns=step.times_ns, others_share=step.others_share, spans=recording.spans,
-        recorded_step_ns=recording.step_ns, recorded_times_ns=recording.times_ns,
+        recorded_step_ns=recording.step_ns, recorded_at_ns=recording.at_ns,
+        recorded_times_ns=recording.times_ns,
     )
 
 

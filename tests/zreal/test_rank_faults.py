@@ -61,13 +61,17 @@ def test_a_skipped_collective_is_blamed_on_its_rank(name: str, at: str) -> None:
 
 @pytest.mark.gloo
 def test_a_late_rank_makes_the_step_of_every_rank_longer_and_nothing_agrees() -> None:
-    late = {"kind": "late_start", "rank": 1, "by": "80 ms"}
-    comparison = zsim.validate(zsim.load(PARITY / "ddp-mlp-2.toml").with_(faults=[late]))
+    fault = {"kind": "late_start", "rank": 1, "by": "80 ms"}
+    comparison = zsim.validate(zsim.load(PARITY / "ddp-mlp-2.toml").with_(faults=[fault]))
     assert min(rank.step_time_ns or 0 for rank in comparison.measured.ranks) >= 70_000_000
     assert comparison.ok
     assert not comparison.agrees
     assert str(comparison.agreement).startswith("WITH FAULTS, alike in order, bytes, memory and ")
     assert comparison.measured.faults == ("late_start: rank 1, by 80.000 ms",)
+    late = comparison.measured.late[0]
+    assert late.rank == comparison.predicted.late[0].rank == 1
+    assert late.held_up_ns >= 60_000_000
+    assert "most held up by rank 1 predicted, held up by rank 1 measured" in str(comparison)
 
 
 def test_a_slow_rank_sleeps_for_as_long_as_its_own_work_would_take_more() -> None:

@@ -18,6 +18,11 @@ class StepClock(Protocol):
     overlaps: bool
     """True where the host runs ahead of the device, whose moments these are."""
 
+    @property
+    def base_ns(self) -> int | None:
+        """The step's start by the machine's clock; None by a device's own."""
+        ...
+
     def start(self) -> None:
         """Begin the step: moments are told since now."""
         ...
@@ -45,6 +50,11 @@ class HostClock:
 
     overlaps: bool = False
     _base: int = 0
+
+    @property
+    def base_ns(self) -> int | None:
+        """The step's start, which ranks on one machine can compare."""
+        return self._base
 
     def start(self) -> None:
         """Begin the step."""
@@ -75,6 +85,11 @@ class DeviceClock:
     _base: Any = None
     _stream: Any = None
     _host: HostClock = field(default_factory=HostClock)
+
+    @property
+    def base_ns(self) -> int | None:
+        """None: moments are the device's."""
+        return None
 
     def start(self) -> None:
         """Begin the step on the current stream, which has nothing left to do."""

@@ -31,6 +31,8 @@ class Recording:
 
     spans: tuple[Span, ...] = ()
     step_ns: int | None = None
+    at_ns: int | None = None
+    """Beginning of that step by the machine's clock; None by a device's own."""
     times_ns: tuple[int, ...] = ()
 
 
@@ -55,13 +57,16 @@ def record(
     recorder = TimelineRecorder(root=root, units=units, describe=describe, clock=clock)
     with recorder.active():
         recorder.recorded(step)
-        steps = [spans_of_step(recorder.recorded(step), clock, planned)
-                 for _ in range(min(MOST_RECORDED, number))]
+        steps, begun = [], []
+        for _ in range(min(MOST_RECORDED, number)):
+            steps.append(spans_of_step(recorder.recorded(step), clock, planned))
+            begun.append(clock.base_ns)
     slowest = torch.tensor([ns for ns, _ in steps], dtype=torch.int64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     chosen = int(slowest.argsort()[(len(steps) - 1) // 2])
     return Recording(
-        spans=steps[chosen][1], step_ns=steps[chosen][0], times_ns=tuple(ns for ns, _ in steps)
+        spans=steps[chosen][1], step_ns=steps[chosen][0], at_ns=begun[chosen],
+        times_ns=tuple(ns for ns, _ in steps),
     )
 
 

@@ -159,6 +159,8 @@ class RankRun:
     """Nanoseconds of each timed step, whose median that is."""
     recorded_step_ns: int | None = None
     """Nanoseconds of the step that the spans are of, where that is another than the timed ones."""
+    recorded_at_ns: int | None = None
+    """Beginning of that step by the clock of the rank's machine, on a CPU."""
     recorded_times_ns: tuple[int, ...] = ()
     """Nanoseconds of each step that was recorded: what recording costs beside `step_times_ns`."""
     cache: CacheRecord | None = None
@@ -205,7 +207,8 @@ class RunRecord:
     faults: tuple[str, ...] = ()
     """Faults of the scenario that the step had; its times are no clean step's."""
     late: tuple[LateRank, ...] = ()
-    """Ranks that held collectives up, by time of arrival, in a step with faults."""
+    """Ranks that held collectives up, by time of arrival, in a step with faults: simulated, or
+    recorded by real ranks on one machine."""
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 

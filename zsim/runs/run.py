@@ -117,7 +117,7 @@ class Run:
     def late(self) -> tuple[LateRank, ...]:
         """Ranks that held collectives up, by time of arrival, those that cost most first.
 
-        Only a simulated step with faults has them.
+        Only a step with faults has them, simulated or on one machine.
         """
         return self.record.late
 

@@ -148,7 +148,12 @@ def _faults(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
     """The check of Runs of which one had faults: failed where the other had not the same."""
     told = [sorted(run.faults) for run in (predicted, measured)]
     if told[0] == told[1] != []:
-        detail = f"{PREFIX}both Runs had {'; '.join(told[0])}; a clean step was not compared"
+        late = [
+            f"held up by rank {run.late[0].rank} {word}"
+            for run, word in ((predicted, "predicted"), (measured, "measured")) if run.late
+        ]
+        most = f"; most {', '.join(late)}" if late else ""
+        detail = f"{PREFIX}both Runs had {'; '.join(told[0])}{most}; a clean step was not compared"
         yield Check(name=FAULTS, status="unsupported", detail=detail)
     elif told[0] != told[1]:
         texts = ("; ".join(faults) or "none" for faults in told)
