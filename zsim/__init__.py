@@ -4,6 +4,7 @@ The public interface is `zsim.__all__`; everything else may change. Importing zs
 heavy, and no torch: each name is loaded when it is first used.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,8 @@ if not TYPE_CHECKING:  # to a type checker every misspelling would be an object
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_MODULES[name]), name)
         globals()[name] = value
+        if name == "Scenario" and "hypothesis" in sys.modules:
+            import_module("zsim.testing.hypothesis_plugin").register()
         return value
 
 

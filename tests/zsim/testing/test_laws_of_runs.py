@@ -26,12 +26,6 @@ pytest_plugins = ["pytester"]
 
 @WHOLE
 @given(strategies.scenarios())
-def test_every_simulated_run_obeys_every_law(scenario: zsim.Scenario) -> None:
-    assert check_laws(zsim.simulate(scenario)) == len(LAWS)
-
-
-@WHOLE
-@given(strategies.scenarios())
 def test_every_run_of_all_ranks_obeys_what_is_asked_of_each_run(scenario: zsim.Scenario) -> None:
     run = zsim.simulate(scenario, all_ranks=True)
     assert check_laws(run, simulating=False) == sum(not each.simulates for each in LAWS.values())
@@ -124,8 +118,8 @@ DEFECTS: dict[str, tuple[Callable[[Run], Run], str]] = {
     "links carry no more than they can": (
         lambda run: first_rank(run, squeezed), "rank 0: all_gather blocks.0 in 1 ns from ",
     ),
-    "devices are no faster than their peak": (
-        lambda run: broken(run, step_time_ns=1), "all ranks: MFU of 6224.000",
+    "steps are as long as their streams": (
+        lambda run: broken(run, step_time_ns=1), "rank 0: ",
     ),
     "states follow zeros table": (
         lambda run: first_rank(run, lambda rank: held(rank, "optimizer_states", 4)),

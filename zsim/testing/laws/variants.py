@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from zsim.engine.costs import Costs
@@ -41,6 +42,7 @@ def strategy_table(scenario: Scenario, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
+@lru_cache(maxsize=2)
 def program_of(scenario: Scenario) -> Program:
     """The Program for the scenario's own cluster."""
     return plan(scenario, device=scenario.cluster.kind)
@@ -76,6 +78,13 @@ class PlannedStep:
         """The most allocated bytes of any rank."""
         return max(each.peak_bytes for each in self.memory)
 
+    @property
+    def before_backward(self) -> int:
+        """The most bytes that a rank has allocated when its first backward begins."""
+        parts = (next(part for part in each.parts if part.name == "backward")
+                 for each in self.memory)
+        return max(part.start_bytes for part in parts)
+
     def most(self, kind: str) -> int:
         """The most bytes of `kind` that a rank holds from step to step."""
         return max(each.held.get(kind, 0) for each in self.memory)
@@ -85,6 +94,7 @@ class PlannedStep:
         return sum(nbytes for op, nbytes in self.collectives if op in ops)
 
 
+@lru_cache(maxsize=2)
 def step_of(scenario: Scenario) -> PlannedStep:
     """The scenario's steady step, planned and replayed: a third of a simulation's time."""
     program = program_of(scenario)
