@@ -272,6 +272,40 @@ def sums() -> dict[str, Any]:
     }
 
 
+class Joined(Shifted):
+    """A layer that is shifted by the sum of two parameters, which have one gradient together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (self.table + self.other).sum() + (self.other - 1).sum()
+
+
+class Summed(nn.Module):
+    """A layer that is shifted by the sum of two parameters, and by nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.left, self.right = (nn.Parameter(torch.randn(64, 64)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        summed: Tensor = self.linear(x).relu() + (self.left + self.right).sum()
+        return summed
+
+
+def sums_of_two() -> dict[str, Any]:
+    """Parameters of which only the sum of two counts."""
+    return {**sums(), "module": nn.Sequential(Summed(), Summed())}
+
+
+def joined() -> dict[str, Any]:
+    """Parameters that are in several sums."""
+    return {**sums(), "module": nn.Sequential(Joined(), Joined())}
+
+
 def residual() -> dict[str, Any]:
     """Backward has the peak of a sum of gradients."""
     return {"module": Residual(), "inputs": [torch.randn(2, 32, 64)]}

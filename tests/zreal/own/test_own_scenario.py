@@ -151,12 +151,16 @@ def test_the_loss_lives_beside_the_last_reduction(strategy: str, tmp_path: Path)
     assert zsim.validate(case, against="fake", module=f"{OWN}perceptron").ok
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2", "zero2"])
+@pytest.mark.parametrize(
+    ("strategy", "module"),
+    [(name, "sums") for name in ("ddp", "fsdp1", "fsdp2", "zero2")]
+    + [("fsdp1", "sums_of_two"), ("fsdp1", "joined")],
+)
 def test_a_gradient_that_a_sum_expands_is_copied_where_torch_copies_it(
-    strategy: str, tmp_path: Path
+    strategy: str, module: str, tmp_path: Path
 ) -> None:
     case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
-    assert zsim.validate(case, against="fake", module=f"{OWN}sums").ok
+    assert zsim.validate(case, against="fake", module=OWN + module).ok
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])

@@ -169,13 +169,13 @@ class FlatParameterStep(Passes):
             self.training.device == "cuda"
         )  # autograd adds out of place where a meter watches, see zsim/autograd/tape.py
         parts = [f"{view(fqn, run)}.unsharded_gradient" if fqn else "" for fqn, _ in flat.pieces]
-        copies = self.gradients.copied(
+        copies, sharing = self.gradients.copied(
             [view(fqn, run) for fqn, _ in reversed(flat.pieces) if fqn], self.live
         )
         empty = [
             numel
             for (_, numel), part in zip(flat.pieces, parts, strict=True)
-            if part not in self.live
+            if part not in self.live and part not in sharing
         ]
         zeros = [
             (f"{flat.fqn}.zeros{index}", self.nbytes(numel, dtype))

@@ -7,7 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowering.lowered import (
+    Accumulated,
+    LoweredModule,
+    ParameterGradient,
+    TapeEvent,
+)
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated
 
@@ -76,33 +81,47 @@ class UnshardedGradients:
 
     def _left_to_views(self, tape: Iterable[TapeEvent]) -> Iterator[TapeEvent]:
         """The tape without the copies of gradients that lie otherwise than their parameters, and
-        without the frees of what is copied."""
-        copy = None
-        for event in tape:
-            if copy is not None and isinstance(event, Free):
-                self.uncopied[copy.fqn], copy = event.buffer, None
-                continue
-            if copy is not None:  # what is copied is somebody else's too
-                yield copy
-            copy = event if isinstance(event, ParameterGradient) and event.is_copy else None
-            if copy is None:
-                yield event
-        if copy is not None:
-            yield copy
+        without the frees of what is copied.
 
-    def copied(self, views: Iterable[str], live: set[str]) -> list[MemoryEvent]:
-        """The backward of `views`, in the order of autograd: what lies otherwise is copied."""
-        memory = list[MemoryEvent]()
+        Parameters that are summed together have one gradient, freed after the last of them.
+        """
+        copies, last = list[ParameterGradient](), None
+        for event in tape:
+            if copies and last is copies[-1] and isinstance(event, Free):
+                shared = copies if event.buffer in self.scalars else copies[-1:]
+                yield from copies[: -len(shared)]  # what is copied is somebody else's too
+                self.uncopied |= dict.fromkeys([copy.fqn for copy in shared], event.buffer)
+                copies = []
+            elif isinstance(event, ParameterGradient) and event.is_copy:
+                copies.append(event)
+            else:
+                if not isinstance(event, Accumulated):
+                    yield from copies
+                    copies = []
+                yield event
+            last = event
+        yield from copies
+
+    def copied(
+        self, views: Iterable[str], live: set[str]
+    ) -> tuple[list[MemoryEvent], frozenset[str]]:
+        """The backward of `views`, in the order of autograd: what lies otherwise is copied. And the
+        gradients that have no memory, since they share another's one element."""
+        memory, sharing, flattened = list[MemoryEvent](), set[str](), set[str]()
         for fqn in views:
-            if fqn in self.uncopied:
-                source, name = self.uncopied.pop(fqn), f"{fqn}.unsharded_gradient"
-                live.add(name)
-                if source in self.scalars:
-                    memory += [Free(source), Alloc(name, "unsharded_gradients", self.element)]
-                else:
-                    whole = Alloc(name, "unsharded_gradients", self.nbytes[fqn])
-                    memory += [whole, Free(source)]
-        return memory
+            if fqn not in self.uncopied:
+                continue
+            source, name = self.uncopied.pop(fqn), f"{fqn}.unsharded_gradient"
+            if source in flattened:
+                sharing.add(name)
+                continue
+            live.add(name)
+            if source in self.scalars:
+                memory += [Free(source), Alloc(name, "unsharded_gradients", self.element)]
+                flattened.add(source)
+            else:
+                memory += [Alloc(name, "unsharded_gradients", self.nbytes[fqn]), Free(source)]
+        return memory, frozenset(sharing)
 
     def _born(self, event: ParameterGradient, live: set[str]) -> tuple[list[Alloc], list[Free]]:
         fqn = event.fqn
