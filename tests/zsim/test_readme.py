@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-import zsim
 from tests.support.folders import PUBLISHED, ROOT
 from zsim.cli.main import main
 from zsim.strategies import STRATEGIES
@@ -43,16 +42,6 @@ def test_a_command_prints_what_the_page_shows_below_it(
     assert main([verb, str(ROOT / file)]) == 0
     printed = capsys.readouterr().out
     assert re.fullmatch(pattern, printed), printed
-
-
-def test_the_example_is_a_test_that_passes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.toml").write_text(blocks("toml")[0])
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"zsim": zsim}
-    exec(blocks("python")[0], names)
-    test = names["test_two_nodes_hold_the_model"]
-    assert callable(test)
-    test()
 
 
 def test_the_page_lists_every_strategy_and_every_package() -> None:

@@ -5,6 +5,7 @@ All mistakes are seeded at once, each where a test of its own looks.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -88,9 +89,14 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.gloo
 def test_the_project_passes_its_own_tests(project: Path) -> None:
+    """With the tests of the front page, as someone would paste them."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    for language, name in (("python", "test_front_page.py"), ("toml", "mine.toml")):
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+        (project / "tests" / name).write_text(block)
     result = session(project, "-q")
     assert result.returncode == 0, result.stdout
-    assert "9 passed" in result.stdout
+    assert "13 passed" in result.stdout
 
 
 @pytest.mark.gloo
