@@ -3,6 +3,7 @@ agreeing with nothing."""
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from tests.support.folders import PARITY
 from zreal import torch_private, worker
 from zreal.rank_faults import RankFaults, done, number_in_run
 from zsim.engine.faults.fault import FailingRank, SkippedCollective
-from zsim.errors import BackendUnavailableError, ScenarioError
+from zsim.errors import BackendUnavailableError, DeadlockError, ScenarioError
+from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import IncompleteRunError
 from zsim.scenario.plan import plan
 
@@ -57,6 +59,31 @@ def test_a_skipped_collective_is_blamed_on_its_rank(name: str, at: str) -> None:
     error = failing({"kind": "skipped_collective", "rank": 1, "at": at}, name)
     assert error.where == "rank 1"
     assert ", where the Program has " in error.found
+
+
+@pytest.mark.slow
+@pytest.mark.gloo
+def test_random_faults_end_real_ranks_and_simulated_ones_alike_and_both_name_the_rank() -> None:
+    """Five minutes; all 60 on 2026-11-26."""
+    dice = random.Random(20261126)
+    names = (
+        "fsdp2-mlp-2", "ddp-mlp-2", "zero3-mlp-2-lookahead-0", "zero2-mlp-2", "fsdp2-mlp-4",
+        "zero3-mlp-4", "hsdp-mlp-2x2", "fsdp1-mlp-2",
+    )
+    for _ in range(60):
+        scenario = zsim.load(PARITY / f"{dice.choice(names)}.toml")
+        program, rank = plan(scenario, device="cpu"), dice.randrange(scenario.world_size)
+        kind = dice.choice(("failure", "skipped_collective", "skipped_collective"))
+        ops = [
+            op for op in program.of_rank(rank).steady if kind == "failure" or
+            (op.kind in COLLECTIVES and program.mesh.size(op.group) > 1)
+        ]
+        op = dice.choice(ops)
+        fault = {"kind": kind, "rank": rank, "at": f"{op.kind} {op.unit}"}
+        with pytest.raises(DeadlockError) as simulated:
+            zsim.simulate(scenario.with_(faults=[fault]))
+        assert simulated.value.where.partition(",")[0] == f"rank {rank}"
+        assert failing(fault, scenario.name).where == f"rank {rank}"
 
 
 @pytest.mark.gloo

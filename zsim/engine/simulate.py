@@ -37,6 +37,8 @@ from zsim.ir.ops import COLLECTIVES
 from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
 
+SIMULATION = "simulation"
+"""The place of an error that is no single rank's."""
 UNKNOWN = -1
 """The time of an event that has not happened, in ns."""
 _Key = tuple[str, tuple[int, ...]]
@@ -419,7 +421,7 @@ def _deadlock(prepared: Prepared, stuck: list[_Rank]) -> DeadlockError:
     waits = [wait for rank in stuck for wait in _waits(prepared, rank)]
     table = "\n  ".join(wait_table(prepared.program, waits, stretch="steady"))
     return DeadlockError(
-        where="simulation",
+        where=SIMULATION,
         expected="ranks of one group to issue the same collectives in the same order",
         found=f"a deadlock of {named_ranks([rank.rank for rank in stuck])}:\n  {table}",
     )

@@ -63,11 +63,20 @@ def test_a_step_that_cannot_end_names_the_rank_at_fault(fault: dict[str, Any], r
     with pytest.raises(DeadlockError) as caught:
         faulty(fault | {"rank": rank})
     error = caught.value
-    others = ", ".join(str(other) for other in range(4) if other != rank)
-    blamed = error.where.startswith(f"rank {rank}, op ")
-    assert blamed or f"found a deadlock of ranks {others}:\n" in str(error)
+    assert error.where.partition(",")[0] == f"rank {rank}"
+    if ", op " not in error.where:
+        others = ", ".join(str(other) for other in range(4) if other != rank)
+        assert f"found others or none, and a deadlock of ranks {others}:\n" in str(error)
     told = f"{fault['kind']}: rank {rank}, at {fault['at']}"
     assert error.remedy == f"the scenario's faults are {told}"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_ranks_the_one_that_leaves_its_program_is_blamed(rank: int) -> None:
+    two = zsim.load(SCENARIOS / "parity/fsdp2-mlp-2.toml")
+    with pytest.raises(DeadlockError) as caught:
+        faulty({"kind": "skipped_collective", "rank": rank, "at": "all_gather root"}, of=two)
+    assert caught.value.where.partition(",")[0] == f"rank {rank}"
 
 
 def test_collectives_that_are_alike_are_mixed_up_and_the_run_says_it() -> None:

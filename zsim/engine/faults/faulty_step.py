@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.engine.faults.fault import FailingRank, Fault, ReorderedCollective
+from zsim.engine.faults.fault import AT_OPS, FailingRank, Fault, ReorderedCollective
 from zsim.engine.faults.faulty_program import faulty_program, index_of
+from zsim.engine.simulate import SIMULATION
 from zsim.engine.simulate_step import StepCosts, simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.errors import DeadlockError
+from zsim.ir.order.waits import named_ranks
 from zsim.ir.program import Program
 
 UNNOTICED = "no rank notices, and its data are mixed up"
@@ -34,10 +36,7 @@ def simulate_faulty_step(
                 raise
             timeline = simulate_step(faulty, costs=costs, all_ranks=True, faults=faults)
     except DeadlockError as error:
-        raise DeadlockError(
-            where=error.where, expected=error.expected, found=error.found,
-            remedy=f"the scenario's faults are {told}",
-        ) from None
+        raise _blamed(error, faults, remedy=f"the scenario's faults are {told}") from None
     for number, fault in enumerate(faults):
         if isinstance(fault, FailingRank):
             index = index_of(program, fault, key=f"faults[{number}].at")
@@ -47,6 +46,23 @@ def simulate_faulty_step(
                 remedy=f"the scenario's faults are {told}",
             )
     return faulty, timeline
+
+
+def _blamed(error: DeadlockError, faults: Sequence[Fault], *, remedy: str) -> DeadlockError:
+    """The `error` with the ranks at fault in front: those whose Programs are not as they were.
+
+    Of two ranks that disagree the engine cannot tell which is right.
+    """
+    deviating = sorted({fault.rank for fault in faults if isinstance(fault, AT_OPS)})
+    if not deviating or error.where.startswith(tuple(f"rank {rank}, " for rank in deviating)):
+        return DeadlockError(
+            where=error.where, expected=error.expected, found=error.found, remedy=remedy
+        )
+    cause = error.found if error.where == SIMULATION else f"{error.where}: {error.complaint}"
+    return DeadlockError(
+        where=named_ranks(deviating), expected="the ops that the Program has",
+        found=f"others or none, and {cause}", remedy=remedy,
+    )
 
 
 def told_of(faults: Sequence[Fault]) -> tuple[str, ...]:
