@@ -80,6 +80,15 @@ def test_a_difference_is_one_of_older_supported_versions_in_strategies_that_exis
     assert set(difference.strategies) <= set(STRATEGIES)
 
 
+def test_the_page_of_real_runs_names_each_difference_with_its_versions() -> None:
+    page = (ROOT / "zreal/README.md").read_text(encoding="utf-8")
+    table = [
+        f"| {', '.join(each.versions)} | {each.meaning}"
+        for each in (*DIFFERENCES, torch_versions.IDLE_UNTIL_ALL_RAN)
+    ]
+    assert [row for row in table if row not in page] == []
+
+
 @pytest.mark.parametrize(("text", "version"), [
     ("2.11.0+cu130", "2.11"), ("2.12.1", "2.12"), ("2.12", "2.12"), ("2.13.0+cpu", "2.13"),
     ("2.1.0", NEWEST), ("2.14.0", NEWEST), ("", NEWEST),
