@@ -89,7 +89,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.gloo
 def test_the_project_passes_its_own_tests(project: Path) -> None:
-    """With the tests of the front page, as someone would paste them."""
+    """The tests of the front page, as someone would paste them."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     for language, name in (("python", "test_front_page.py"), ("toml", "mine.toml")):
         (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
