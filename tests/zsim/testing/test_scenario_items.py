@@ -115,6 +115,10 @@ def test_other_toml_files_are_no_tests(sessions):
     assert told == {"scenarios.zero3-mlp-4.toml::sim": "passed"}
 
 
+FOLDERS = ("scenarios", "tests/benchmarks", "tests/user_project/scenarios")
+"""Folders of this checkout with scenarios."""
+
+
 def test_the_look_tells_scenarios_from_all_other_toml_files_of_this_checkout():
     files = [
         file for file in ROOT.rglob("*.toml")
@@ -123,7 +127,7 @@ def test_the_look_tells_scenarios_from_all_other_toml_files_of_this_checkout():
     scenarios = {file for file in files if is_scenario(file)}
     expected = {
         file for file in files
-        if (ROOT / "scenarios") in file.parents or (ROOT / "tests/benchmarks") in file.parents
+        if any(ROOT / folder in file.parents for folder in FOLDERS)
     }
     assert scenarios == expected
     assert len(files) > len(scenarios) > 70

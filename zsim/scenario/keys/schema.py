@@ -261,8 +261,7 @@ TABLES: Mapping[str, Any] = {
             ),
             "accumulation": _key(
                 "Later gradients are added in their own dtype, in fp32, or fused into the "
-                "products as apex does. The latter two keep a buffer in fp32, which memory "
-                "verdicts name apart."
+                "products as apex does; the latter two keep fp32 buffers."
             ),
             "softmax": _key(
                 "Explicit attention scales and masks scores in kernels apart, or fused with the "
