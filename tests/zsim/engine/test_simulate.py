@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.folders import SCENARIOS
+from tests.support.hand_made import Plain, compute, program
 from tests.support.longest_path import longest_path
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
+from zsim.engine.timeline import Delays
 from zsim.errors import DeadlockError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
@@ -263,3 +265,30 @@ def test_a_host_that_waits_issues_what_follows_late_and_the_graph_agrees():
     assert times.starts[2] == times.issued[2] == times.ends[0] + issue
     assert times.starts[3] == times.ends[0] + 2 * issue
     assert timeline.step_time_ns == longest(program, costs)
+
+
+def test_a_pause_of_the_host_holds_up_all_that_it_issues_afterwards():
+    """The second op is issued 150 ns later, and on its stream there was room from 100 ns on."""
+    paused = program(compute(0, "a", 100), compute(1, "b", 50))
+    timeline = simulate(paused, costs=Plain(), delays=[Delays(later={0: 150})])
+    assert [list(timeline.ranks[0].starts), timeline.step_time_ns] == [[0, 150], 200]
+
+
+def test_groups_that_are_alike_but_for_their_time_are_not_folded_into_one():
+    """Of two groups of six ranks the second crosses to another node, which takes longer."""
+    text = """
+model = { family = "mlp", sizes = { dims = [8, 8], hidden = 8, num_classes = 3 } }
+batch = { micro_batch = 2 }
+cluster = { preset = "dgx-h100", nodes = 2, ranks = 12 }
+strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 6 }
+"""
+    case = scenario.parse(text.encode(), where="crossing.toml")
+    crossing, costs = plan(case, device="cuda"), Costs(cluster=case.cluster)
+    folded, whole = (
+        simulate(crossing, costs=costs, all_ranks=every, contention=False)
+        for every in (False, True)
+    )
+    assert len(set(folded.representatives)) > 1
+    assert {rank: times.ends for rank, times in whole.ranks.items()} == {
+        rank: folded.ranks[like].ends for rank, like in enumerate(folded.representatives)
+    }

@@ -137,11 +137,31 @@ def test_what_a_rank_holds_is_told_after_the_last_op_of_its_optimizer():
     assert held == {"parameters": 0, "gradients": 0, "optimizer_states": 8}
 
 
+def test_memory_of_ops_that_only_the_second_step_has_counts_in_the_steady_one():
+    rank = replace(
+        program(op(0, Alloc("y", "activations", 4), Free("y")), first=(op(0),)),
+        second=(op(0, Alloc("b", "communication", 32)),),
+    )
+    levels = replay(rank)
+    assert levels["first"].end_bytes == 0
+    assert (levels["steady"].start_bytes, levels["steady"].peak_bytes) == (32, 36)
+
+
 def test_a_phase_that_only_frees_peaks_at_its_start():
     rank = program(op(0, Free("p")), construction=(op(0, Alloc("p", "parameters", 100)),))
     steady = replay(rank, timeline=False)["steady"]
     assert (steady.peak_bytes, steady.peak_at, steady.timeline) == (100, "start", ())
     assert steady.by_kind["parameters"] == 100
+
+
+def test_the_ledger_itself_refuses_what_the_replay_does():
+    ledger = Ledger()
+    ledger.allocate(Alloc("x", "inputs", 1))
+    with pytest.raises(ProgramError, match="x: expected a buffer that is not live"):
+        ledger.allocate(Alloc("x", "inputs", 1))
+    ledger.free("x")
+    with pytest.raises(ProgramError, match="x: expected a live buffer, found it is freed"):
+        ledger.free("x")
 
 
 @pytest.mark.parametrize(("events", "refusal"), [

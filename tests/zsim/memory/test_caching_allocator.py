@@ -378,3 +378,15 @@ def test_a_capacity_is_never_exceeded_and_nothing_is_refused_before_a_release(
             assert allocator.reserved <= mebibytes * MIB
     except DeviceFullError:
         assert allocator.num_releases > 0
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_segment_of_which_a_part_lives_is_not_given_back(index: int) -> None:
+    allocator = CachingAllocator()
+    blocks = [allocator.allocate(3 * 2**20, "compute") for _ in range(2)]
+    allocator.free(blocks[index])
+    before = allocator.reserved
+    assert (allocator.release(), allocator.reserved) == ((), before)
+    allocator.free(blocks[1 - index])
+    assert [nbytes for _, nbytes, _ in allocator.release()] == [before]
+    assert allocator.reserved == 0

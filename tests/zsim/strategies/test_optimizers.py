@@ -32,6 +32,24 @@ def test_states_are_made_per_parameter_and_an_empty_one_has_a_counter_alone(opti
     assert [(buffer.buffer, buffer.nbytes) for buffer in made] == full + empty
 
 
+@pytest.mark.parametrize("implementation", ["foreach", "for-loop", "fused"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_temporaries_are_gone_when_the_step_ends(name, implementation, device):
+    live = set()
+    for event in step_memory(
+        [3, 0, 5], optimizer=Optimizer(name=name, implementation=implementation, momentum=0.9),
+        dtype="float32", device=device, owner="o",
+    ):
+        (live.add if isinstance(event, Alloc) else live.remove)(event.buffer)
+    assert live == set()
+
+
+def test_states_have_the_bytes_of_their_parameters_dtype():
+    made = states([3], optimizer=Optimizer(), dtype="bfloat16", device="cuda", owner="o")
+    assert [buffer.nbytes for buffer in made] == [6, 6]
+
+
 def test_a_fused_step_makes_nothing():
     assert step_memory(
         [3], optimizer=Optimizer(implementation="fused"), dtype="float32", device="cpu", owner="o",

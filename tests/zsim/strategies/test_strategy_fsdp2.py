@@ -292,3 +292,33 @@ strategy = {{ name = "fsdp2" }}
             # two float32 moments, and a step counter even where nothing is stepped
             states += 8 * own + 4
         assert replay(program.of_rank(rank))["steady"].held["optimizer_states"] == states
+
+
+UNEVEN = """
+model = { family = "mlp", sizes = { dims = [3, 5, 4], hidden = 2, num_classes = 3 } }
+batch = { micro_batch = 2, accumulation = 2 }
+cluster = { preset = "cpu-gloo", ranks = 4 }
+"""
+
+
+def uneven(more: str) -> tuple[Op, ...]:
+    return steady(planning.plan(parse((UNEVEN + more).encode(), where="x.toml"), device="cpu"))
+
+
+def test_the_input_of_an_all_gather_is_cast_with_its_padding():
+    """The head's 3 rows of 4 and its bias of 3 are a row and an element on each of four ranks."""
+    ops = uneven('strategy = { name = "fsdp2" }\nprecision = { parameters = "bf16" }')
+    casts = {
+        event.buffer: event.nbytes for op in ops for event in op.memory
+        if isinstance(event, Alloc) and event.buffer.endswith(".cast")
+    }
+    assert casts["root.cast"] == 2 * (4 + 1)
+
+
+def test_a_frozen_first_unit_is_let_go_at_the_end_of_each_backward():
+    """Its backward never runs, so that the root's callback ends it, in every micro-batch."""
+    ops = uneven(
+        'strategy = { name = "fsdp2", reshard_after_forward = false }\nfrozen = ["blocks.0.*"]'
+    )
+    gathered = [op.micro_batch for op in ops if (op.kind, op.unit) == ("all_gather", "blocks.0")]
+    assert gathered == [0, 1]
