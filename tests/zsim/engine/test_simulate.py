@@ -275,7 +275,7 @@ def test_a_pause_of_the_host_holds_up_all_that_it_issues_afterwards():
 
 
 def test_groups_that_are_alike_but_for_their_time_are_not_folded_into_one():
-    """Of two groups of six ranks the second crosses to another node, which takes longer."""
+    """The second of two groups of six ranks crosses to another node, which takes longer."""
     text = """
 model = { family = "mlp", sizes = { dims = [8, 8], hidden = 8, num_classes = 3 } }
 batch = { micro_batch = 2 }

@@ -17,8 +17,8 @@ MODEL = zsim.Scenario(
     batch={"micro_batch": 2}, cluster={"preset": "cpu-gloo", "ranks": 4},
     strategy={"name": "zero2"}, frozen=["blocks.0.fc1.*"],
 ).model
-"""A head of 12 and 3 elements, a block of 10 and 5 trained and 6 and 2 frozen ones, another of 10,
-2, 8 and 4."""
+"""A head of 12 and 3 elements; a block of 10 and 5 trained ones, and 6 and 2 frozen. Another has
+10, 2, 8 and 4."""
 
 
 @pytest.mark.parametrize(("granularity", "dtype", "trained", "frozen"), [

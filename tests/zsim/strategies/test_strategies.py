@@ -363,3 +363,18 @@ strategy = { name = "ddp" }
     assert sum(sizes) == 4 * case.model.num_parameters
     assert len(sizes) > 1
     assert all(size >= 250 * 2**20 for size in sizes[:-1])
+
+
+def test_ddp_tells_which_parameters_were_used_by_an_int32_each():
+    text = """
+model = { family = "mlp", sizes = { dims = [3, 5], hidden = 2, num_classes = 3 } }
+batch = { micro_batch = 2 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "ddp", find_unused_parameters = true }
+"""
+    case = parse(text.encode(), where="used.toml")
+    (used,) = {
+        event.nbytes for op in plan(case, device="cpu").ranks[0].construction
+        for event in op.memory if isinstance(event, Alloc) and event.buffer.startswith("used")
+    }
+    assert used == 4 * len(case.model.parameters)

@@ -316,9 +316,16 @@ def test_the_input_of_an_all_gather_is_cast_with_its_padding():
 
 
 def test_a_frozen_first_unit_is_let_go_at_the_end_of_each_backward():
-    """Its backward never runs, so that the root's callback ends it, in every micro-batch."""
+    """The root's callback ends it in every micro-batch, as its own backward never runs."""
     ops = uneven(
         'strategy = { name = "fsdp2", reshard_after_forward = false }\nfrozen = ["blocks.0.*"]'
     )
     gathered = [op.micro_batch for op in ops if (op.kind, op.unit) == ("all_gather", "blocks.0")]
     assert gathered == [0, 1]
+
+
+def test_replicas_all_reduce_the_shard_that_the_reduce_scatter_left() -> None:
+    """The head's 3 rows of 4 elements and its bias of 3 are padded to 4 rows and 4 elements."""
+    ops = uneven('strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 2 }')
+    sent = {op.kind: op.nbytes for op in ops if op.unit == "root" and op.kind in COLLECTIVES}
+    assert sent == {"all_gather": 4 * 20, "reduce_scatter": 4 * 20, "all_reduce": 4 * 10}
