@@ -22,7 +22,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from tests.measured.mutation_table import EQUIVALENT, MUTATIONS, SUITES, Mutation
+from tests.measured.mutation_table import MUTATIONS, SUITES, SURVIVORS, Mutation
 from tests.support.folders import ROOT
 
 COPIED = ("zsim", "zreal", "tests", "scenarios", "pyproject.toml", "README.md")
@@ -184,8 +184,8 @@ def key(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def reason(row: dict[str, Any]) -> str:
-    """Reason for which a defect that survives is none."""
-    return EQUIVALENT.get(key(row), "")
+    """Reason for which a defect survives, or ""."""
+    return SURVIVORS.get(key(row), "")
 
 
 def record(results: list[dict[str, Any]], whole: list[dict[str, Any]]) -> str:
