@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,10 +27,14 @@ def rank_that_dumps(arguments, *, rank, world_size, port, progress, keep):
     tensor = torch.ones(8)
     dist.all_reduce(tensor)
     dist.broadcast(tensor, 0)
+    dump = functools.partial(
+        _distributed_c10d._dump_fr_trace_json, includeCollectives=True, onlyActive=False
+    )
+    while not all(entry["retired"] for entry in json.loads(dump())["entries"]):
+        pass  # torch retires a work after it has woken the caller
     if rank != world_size - 1:
         dist.all_reduce(tensor, async_op=True)
-    dumped = _distributed_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
-    Path(arguments["folder"], f"rank_{rank}.json").write_bytes(dumped)
+    Path(arguments["folder"], f"rank_{rank}.json").write_bytes(dump())
 
 
 @pytest.mark.gloo

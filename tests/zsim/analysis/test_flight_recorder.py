@@ -18,9 +18,11 @@ Call = tuple[str, str]
 """A collective and its group."""
 
 
-def dump_table(calls: list[Call], *, state: str = "completed", apart_ns: int = 0) -> dict[str, Any]:
-    """A dump of these calls; the last one of each group has not completed unless `state` says so.
-    """
+def dump_table(
+    calls: list[Call], *, state: str = "completed", last: str = "", apart_ns: int = 0,
+    ranks: int = 3,
+) -> dict[str, Any]:
+    """A dump of these calls, all in one state, the last of each group in state `last`."""
     counts: dict[str, int] = {}
     entries = []
     for number, (op, group) in enumerate(calls):
@@ -35,16 +37,16 @@ def dump_table(calls: list[Call], *, state: str = "completed", apart_ns: int = 0
             "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0,
             "timeout_ms": 600000, "thread_id": "1", "thread_name": "python",
             "frames": [
-                {"filename": "/env/torch/distributed/c10d.py", "line": 1, "name": "all_reduce"},
+                {"filename": "/env/site-packages/torch/distributed/c10d.py", "line": 1, "name": op},
                 {"filename": "train.py", "line": 10 + number, "name": "step"},
             ],
         })
     for group in counts:
-        last = max(number for number, call in enumerate(calls) if call[1] == group)
-        entries[last]["state"] = "started" if state == "completed" else state
+        at = max(number for number, call in enumerate(calls) if call[1] == group)
+        entries[at]["state"] = last or state
     return {
         "version": "2.10", "comm_lib_version": "2.27", "entries": entries, "nccl_comm_state": {},
-        "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": "[0, 1, 2]"}},
+        "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": str([*range(ranks)])}},
         "pg_status": {},
     }
 
@@ -64,8 +66,9 @@ def test_ranks_that_issue_the_same_have_nothing_to_explain(tmp_path: Path) -> No
 
 
 def test_the_rank_with_another_collective_is_named_with_its_line(tmp_path: Path) -> None:
-    other = [*STEP[:2], ("broadcast", "0")]
-    told = explained(tmp_path, dump_table(STEP), dump_table(other), dump_table(STEP))
+    other = dump_table([*STEP[:2], ("broadcast", "0")], last="started")
+    waits = dump_table(STEP, last="started")
+    told = explained(tmp_path, waits, other, waits)
     (finding,) = told.findings
     assert (finding.kind, finding.seq, finding.ranks) == ("other op", 3, (1,))
     assert finding.text == (
@@ -84,7 +87,9 @@ def test_another_size_or_dtype_is_named(
     other = dump_table(STEP)
     other["entries"][1][key] = value
     told = explained(tmp_path, dump_table(STEP), dump_table(STEP), other)
-    assert [(each.kind, each.seq, each.ranks) for each in told.findings] == [(kind, 2, (2,))]
+    (finding,) = told.findings
+    assert (finding.kind, finding.seq, finding.ranks) == (kind, 2, (2,))
+    assert str(value).strip("[]'") in finding.text
 
 
 def test_uneven_sizes_of_an_all_to_all_are_no_mistake(tmp_path: Path) -> None:
@@ -95,7 +100,8 @@ def test_uneven_sizes_of_an_all_to_all_are_no_mistake(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_came_is_named_with_what_it_did_last(tmp_path: Path) -> None:
-    told = explained(tmp_path, dump_table(STEP), dump_table(STEP), dump_table(STEP[:2]))
+    waits = dump_table(STEP, last="started")
+    told = explained(tmp_path, waits, waits, dump_table(STEP[:2]))
     (finding,) = told.findings
     assert (finding.kind, finding.ranks) == ("missing", (2,))
     assert finding.text == (
@@ -124,6 +130,140 @@ def test_older_entries_that_some_ranks_have_overwritten_are_not_missing(tmp_path
     assert explained(tmp_path, dump_table(STEP), cut, dump_table(STEP)).findings == ()
 
 
+def test_a_rank_that_left_no_dump_is_the_cause(tmp_path: Path) -> None:
+    waits = dump_table(STEP, last="started")
+    told = explained(tmp_path, waits, waits)
+    assert [(each.kind, each.seq, each.ranks) for each in told.findings] == [("no dump", 3, (2,))]
+    assert told.findings[0].text == (
+        "#3 of default_pg 0: no dump of rank 2, for which ranks 0, 1 wait in all_reduce at "
+        "train.py:12"
+    )
+    assert [(wait.rank, wait.absent) for wait in told.waits] == [(0, (2,)), (1, (2,))]
+
+
+def test_a_rank_without_a_dump_has_entered_what_another_has_completed(tmp_path: Path) -> None:
+    told = explained(tmp_path, dump_table(STEP), dump_table(STEP, last="started"))
+    assert [(each.kind, each.ranks) for each in told.findings] == [("unfinished", (1,))]
+    assert "rank 1 has not completed all_reduce at train.py:12; ranks 0, 2 are past it" in (
+        told.findings[0].text
+    )
+    first = dump_table([("broadcast", "0")])
+    rooted = explained(tmp_path, first, dump_table([("broadcast", "0")], state="started"))
+    assert [(each.kind, each.ranks) for each in rooted.findings] == [("no dump", (2,))]
+
+
+def test_a_collective_that_all_ranks_are_in_is_unfinished(tmp_path: Path) -> None:
+    (finding,) = explained(tmp_path, *[dump_table(STEP, last="started")] * 3).findings
+    assert (finding.kind, finding.seq, finding.ranks) == ("unfinished", 3, (0, 1, 2))
+    assert "ranks 0, 1, 2 have entered all_reduce at train.py:12 and none has completed it" in (
+        finding.text
+    )
+
+
+def test_a_later_missing_rank_is_a_consequence_of_what_all_ranks_are_in(tmp_path: Path) -> None:
+    ahead, behind = dump_table(STEP, state="started"), dump_table(STEP[:2], state="started")
+    (finding,) = explained(tmp_path, ahead, ahead, behind).findings
+    assert (finding.kind, finding.seq) == ("unfinished", 1)
+
+
+def test_one_dump_alone_asks_for_the_others(tmp_path: Path) -> None:
+    alone = dump_table(STEP, last="started")
+    (finding,) = explained(tmp_path, alone).findings
+    assert (finding.kind, finding.ranks) == ("no dump", (1, 2))
+    alone["pg_config"] = {}
+    (finding,) = explained(tmp_path, alone).findings
+    assert finding.kind == "unfinished"
+    assert finding.text.endswith("the dumps of the other ranks would tell why")
+
+
+def test_an_entry_older_than_what_other_ranks_still_have_is_not_lost(tmp_path: Path) -> None:
+    late, cut = dump_table(STEP), dump_table(STEP)
+    late["entries"][0]["state"] = "started"
+    cut["entries"] = cut["entries"][1:]
+    (finding,) = explained(tmp_path, late, cut, cut).findings
+    assert (finding.kind, finding.seq, finding.ranks) == ("unfinished", 1, (0,))
+
+
+def test_an_unfinished_send_or_receive_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [dump_table([*STEP, ("recv 0<-1", "0")]), dump_table(STEP), dump_table(STEP)]
+    tables[0]["entries"][-1] |= {"is_p2p": True, "p2p_seq_id": 4, "state": "started"}
+    told = explained(tmp_path, *tables)
+    assert [(each.kind, each.seq, each.ranks, each.text) for each in told.findings] == [(
+        "point-to-point", 4, (0,),
+        "in default_pg 0 rank 0 has not completed recv 0<-1 at train.py:13",
+    )]
+    assert told.collectives == 3
+    assert main(["explain", str(tmp_path)]) == 1
+    assert "point-to-point" in capsys.readouterr().out
+
+
+def test_roots_of_gather_and_scatter_are_no_mistake(tmp_path: Path) -> None:
+    calls = [("gather", "0"), ("scatter", "0"), ("barrier", "0")]
+    root, other = dump_table(calls), dump_table(calls)
+    other["entries"][0] |= {"output_sizes": [], "output_dtypes": []}
+    other["entries"][1] |= {"input_sizes": [], "input_dtypes": []}
+    other["entries"][2] |= {"input_dtypes": [], "output_dtypes": []}
+    assert explained(tmp_path, root, other, other).findings == ()
+
+
+def test_a_difference_that_all_ranks_completed_hides_no_cause(tmp_path: Path) -> None:
+    waits, absent = dump_table(STEP, last="started"), dump_table(STEP[:2])
+    absent["entries"][0]["output_sizes"] = [[2, 4]]
+    told = explained(tmp_path, waits, waits, absent)
+    assert [(each.kind, each.seq, each.completed) for each in told.findings] == [
+        ("missing", 3, False), ("other size", 1, True)
+    ]
+    assert told.findings[1].text.startswith(
+        "#1 of default_pg 0, which all have completed: rank 2 issued all_gather of [[8]] into "
+        "[[2, 4]] at"
+    )
+
+
+def test_the_entry_that_differs_is_told_of_several_under_one_number(tmp_path: Path) -> None:
+    calls = [("all_reduce", "0"), ("all_reduce", "0")]
+    same, other = dump_table(calls), dump_table(calls)
+    for table in (same, other):
+        table["entries"][1]["collective_seq_id"] = 1
+    other["entries"][1]["input_dtypes"] = ["Half"]
+    (finding,) = explained(tmp_path, same, same, other).findings
+    assert "rank 2 issued all_reduce of Float, Half at train.py:11" in finding.text
+    other["entries"].pop()
+    (finding,) = explained(tmp_path, same, same, other).findings
+    assert "rank 2 issued no more under this number" in finding.text
+
+
+def test_a_gloo_entry_has_ended_once_it_is_retired(tmp_path: Path) -> None:
+    table = dump_table(STEP, state="scheduled")
+    for entry in table["entries"]:
+        entry |= {"profiling_name": entry["profiling_name"].replace("nccl", "gloo")}
+        entry["retired"] = True
+    assert explained(tmp_path, *[table] * 3).findings == ()
+    failed = {**table, "entries": table["entries"][:2]}
+    assert explained(tmp_path, table, table, failed).findings[0].kind == "missing"
+    for entry in table["entries"]:
+        entry |= {"profiling_name": entry["profiling_name"].replace("gloo", "nccl")}
+    assert explained(tmp_path, *[table] * 3).findings[0].kind == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("rank_1_v2.json", 1), ("job7_Rank-2_try0.json", 2), ("a_rank1.json", 1), ("t3_2.json", 2)],
+)
+def test_the_rank_is_the_number_after_the_word_rank(tmp_path: Path, name: str, rank: int) -> None:
+    (tmp_path / name).write_text(json.dumps(dump_table(STEP)))
+    assert read(tmp_path / name).rank == rank
+
+
+def test_a_users_folder_named_torch_is_not_torch(tmp_path: Path) -> None:
+    table = dump_table(STEP)
+    for entry in table["entries"]:
+        entry["frames"][1]["filename"] = "/home/ada/torch/train.py"
+    (tmp_path / "rank_0.json").write_text(json.dumps(table))
+    assert read(tmp_path / "rank_0.json").entries[0].at == "/home/ada/torch/train.py:10"
+
+
 def test_a_rank_that_is_always_last_is_late(tmp_path: Path) -> None:
     calls = [("all_reduce", "0")] * 20
     late = dump_table(calls, apart_ns=7_000_000)
@@ -143,11 +283,19 @@ def test_what_is_no_dump_is_refused_with_the_reason(
         "pickled_1.json": (pickle.dumps({"version": "2.10"}), "found a pickle; a pickle can run"),
         "old_1.json": (whole.replace("2.10", "1.5").encode(), "dump of version 2.x, found \"1.5\""),
         "list_1.json": (b"[]", "found other JSON"),
-        "rankless.json": (whole.encode(), "expected a rank at the end of the file's name"),
+        "rankless.json": (whole.encode(), "expected a rank in the file's name"),
         "deep_1.json": (b"[" * 100_000, "found JSON that was cut"),
         "twice_1.json": (b'{"version": "2", "version": "2"}', "the key 'version' twice"),
         "strange_1.json": (b'{"version": "2.1", "entries": [{"a": 1}]}', "collective as entry 0"),
         "many_1.json": (b'{"version": "2.1", "entries": {}}', "entries in a list"),
+        "group_1.json": (
+            json.dumps({**dump_table(STEP), "pg_config": {"0": []}}).encode(),
+            'expected a table as pg_config "0", found []',
+        ),
+        "groups_1.json": (
+            json.dumps({**dump_table(STEP), "pg_config": [1]}).encode(), "groups by name"
+        ),
+        "rank_7.json": (whole.encode(), "found one whose default_pg has 3 ranks, none of them 7"),
     }
     for name, (data, expected) in cases.items():
         (tmp_path / name).write_bytes(data)
@@ -169,13 +317,14 @@ def test_names_from_a_dump_cannot_steer_a_terminal(tmp_path: Path) -> None:
 def test_the_command_explains_what_it_can_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explained(tmp_path, dump_table(STEP), dump_table(STEP), dump_table(STEP[:2]))
+    waits = dump_table(STEP, last="started")
+    explained(tmp_path, waits, waits, dump_table(STEP[:2]))
     (tmp_path / "rank_3.json").write_text("{")
     assert main(["explain", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"not read: {tmp_path / 'rank_3.json'}: expected JSON")
     assert lines[1] == "3 ranks, 3 collectives of 1 group: 1 found"
     assert lines[-1] == "    rank    1  all_reduce #3 of 0  for 2  train.py:12"
-    assert main(["explain", str(tmp_path / "rank_0.json"), "--json"]) == 0
+    assert main(["explain", str(tmp_path / "rank_2.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
     assert main(["explain", str(tmp_path / "rank_3.json")]) == 2

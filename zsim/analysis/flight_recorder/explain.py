@@ -1,8 +1,8 @@
 """Explanation of a hang from its ranks' flight recorders: another collective, missing and late
-ranks, ranks that wait for each other.
+ranks, rings of waits. A collective that all ranks are in and none ends is told, too.
 
-Collectives of a group are matched by their number there. The first that differs is the cause; what
-a group issued after it is a consequence and not told.
+Collectives of a group are matched by their number there. The first in which ranks hang is the
+cause; what a group issued after it is a consequence and not told.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from zsim.analysis.flight_recorder.dump_file import Dump, DumpEntry
+from zsim.analysis.flight_recorder.dump_file import DEFAULT_GROUP, Dump, DumpEntry
 from zsim.io.units import format_time
 from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks, rings
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "alltoall_base", "reduce_scatter_v",
           "all_gather_v", "_all_to_all_base")
 """Collectives in which ranks may have different sizes."""
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Collectives that a rank can complete though others have not entered them."""
 FEWEST_MATCHED = 8
 """Matched collectives from which on a rank counts as late."""
 LATE_NS = 1_000_000
@@ -30,13 +32,16 @@ Calls = dict[int, dict[int, list[DumpEntry]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpFinding:
-    """One finding: its kind, the ranks at fault first in `text`, and the collective."""
+    """One finding: its kind, the ranks at fault first in `text`, and the collective; `seq` counts
+    sends and receives by themselves."""
 
     kind: str
     group: str
     seq: int
     ranks: tuple[int, ...]
     text: str
+    completed: bool = False
+    """True where the ranks differ but none hangs: all have completed the collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +69,14 @@ def explain(dumps: Sequence[Dump], *, unread: Sequence[str] = ()) -> Explanation
     findings = [
         finding
         for group, of_ranks in calls.items()
-        for finding in _first_difference(group, names[group], of_ranks, members[group], by_rank)
+        for finding in _differences(group, names[group], of_ranks, members[group], by_rank)
     ]
     waits = tuple(_waits(by_rank, calls, members))
-    findings += [*_opposite(waits), *_late(calls)]
+    findings += [*_opposite(waits), *_point_to_point(dumps), *_late(calls)]
     order = {kind: number for number, kind in enumerate(KINDS)}
-    findings.sort(key=lambda finding: (order[finding.kind], finding.group, finding.seq))
+    findings.sort(key=lambda finding: (
+        finding.completed, order[finding.kind], finding.group, finding.seq
+    ))
     return Explanation(
         ranks=tuple(sorted(by_rank)), groups=len(calls),
         collectives=sum(len({seq for own in of.values() for seq in own}) for of in calls.values()),
@@ -77,7 +84,8 @@ def explain(dumps: Sequence[Dump], *, unread: Sequence[str] = ()) -> Explanation
     )
 
 
-KINDS = ("opposite order", "other op", "other dtype", "other size", "missing", "late")
+KINDS = ("opposite order", "other op", "other dtype", "other size", "missing", "no dump",
+         "unfinished", "point-to-point", "late")
 """Kinds of findings, from what hangs to what only costs time."""
 
 
@@ -91,50 +99,160 @@ def _by_group(dumps: Sequence[Dump]) -> dict[str, Calls]:
 
 
 def _members(by_rank: Mapping[int, Dump], calls: Mapping[str, Calls]) -> dict[str, list[int]]:
-    """The ranks of each group of which there is a dump: those told, all of the default group, else
-    those that have used it."""
+    """The ranks of each group, with or without a dump: those told and those that have used it.
+    Where none are told, the default group has all ranks."""
     members = {}
     for group, of_ranks in calls.items():
         told = {rank for dump in by_rank.values() for rank in dump.members.get(group, ())}
-        default = any(
-            dump.descriptions.get(group) == "default_pg" for dump in by_rank.values()
-        )
-        members[group] = sorted((told or (by_rank if default else of_ranks)) & by_rank.keys())
+        if not told and any(
+            dump.descriptions.get(group) == DEFAULT_GROUP for dump in by_rank.values()
+        ):
+            told = set(by_rank)
+        members[group] = sorted(told | of_ranks.keys())
     return members
 
 
-def _first_difference(
+def _differences(
     group: str, name: str, calls: Calls, members: Sequence[int], by_rank: Mapping[int, Dump]
 ) -> Iterator[DumpFinding]:
-    """The first collective of a group that its ranks do not issue alike."""
+    """The first collective in which the ranks of a group hang. Before it come those that ranks
+    issued otherwise and yet completed, the first of each kind."""
     called = f"{name or 'group'} {group}"
     first = max((min(own) for own in calls.values()), default=0)  # older ones are overwritten
+    told = set[str]()
     for seq in sorted({seq for own in calls.values() for seq in own if seq >= first}):
         present = {rank: calls[rank][seq] for rank in members if seq in calls.get(rank, {})}
-        for kind, of in ASPECTS.items():
-            alike: dict[object, list[int]] = defaultdict(list)
-            for rank, entries in present.items():
-                alike[tuple(of(entry) for entry in entries)].append(rank)
-            if len(alike) > 1:
-                odd, *others = sorted(alike.items(), key=lambda item: (len(item[1]), -item[1][0]))
-                told = "; ".join(f"{named_ranks(ranks)} {_issued(present[ranks[0]], kind)}"
-                                 for _, ranks in (odd, *others)[:MOST_TOLD])
-                yield DumpFinding(
-                    kind=kind, group=called, seq=seq, ranks=tuple(odd[1]),
-                    text=f"#{seq} of {called}: {told}",
-                )
-                return
-        absent = [rank for rank in members if max(calls.get(rank, {0: []})) < seq]
-        if absent and present and not all(e.completed for es in present.values() for e in es):
-            inside = next(iter(present.values()))[0].op
-            last = "; ".join(_last(by_rank[rank]) for rank in absent[:MOST_TOLD])
-            yield DumpFinding(
-                kind="missing", group=called, seq=seq, ranks=tuple(absent),
-                text=f"#{seq} of {called}: {named_ranks(absent)} never entered {inside}, in which "
-                     f"{named_ranks(list(present))} "
-                     f"{'waits' if len(present) == 1 else 'wait'}; {last}",
-            )
+        awaited = _awaited(calls, members, seq)
+        completed = all(
+            entry.completed or (entry.ended and not awaited)
+            for entries in present.values() for entry in entries
+        )
+        findings = _unlike(seq, called, present, completed=completed)
+        if completed:
+            findings = [finding for finding in findings if finding.kind not in told]
+            told |= {finding.kind for finding in findings}
+            yield from findings
+            continue
+        findings += _absent(seq, called, present, awaited, by_rank)
+        if not findings and not any(e.ended for own in present.values() for e in own):
+            findings = [_unfinished(seq, called, present, many=len(by_rank) > 1)]
+        yield from findings
+        if findings:
             return
+    lasting = {
+        rank: min(seqs) for rank, own in sorted(calls.items())
+        if (seqs := [seq for seq, of in own.items() if not all(e.ended for e in of)])
+    }
+    if lasting:
+        seq = min(lasting.values())
+        inside = {rank: calls[rank][seq] for rank, own in lasting.items() if own == seq}
+        yield _unfinished(seq, called, inside, many=True, passed=[*{*members} - {*inside}])
+
+
+def _unlike(
+    seq: int, called: str, present: Mapping[int, list[DumpEntry]], *, completed: bool
+) -> list[DumpFinding]:
+    """The first aspect in which ranks issue a collective otherwise than others."""
+    for kind, of in ASPECTS.items():
+        alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for rank, entries in present.items():
+            aspects = tuple(of(entry) for entry in entries)
+            if () not in aspects:  # a rank without tensors has no dtype
+                alike[aspects].append(rank)
+        if len(alike) > 1:
+            odd, *others = sorted(alike.items(), key=lambda item: (len(item[1]), -item[1][0]))
+            at = next(
+                index for index in range(max(map(len, alike)))
+                if len({each[index:index + 1] for each in alike}) > 1
+            )
+            issued = "; ".join(
+                f"{named_ranks(ranks)} {_issued(present[ranks[0]][at:at + 1], kind)}"
+                for _, ranks in (odd, *others)[:MOST_TOLD]
+            )
+            all_have = ", which all have completed" if completed else ""
+            return [DumpFinding(
+                kind=kind, group=called, seq=seq, ranks=tuple(odd[1]), completed=completed,
+                text=f"#{seq} of {called}{all_have}: {issued}",
+            )]
+    return []
+
+
+def _awaited(calls: Calls, members: Sequence[int], seq: int) -> list[int]:
+    """The ranks that have not entered a collective, as far as the dumps tell. A rank without a dump
+    has entered what another has completed."""
+    inside = [entry for own in calls.values() for entry in own.get(seq, ())]
+    met = any(entry.completed and entry.op not in ROOTED for entry in inside)
+    return [
+        rank for rank in members
+        if max(calls.get(rank, {0: []})) < seq and not (met and rank not in calls)
+    ]
+
+
+def _absent(
+    seq: int, called: str, present: Mapping[int, list[DumpEntry]], awaited: Sequence[int],
+    by_rank: Mapping[int, Dump],
+) -> list[DumpFinding]:
+    """The ranks that have not entered a collective: first those with a dump, then those without."""
+    waiting = [rank for rank, own in present.items() if not all(e.completed for e in own)]
+    entry = present[waiting[0]][0]
+    wait = f"{named_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    findings = []
+    if absent := [rank for rank in awaited if rank in by_rank]:
+        last = "; ".join(_last(by_rank[rank]) for rank in absent[:MOST_TOLD])
+        findings.append(DumpFinding(
+            kind="missing", group=called, seq=seq, ranks=tuple(absent),
+            text=f"#{seq} of {called}: {named_ranks(absent)} never entered {entry.op}, in which "
+                 f"{wait}; {last}",
+        ))
+    if dead := [rank for rank in awaited if rank not in by_rank]:
+        findings.append(DumpFinding(
+            kind="no dump", group=called, seq=seq, ranks=tuple(dead),
+            text=f"#{seq} of {called}: no dump of {named_ranks(dead)}, for which {wait} in "
+                 f"{entry.op}{_at(entry)}",
+        ))
+    return findings
+
+
+def _unfinished(
+    seq: int, called: str, inside: Mapping[int, list[DumpEntry]], *, many: bool,
+    passed: Sequence[int] = (),
+) -> DumpFinding:
+    """A collective that ranks have entered and not completed, though none is known to be absent."""
+    ranks = list(inside)
+    entry = next(entry for entry in inside[ranks[0]] if not entry.ended)
+    has = "has" if len(ranks) == 1 else "have"
+    if passed:
+        why = f"{named_ranks(sorted(passed))} {'is' if len(passed) == 1 else 'are'} past it"
+        text = f"{named_ranks(ranks)} {has} not completed {entry.op}{_at(entry)}; {why}"
+    else:
+        why = (
+            "look at the network and the GPUs, or for a rank without a dump" if many
+            else "the dumps of the other ranks would tell why"
+        )
+        none = "none has" if len(ranks) > 1 else "has not"
+        text = f"{named_ranks(ranks)} {has} entered {entry.op}{_at(entry)} and {none} completed " \
+               f"it: {why}"
+    return DumpFinding(
+        kind="unfinished", group=called, seq=seq, ranks=tuple(ranks),
+        text=f"#{seq} of {called}: {text}",
+    )
+
+
+def _point_to_point(dumps: Sequence[Dump]) -> Iterator[DumpFinding]:
+    """The first send or receive of each rank and group that has not ended."""
+    for dump in sorted(dumps, key=lambda dump: dump.rank):
+        inside: dict[str, list[DumpEntry]] = {}
+        for entry in sorted(dump.p2p, key=lambda entry: entry.created_ns):
+            if not entry.ended:
+                inside.setdefault(entry.group, []).append(entry)
+        for group, (entry, *later) in inside.items():
+            called = f"{dump.descriptions[group] or 'group'} {group}"
+            more = f", nor {len(later)} more after it" if later else ""
+            yield DumpFinding(
+                kind="point-to-point", group=called, seq=entry.seq, ranks=(dump.rank,),
+                text=f"in {called} rank {dump.rank} has not completed {entry.op}{_at(entry)}"
+                     f"{more}",
+            )
 
 
 def _size(entry: DumpEntry) -> object:
@@ -150,17 +268,25 @@ ASPECTS = {
 
 
 def _issued(entries: Sequence[DumpEntry], kind: str) -> str:
-    entry = entries[0]
-    more = {"other dtype": f" of {entry.dtypes[0]}", "other size": f" of {entry.sizes[0]}"}
-    return f"issued {entry.op}{more.get(kind, '')}{f' at {entry.at}' if entry.at else ''}"
+    if not entries:
+        return "issued no more under this number"
+    (entry,) = entries
+    more = {
+        "other dtype": f" of {', '.join(entry.dtypes) or 'no dtype'}",
+        "other size": f" of {entry.sizes[0]} into {entry.sizes[1]}",
+    }
+    return f"issued {entry.op}{more.get(kind, '')}{_at(entry)}"
+
+
+def _at(entry: DumpEntry) -> str:
+    return f" at {entry.at}" if entry.at else ""
 
 
 def _last(dump: Dump) -> str:
     if not dump.entries:
         return f"rank {dump.rank} issued nothing"
     entry = max(dump.entries, key=lambda entry: entry.created_ns)
-    at = f" at {entry.at}" if entry.at else ""
-    return f"rank {dump.rank} last issued {entry.op} #{entry.seq} of {entry.group}{at}"
+    return f"rank {dump.rank} last issued {entry.op} #{entry.seq} of {entry.group}{_at(entry)}"
 
 
 def _waits(
@@ -171,11 +297,7 @@ def _waits(
         for entry in sorted(dump.entries, key=lambda entry: entry.created_ns):
             if entry.completed:
                 continue
-            of = calls[entry.group]
-            absent = [
-                other for other in members[entry.group]
-                if max(of.get(other, {0: []})) < entry.seq
-            ]
+            absent = _awaited(calls[entry.group], members[entry.group], entry.seq)
             if absent:
                 yield Wait(
                     rank=rank, group=entry.group, seq=entry.seq, op=entry.op,
