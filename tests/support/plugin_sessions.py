@@ -130,6 +130,16 @@ class Twisted(Twin):
         return replace(rank, phases=phases, spans=(), bytes_sent=0)
 
 
+class Timeless(Twin):
+    """Real ranks whose time nobody took, as those of fake."""
+    name = "timeless"
+
+    def run(self, scenario, *, options):
+        record = super().run(scenario, options=options)
+        ranks = tuple(replace(rank, spans=()) for rank in record.ranks)
+        return replace(record, step_time_ns=None, ranks=ranks)
+
+
 class Failing(Twin):
     """Real ranks, of which one fails after its first step."""
     name = "failing"
@@ -157,7 +167,7 @@ class Absent(Twin):
         )
 
 
-OWN = {kind.name: kind for kind in (Twin, Twisted, Failing, Absent)}
+OWN = {kind.name: kind for kind in (Twin, Twisted, Timeless, Failing, Absent)}
 real = registry.find, registry.names
 registry.find = lambda name, **words: OWN[name]() if name in OWN else real[0](name, **words)
 registry.names = lambda: real[1]() | {name: f"conftest:{name}" for name in OWN}

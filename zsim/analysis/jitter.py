@@ -17,6 +17,7 @@ from zsim.engine.costs import Costs
 from zsim.engine.faults.draws import expected_largest
 from zsim.engine.faults.fault import Fault, Jitter
 from zsim.engine.faults.faulty_program import faulty_program
+from zsim.engine.faults.faulty_step import simulate_faulty_step
 from zsim.engine.simulate import Prepared
 from zsim.engine.simulate_step import simulate_step, timeline_of
 from zsim.errors import ArgumentError
@@ -109,7 +110,7 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     """Times of the steady step with the scenario's jitter, over so many seeds from its own on.
 
     ArgumentError for a scenario without a jitter among its `faults`, and for more seeds than
-    minutes of work. DeadlockError where another fault keeps the step from ending.
+    minutes of work. DeadlockError where another fault keeps the step from ending, or a rank fails.
 
     >>> from zsim.scenario.scenario import load
     >>> fault = {"kind": "jitter", "mean": "1 ms"}
@@ -121,6 +122,7 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     case = planned(scenario)
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = faulty_program(case.program, scenario.faults)
+    simulate_faulty_step(case.program, scenario.faults, costs=costs)  # raises where it cannot end
     prepared = Prepared(program, costs=costs)
     times = [
         timeline_of(prepared, costs=costs, faults=_with_seed(scenario, seed)).step_time_ns

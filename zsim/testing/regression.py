@@ -111,10 +111,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A Run that was held to the saved one in `path`."""
+    """A Run that was held to the saved one in `path`; `unseen` are limits of figures that its
+    backend does not measure."""
 
     path: Path
     growths: tuple[Growth, ...]
+    unseen: tuple[str, ...] = ()
 
     @property
     def over(self) -> tuple[Growth, ...]:
@@ -122,9 +124,10 @@ class Held:
         return tuple(growth for growth in self.growths if growth.is_over)
 
     def __str__(self) -> str:
-        if all(growth.now == growth.before for growth in self.growths):
+        if all(growth.now == growth.before for growth in self.growths) and not self.unseen:
             return UNCHANGED
-        return "; ".join(map(str, self.growths))
+        unseen = (f"{name} not measured" for name in self.unseen)
+        return "; ".join([*map(str, self.growths), *unseen])
 
 
 class Baselines:
@@ -164,7 +167,10 @@ class Baselines:
                 remedy="save its Run anew",
             )
         path, record = same[0]
-        return Held(path=path, growths=tuple(self._growths(record, run)))
+        growths = tuple(self._growths(record, run))
+        seen = {growth.name for growth in growths}
+        unseen = tuple(limit.name for limit in self.limits if limit.name not in seen)
+        return Held(path=path, growths=growths, unseen=unseen)
 
     def _growths(self, record: RunRecord, run: Run) -> Iterator[Growth]:
         before, limits = metrics.figures(record, run.scenario), self.limits

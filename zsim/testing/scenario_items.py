@@ -149,9 +149,17 @@ class ScenarioItem(_Item):
         case = BackendCase(backend=self.name, source=self.scenario)
         run = Zero(case=case, item=self, settings=settings).run()
         problems = list(_problems(run))
+        unseen = [verdict.name for verdict in run.expectations if verdict.ok is None]
+        told = f"{self.name} measures no {', no '.join(unseen)} of [expect]" if unseen else ""
+        if told and settings.require_backend:
+            problems.append(f"{told} (--zero-require-backend)")
+        elif told:
+            self.user_properties.append(("zero_not_checked", told))
         if self.name != SIM and SIM in settings.backends:
             comparison = predicted_against(run)
             problems += [] if comparison.ok else [str(comparison)]
+        elif not problems and len(unseen) == len(run.expectations) > 0:
+            settings.lacks(told)
         if problems:
             raise ScenarioFailedError("\n".join(problems))
 

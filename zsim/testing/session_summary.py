@@ -18,6 +18,7 @@ class Summary:
         self.path = baselines.path
         self.compared: list[str] = []
         self.not_compared: list[str] = []
+        self.not_measured: list[str] = []
         self.ran = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -28,6 +29,7 @@ class Summary:
         properties = report.user_properties
         self.compared += [str(text) for key, text in properties if key == "zero_compared"]
         self.not_compared += [str(text) for key, text in properties if key == "zero_not_compared"]
+        self.not_measured += [str(text) for key, text in properties if key == "zero_not_measured"]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -41,7 +43,7 @@ class Summary:
             return
         terminalreporter.section(f"zsim: Runs against {self.path}")
         changed = [text for text in self.compared if not text.endswith(f": {UNCHANGED}")]
-        for text in changed:
+        for text in (*changed, *self.not_measured):
             terminalreporter.write_line(text)
         terminalreporter.write_line(f"{len(self.compared) - len(changed):,} unchanged")
         if self.not_compared:

@@ -135,6 +135,9 @@ class Zero:
             self.item.user_properties.append(("zero_not_compared", run.record.scenario))
             return ""
         told = f"{run.record.scenario} on {run.backend}: {held}"
+        if not held.growths:
+            self.item.user_properties.append(("zero_not_measured", told))
+            return ""
         self.item.user_properties.append(("zero_compared", told))
         lines = [f"{run.record.scenario} is worse than {held.path}", *map(str, held.over)]
         return "\n  ".join(lines) if held.over else ""

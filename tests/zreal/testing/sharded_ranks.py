@@ -230,6 +230,43 @@ WRAPPERS: dict[str, Callable[[Uneven, Rank], nn.Module]] = {
 }
 
 
+class Masked(nn.Module):
+    """A wrapper whose outputs are masked with -inf, and else far off."""
+
+    def __init__(self, module: nn.Module, off: float) -> None:
+        super().__init__()
+        self.inner, self.off = module, off
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.inner(x) + self.off
+        return output.masked_fill(torch.arange(output.shape[1]) == 0, -torch.inf)
+
+
+def masked(off: float) -> int:
+    """check_module of outputs of which one column is -inf."""
+    torch.manual_seed(0)
+    plain = Uneven()
+    return check_module(
+        Masked(DistributedDataParallel(copy.deepcopy(plain)), off), Masked(plain, 0.0),
+        batch=lambda rank, step: torch.randn(4, 3),
+        loss=lambda output: output[:, 1:].square().mean(),
+        whole=lambda own: {
+            f"inner.{name}": value for name, value in own.inner.module.named_parameters()
+        },
+    )
+
+
+def vacuous(what: str) -> int:
+    """check_module where no wrapper could fail: batches alike on all ranks, or no gradient."""
+    plain = Uneven()
+    batch = torch.ones(4, 3) if what == "batch" else None
+    return check_module(
+        copy.deepcopy(plain), plain,
+        batch=lambda rank, step: torch.randn(4, 3) if batch is None else batch,
+        loss=lambda output: output.mean() * 0.0,
+    )
+
+
 def module(name: str, rank: Rank) -> int:
     """The parameters that train as in one process."""
     torch.manual_seed(0)

@@ -136,3 +136,24 @@ def test_a_law_finds_wrappers_that_break_it(rank_pool: Pool, name: str, error: s
     with pytest.raises(RanksFailed) as failed:
         rank_pool(3).run(sharded_ranks.module, name)
     assert error in str(failed.value)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize(("what", "error"), [
+    ("batch", "batch: expected another batch on each rank, found the same on all"),
+    ("loss", "loss: expected a loss that moves a parameter"),
+])
+def test_a_check_that_no_wrapper_could_fail_is_refused(
+    rank_pool: Pool, what: str, error: str
+) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        rank_pool(2).run(sharded_ranks.vacuous, what)
+    assert error in str(failed.value)
+
+
+@pytest.mark.quality
+def test_masked_outputs_hide_no_difference(rank_pool: Pool) -> None:
+    assert rank_pool(2).run(sharded_ranks.masked, 0.0) == [6] * 2
+    with pytest.raises(RanksFailed) as failed:
+        rank_pool(2).run(sharded_ranks.masked, 100.0)
+    assert "outputs_are_the_modules: expected it to hold" in str(failed.value)

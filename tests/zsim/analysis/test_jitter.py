@@ -89,6 +89,11 @@ def test_what_has_no_jitter_or_is_too_much_is_refused() -> None:
     ])
     with pytest.raises(DeadlockError):
         zsim.jitter(failing, seeds=2)
+    at_the_end = failing.with_(faults=[
+        {"kind": "jitter", "mean": "1 ms"}, {"kind": "failure", "rank": 1, "at": "optimizer root"}
+    ])
+    with pytest.raises(DeadlockError, match="expected the rank to finish"):
+        zsim.jitter(at_the_end, seeds=2)
 
 
 def test_the_command_prints_and_writes_them(

@@ -172,3 +172,18 @@ def test_artifacts_of_one_session_are_the_saved_runs_of_the_next(saved):
     lighten(saved, "scenarios/ddp-mlp-2.toml/sim/ddp-mlp-2")
     result = saved.run("scenarios", "--zero-compare=before", "--zero-fail-if=peak:+2%")
     result.assert_outcomes(passed=1, failed=1)
+
+
+def test_a_limit_of_what_a_backend_does_not_measure_is_told_and_is_no_comparison(sessions):
+    sessions.scenario("ddp-mlp-2", optimizer={"name": "sgd"})
+    sessions.backends()
+    asked = ("scenarios", "--zero-backend=timeless")
+    sessions.run(*asked, "--zero-artifacts=before").assert_outcomes(passed=1)
+    both = sessions.run(*asked, "--zero-compare=before", "--zero-fail-if=peak:+0%,step:+5%")
+    both.assert_outcomes(passed=1)
+    (line,) = [each for each in both.stdout.lines if each.startswith("ddp-mlp-2 on timeless: ")]
+    assert line.endswith("; step not measured")
+    assert "0 unchanged" in both.stdout.lines
+    alone = sessions.run(*asked, "--zero-compare=before", "--zero-fail-if=step:+5%")
+    assert "ddp-mlp-2 on timeless: step not measured" in alone.stdout.lines
+    assert alone.ret == 1

@@ -232,3 +232,15 @@ def test_scenarios_run_on_real_ranks_too(sessions):
         "scenarios/ddp-mlp-2.toml::sim PASSED*", "scenarios/ddp-mlp-2.toml::gloo PASSED*"
     ])
     result.assert_outcomes(passed=2)
+
+
+def test_expectations_that_a_backend_cannot_check_never_pass_unsaid(sessions):
+    sessions.scenario("ddp-mlp-2", expect={"step_time": "<= 1 ns"})
+    sessions.backends()
+    asked = ("scenarios", "--zero-backend=timeless", "-rs")
+    skipped = sessions.run(*asked)
+    skipped.assert_outcomes(skipped=1)
+    skipped.stdout.fnmatch_lines(["*timeless measures no step_time of [[]expect[]]*"])
+    required = sessions.run(*asked, "--zero-require-backend")
+    required.assert_outcomes(failed=1)
+    required.stdout.fnmatch_lines(["*timeless measures no step_time*(--zero-require-backend)"])

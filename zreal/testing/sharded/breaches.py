@@ -50,22 +50,37 @@ def shape_text(tensor: Tensor) -> str:
 
 
 def differs(actual: Tensor, expected: Tensor, *, name: str) -> str:
-    """The first difference of a tensor from the expected one, bit for bit; "" for none."""
+    """The first difference of a tensor from the expected one, number for number; "" for none.
+
+    A nan is equal to a nan.
+    """
     if actual.shape != expected.shape:
         return f"{name} is of shape {shape_text(actual)}, expected {shape_text(expected)}"
     if actual.dtype != expected.dtype:
         return f"{name} is of {actual.dtype}, expected {expected.dtype}"
-    if torch.equal(actual, expected):
+    other = _unequal(actual, expected)
+    if not other.any():
         return ""
-    index = int((actual != expected).reshape(-1).nonzero()[0])
+    index = int(other.reshape(-1).nonzero()[0])
     values = (value.reshape(-1)[index].item() for value in (actual, expected))
     return f"{name} has {next(values)} at index {index}, expected {next(values)}"
 
 
 def apart(actual: Tensor, expected: Tensor, *, start: Tensor) -> float:
-    """The largest difference, as a share of the largest way from `start` to what is expected."""
-    if torch.equal(actual, expected):
+    """The largest difference, as a share of the largest way from `start` to what is expected.
+
+    Infinite where one is finite and the other not, as a masked logit is, or both are not alike.
+    """
+    other = _unequal(actual, expected)
+    if not other.any():
         return 0.0
-    way = (expected - start).abs().max().item()
-    difference = (actual - expected).abs().max().item()
+    finite = torch.isfinite(actual) & torch.isfinite(expected)
+    if (other & ~finite).any():
+        return float("inf")
+    way = (expected - start)[finite].abs().max().item()
+    difference = (actual - expected)[finite].abs().max().item()
     return difference / way if way else float("inf")
+
+
+def _unequal(actual: Tensor, expected: Tensor) -> Tensor:
+    return (actual != expected) & ~((actual != actual) & (expected != expected))

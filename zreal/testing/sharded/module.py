@@ -19,6 +19,7 @@ from zreal.testing.sharded.breaches import (
     require,
     shape_text,
 )
+from zsim.errors import ArgumentError
 
 ROUNDED_OTHERWISE = 1e-3
 """Share of its way that a parameter may be apart: sums have another order, steps are rounded."""
@@ -30,8 +31,8 @@ Optimizers = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def whole_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers of a module of fully_shard, FSDP or DDP, whole, by the names that
-    the plain module has; all ranks call this."""
+    """All parameters of a module of fully_shard, FSDP or DDP, whole, by the names that the plain
+    module has; all ranks call this."""
     options = StateDictOptions(full_state_dict=True)
     values = cast("dict[str, Tensor]", get_model_state_dict(module, options=options))
     return {name: value.clone() for name, value in values.items()}
@@ -62,7 +63,10 @@ def check_module(
     `plain` has the values that `wrapped` had when it was wrapped; both are trained. `batch(rank,
     step)` gives a rank's inputs, one tensor or a tuple; the kit seeds what it draws. `loss` makes a
     number of the output, which else is one. `whole` gives the whole parameters of a wrapper of your
-    own.
+    own. Buffers are not compared, since each rank has its own.
+
+    ArgumentError for batches that are the same on all ranks, and for a loss that moves nothing: no
+    wrapper could fail them.
     """
     training = _Training(
         wrapped, plain, batch, loss or (lambda output: output), whole, tolerance, outputs, group
@@ -73,6 +77,7 @@ def check_module(
         for make in (lambda own: torch.optim.SGD(own, lr=0.1), optimizer)
     )
     training.require_same_start()
+    training.require_own_batches()
     training.train(first, 1, "gradients_are_the_mean_of_ranks")
     training.train(further, steps, "steps_are_those_of_one_process")
     return len(training.start)
@@ -105,6 +110,18 @@ class _Training:
         others = self._others(values, self.start)
         require("parameters_start_as_the_modules", others, group=self.group)
 
+    def require_own_batches(self) -> None:
+        """ArgumentError where ranks have equal batches: gradients need no reduction then."""
+        first, *others = [_tensors(self.inputs(rank)) for rank in range(self.world)]
+        if others and all(
+            len(first) == len(other) and all(map(torch.equal, first, other)) for other in others
+        ):
+            raise ArgumentError(
+                where="batch", expected="another batch on each rank",
+                found="the same on all, whose gradients need no reduction",
+                remedy="make it of `rank`, or draw it: the kit seeds each rank otherwise",
+            )
+
     def train(
         self, optimizers: tuple[torch.optim.Optimizer, ...], steps: int, law: str
     ) -> None:
@@ -123,10 +140,18 @@ class _Training:
                 optimizer.step()
                 optimizer.zero_grad()
             self.step += 1
+            if all(map(torch.equal, before.values(), self._plain_values())):
+                raise ArgumentError(
+                    where="loss", expected="a loss that moves a parameter",
+                    found="one whose gradients are all zero",
+                )
             when = f"after {number} step{'s' * (number > 1)}"
             values = self.whole(self.wrapped)
             require("ranks_hold_the_same", self._other_than_rank_0(values, when), group=self.group)
             require(law, self._off_the_way(values, before, when), group=self.group)
+
+    def _plain_values(self) -> list[Tensor]:
+        return [each.detach() for each in self.plain.parameters()]
 
     def _others(
         self, values: dict[str, Tensor], expected: dict[str, Tensor]
@@ -149,7 +174,7 @@ class _Training:
     ) -> Iterator[Breach]:
         for name, parameter in self.plain.named_parameters():
             share = apart(values[name], parameter.detach(), start=before[name])
-            if share > self.tolerance:
+            if not share <= self.tolerance:
                 how = f"{share:.2g} of its way apart {when}, at most {self.tolerance:g} allowed"
                 yield _breach(name, parameter, how)
 
@@ -168,7 +193,7 @@ def _far(outputs: list[Tensor], expected: list[Tensor], tolerance: float) -> lis
         how = differs(output, other, name="it")
         if output.shape == other.shape and how:
             share = apart(output, other, start=torch.zeros_like(other))
-            how = f"{how}; {share:.2g} of the largest" if share > tolerance else ""
+            how = "" if share <= tolerance else f"{how}; {share:.2g} of the largest"
         if how:
             what = f"output {index} of shape {shape_text(other)}"
             breaches.append(Breach(other.numel(), what, how))

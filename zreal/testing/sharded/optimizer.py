@@ -107,7 +107,7 @@ def _off_the_way(
 ) -> Iterator[Breach]:
     for i, (start, mine, other) in enumerate(pairs):
         share = apart(mine.detach(), other.detach(), start=start)
-        if share > tolerance:
+        if not share <= tolerance:
             how = f"{share:.2g} of its way apart {when}, at most {tolerance:g} allowed"
             yield _breach(mine, i, how)
 
