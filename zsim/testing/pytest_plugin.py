@@ -37,6 +37,8 @@ MARKER = (
 )
 SETTINGS = pytest.StashKey["SessionOptions"]()
 NAMED = pytest.StashKey[list[str]]()
+MISTAKES = pytest.StashKey[dict[str, str]]()
+"""Mistakes in markers of the session, by the name of the test without its parameters."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,11 +132,14 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A case of the test for each backend and world size of its marker."""
+    """A case of the test for each backend and world size of its marker; a mistake in the marker
+    waits for the test's set-up, so that other tests run."""
     markers = list(metafunc.definition.iter_markers("zero"))
+    mistakes = metafunc.config.stash.setdefault(MISTAKES, {})
+    test = metafunc.definition.nodeid
     if "_zero_case" not in metafunc.fixturenames:
         if markers:
-            _refuse(metafunc, "marker zero: expected the fixture zero or compare among the "
+            mistakes[test] = ("marker zero: expected the fixture zero or compare among the "
                               "arguments, found neither")
         return
     from zsim.errors import ZsimError
@@ -144,8 +149,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     try:
         made = list(cases(markers, _settings(metafunc.config), compares=compares))
     except ZsimError as error:
-        _refuse(metafunc, str(error))
-    metafunc.parametrize("_zero_case", [_param(metafunc.config, case) for case in made])
+        mistakes[test] = str(error)
+    else:
+        metafunc.parametrize("_zero_case", [_param(metafunc.config, case) for case in made])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test whose marker has a mistake."""
+    mistakes = item.config.stash.get(MISTAKES, {})
+    if not mistakes or not isinstance(item, pytest.Function) or item.parent is None:
+        return
+    if problem := mistakes.get(f"{item.parent.nodeid}::{item.originalname}"):
+        pytest.fail(f"{item.nodeid}: {problem}", pytrace=False)
 
 
 def _param(config: pytest.Config, case: BackendCase) -> Any:
@@ -154,10 +170,6 @@ def _param(config: pytest.Config, case: BackendCase) -> Any:
         config.addinivalue_line("markers", f"{name}: set by the marker zero")
     marks = [getattr(pytest.mark, name) for name in case.marks]
     return pytest.param(case, id=case.id, marks=marks)
-
-
-def _refuse(metafunc: pytest.Metafunc, problem: str) -> None:
-    pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
 
 
 @pytest.fixture

@@ -101,12 +101,33 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("arguments", "problem"), MISTAKES.items())
-def test_a_mistake_in_the_marker_names_file_and_test(sessions, arguments, problem):
-    sessions.tests(f"@pytest.mark.zero({arguments})\ndef test_step(zero): pass\n")
+def test_a_mistake_in_the_marker_is_its_own_tests_error(sessions, arguments, problem):
+    """Other tests of the session run; the error names file and test, and nothing else."""
+    sessions.tests(
+        f"@pytest.mark.zero({arguments})\ndef test_step(zero): pass\n\n"
+        "def test_other(): pass\n"
+    )
     result = sessions.run()
     assert f"test_user.py::test_step: {problem}" in result.stdout.lines
     assert "Traceback" not in result.stdout.str()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "During handling" not in result.stdout.str()
+    result.assert_outcomes(passed=1, errors=1)
+
+
+def test_a_mistake_in_the_marker_of_a_test_with_parameters_is_an_error_of_each(sessions):
+    sessions.tests(
+        "class TestOfClass:\n"
+        "    @pytest.mark.parametrize('size', [1, 2])\n"
+        "    @pytest.mark.zero(backend='simm')\n"
+        "    def test_step(self, size, zero): pass\n\n"
+        "    def test_other(self): pass\n"
+    )
+    result = sessions.run()
+    result.stdout.fnmatch_lines([
+        f"test_user.py::TestOfClass::test_step[[]{size}[]]: backend: *did you mean sim?"
+        for size in (1, 2)
+    ])
+    result.assert_outcomes(passed=1, errors=2)
 
 
 def test_a_marker_without_the_fixture_is_a_mistake_too(sessions):
