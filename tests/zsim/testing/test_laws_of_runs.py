@@ -170,6 +170,61 @@ def test_a_law_of_a_users_own_is_asked_and_its_name_is_taken_once(whole: Run) ->
         LAWS.pop("no step is short", None)
 
 
+def gives_nothing(run: Run) -> None:
+    """A law that forgets to yield."""
+
+
+def gives_a_verdict(run: Run) -> bool:
+    return run.world_size > 100
+
+
+def gives_a_text(run: Run) -> str:
+    return "too short"
+
+
+def yields_a_number(run: Run) -> Iterator[int]:
+    yield 3
+
+
+@pytest.mark.parametrize(("own", "found"), [
+    (gives_nothing, "None"), (gives_a_verdict, "False"), (gives_a_text, '"too short"'),
+    (yields_a_number, "3"),
+])
+def test_a_law_that_yields_no_text_is_refused_by_its_name(
+    whole: Run, own: Any, found: str
+) -> None:
+    name = own.__name__.replace("_", " ")
+    try:
+        law(own)
+        with pytest.raises(ArgumentError) as caught:
+            check_laws(whole, simulating=False)
+        assert str(caught.value).startswith(
+            f"law {name}: expected each breach as text, or none, found {found}; write yield"
+        )
+    finally:
+        LAWS.pop(name, None)
+
+
+def test_an_error_inside_a_law_names_the_law_and_the_run(whole: Run) -> None:
+    def steps_are_quick(run: Run) -> Iterator[str]:
+        assert run.step_time == 0, "a slow step"
+        yield from ()
+
+    try:
+        law(steps_are_quick)
+        with pytest.raises(AssertionError, match="a slow step") as caught:
+            check_laws(whole, simulating=False)
+        told = f"in the law steps are quick, of the run {whole.record.scenario}"
+        assert caught.value.__notes__ == [told]
+    finally:
+        LAWS.pop("steps are quick", None)
+
+
+def test_a_law_is_a_function() -> None:
+    with pytest.raises(ArgumentError, match="law: expected a function of a Run, found 3; @law"):
+        law(3)  # type: ignore[call-overload]
+
+
 def test_the_page_lists_every_law_and_its_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

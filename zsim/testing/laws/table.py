@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import overload
 
@@ -89,6 +89,11 @@ zsim.testing.laws, found nothing is all reduced: rank 0: an all_reduce of 101,54
 
 
 def _added(ask: AskRun, *, simulates: bool) -> AskRun:
+    if not callable(ask) or not hasattr(ask, "__name__"):
+        raise ArgumentError(
+            where="law", expected="a function of a Run", found=described(ask),
+            remedy="@law, or @law(simulates=True), above a def",
+        )
     made = LawOfRuns(ask, simulates)
     if made.name in LAWS and LAWS[made.name].ask is not ask:
         raise ArgumentError(
@@ -105,7 +110,29 @@ def breaches(
     for name in _asked(run, without, simulating=simulating):
         ask = LAWS[name].ask
         own = ask is of_runs.records_are_possible  # they name their laws
-        yield from (breach if own else f"{name}: {breach}" for breach in ask(run))
+        yield from (breach if own else f"{name}: {breach}" for breach in _told(name, ask, run))
+
+
+def _told(name: str, ask: AskRun, run: Run) -> Iterator[str]:
+    """The breaches that a law yields; ArgumentError where it gives something else."""
+    try:
+        told = ask(run)
+        if isinstance(told, str) or not isinstance(told, Iterable):
+            raise _no_breaches(name, told)
+        for breach in told:
+            if not isinstance(breach, str):
+                raise _no_breaches(name, breach)
+            yield breach
+    except Exception as error:
+        error.add_note(f"in the law {name}, of the run {run.record.scenario}")
+        raise
+
+
+def _no_breaches(name: str, told: object) -> ArgumentError:
+    return ArgumentError(
+        where=f"law {name}", expected="each breach as text, or none", found=described(told),
+        remedy="write yield before the text of each breach, in place of return or assert",
+    )
 
 
 def check_laws(run: Run, *, without: Collection[str] = (), simulating: bool = True) -> int:
