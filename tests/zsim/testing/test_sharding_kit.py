@@ -52,7 +52,8 @@ def test_the_rows_of_fully_shard_hold_every_law() -> None:
 
 
 def test_a_flat_buffer_with_padding_holds_every_law() -> None:
-    assert check_sharding(padded, unpadded, make=numpy.array, gives_shape=True) == 256
+    number = check_sharding(padded, unpadded, make=numpy.array, gives_shape=True)
+    assert number == 2 * 256  # in float16 too
 
 
 def test_the_projects_own_shards_hold_every_law() -> None:
@@ -105,9 +106,21 @@ def in_float(pieces: list[Any], shape: tuple[int, ...]) -> Any:
     return unpadded(pieces, shape).astype("float32")
 
 
+def remembering() -> Callable[..., Any]:
+    """A shard that leaves out the first element in every second cut."""
+    cuts: list[int] = []
+
+    def shard(tensor: list[Any], rank: int, world: int) -> list[Any]:
+        cuts.extend([rank] * (rank == 0))
+        return rows(tensor, rank, world)[len(cuts) % 2 * (rank == 0):]
+
+    return shard
+
+
 Broken = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]
 FLAT = {"make": numpy.array, "gives_shape": True}
 DEFECTS: dict[str, Broken] = {
+    "a_tensor_is_cut_alike_each_time": (remembering(), join, None, {}),
     "elements_are_held_once": (floor, join, None, {}),
     "shards_join_to_the_tensor": (rows, reversed_join, None, {}),
     "padding_is_never_read": (padded, reading_padding, None, FLAT),
@@ -151,9 +164,87 @@ def test_an_error_of_the_users_function_names_law_and_shape() -> None:
 
     with pytest.raises(IndexError) as caught:
         check_sharding(failing, join)
-    assert caught.value.__notes__ == ["in the law elements_are_held_once, shape 3 over 4 ranks"]
+    told = "in the law a_tensor_is_cut_alike_each_time, shape 3 over 4 ranks"
+    assert caught.value.__notes__ == [told]
 
 
 def test_a_name_that_is_no_law_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="without: expected elements_are_held_once, .*'parity'"):
+    with pytest.raises(ArgumentError, match="without: expected a_tensor_is_cut_alike_.*'parity'"):
         check_sharding(rows, join, without=["parity"])
+    with pytest.raises(ArgumentError, match="without: expected a law to be left, found every law"):
+        check_sharding(rows, join, without=LAWS)
+
+
+@pytest.mark.parametrize(("arguments", "problem"), [
+    ({"worlds": ()}, r"worlds: expected numbers of ranks from 1, found \[\]; as worlds="),
+    ({"worlds": 4}, "worlds: expected numbers of ranks from 1, found 4"),
+    ({"worlds": [0]}, r"worlds: expected numbers of ranks from 1, found \[0\]"),
+    ({"worlds": [True]}, r"worlds: expected numbers of ranks from 1, found \[True\]"),
+    ({"shapes": ()}, r"shapes: expected shapes, each of sizes from 0, found \[\]; as shapes="),
+    ({"shapes": [5]}, r"shapes: expected shapes, each of sizes from 0, found \[5\]"),
+    ({"shapes": [(-1,)]}, r"shapes: expected shapes, each of sizes from 0, found \[\(-1,\)\]"),
+    ({"shapes": [()]}, "shapes: expected a dimension in each shape of lists, found a scalar"),
+    ({"dtypes": ["float16"]}, "dtypes: expected dtypes that make= takes .*, found float16"),
+    ({"dtypes": (), "make": numpy.array}, r"dtypes: expected dtypes, found \[\]"),
+    ({"dtypes": ["uint8"], "make": numpy.array}, "hold -1 to 186, found uint8; check smaller"),
+])
+def test_a_check_of_nothing_and_other_mistakes_are_refused(
+    arguments: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ArgumentError, match=problem):
+        check_sharding(rows, join, **arguments)
+
+
+def test_a_scalar_is_cut_as_one_element() -> None:
+    shapes = [(), (2,)]
+    number = check_sharding(padded, unpadded, make=numpy.array, gives_shape=True, shapes=shapes)
+    assert number == 2 * 2 * 8
+    with pytest.raises(ShardLawError, match="found a scalar over 1 rank: 1 of 1 elements"):
+        check_sharding(
+            lambda tensor, rank, world: tensor.reshape(-1)[:0], unpadded, make=numpy.array,
+            gives_shape=True, shapes=shapes,
+        )
+
+
+def half_as_single(tensor: Any, rank: int, world: int) -> Any:
+    """A shard that widens half precision."""
+    piece = padded(tensor, rank, world)
+    return piece.astype("float32") if piece.dtype == "float16" else piece
+
+
+@pytest.mark.quality
+def test_a_shard_that_casts_halves_is_found() -> None:
+    with pytest.raises(ShardLawError) as caught:
+        check_sharding(half_as_single, unpadded, make=numpy.array, gives_shape=True)
+    assert str(caught.value) == (
+        "dtypes_are_kept: expected it to hold, found shape 0 of float16 over 1 rank: the piece of "
+        "rank 0 is of float32, the tensor of float16"
+    )
+    single = {"make": numpy.array, "gives_shape": True, "dtypes": ["float32"]}
+    assert check_sharding(half_as_single, unpadded, **single) == 256
+
+
+def test_large_shapes_are_left_out_of_float16_alone() -> None:
+    """float16 holds each integer up to 2048, and a law fills a tensor with the next numbers."""
+    more = {"make": numpy.array, "gives_shape": True, "worlds": [2]}
+    assert check_sharding(padded, unpadded, shapes=[(1024,)], **more) == 2
+    assert check_sharding(padded, unpadded, shapes=[(1025,)], **more) == 1
+
+
+def test_functions_of_tensors_that_get_lists_are_told_of_make() -> None:
+    def sizes(tensor: Any, rank: int, world: int) -> Any:
+        return tensor.chunk(world)[rank]
+
+    with pytest.raises(AttributeError) as caught:
+        check_sharding(sizes, join)
+    hint = "tensors are nested lists here; make=torch.tensor makes torch's"
+    assert caught.value.__notes__[-1] == hint
+
+
+@pytest.mark.quality
+def test_a_single_world_is_resharded_to_another() -> None:
+    def lazy(pieces: Pieces, world: int) -> Pieces:
+        return pieces if len(pieces) == 4 else recut(pieces, world)
+
+    with pytest.raises(ShardLawError, match="resharded from 4 to 5 ranks"):
+        check_sharding(rows, join, lazy, worlds=[4], shapes=[(8,)])

@@ -23,13 +23,26 @@ class ShardCase:
     shape: Shape
     world: int
     other: int
+    dtype: Any = None
 
     def __str__(self) -> str:
         sizes = " × ".join(map(str, self.shape))
-        return f"shape {sizes} over {self.world} rank{'s' * (self.world > 1)}"
+        shape = f"shape {sizes}" if sizes else "a scalar"
+        dtype = "" if self.dtype is None else f" of {getattr(self.dtype, '__name__', self.dtype)}"
+        return f"{shape}{dtype} over {self.world} rank{'s' * (self.world > 1)}"
 
 
 Law = Callable[[Cut, ShardCase], Iterator[str]]
+
+
+def a_tensor_is_cut_alike_each_time(cut: Cut, case: ShardCase) -> Iterator[str]:
+    """One tensor gives equal pieces whenever it is cut, as under both names of a tied one."""
+    tensor = cut.tensor(case.shape)
+    first, second = (cut.pieces(tensor, case.world) for _ in range(2))
+    for rank, (piece, again) in enumerate(zip(first, second, strict=True)):
+        if elements(piece) != elements(again):
+            yield f"rank {rank} gets {_short(piece)} first and {_short(again)} then"
+            return
 
 
 def elements_are_held_once(cut: Cut, case: ShardCase) -> Iterator[str]:
@@ -61,7 +74,7 @@ def padding_is_never_read(cut: Cut, case: ShardCase) -> Iterator[str]:
     """unshard gives x whatever stands in the padding."""
     tensor = cut.tensor(case.shape)
     pieces = [
-        poisoned(piece, padding, cut.make) if (padding := _padding(cut, case, rank)) else piece
+        poisoned(cut, piece, padding) if (padding := _padding(cut, case, rank)) else piece
         for rank, piece in enumerate(cut.pieces(tensor, case.world))
     ]
     yield from _differs(tensor, cut.joined(pieces, tensor), "with -1 in its padding joined")
@@ -124,9 +137,9 @@ def resharding_is_sharding_anew(cut: Cut, case: ShardCase) -> Iterator[str]:
 LAWS: dict[str, Law] = {
     law.__name__: law
     for law in (
-        elements_are_held_once, shards_join_to_the_tensor, padding_is_never_read,
-        the_tensor_is_left_as_it_was, pieces_are_equal_or_smaller_later, dtypes_are_kept,
-        resharding_is_sharding_anew,
+        a_tensor_is_cut_alike_each_time, elements_are_held_once, shards_join_to_the_tensor,
+        padding_is_never_read, the_tensor_is_left_as_it_was, pieces_are_equal_or_smaller_later,
+        dtypes_are_kept, resharding_is_sharding_anew,
     )
 }
 """Every law by its name."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-Make = Callable[[Any], Any]
+Make = Callable[..., Any]
 """Makes a tensor of nested lists, as torch.tensor or numpy.array; `list` keeps the lists."""
 
 
@@ -26,6 +26,8 @@ class Cut:
     make: Make = list
     gives_shape: bool = False
     """True where `unshard` wants the whole shape too."""
+    dtype: Any = None
+    """The dtype that `make` is told; None for its own choice."""
 
     def pieces(self, tensor: Any, world: int) -> list[Any]:
         """Every rank's piece."""
@@ -37,12 +39,28 @@ class Cut:
 
     def tensor(self, shape: Sequence[int], *, first: int = 1) -> Any:
         """A tensor of that shape whose elements are `first`, `first` + 1, …"""
-        numbers = iter(range(first, first + prod(shape)))
-        return self.make(nested(shape, numbers))
+        return self.made(shape, iter(range(first, first + prod(shape))))
+
+    def made(self, shape: Sequence[int], numbers: Iterator[Any]) -> Any:
+        """A tensor of that shape, filled in order; nested lists say no shape where none is in
+        them."""
+        lists = nested(shape, numbers)
+        made = self.make(lists) if self.dtype is None else self.make(lists, dtype=self.dtype)
+        return made.reshape(tuple(shape)) if hasattr(made, "reshape") else made
+
+    def holds(self, number: int) -> bool:
+        """True where the dtype holds -1 and each number up to `number` exactly."""
+        wanted = [-1, number - 1, number]
+        try:
+            return elements(self.made((3,), iter(wanted))) == wanted
+        except (OverflowError, RuntimeError, TypeError, ValueError):  # by the library
+            return False
 
 
-def nested(shape: Sequence[int], numbers: Iterator[int]) -> list[Any]:
-    """Lists in lists of that shape, filled in order."""
+def nested(shape: Sequence[int], numbers: Iterator[Any]) -> Any:
+    """Lists in lists of that shape, filled in order; a number for a scalar."""
+    if not shape:
+        return next(numbers)
     if len(shape) == 1:
         return [next(numbers) for _ in range(shape[0])]
     return [nested(shape[1:], numbers) for _ in range(shape[0])]
@@ -76,12 +94,12 @@ def shape_of(tensor: Any) -> tuple[int, ...] | None:
     return (len(tensor), *(inner or ()))
 
 
-def poisoned(piece: Any, padding: Sequence[int], make: Make) -> Any:
+def poisoned(cut: Cut, piece: Any, padding: Sequence[int]) -> Any:
     """The piece with -1 at the positions `padding` of its elements."""
     if hasattr(piece, "clone"):  # torch's
         flat = piece.clone().reshape(-1)
         flat[list(padding)] = -1
         return flat.reshape(piece.shape)
     numbers = [-1 if i in set(padding) else value for i, value in enumerate(elements(piece))]
-    shape = shape_of(piece) or (len(numbers),)
-    return make(nested(shape, iter(numbers)))
+    shape = shape_of(piece)
+    return cut.made((len(numbers),) if shape is None else shape, iter(numbers))
