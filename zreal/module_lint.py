@@ -16,11 +16,13 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from zreal.tracing.units.param_groups import find_units
 from zsim.analysis.lint import LintFinding
+from zsim.analysis.lint.unit_rules import told_of_empty
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine.costs import Costs
 from zsim.errors import ArgumentError
+from zsim.io.arguments import described
 from zsim.io.units import counted, format_bytes
-from zsim.ir.sharding import padded_size
+from zsim.ir.sharding import num_filled, padded_size
 from zsim.models.spec import ROOT
 
 MOST_PADDING, MOST_IN_ROOT, LEAST_SAVED = 0.1, 1 / 3, 0.25
@@ -72,6 +74,11 @@ def lint(
 
     ArgumentError for a mesh of other axes than one or two, and for a name that is no rule's.
     """
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(
+            where="module", expected="an nn.Module", found=described(module),
+            remedy="an object, as model or MyModel(), not its class",
+        )
     unknown = [name for name in ignore if name not in RULES]
     if unknown:
         raise ArgumentError(where="ignore", expected=", ".join(RULES), found=unknown[0])
@@ -85,11 +92,15 @@ def lint(
 def _case(
     module: nn.Module, mesh: DeviceMesh | Sequence[int], units: Sequence[str] | None, preset: str
 ) -> ModuleCase:
-    sizes = tuple(mesh.shape if isinstance(mesh, DeviceMesh) else mesh)
-    if len(sizes) not in (1, 2) or not all(isinstance(n, int) and n > 0 for n in sizes):
+    given = mesh.shape if isinstance(mesh, DeviceMesh) else mesh
+    sizes = tuple(given) if isinstance(given, Sequence) else ()
+    if len(sizes) not in (1, 2) or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes
+    ):
         raise ArgumentError(
             where="mesh", expected="one axis of shards, or one of replicas and one of shards",
-            found=repr(sizes), remedy="as (8,) or (2, 4)",
+            found=repr(sizes) if isinstance(given, Sequence) else described(given),
+            remedy="as (8,) or (2, 4)",
         )
     names = mesh.mesh_dim_names if isinstance(mesh, DeviceMesh) else None
     wrapped = [fqn for fqn, part in module.named_modules() if isinstance(part, WRAPPED)]
@@ -166,11 +177,11 @@ def _large_root(case: ModuleCase) -> Iterator[LintFinding]:
 
 def _padded_shards(case: ModuleCase) -> Iterator[LintFinding]:
     """Parameters whose dim 0 does not divide, as fully_shard pads them."""
-    padding, empty = 0, list[str]()
-    for name, shape, size in (each for shapes in case.units.values() for each in shapes):
-        rows, row = (shape[0], shape[1:].numel()) if shape else (1, 1)
-        padding += (padded_size(rows, case.shards) - rows) * row * size
-        empty += [name] if rows < case.shards else []
+    padding = sum(_padding(case, unit) for unit in case.units)
+    empty = [
+        name for shapes in case.units.values() for name, shape, _ in shapes
+        if _rows(shape) < case.shards
+    ]
     if padding > MOST_PADDING * (case.total + padding):
         few = f"; ranks hold nothing of {counted(len(empty), 'parameter')}" if empty else ""
         yield LintFinding(
@@ -179,6 +190,35 @@ def _padded_shards(case: ModuleCase) -> Iterator[LintFinding]:
             why="fully_shard cuts dim 0 into equal shards and gathers the padding too",
             remedy=f"shard over fewer ranks, or make dim 0 a multiple of {case.shards}",
             gathered_bytes=padding,
+        )
+
+
+def _rows(shape: torch.Size) -> int:
+    """Size of dim 0, which fully_shard cuts; 1 for a scalar."""
+    return shape[0] if shape else 1
+
+
+def _padding(case: ModuleCase, unit: str) -> int:
+    """Bytes of padding of a unit's parameters."""
+    return sum(
+        (padded_size(_rows(shape), case.shards) - _rows(shape)) * shape[1:].numel() * size
+        for _, shape, size in case.units[unit]
+    )
+
+
+def _empty_shards(case: ModuleCase) -> Iterator[LintFinding]:
+    """Units of which some rank holds nothing."""
+    filled = {
+        unit: max(num_filled(_rows(shape), case.shards) for _, shape, _ in shapes)
+        for unit, shapes in case.units.items()
+    }
+    nbytes = {unit: case.nbytes(unit) for unit in case.units if filled[unit] < case.shards}
+    if nbytes:
+        yield LintFinding(
+            fact=told_of_empty(filled, nbytes, case.shards),
+            why="ranks without a part wait for a collective of padding",
+            remedy="shard over fewer ranks, or wrap it together with a block",
+            gathered_bytes=sum(_padding(case, unit) for unit in nbytes),
         )
 
 
@@ -203,6 +243,7 @@ RULES: dict[str, Callable[[ModuleCase], Iterator[LintFinding]]] = {
     "tiny-units": _tiny_units,
     "large-root": _large_root,
     "padded-shards": _padded_shards,
+    "empty-shards": _empty_shards,
     "flat-mesh": _flat_mesh,
 }
 """Every rule by its name."""

@@ -33,6 +33,7 @@ MISTAKES = {
     "tiny-units": (Blocks(width=64, vocabulary=8), (8,), None),
     "large-root": (Blocks(vocabulary=100_000), (8,), None),
     "padded-shards": (Blocks(width=65, vocabulary=65), (64,), None),
+    "empty-shards": (Blocks(vocabulary=4), (8,), None),
     "flat-mesh": (Blocks(), (1, 8), None),
 }
 
@@ -81,7 +82,26 @@ def test_a_module_whose_root_alone_is_wrapped_is_one_unit():
     assert finding.rule == "one-unit"
 
 
-@pytest.mark.parametrize("mesh", [(), (2, 2, 2), (0,), ("8",)])
+@pytest.mark.quality
+def test_ranks_that_hold_nothing_of_a_unit_are_named():
+    """Three rows of eight ranks: their padding is below a tenth of what is gathered."""
+    with torch.device("meta"):
+        layers = [nn.Linear(512, 512) for _ in range(8)]
+        module = nn.ModuleDict({"layers": nn.ModuleList(layers), "head": nn.Linear(512, 3)})
+    units = [*(f"layers.{i}" for i in range(8)), "head"]
+    (finding,) = zreal.lint(module, (2, 8), units=units, ignore=["tiny-units"])
+    assert finding.rule == "empty-shards"
+    assert finding.fact == "ranks 3 to 7 of 8 hold nothing of head (6,156 B)"
+    assert finding.gathered_bytes == 5 * (512 + 1) * 4
+    assert zreal.lint(module, (3,), units=["head"], ignore=RULES.keys() - {"empty-shards"}) == ()
+
+
+def test_a_class_in_place_of_a_module_is_refused():
+    with pytest.raises(ArgumentError, match="module: expected an nn.Module, found a type; an obj"):
+        zreal.lint(nn.Linear, (8,))
+
+
+@pytest.mark.parametrize("mesh", [(), (2, 2, 2), (0,), ("8",), 8, (True, 8), None])
 def test_other_meshes_are_refused(mesh):
     with pytest.raises(ArgumentError, match="mesh: expected one axis of shards"):
         zreal.lint(Blocks(), mesh)

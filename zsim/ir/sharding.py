@@ -46,6 +46,15 @@ def padded_size(n: int, num_shards: int) -> int:
     return shard_size(n, num_shards) * num_shards
 
 
+def num_filled(n: int, num_shards: int) -> int:
+    """Ranks whose shard of `n` is not empty: the first ones.
+
+    >>> num_filled(3, 8), num_filled(9, 8), num_filled(8, 8)
+    (3, 5, 8)
+    """
+    return -(-n // shard_size(n, num_shards)) if n else 0
+
+
 def shard(n: int, *, num_shards: int, rank: int) -> Interval:
     """The elements of `n` that `rank` holds: [min(r·s, n), min((r+1)·s, n)) with
     s = ceil(n / num_shards). Can be empty.

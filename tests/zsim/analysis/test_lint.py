@@ -45,6 +45,14 @@ MISTAKES: dict[str, tuple[zsim.Scenario, dict[str, Any]]] = {
         ),
         {},
     ),
+    "empty-shards": (
+        scenario(
+            model={"family": "mlp",
+                   "sizes": {"dims": [64, 64, 64], "hidden": 64, "num_classes": 3}},
+            batch={"micro_batch": 2},
+        ),
+        {"strategy": {"name": "hsdp", "dp_replicate": 4, "dp_shard": 2}},
+    ),
     "large-root": (
         scenario(model={"preset": "llama-3-8b", "num_layers": 2}), {"wrapping": {"ends": "apart"}},
     ),
@@ -129,6 +137,17 @@ def test_padding_is_counted_by_hand() -> None:
     assert finding.gathered_bytes == 2 * padding
     share = padding / (padding + gathers * block + root)
     assert finding.fact.startswith(f"{share:.0%} of what is gathered is padding, as ")
+
+
+@pytest.mark.quality
+def test_ranks_that_hold_nothing_are_named_with_the_padding() -> None:
+    """The head, 3 rows of 64 and a bias of 3, is the root; flat buffers fill every rank."""
+    mistaken, _ = MISTAKES["empty-shards"]
+    (finding,) = [each for each in lint(mistaken) if each.rule == "empty-shards"]
+    assert finding.fact == "ranks 3 to 7 of 8 hold nothing of root (390 B)"
+    assert finding.gathered_bytes == 5 * (64 + 1) * 2  # once, as the root stays gathered
+    flat = mistaken.with_(strategy={"name": "zero3"})
+    assert "empty-shards" not in [each.rule for each in lint(flat)]
 
 
 def test_rules_are_ignored_by_argument_and_by_the_scenario() -> None:

@@ -220,13 +220,13 @@ def test_a_shard_that_casts_halves_is_found() -> None:
         "dtypes_are_kept: expected it to hold, found shape 0 of float16 over 1 rank: the piece of "
         "rank 0 is of float32, the tensor of float16"
     )
-    single = {"make": numpy.array, "gives_shape": True, "dtypes": ["float32"]}
+    single: dict[str, Any] = {"make": numpy.array, "gives_shape": True, "dtypes": ["float32"]}
     assert check_sharding(half_as_single, unpadded, **single) == 256
 
 
 def test_large_shapes_are_left_out_of_float16_alone() -> None:
     """float16 holds each integer up to 2048, and a law fills a tensor with the next numbers."""
-    more = {"make": numpy.array, "gives_shape": True, "worlds": [2]}
+    more: dict[str, Any] = {"make": numpy.array, "gives_shape": True, "worlds": [2]}
     assert check_sharding(padded, unpadded, shapes=[(1024,)], **more) == 2
     assert check_sharding(padded, unpadded, shapes=[(1025,)], **more) == 1
 

@@ -37,6 +37,9 @@ RULES: dict[str, Rule] = {
     "padded-shards": Rule(
         unit_rules.padded_shards, "padding is gathered as parameters are"
     ),
+    "empty-shards": Rule(
+        unit_rules.empty_shards, "ranks without a part wait for a collective of padding"
+    ),
     "large-root": Rule(
         unit_rules.large_root, "fully_shard keeps the root gathered from forward to backward"
     ),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from zsim.analysis.lint.case import LintCase
 from zsim.analysis.lint.finding import LintFinding, compared
 from zsim.io.units import counted, format_bytes
 from zsim.ir.ledger import Ledger
 from zsim.ir.program import Program
+from zsim.ir.sharding import num_filled
 from zsim.models.spec import ROOT
 
 LEAST_SAVED = 0.02
@@ -84,6 +85,48 @@ def padded_shards(case: LintCase) -> Iterator[LintFinding]:
         remedy="shard over fewer ranks (hsdp), or make first dimensions multiples of the ranks",
         gathered_bytes=padding,
     )
+
+
+def empty_shards(case: LintCase) -> Iterator[LintFinding]:
+    """Units of which some rank holds nothing but padding, which is gathered all the same."""
+    ranks = case.scenario.mesh.dp_shard
+    gathers = list(case.steady("all_gather"))
+    gathered = {op.unit for op in gathers}
+    filled = dict[str, int]()
+    for unit in case.scenario.model.units:
+        rows = (  # fully_shard cuts each parameter, the others a flat buffer
+            [p.shape[0] if p.shape else 1 for p in unit.parameters]
+            if case.strategy.dtensors else [unit.numel]
+        )
+        if unit.fqn in gathered:
+            filled[unit.fqn] = max((num_filled(n, ranks) for n in rows), default=ranks)
+    nbytes = {
+        unit.fqn: unit.numel * case.element_nbytes for unit in case.scenario.model.units
+        if filled.get(unit.fqn, ranks) < ranks
+    }
+    if nbytes:
+        padding = sum(op.nbytes - nbytes[op.unit] for op in gathers if op.unit in nbytes)
+        yield LintFinding(
+            fact=told_of_empty(filled, nbytes, ranks),
+            remedy="shard over fewer ranks (hsdp), or wrap it together with a block",
+            gathered_bytes=padding,
+        )
+
+
+def told_of_empty(filled: Mapping[str, int], nbytes: Mapping[str, int], ranks: int) -> str:
+    """Ranks that hold nothing of the unit that fewest hold, and the number of other such units.
+
+    >>> told_of_empty({"head": 3, "norm": 7}, {"head": 6156, "norm": 28}, 8)
+    'ranks 3 to 7 of 8 hold nothing of head (6,156 B); some hold nothing of 1 other unit'
+    """
+    unit = min(nbytes, key=lambda fqn: filled[fqn])
+    first, last = filled[unit], ranks - 1
+    idle = f"rank {last} of {ranks} holds" if first == last else (
+        f"ranks {first} to {last} of {ranks} hold"
+    )
+    others = len(nbytes) - 1
+    more = f"; some hold nothing of {counted(others, 'other unit')}" if others else ""
+    return f"{idle} nothing of {unit} ({format_bytes(nbytes[unit])}){more}"
 
 
 def large_root(case: LintCase) -> Iterator[LintFinding]:
