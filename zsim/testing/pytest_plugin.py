@@ -132,8 +132,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A case of the test for each backend and world size of its marker; a mistake in the marker
-    waits for the test's set-up, so that other tests run."""
+    """A case of the test for each backend and world size of its marker.
+
+    A mistake in the marker waits for the test's set-up, so that other tests run.
+    """
     markers = list(metafunc.definition.iter_markers("zero"))
     mistakes = metafunc.config.stash.setdefault(MISTAKES, {})
     test = metafunc.definition.nodeid

@@ -88,7 +88,7 @@ def padded_shards(case: LintCase) -> Iterator[LintFinding]:
 
 
 def empty_shards(case: LintCase) -> Iterator[LintFinding]:
-    """Units of which some rank holds nothing but padding, which is gathered all the same."""
+    """Units of which some rank holds nothing but padding, gathered all the same."""
     ranks = case.scenario.mesh.dp_shard
     gathers = list(case.steady("all_gather"))
     gathered = {op.unit for op in gathers}

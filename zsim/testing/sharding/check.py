@@ -26,7 +26,7 @@ SHAPES: tuple[tuple[int, ...], ...] = tuple(
     )
 )
 MAKERS = {"torch": ("tensor", "as_tensor"), "numpy": ("array", "asarray")}
-"""Libraries whose makers take float16, which is checked besides their own choice of a dtype."""
+"""Makers by library, checked with float16 and with their own choice of a dtype."""
 
 
 class ShardLawError(ZsimError, AssertionError):
