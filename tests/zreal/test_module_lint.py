@@ -91,7 +91,7 @@ def test_ranks_that_hold_nothing_of_a_unit_are_named():
     units = [*(f"layers.{i}" for i in range(8)), "head"]
     (finding,) = zreal.lint(module, (2, 8), units=units, ignore=["tiny-units"])
     assert finding.rule == "empty-shards"
-    assert finding.fact == "ranks 3 to 7 of 8 hold nothing of head (6,156 B)"
+    assert finding.fact == "ranks 3 to 7 of 8 hold nothing of unit head (6,156 B)"
     assert finding.gathered_bytes == 5 * (512 + 1) * 4
     assert zreal.lint(module, (3,), units=["head"], ignore=RULES.keys() - {"empty-shards"}) == ()
 

@@ -144,7 +144,7 @@ def test_ranks_that_hold_nothing_are_named_with_the_padding() -> None:
     """The head, 3 rows of 64 and a bias of 3, is the root; flat buffers fill every rank."""
     mistaken, _ = MISTAKES["empty-shards"]
     (finding,) = [each for each in lint(mistaken) if each.rule == "empty-shards"]
-    assert finding.fact == "ranks 3 to 7 of 8 hold nothing of root (390 B)"
+    assert finding.fact == "ranks 3 to 7 of 8 hold nothing of unit root (390 B)"
     assert finding.gathered_bytes == 5 * (64 + 1) * 2  # once, as the root stays gathered
     flat = mistaken.with_(strategy={"name": "zero3"})
     assert "empty-shards" not in [each.rule for each in lint(flat)]

@@ -117,7 +117,7 @@ def told_of_empty(filled: Mapping[str, int], nbytes: Mapping[str, int], ranks: i
     """Ranks that hold nothing of the unit that fewest hold, and the number of other such units.
 
     >>> told_of_empty({"head": 3, "norm": 7}, {"head": 6156, "norm": 28}, 8)
-    'ranks 3 to 7 of 8 hold nothing of head (6,156 B); some hold nothing of 1 other unit'
+    'ranks 3 to 7 of 8 hold nothing of unit head (6,156 B); some hold nothing of 1 other unit'
     """
     unit = min(nbytes, key=lambda fqn: filled[fqn])
     first, last = filled[unit], ranks - 1
@@ -126,7 +126,7 @@ def told_of_empty(filled: Mapping[str, int], nbytes: Mapping[str, int], ranks: i
     )
     others = len(nbytes) - 1
     more = f"; some hold nothing of {counted(others, 'other unit')}" if others else ""
-    return f"{idle} nothing of {unit} ({format_bytes(nbytes[unit])}){more}"
+    return f"{idle} nothing of unit {unit} ({format_bytes(nbytes[unit])}){more}"
 
 
 def large_root(case: LintCase) -> Iterator[LintFinding]:
