@@ -144,6 +144,11 @@ def test_a_duration_hides_no_other_problem() -> None:
          "faults[0].rank: expected 0 to 7, found 99"),
         ({"faults": [{"kind": "jitter", "mean": "1 us"}, {"kind": "jitter", "mean": "2 us"}]},
          "faults[1]: expected each fault once, found jitter again"),
+        ({"faults": [
+            {"kind": "skipped_collective", "rank": 0, "at": "all_gather root"},
+            {"kind": "reordered_collective", "rank": 0, "at": "all_gather root"},
+         ]}, "faults[1]: expected a single fault at all_gather root of rank 0, found "
+             "reordered_collective after skipped_collective"),
         ({"faults": [{"kind": "lost_link", "node": 1, "nic": 0}]},
          "faults[0].node: expected 0 to 0, found 1"),
         ({"cluster": {"nic_bandwidth": "x"}}, "cluster.nic_bandwidth: expected a number and one "

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from zsim.cluster.cluster import ClusterSpec, SlowRail
-from zsim.engine.faults.fault import FAULT_KINDS, OF_RANKS, Fault, LostLink, SlowLink
+from zsim.engine.faults.fault import (
+    AT_OPS,
+    FAULT_KINDS,
+    OF_RANKS,
+    AtOp,
+    Fault,
+    LostLink,
+    SlowLink,
+)
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_rate, parse_time
 from zsim.ir.mesh import Mesh
@@ -78,6 +86,13 @@ def rank_problems(faults: Sequence[Fault], mesh: Mesh) -> Iterator[str]:
             )
         if any(_is_alike(fault, earlier) for earlier in faults[:index]):
             yield f"faults[{index}]: expected each fault once, found {fault.kind} again"
+            continue
+        for earlier in faults[:index]:
+            if _is_at(fault, earlier):
+                yield (
+                    f"faults[{index}]: expected a single fault at {fault.at} of rank {fault.rank}, "
+                    f"found {fault.kind} after {earlier.kind}"
+                )
 
 
 def _is_alike(fault: Fault, other: Fault) -> bool:
@@ -86,4 +101,12 @@ def _is_alike(fault: Fault, other: Fault) -> bool:
         return False
     return all(
         getattr(fault, name, None) == getattr(other, name, None) for name in ("rank", "at")
+    )
+
+
+def _is_at(fault: Fault, other: Fault) -> TypeGuard[AtOp]:
+    """True for faults of two kinds at one op, which is not there to be skipped and reordered."""
+    return (
+        isinstance(fault, AT_OPS) and isinstance(other, AT_OPS)
+        and (fault.rank, fault.at) == (other.rank, other.at)
     )
