@@ -67,6 +67,11 @@ class Options:
     backward_prefetch: int = 0
     offload: bool = False
 
+    def __post_init__(self) -> None:
+        # to one rank is not at all, as torch has it; and Python's 1 equals True, which is all ranks
+        if self.reshard_after_forward == 1 and self.reshard_after_forward is not True:
+            object.__setattr__(self, "reshard_after_forward", False)
+
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
     """Refusals of torch, one line each, the scenario's key first."""

@@ -294,3 +294,21 @@ def test_what_has_room_in_python_has_room_in_a_file() -> None:
     made = zsim.Scenario(**BASE, description="é\"\\\n" * 30_000)
     assert limits.MAX_BYTES - 100 > len(made.to_toml().encode()) > limits.MAX_BYTES * 0.8
     assert scenario.parse(made.to_toml().encode(), where="scenario.toml") == made
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "hsdp"])
+def test_resharding_to_one_rank_is_none_and_not_pythons_true(strategy: str) -> None:
+    """1 equals True in Python, and so did the scenarios: caches gave the Program of the other."""
+    made = {
+        value: zsim.Scenario(
+            model={"preset": "mlp-tiny"}, batch={"micro_batch": 2},
+            cluster={"preset": "cpu-gloo", "ranks": 2},
+            strategy={"name": strategy, "reshard_after_forward": value}
+            | ({"dp_replicate": 1, "dp_shard": 2} if strategy == "hsdp" else {}),
+        )
+        for value in ("auto", False, 2)
+    }
+    one = made[2].with_(strategy={"reshard_after_forward": 1})
+    everywhere = made[2].with_(strategy={"reshard_after_forward": True})
+    assert one == made[False]
+    assert one != everywhere

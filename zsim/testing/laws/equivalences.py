@@ -67,8 +67,9 @@ def hsdp_of_one_replica_is_fsdp2(run: Run) -> Iterator[str]:
     plain = strategy_table(
         scenario, name="fsdp2", dp_replicate=None, dp_shard=ranks, all_reduce=None
     )
-    if isinstance(plain.get("reshard_after_forward"), int):
-        plain["reshard_after_forward"] = bool(plain["reshard_after_forward"])
+    asked = plain.get("reshard_after_forward")
+    if isinstance(asked, int):  # of another number of ranks; to one rank is not at all
+        plain["reshard_after_forward"] = asked is True or asked > 1
     hybrid = {**plain, "name": "hsdp", "dp_replicate": 1}
     pair = [variant(scenario, strategy=table) for table in (plain, hybrid)]
     if pair[0] is not None and pair[1] is not None:
