@@ -308,7 +308,7 @@ def test_resharding_to_one_rank_is_none_and_not_pythons_true(strategy: str) -> N
         )
         for value in ("auto", False, 2)
     }
-    one = made[2].with_(strategy={"reshard_after_forward": 1})
+    alone = made[2].with_(strategy={"reshard_after_forward": 1})
     everywhere = made[2].with_(strategy={"reshard_after_forward": True})
-    assert one == made[False]
-    assert one != everywhere
+    assert alone == made[False]
+    assert alone != everywhere
