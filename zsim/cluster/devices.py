@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -77,12 +77,12 @@ class Runtime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """The device of a rank: bytes of memory, bytes/s to it, dense peak FLOP/s by dtype, and the
-    shares that kernels reach of both. A `float8` of 0 means no products of 8 bits.
+    shares that kernels reach of both. A `float8` or `tf32` of 0 means no such products.
 
     Plain streams reach `memory_efficiency`, eager element-wise kernels `elementwise_efficiency`,
-    and large products near `matmul_efficiency`. A tile of a product costs `matmul_prologue` steps
-    of k besides its own. The share `wave_cost` of the idle part of a last wave of tiles is lost.
-    Units for special functions make `exponentials` per second.
+    and large products near the `efficiency` of their dtype. A tile of a product costs
+    `matmul_prologue` steps of k besides its own. The share `wave_cost` of the idle part of a last
+    wave of tiles is lost. Units for special functions make `exponentials` per second.
 
     The start of a kernel takes `kernel` nanoseconds. A host with `launch_queue` kernels pending
     waits (0: it never does). Beside a collective, kernels lose the share `interference` of what it
@@ -116,6 +116,10 @@ class Device:
     straggler: float
     attention: Mapping[str, AttentionRate] = field(hash=False)
     figures: tuple[PresetFigure, ...] = field(repr=False)
+    tf32: int = 0
+    float32_efficiency: float | None = None
+    tf32_efficiency: float | None = None
+    """Shares of products in float32 and in TF32; None for `matmul_efficiency`."""
     products_alone: float = 1.0
     """Time of a product alone, whose clocks are higher, over its time in training; 1.0 where the
     file has none."""
@@ -123,11 +127,38 @@ class Device:
     """None for a CPU, and where the file has no such table."""
 
     def peak_flops(self, dtype: str) -> int:
-        """Dense peak FLOP/s for matrix products of `dtype`."""
+        """Dense peak FLOP/s for matrix products of `dtype`, which may be "tf32" or "float8"."""
         return {
-            "float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16,
-            "float8": self.float8,
+            "float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16,
+            "float16": self.float16, "float8": self.float8,
         }[dtype]
+
+    def efficiency(self, dtype: str) -> float:
+        """Share of `peak_flops` that large products of `dtype` approach."""
+        return float(getattr(self, self.efficiency_of(dtype)))
+
+    def efficiency_of(self, dtype: str) -> str:
+        """The field that has the share of `peak_flops` which products of `dtype` approach."""
+        own = f"{dtype}_efficiency"
+        return "matmul_efficiency" if getattr(self, own, None) is None else own
+
+    def slowed(self, share: float) -> Device:
+        """The device with `share` of its arithmetic: of products, attention and exponentials. What
+        memory bounds is as fast as before."""
+        own = {name: getattr(self, name) for name in _EFFICIENCIES}
+        return replace(
+            self, **{name: each and each * share for name, each in own.items()},
+            exponentials=round(self.exponentials * share),
+            attention={
+                name: replace(rate, rate=round(rate.rate * share))
+                for name, rate in self.attention.items()
+            },
+        )
+
+
+_EFFICIENCIES = ("matmul_efficiency", "float8_efficiency", "float32_efficiency", "tf32_efficiency")
+OF_SOME = ("tf32", "float32_efficiency", "tf32_efficiency", "products_alone")
+"""Numbers that a device's file may lack."""
 
 
 def devices() -> tuple[str, ...]:
@@ -190,6 +221,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "memory_bandwidth": parse_rate,
     "bandwidth": parse_rate,
     "float32": parse_flop_rate,
+    "tf32": parse_flop_rate,
     "bfloat16": parse_flop_rate,
     "float16": parse_flop_rate,
     "float8": parse_flop_rate,
@@ -208,6 +240,8 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "half_length": int,
     "matmul_efficiency": parse_fraction,
     "float8_efficiency": parse_fraction,
+    "float32_efficiency": parse_fraction,
+    "tf32_efficiency": parse_fraction,
     "products_alone": parse_fraction,
     "memory_efficiency": parse_fraction,
     "elementwise_efficiency": parse_fraction,

@@ -279,12 +279,11 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
         return "links.host.bandwidth"
     if is_attention(kernel.operator) and kernel.shape and costs.cluster.device.attention:
         return f"device.attention.{costs.execution.attention_kernels}.rate"
-    if kernel.shape and compute.is_misaligned(
-        kernel.shape, kernel.dtype, transposed=kernel.transposed
-    ):
-        return MISALIGNED
     if kernel.shape:
-        return FLOAT8 if costs.execution.float8 else "device.matmul_efficiency"
+        dtype = compute.multiplied_in(kernel, costs.execution)
+        if compute.is_misaligned(kernel.shape, dtype, transposed=kernel.transposed):
+            return MISALIGNED
+        return f"device.{costs.cluster.device.efficiency_of(dtype)}"
     return (
         "device.memory_efficiency"
         if kernel.operator in STREAMS

@@ -16,6 +16,7 @@ Casts = Literal["fused", "eager"]
 Accumulation = Literal["eager", "fp32", "fused"]
 Softmax = Literal["eager", "fused"]
 Products = Literal["training", "alone"]
+Float32Products = Literal["ieee", "tf32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,9 @@ class Execution:
     float8_casts: Casts = "fused"
     """Each factor is cast in one kernel, "fused", as Transformer Engine and torch.compile do.
     "eager": in several, as torchao does without torch.compile."""
+    float32_products: Float32Products = "ieee"
+    """Products of float32 factors round them to TF32 or do not, as
+    torch.backends.cuda.matmul.fp32_precision says."""
     attention_kernels: AttentionKernels = "flash2"
     norms: Form = "fused"
     """An RMSNorm is torch's, or a "composite" of single calls in float32.

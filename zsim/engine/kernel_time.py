@@ -41,7 +41,7 @@ STREAMS = frozenset(
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
 
 
-ALIGNED = {"bfloat16": 8, "float16": 8, "float8": 16}
+ALIGNED = {"tf32": 4, "bfloat16": 8, "float16": 8, "float8": 16}
 """Elements in 16 bytes, the unit in which tensor cores load operands. Rows of a matrix that are no
 multiples of them take other kernels (cuBLAS documentation, tensor core usage: leading dimensions).
 """
@@ -92,6 +92,11 @@ def problems(execution: Execution, device: Device) -> Iterator[str]:
     """
     if execution.float8 and not device.float8:
         yield f"execution.float8: expected a device with products of 8 bits, found {device.name}"
+    if execution.float32_products == "tf32" and not device.tf32:
+        yield (
+            f"execution.float32_products: expected ieee, or a device with products in TF32, found "
+            f"{device.name}"
+        )
     if execution.float8_casts == "eager" and (execution.compile or not execution.float8):
         yield (
             "execution.float8_casts: expected fused, for eager ones are those of float8 without "
@@ -157,11 +162,19 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
     if is_attention(kernel.operator) and device.attention and kernel.shape:
         return _attention_s(kernel, device, execution.attention_kernels)
     if kernel.shape and not is_attention(kernel.operator):
-        dtype = "float8" if _in_eight_bits(kernel, execution) else kernel.dtype
+        dtype = multiplied_in(kernel, execution)
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
         return seconds * device.products_alone if execution.products == "alone" else seconds
     # dtypes without a rate, as integers, have none
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
+
+
+def multiplied_in(kernel: Kernel, execution: Execution) -> str:
+    """The dtype in which a product's factors are multiplied: "float8", "tf32" or the kernel's."""
+    if _in_eight_bits(kernel, execution):
+        return "float8"
+    is_tf32 = kernel.dtype == "float32" and execution.float32_products == "tf32"
+    return "tf32" if is_tf32 else kernel.dtype
 
 
 def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
@@ -194,8 +207,7 @@ def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 def _rate(device: Device, dtype: str) -> float:
     """The rate that large products of `dtype` approach, in FLOP/s."""
-    share = device.float8_efficiency if dtype == "float8" else device.matmul_efficiency
-    return device.peak_flops(dtype) * share
+    return device.peak_flops(dtype) * device.efficiency(dtype)
 
 
 def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = False) -> bool:

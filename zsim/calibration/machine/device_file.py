@@ -23,6 +23,7 @@ from zsim.cluster.devices import devices, is_called, load_device
 from zsim.runs.backend import Gpus
 from zsim.scenario.scenario import Scenario
 
+TF32 = "tf32_efficiency"
 NODE = "# node: "
 """Beginning of the comment that names the preset of the node."""
 
@@ -79,9 +80,12 @@ def text(fitted: FittedDevice, base: Base, *, source: str, seconds: float) -> st
         table, name = _place(whole, constant.key)
         table[name] = scaled(table[name], constant.factor, _stamp(constant, source))
         if name == PRODUCTS:
-            about = {"provenance": table[FLOAT8]["provenance"]}
-            moved = Stamp(source=f"moved with {PRODUCTS}", about=about)
-            table[FLOAT8] = scaled(table[FLOAT8], constant.factor, moved)
+            for moved in (FLOAT8, TF32):
+                stamp = Stamp(
+                    source=f"moved with {PRODUCTS}",
+                    about={"provenance": table[moved]["provenance"]},
+                )
+                table[moved] = scaled(table[moved], constant.factor, stamp)
     if fitted.curves:
         whole["curves"] = write_cluster.curve_tables(fitted.curves)
     head = (*_head(fitted, source, seconds), f"{NODE}{base.cluster}")

@@ -40,7 +40,7 @@ SMALL = 2**16
 """Bytes of collectives that the device ends before the host has issued the next."""
 HOST_LINK = "links.host.bandwidth"
 RATES = (
-    "device.matmul_efficiency", "device.float32", "device.memory_efficiency",
+    "device.matmul_efficiency", "device.float32_efficiency", "device.memory_efficiency",
     "device.elementwise_efficiency", f"device.attention.{ATTENTION}.rate",
     f"device.attention.{ATTENTION}.backward",
 )
@@ -150,7 +150,8 @@ def _decided_by(kernel: Kernel) -> str:
         part = "backward" if kernel.operator.endswith("backward") else "rate"
         return f"device.attention.{ATTENTION}.{part}"
     if kernel.shape:
-        return "device.float32" if kernel.dtype == "float32" else "device.matmul_efficiency"
+        is_narrow = kernel.dtype != "float32"
+        return "device.matmul_efficiency" if is_narrow else "device.float32_efficiency"
     if kernel.nbytes <= TINY_NBYTES:
         return START
     is_stream = kernel.operator in STREAMS
@@ -173,7 +174,8 @@ def number(device: Device, key: str) -> float:
 def scaled(device: Device, factors: Mapping[str, float], *, peaks: Device) -> Device:
     """`device` with its rates multiplied, each at most at the peak that `peaks` has of it."""
     whole = {
-        "device.matmul_efficiency": peaks.products_alone, "device.float32": peaks.float32,
+        "device.matmul_efficiency": peaks.products_alone,
+        "device.float32_efficiency": peaks.products_alone,
         f"device.attention.{ATTENTION}.rate": peaks.bfloat16,
     }
     new = {

@@ -75,14 +75,8 @@ def remaining(device: Device, collective: DeviceShare) -> Device:
     """The part of `device` that `collective` leaves to kernels."""
     sms = max(1, device.num_sms - round(collective.multiprocessors * device.num_sms))
     return replace(
-        device, num_sms=sms, matmul_efficiency=device.matmul_efficiency * sms / device.num_sms,
-        float8_efficiency=device.float8_efficiency * sms / device.num_sms,
+        device.slowed(sms / device.num_sms), num_sms=sms,
         memory_bandwidth=round(device.memory_bandwidth * (1 - collective.bandwidth)),
-        attention={
-            name: replace(rate, rate=round(rate.rate * sms / device.num_sms))
-            for name, rate in device.attention.items()
-        },
-        exponentials=round(device.exponentials * sms / device.num_sms),
     )
 
 

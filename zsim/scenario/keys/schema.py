@@ -250,6 +250,10 @@ TABLES: Mapping[str, Any] = {
                 "Casts to float8 take one kernel for each factor (Transformer Engine, "
                 "torch.compile), or several (eager torchao)."
             ),
+            "float32_products": _key(
+                "Products of float32 factors on CUDA: ieee, or tf32 as "
+                "torch.backends.cuda.matmul.fp32_precision allows."
+            ),
             "attention_kernels": _key("The generation of attention kernels on CUDA."),
             "norms": _key(
                 "RMSNorms are torch's, or composite of single calls, as LlamaRMSNorm and torch "

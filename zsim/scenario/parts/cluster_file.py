@@ -30,6 +30,7 @@ from zsim.cluster.cluster import (
 )
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import (
+    OF_SOME,
     AttentionRate,
     Device,
     Provenance,
@@ -68,7 +69,7 @@ TIMES = (
     "step_dtensor", "wake",
 )
 MAY_BE_NONE = (
-    *("float8", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
+    *("float8", "tf32", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
 )
 SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "waits", "interference", "straggler")
@@ -262,7 +263,7 @@ def _require_device(check: _Checked, value: object) -> None:
         field.name for field in fields(Device)
         if field.default is MISSING and field.name not in ("name", "attention", "figures")
     ]
-    names += ["products_alone"] if isinstance(value, dict) and "products_alone" in value else []
+    names += [name for name in OF_SOME if isinstance(value, dict) and name in value]
     table = check.constants("device", value, names, ("name", "node", "attention", "runtime"))
     check.text("device.node", table.get("node", ""))
     if not re.fullmatch(r"[\w .+-]{1,80}", check.text("device.name", table.get("name"))):

@@ -25,7 +25,7 @@ H100 = Gpus(name="NVIDIA H100 80GB HBM3", count=8, driver="570.1", nccl="2.27.3"
 BASE = device_file.base_of(H100, "")
 NODE = BASE.with_ranks(8)
 TRUE = replace(
-    NODE.device, matmul_efficiency=0.6, float32=60 * 10**12, memory_efficiency=0.92,
+    NODE.device, matmul_efficiency=0.6, float32_efficiency=0.7, memory_efficiency=0.92,
     elementwise_efficiency=0.75, kernel=1500,
     attention={
         **NODE.device.attention,
