@@ -16,7 +16,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import refusals, scenario
-from zsim.scenario.keys import reference, schema
+from zsim.scenario.keys import reference, schema, table_checks
 from zsim.scenario.plan import plan
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))
@@ -326,6 +326,16 @@ def test_a_damaged_file_is_still_toml_sometimes():
         except ValueError:
             pass
     assert 25 < parsed < 475
+
+
+def test_a_table_without_a_mistake_is_read_at_once_as_key_by_key():
+    for file in FILES[::5]:
+        table = tomllib.loads(file.read_text())
+        right, wrong = [], []
+        parts = table_checks.parts(table, right)
+        assert parts == table_checks.parts({**table, "no-such-key": 1}, wrong)
+        assert not right
+        assert len(wrong) == 1
 
 
 def test_no_mistake_hides_another():

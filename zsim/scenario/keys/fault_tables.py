@@ -11,7 +11,6 @@ from zsim.engine.faults.fault import Distribution, Each, Jitter
 from zsim.ir.ops import COLLECTIVES, OP_KINDS
 from zsim.scenario.keys.table import MAX_NAME, Pause, Table
 
-MOST_FAULTS = 64
 Rank = Annotated[int, Field(ge=0, le=1_000_000, description="The rank, from 0.")]
 Node = Annotated[int, Field(ge=0, le=100_000, description="The node, from 0.")]
 Nic = Annotated[int, Field(ge=0, le=1024, description="The NIC in the node, from 0.")]

@@ -26,8 +26,7 @@ from zsim.models.repeats import Uses
 from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario.expect import FIGURES
-from zsim.scenario.keys.fault_tables import FAULT_TABLES, MOST_FAULTS
-from zsim.scenario.keys.table import MAX_NAME, Pause, Table
+from zsim.scenario.keys.table import MAX_NAME, MOST_FAULTS, Pause, Table
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
 
@@ -462,6 +461,8 @@ def sizes_table(family: str) -> type[BaseModel]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of scenario files: one variant of `strategy` per strategy, of `model` per
     family and source."""
+    from zsim.scenario.keys.fault_tables import FAULT_TABLES  # start-up: few scenarios have faults
+
     schema = ScenarioTable.model_json_schema()
     schema["title"] = "zsim scenario"
     schema["properties"]["strategy"] = {

@@ -10,14 +10,22 @@ from zsim.io.units import parse_time
 
 MAX_NAME = 200
 """The most characters of a name or a pattern."""
+MOST_FAULTS = 64
+"""The most entries of `faults`."""
 MAX_PAUSE_NS = 3600 * 10**9
 """The longest pause of the trainer, or delay of a rank, in ns: an hour."""
 
 
 class Table(BaseModel):
-    """Base of every table: strict types, no unknown keys, finite numbers."""
+    """Base of every table: strict types, no unknown keys, finite numbers.
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    Most tables are checked inside a larger one. The others build their validators when they are
+    used.
+    """
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
 
 
 def _pause(value: str) -> str:

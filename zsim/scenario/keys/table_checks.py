@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, get_args
 
@@ -13,7 +14,6 @@ from pydantic import BaseModel, ValidationError, create_model
 from zsim.errors import ZsimError, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
-from zsim.scenario.keys.fault_tables import FAULT_TABLES
 from zsim.scenario.keys.schema import ScenarioTable, strategy_table
 from zsim.scenario.keys.table import Table
 from zsim.strategies import STRATEGIES
@@ -54,6 +54,9 @@ def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     One key's mistake hides no other's.
     """
     known = ScenarioTable.model_fields
+    with suppress(ValidationError):  # a table without a mistake is held to the schema at once
+        whole = ScenarioTable.model_validate(_frozen(table))
+        return {name: getattr(whole, name) for name in known}
     problems += [
         f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}"
         for key in table
@@ -191,6 +194,8 @@ def faults_of(entries: Sequence[Any] | None, problems: list[str]) -> list[Any] |
 
 
 def _fault_of(entry: Any, key: str, problems: list[str]) -> Any:
+    from zsim.scenario.keys.fault_tables import FAULT_TABLES  # start-up: few scenarios have faults
+
     kind = entry.get("kind")
     if isinstance(kind, str) and kind in FAULT_TABLES:
         return validated(FAULT_TABLES[kind], entry, prefix=key, problems=problems)
