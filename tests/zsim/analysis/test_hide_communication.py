@@ -11,8 +11,15 @@ import pytest
 from tests.support.folders import SCENARIOS
 from zsim import api
 from zsim.analysis.critical_path import explain
-from zsim.analysis.hide_communication import Aim, Change, Hiding, Tried, as_good_as_any, hiding
-from zsim.analysis.hiding_candidates import FACTORS
+from zsim.analysis.hiding.candidates import FACTORS
+from zsim.analysis.hiding.hide_communication import (
+    Aim,
+    Change,
+    Hiding,
+    Tried,
+    as_good_as_any,
+    hiding,
+)
 from zsim.cli.reports import time_report
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs import Costs

@@ -13,7 +13,7 @@ from zsim.analysis.advice import advice, way_of
 from zsim.analysis.alternatives import moved
 from zsim.analysis.fit import recommend
 from zsim.analysis.fit_table import Candidate
-from zsim.analysis.hide_communication import Change, hiding
+from zsim.analysis.hiding.hide_communication import Change, hiding
 from zsim.cli.main import main
 from zsim.cli.reports.memory_report import print_advice, verdict_words
 from zsim.cluster.cluster import load_cluster

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim import api
-from zsim.analysis.hide_communication import HIDDEN, Change, Hiding, hiding
+from zsim.analysis.hiding.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.analysis.why import Why, percent, why_lines
 from zsim.cli.reports import report
 from zsim.engine import error_bands

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from zsim.analysis.critical_path import explain
-from zsim.analysis.hiding_candidates import (
+from zsim.analysis.hiding.candidates import (
     APART,
     BATCH,
     BATCHES,
