@@ -35,7 +35,7 @@ WIDER, ROUNDS = 3.0, 4
 so as they are they would tell what is left out."""
 FITTED_IN_PART = {
     "fms_fsdp.csv": "never fitted, but its norms seen", SLOW: "its host and pauses are fitted",
-    "torchtitan.csv": "only its power is fitted",
+    "torchtitan.csv": "never fitted, but its power seen",
     "ultrascale_playbook_sweep.csv": "its network is fitted, with these in view",
 }
 

@@ -21,6 +21,7 @@ from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, PresetFigure, Provenance, figures_of, load_device, values
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
+from zsim.io.units import parse_power
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]
@@ -349,6 +350,8 @@ def cluster_of(
     figures = figures_of(
         "", {key: entry for key, entry in table.items() if key not in ("device", "curves")}
     )
+    if "power" in table:
+        device = replace(device, power=parse_power(table["power"]["value"]))
     return ClusterSpec(
         name=name,
         description=table["description"],

@@ -13,9 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from math import ceil
 from typing import Any, Literal
 
-from zsim.io.units import parse_bytes, parse_flop_rate, parse_fraction, parse_rate, parse_time
+from zsim.io.units import (
+    UnitError,
+    parse_bytes,
+    parse_flop_rate,
+    parse_fraction,
+    parse_power,
+    parse_rate,
+    parse_time,
+)
 
 Provenance = Literal[
     "vendor sheet", "published", "source code", "measured", "calibrated", "assumed"
@@ -120,6 +129,10 @@ class Device:
     float32_efficiency: float | None = None
     tf32_efficiency: float | None = None
     """Shares of products in float32 and in TF32; None for `matmul_efficiency`."""
+    tdp: int = 0
+    """Watts that it may draw; 0 where the file does not say."""
+    power: int = 0
+    """Watts at which its draw is capped; 0 for no cap but `tdp`."""
     products_alone: float = 1.0
     """Time of a product alone, whose clocks are higher, over its time in training; 1.0 where the
     file has none."""
@@ -132,6 +145,16 @@ class Device:
             "float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16,
             "float16": self.float16, "float8": self.float8,
         }[dtype]
+
+    @property
+    def clocks(self) -> float:
+        """Share of the clocks of its arithmetic that a cap on power leaves under a full load.
+
+        What it draws beyond idling goes by f·V², and V by f, so clocks go by the cube root of it.
+        """
+        if not self.power:
+            return 1.0
+        return float(((self.power / self.tdp - IDLE) / (1 - IDLE)) ** (1 / 3))
 
     def efficiency(self, dtype: str) -> float:
         """Share of `peak_flops` that large products of `dtype` approach."""
@@ -156,8 +179,14 @@ class Device:
         )
 
 
+IDLE = 0.1
+"""Share of its power that an idle GPU draws. nvidia-smi's output in public repositories has 67 to
+76 W of an H100's 700, and 50 to 57 of an A100's 400."""
+LEAST_POWER = 0.4
+"""Share of a device's power below which no cap is believed. nvidia-smi takes 200 W of 700 at least,
+where the law of `clocks` has no evidence."""
 _EFFICIENCIES = ("matmul_efficiency", "float8_efficiency", "float32_efficiency", "tf32_efficiency")
-OF_SOME = ("tf32", "float32_efficiency", "tf32_efficiency", "products_alone")
+OF_SOME = ("tf32", "float32_efficiency", "tf32_efficiency", "products_alone", "tdp")
 """Numbers that a device's file may lack."""
 
 
@@ -197,6 +226,24 @@ def device_of(table: Mapping[str, Any]) -> Device:
     )
 
 
+def power_problem(device: Device, text: str) -> str:
+    """The reason for which `device` cannot be capped at the power `text`, with both figures; "" for
+    none."""
+    try:
+        watts = parse_power(text)
+    except UnitError as error:
+        return error.complaint
+    if not device.tdp:
+        return f"expected a device whose file says its tdp, found {device.name}, which does not"
+    least = ceil(LEAST_POWER * device.tdp)
+    if least <= watts <= device.tdp:
+        return ""
+    return (
+        f"expected {least:,} W to {device.tdp:,} W, at least {LEAST_POWER:.0%} of what "
+        f"{device.name} may draw, found {watts:,} W"
+    )
+
+
 CARDS = frozenset({"A10", "L4", "L40S", "RTX"})
 """GPU models that are sold only as cards for PCI Express, though their names do not say so."""
 
@@ -227,6 +274,8 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "float8": parse_flop_rate,
     "exponentials": parse_flop_rate,
     "rate": parse_flop_rate,
+    "tdp": parse_power,
+    "power": parse_power,
     "num_sms": int,
     "capability": int,
     "channels": int,

@@ -207,7 +207,7 @@ def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 def _rate(device: Device, dtype: str) -> float:
     """The rate that large products of `dtype` approach, in FLOP/s."""
-    return device.peak_flops(dtype) * device.efficiency(dtype)
+    return device.peak_flops(dtype) * device.efficiency(dtype) * device.clocks
 
 
 def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = False) -> bool:
@@ -253,7 +253,8 @@ def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     rates = device.attention[attention]
     best = min(rates.rate, device.peak_flops(kernel.dtype))
     rate = best * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
+    rate, exponentials = rate * device.clocks, device.exponentials * device.clocks
     scores = kernel.flops / (width * (FLOPS_OF_BACKWARD if backward else FLOPS_OF_FORWARD))
     # wider heads than the rate is for have as many exponentials and more products
     more = scores * max(0.0, 1 - width / WIDTH)
-    return kernel.flops / rate + rates.waits * more / device.exponentials
+    return kernel.flops / rate + rates.waits * more / exponentials

@@ -30,6 +30,7 @@ FLOP_RATES: dict[str, Decimal] = {
     f"{prefix}FLOP/s": Decimal(10**power)
     for prefix, power in zip("MGTP", (6, 9, 12, 15), strict=True)
 }
+POWERS: dict[str, Decimal] = {"W": Decimal(1), "kW": Decimal(1000)}
 FRACTIONS: dict[str, Decimal] = {"%": Decimal("0.01"), "": Decimal(1)}
 WHOLE = r"[0-9]{1,3}(?:,[0-9]{3}){1,7}|[0-9]{1,24}(?:_[0-9]{1,3}){0,7}"
 """Regular expression of a whole number, perhaps with commas between thousands, or underscores as in
@@ -101,6 +102,15 @@ def parse_time(text: str) -> int:
     5000
     """
     return int(_parse(text, TIMES, example="5 us").to_integral_value())
+
+
+def parse_power(text: str) -> int:
+    """Watts of a text such as "500 W".
+
+    >>> parse_power("0.7 kW")
+    700
+    """
+    return int(_parse(text, POWERS, example="500 W").to_integral_value())
 
 
 def parse_fraction(text: str) -> float:

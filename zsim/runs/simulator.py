@@ -276,6 +276,7 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "strategy": scenario.strategy, "fingerprint": scenario.fingerprint,
         "computes_in": scenario.precision.narrowest, "cluster": cluster.name,
         "device": cluster.kind, "device_name": cluster.device.name,
+        **({"power": f"{cluster.device.power} W"} if cluster.device.power else {}),
         "calibration": error_bands.calibration(cluster, scenario.executed),
         **(
             {"allocator": "expandable_segments:True"}

@@ -75,6 +75,7 @@ def text(fitted: FittedDevice, base: Base, *, source: str, seconds: float) -> st
     whole, _ = write_cluster.preset_tables(base.cluster)
     folder = files("zsim") / "presets" / "devices"
     whole["device"] = tomllib.loads((folder / f"{base.device}.toml").read_text())
+    whole.pop("power", None)  # constants are of the clocks that they were measured at
     whole["description"] = f"This machine: {source.partition(' on ')[2]}"
     for constant in fitted.constants:
         table, name = _place(whole, constant.key)

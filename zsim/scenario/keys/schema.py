@@ -144,6 +144,11 @@ class ClusterTable(Table):
         description='Bandwidth of each NIC\'s link, as "100 Gbit/s", where the network is '
                     "oversubscribed or shared.",
     )
+    power: str | None = Field(
+        default=None,
+        description='Watts at which each GPU\'s draw is capped, as "500 W"; clocks and products go '
+                    "by it, memory does not.",
+    )
     fabric: Literal["ib", "roce", "efa", "tcp"] | None = Field(
         default=None,
         description="The kind of network, as far as NCCL's collectives differ by it; by default "

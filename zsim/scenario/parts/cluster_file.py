@@ -39,6 +39,7 @@ from zsim.cluster.devices import (
     devices,
     load_device,
     parsed,
+    power_problem,
 )
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.execution import AttentionKernels
@@ -109,6 +110,8 @@ def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) 
         if isinstance(table["device"], str)
         else device_of(table["device"])
     )
+    if "power" in table and (problem := power_problem(device, table["power"]["value"])):
+        raise ScenarioError((f"{origin}: power: {problem}",))
     return cluster_of(
         table, name=Path(where).stem, device=device, nodes=nodes, ranks=ranks, curves=curves,
         times=times,
@@ -233,7 +236,7 @@ def _require_cluster(
     check: _Checked, table: dict[str, Any]
 ) -> tuple[tuple[MeasuredCurve, ...], tuple[MeasuredTimes, ...]]:
     """Everything checked; what is returned are curves and times, since nothing else makes them."""
-    check.table("", table, TOP, ("nccl", "curves", "times"))
+    check.table("", table, TOP, ("nccl", "curves", "times", "power"))
     check.text("description", table["description"])
     check.one_of("kind", table["kind"], ("cpu", "cuda"))
     library = check.one_of("collectives", table["collectives"], tuple(LIBRARIES))
@@ -248,6 +251,8 @@ def _require_cluster(
                                                                  needed, OPTIONAL)]
     check.constants("overheads", table["overheads"], [*needed, *optional])
     _require_device(check, table["device"])
+    if "power" in table:
+        check.constants("power", {"power": table["power"]}, ("power",))
     if library == "nccl" or "nccl" in table:
         _require_nccl(check, table.get("nccl"))
     return tuple(_curves(check, table.get("curves", {}))), tuple(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
-from zsim.cluster.devices import devices, load_device
+from zsim.cluster.devices import devices, load_device, power_problem
 from zsim.errors import ScenarioError, ZsimError
-from zsim.io.units import format_rate, parse_rate
+from zsim.io.units import format_rate, parse_power, parse_rate
 from zsim.scenario.keys.schema import ClusterTable
 from zsim.scenario.keys.table_checks import did_you_mean
 from zsim.scenario.parts import cluster_file
@@ -36,7 +36,7 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
 
 def _with_network(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
     """`cluster` with its device, and with all that `table` says of its network."""
-    cluster = _with_device(cluster, table)
+    cluster = _with_power(_with_device(cluster, table), table)
     return _with_narrow_nics(_with_fabric(cluster, table), table)
 
 
@@ -51,9 +51,20 @@ def _with_device(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
     if cluster.kind != "cuda":
         raise ScenarioError((f"cluster.device: expected a cluster of GPUs, found {cluster.name}",))
     device, before = load_device(table.device), len(cluster.device.figures)
+    power = cluster.device.power if cluster.device.power < device.tdp else 0
     return replace(
-        cluster, device=device, figures=(*device.figures, *cluster.figures[before:])
+        cluster, device=replace(device, power=power),
+        figures=(*device.figures, *cluster.figures[before:]),
     )
+
+
+def _with_power(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
+    """`cluster` with its GPUs' draw capped; ScenarioError for a cap that they cannot have."""
+    if table.power is None:
+        return cluster
+    if problem := power_problem(cluster.device, table.power):
+        raise ScenarioError((f"cluster.power: {problem}",))
+    return replace(cluster, device=replace(cluster.device, power=parse_power(table.power)))
 
 
 def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
