@@ -19,7 +19,7 @@ from typing import Literal
 
 from zsim.calibration import collectives, memory_pressure
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import Collective, MeasurementError, Skipped, Step
+from zsim.calibration.data.records import Collective, MeasurementError, Skipped, Step, middle
 from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import step_shares
@@ -28,6 +28,7 @@ from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.memory import fits
 from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario
 
 MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to
@@ -184,35 +185,68 @@ def of_collective(row: Collective) -> Predicted:
 
 def of_step(step: Step) -> Iterator[Predicted]:
     """A step's time simulated, and the peaks of its memory; ZsimError where it cannot be."""
-    cluster = step.scenario.cluster
-    program = plan(step.scenario, device=cluster.kind)
+    programs = [plan(each, device=each.cluster.kind) for each in step.readings]
     if step.seconds is not None:
-        yield _timed(step, step.seconds, program)
-    answer = fits.assess_program(
-        program, cluster, expandable_segments=step.scenario.expandable_segments
-    ) if step.peaks else None
+        yield _timed(step, step.seconds, programs)
+    answers = [
+        fits.assess_program(
+            program, each.cluster, expandable_segments=each.expandable_segments
+        )
+        for each, program in zip(step.readings, programs, strict=True) if step.peaks
+    ]
     for name, nbytes in step.peaks.items():
-        assert answer is not None
-        both = {"allocated": answer.allocated_bytes, "reserved": answer.reserved_bytes}
-        low = min(1.0, answer.allocated_bytes / both[name]) / (1 + step.widened)
+        sizes = [
+            {"allocated": answer.allocated_bytes, "reserved": answer.reserved_bytes}[name]
+            for answer in answers
+        ]
+        size = round(middle(sizes))
+        low = min(1.0, min(answer.allocated_bytes for answer in answers) / size)
         yield _predicted(
-            step, kind="peak", of=name, unit="B", predicted=both[name], measured=nbytes,
-            band=(low, 1 + step.widened),
+            step, kind="peak", of=name, unit="B", predicted=size, measured=nbytes,
+            band=(low / (1 + step.widened), max(sizes) / size * (1 + step.widened)),
         )
 
 
-def _timed(step: Step, measured: float, program: Program) -> Predicted:
-    costs = Costs(cluster=step.scenario.cluster, execution=step.scenario.executed)
+def _timed(step: Step, measured: float, programs: Sequence[Program]) -> Predicted:
+    """The middle of what the readings of a row come to; its band holds the bands of all."""
+    times = [
+        _reading(step, each, program)
+        for each, program in zip(step.readings, programs, strict=True)
+    ]
+    predicted = middle(each.seconds for each in times)
+    texts = dict.fromkeys(text for each in times for text in each.caveats)
+    return _predicted(
+        step, kind="step", predicted=predicted, measured=measured,
+        band=(
+            min(each.low for each in times) / predicted,
+            max(each.high for each in times) / predicted,
+        ),
+        assumed=tuple(texts), per=step.tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """The seconds of one scenario that a row may have been, with the ends of its band."""
+
+    seconds: float
+    low: float
+    high: float
+    caveats: tuple[str, ...]
+
+
+def _reading(step: Step, scenario: Scenario, program: Program) -> _Reading:
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     timeline = simulate_step(program, costs=costs)
     shares = step_shares(program, timeline, costs=costs)
     low, high = shares.on_shared_network(*step.network) if step.is_shared else shares.factors
-    caveats = memory_pressure.caveats(program, step.scenario.cluster)
+    caveats = memory_pressure.caveats(program, scenario.cluster)
     wider = hypot(step.widened, *(caveat.widens for caveat in caveats))
     longer = hypot(wider, *(caveat.longer for caveat in caveats))
-    return _predicted(
-        step, kind="step", predicted=timeline.step_time_ns / 1e9, measured=measured,
-        band=(low / (1 + wider), high * (1 + longer)),
-        assumed=tuple(caveat.text for caveat in caveats), per=step.tokens,
+    seconds = timeline.step_time_ns / 1e9
+    return _Reading(
+        seconds=seconds, low=seconds * low / (1 + wider), high=seconds * high * (1 + longer),
+        caveats=tuple(caveat.text for caveat in caveats),
     )
 
 

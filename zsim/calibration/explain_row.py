@@ -8,6 +8,7 @@ from typing import Any
 from zsim.calibration import memory_pressure
 from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.data.records import Collective, Skipped, Step
+from zsim.calibration.data.table import OR
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.collectives.nccl.tuner import Graph, System, bus_factor, choices
@@ -40,7 +41,7 @@ def of_row(row: Step | Collective | Skipped) -> dict[str, Any]:
     if isinstance(row, Step):
         return {
             "scenario": row.scenario.to_toml(), "measured": row.seconds, "peaks": dict(row.peaks),
-            "assumed": _assumed(row), "warning": list(_pressure(row)),
+            "assumed": [*_assumed(row), *_left_open(row)], "warning": list(_pressure(row)),
         }
     return {"taken_for": _collective(row), "measured": row.seconds, "assumed": _assumed(row)}
 
@@ -59,6 +60,14 @@ def _assumed(row: Step | Collective) -> list[str]:
         *(caveat.text for caveat in row.caveats),
         *([wider] if row.widened else []),
         *([shared.format(*row.network)] if row.is_shared else []),
+    ]
+
+
+def _left_open(row: Step) -> list[str]:
+    """Keys of which one of several values ran; the scenario has the first."""
+    return [
+        f"{key}: {text}; all are predicted, the middle is the prediction, the band spans all"
+        for key, text in row.fields.items() if OR in text
     ]
 
 

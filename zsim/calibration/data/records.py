@@ -6,7 +6,7 @@ Files come from anywhere, so their sizes are limited.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import hypot, prod
 from pathlib import Path
@@ -64,7 +64,8 @@ class Step(Row):
     """A measured training step: its scenario and seconds, None where peaks alone were measured.
 
     `peaks` are bytes of rank 0 by "allocated" and "reserved". `fields` are the table's cells by
-    column, by which rows are paired.
+    column, by which rows are paired. `others` are further scenarios that may have run, where the
+    row leaves a key open.
     """
 
     scenario: Scenario
@@ -73,6 +74,12 @@ class Step(Row):
     """True for a Run that a simulator made, not a measurement."""
     peaks: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[Scenario, ...] = ()
+
+    @property
+    def readings(self) -> tuple[Scenario, ...]:
+        """Every scenario that the row may have been."""
+        return (self.scenario, *self.others)
 
     @property
     def tokens(self) -> int:
@@ -115,6 +122,12 @@ class Skipped:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", " ".join(self.reason.split()))
+
+
+def middle(times: Iterable[float]) -> float:
+    """The middle between the least and the most of what the readings of a row come to."""
+    known = list(times)
+    return (min(known) + max(known)) / 2
 
 
 def plain_number(text: str) -> float:

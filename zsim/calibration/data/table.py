@@ -14,7 +14,8 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import isfinite
+from itertools import product
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -42,6 +43,8 @@ MAX_ROWS, MAX_COLUMNS, MAX_CELL = 20_000, 200, 2000
 MOST_PROBLEMS = 40
 """Problems of one table that are printed."""
 MOST_WIDENED = 10.0
+OR, MOST_READINGS = " | ", 8
+"""Mark between the values of a cell of which one ran, and most scenarios that a row may be."""
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 TIME = "measured.step_time"
 ALLOCATED, RESERVED = "measured.peak_allocated", "measured.peak_reserved"
@@ -175,13 +178,28 @@ class _Row:
         if not self.problems and not (nanoseconds or peaks):
             self.problems.append(f"{TIME}: expected one of {', '.join(MEASURED)}, found none")
         table = {key: text for key, text in self.cells.items() if key not in (*MEASURED, *ABOUT)}
-        made = self.scenario(table) if not self.problems else None
-        if made is None:
+        made = [self.scenario(reading) for reading in self.readings(table)]
+        if self.problems:
             return None
+        first, *others = [each for each in made if each is not None]
         return Step(
-            **about, scenario=made, seconds=nanoseconds / 1e9 if nanoseconds else None,
-            peaks=peaks, fields=table,
+            **about, scenario=first, seconds=nanoseconds / 1e9 if nanoseconds else None,
+            peaks=peaks, fields=table, others=tuple(others),
         )
+
+    def readings(self, table: Mapping[str, str]) -> list[dict[str, str]]:
+        """The cells of each scenario that the row may be: a cell `true | false` is either."""
+        values = {key: text.split(OR) for key, text in table.items()}
+        open_keys = [key for key, each in values.items() if len(each) > 1]
+        if open_keys and "assumed" not in self.cells:
+            self.problems.append(f"assumed: expected why {', '.join(open_keys)} is left open, "
+                                 "found none")
+        if (count := prod(map(len, values.values()))) > MOST_READINGS:
+            self.problems.append(f"{', '.join(open_keys)}: expected at most {MOST_READINGS} "
+                                 f"scenarios that the row may be, found {count}")
+        if self.problems:
+            return []
+        return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
     def scenario(self, table: Mapping[str, str]) -> Scenario | None:
         """The scenario of the row's cells; None after adding its problems."""

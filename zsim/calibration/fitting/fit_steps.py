@@ -14,7 +14,7 @@ from math import exp, hypot, log
 from typing import Any
 
 from zsim.calibration.data.model_identity import model_of
-from zsim.calibration.data.records import Skipped, Step
+from zsim.calibration.data.records import Skipped, Step, middle
 from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step
@@ -77,10 +77,14 @@ machine's build is shared."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A measured step that is planned: only its times depend on constants."""
+    """A measured step that is planned: only its times depend on constants.
+
+    `others` are the Programs of the further scenarios that its row may have been.
+    """
 
     step: Step
     program: Program
+    others: tuple[Program, ...] = ()
 
     @property
     def scenario(self) -> Scenario:
@@ -163,7 +167,8 @@ def prepared(
             reason = SUMS
         else:
             try:
-                cases.append(Case(step=row, program=plan(scenario, device=scenario.cluster.kind)))
+                first, *others = [plan(each, device=each.cluster.kind) for each in row.readings]
+                cases.append(Case(step=row, program=first, others=tuple(others)))
             except ZsimError as error:
                 reason = str(error)
         if reason:
@@ -200,16 +205,25 @@ def _number(value: float, factor: float) -> float:
 
 
 def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
-    """Seconds of the step with the device's constants multiplied."""
-    cluster = case.scenario.cluster
+    """Seconds of the step with the device's constants multiplied; of several readings the middle.
+    """
     own = {
         name: factor for (kind, name), factor in factors.items() if kind in ("", case.generation)
     }
-    costs = Costs(
-        cluster=replace(cluster, device=tuned(cluster.device, own)),
-        execution=case.scenario.executed,
+    return middle(
+        _seconds(scenario, program, own)
+        for scenario, program in zip(
+            case.step.readings, (case.program, *case.others), strict=True
+        )
     )
-    return simulate_step(case.program, costs=costs).step_time_ns / 1e9
+
+
+def _seconds(scenario: Scenario, program: Program, own: dict[str, float]) -> float:
+    cluster = scenario.cluster
+    costs = Costs(
+        cluster=replace(cluster, device=tuned(cluster.device, own)), execution=scenario.executed
+    )
+    return simulate_step(program, costs=costs).step_time_ns / 1e9
 
 
 def fit(
@@ -279,7 +293,8 @@ def _heard(
         for slope, (_, knob) in zip(row, constants, strict=True):
             if slope and knob.name.startswith(OF_ATTENTION):
                 part = knob.name.removeprefix(OF_ATTENTION)
-                yield f"{OF_ATTENTION}{case.scenario.executed.attention_kernels}.{part}"
+                for each in case.step.readings:
+                    yield f"{OF_ATTENTION}{each.executed.attention_kernels}.{part}"
             elif slope:
                 yield knob.name
 
