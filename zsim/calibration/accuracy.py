@@ -25,6 +25,7 @@ from zsim.engine.costs import Costs
 from zsim.engine.error_bands import step_shares
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
+from zsim.io import parallel
 from zsim.ir.program import Program
 from zsim.memory import fits
 from zsim.scenario.plan import plan
@@ -33,6 +34,8 @@ from zsim.scenario.scenario import Scenario
 MATTERS = 0.05
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to
 3 %."""
+AT_ONCE = 100
+"""Rows that are predicted, on all cores, between two lines of progress."""
 MAX_PAIRS = 4_000_000
 """Most pairs of rows that are alike but for one field: those of 2,800 rows, compared in some
 seconds."""
@@ -133,15 +136,25 @@ def accuracy(
         if any(not isinstance(row, Skipped) for row in read):
             first = used.setdefault(measurements.digest(path), name)
             read = read if first == name else [measurements.copy_of(first, name=name)]
-        for count, row in enumerate(read, start=1):
-            for answer in [row] if isinstance(row, Skipped) else predictions(row):
+        for answers in _answers(read, name=name, say=say):
+            for answer in answers:
                 (skipped if isinstance(answer, Skipped) else rows).append(answer)  # type: ignore[arg-type]
-            if count % 20 == 0:
-                say(f"{name}: {count} of {len(read)} rows")
     return Accuracy(
         rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)),
         skipped=tuple(skipped),
     )
+
+
+def _answers(
+    rows: Sequence[Step | Collective | Skipped], *, name: str, say: Callable[[str], None]
+) -> Iterator[list[Predicted | Skipped]]:
+    """`predictions` of each row of the file `name`, on all cores; `say` gets how many are done."""
+    for begin in range(0, len(rows), AT_ONCE):
+        some = rows[begin : begin + AT_ONCE]
+        yield from parallel.mapped(
+            lambda row: [row] if isinstance(row, Skipped) else predictions(row), some
+        )
+        say(f"{name}: {begin + len(some)} of {len(rows)} rows")
 
 
 def predictions(row: Step | Collective) -> list[Predicted | Skipped]:

@@ -136,6 +136,9 @@ class Device:
     products_alone: float = 1.0
     """Time of a product alone, whose clocks are higher, over its time in training; 1.0 where the
     file has none."""
+    tiled_for: int = 0
+    """Multiprocessors for which libraries choose the tiles of products; 0 for those that there are.
+    Libraries do not know of those that a collective holds."""
     runtime: Runtime | None = None
     """None for a CPU, and where the file has no such table."""
 

@@ -234,15 +234,30 @@ def product_s(
         return 2 * count * m * n * k / rate
     if is_misaligned(shape, dtype, transposed=transposed):
         rate *= MISALIGNED
-    best = float("inf")
-    for rows, columns, relative in TILES:
-        waves = count * -(-m // rows) * -(-n // columns) / sms
-        waves += device.wave_cost * (ceil(waves) - waves)
-        best = min(
-            best,
-            waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative),
-        )
-    return best
+    rows, columns, relative = _tile(shape, device)
+    waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
+    return waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative)
+
+
+def _tile(shape: tuple[int, ...], device: Device) -> tuple[int, int, float]:
+    """The fastest tile on the multiprocessors for which the library chooses."""
+    sms = device.tiled_for or device.num_sms
+
+    def time(tile: tuple[int, int, float]) -> float:
+        rows, columns, relative = tile
+        waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
+        return waves * rows * columns / relative
+
+    return min(TILES, key=time)
+
+
+def _waves(
+    shape: tuple[int, ...], rows: int, columns: int, *, sms: int, wave_cost: float
+) -> float:
+    """Waves of tiles, with the lost share of the last one's idle part."""
+    count, m, n, _ = shape
+    waves = count * -(-m // rows) * -(-n // columns) / sms
+    return waves + wave_cost * (ceil(waves) - waves)
 
 
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:

@@ -2,8 +2,9 @@
 
 NCCL's kernel occupies one multiprocessor with each of its channels for as long as it runs, and
 moves its bytes through the device's memory. A kernel beside it has the rest of both: products make
-their tiles in more waves, and kernels bound by memory bandwidth wait. A collective that waits for a
-network, or for others on its links, takes little bandwidth.
+their tiles in more waves, and kernels bound by memory bandwidth wait. Libraries choose tiles for
+the whole device, so a product of one wave has two. A collective that waits for a network, or for
+others on its links, takes little bandwidth.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from zsim.engine import kernel_time
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
 
-MEMORY_PASSES = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0, "broadcast": 2.0}
-"""Reads and writes of device memory per byte that a ring brings to a rank. Gathered bytes are
-written and read once to be passed on; reduced bytes are read twice and written."""
+MEMORY_PASSES = {"all_gather": 3.0, "reduce_scatter": 3.0, "all_reduce": 6.0, "broadcast": 3.0}
+"""Reads and writes of device memory per byte that a ring brings to a rank.
+
+They go into NCCL's buffer, out of it, and to the user's tensor or into a sum with it. Source: NCCL's
+maintainer on what its kernels take (NVIDIA/nccl issue 1428).
+"""
 SWITCH_PASSES = 2.0
 """Reads and writes per byte of a message that the switch reduces: each rank reads its own and
 writes the sum."""
 LARGEST_SHARE = 0.9
-"""Share of a device: the most that a collective takes. Assumed."""
+"""Share of the multiprocessors: the most that a collective takes. Assumed."""
+FAIR_SHARE = 0.5
+"""Share of the memory bandwidth: the most that a collective takes from a kernel that wants all of
+it. Memory serves both alike."""
 CHANNEL_NBYTES = 512 * 64
 """Bytes for which NCCL opens one more channel: 512 threads of 64 bytes."""
 
@@ -67,7 +74,7 @@ def device_share(
     rate = moved * 1e9 / max(1, ns)
     return DeviceShare(
         min(LARGEST_SHARE, opened / device.num_sms),
-        min(LARGEST_SHARE, rate / (device.memory_bandwidth * device.memory_efficiency)),
+        min(FAIR_SHARE, rate / (device.memory_bandwidth * device.memory_efficiency)),
     )
 
 
@@ -76,6 +83,7 @@ def remaining(device: Device, collective: DeviceShare) -> Device:
     sms = max(1, device.num_sms - round(collective.multiprocessors * device.num_sms))
     return replace(
         device.slowed(sms / device.num_sms), num_sms=sms,
+        tiled_for=device.tiled_for or device.num_sms,
         memory_bandwidth=round(device.memory_bandwidth * (1 - collective.bandwidth)),
     )
 

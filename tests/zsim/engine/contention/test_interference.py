@@ -16,6 +16,7 @@ from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.devices import Device, load_device
 from zsim.engine import kernel_time
 from zsim.engine.contention.interference import (
+    FAIR_SHARE,
     LARGEST_SHARE,
     DeviceShare,
     KernelLoss,
@@ -39,11 +40,11 @@ def lost(kernel: Kernel, device: Device, execution: Execution, share: DeviceShar
     return lost_share(kernel, device, execution, remaining(device, share))
 
 
-def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_once_more() -> None:
+def test_an_all_gather_has_its_channels_and_passes_what_it_brings_through_a_buffer() -> None:
     share = device_share(
         "all_gather", 2**30, ranks=8, ns=3_000_000, channels=24, in_the_switch=False, device=H100
     )
-    rate = 2 * 2**30 * 7 / 8 / 3e-3
+    rate = 3 * 2**30 * 7 / 8 / 3e-3
     assert share.multiprocessors == 24 / 132
     assert share.bandwidth == pytest.approx(rate / (H100.memory_bandwidth * H100.memory_efficiency))
 
@@ -51,8 +52,8 @@ def test_an_all_gather_has_its_channels_and_writes_what_it_brings_and_reads_it_o
 @pytest.mark.parametrize(
     ("kind", "switch", "moved"),
     [
-        ("reduce_scatter", False, 3 * 7 / 8), ("all_reduce", False, 5 * 7 / 8),
-        ("all_reduce", True, 2), ("broadcast", False, 2 * 7 / 8),
+        ("reduce_scatter", False, 3 * 7 / 8), ("all_reduce", False, 6 * 7 / 8),
+        ("all_reduce", True, 2), ("broadcast", False, 3 * 7 / 8),
     ],
 )
 def test_each_collective_moves_its_own_share_through_memory(
@@ -64,6 +65,16 @@ def test_each_collective_moves_its_own_share_through_memory(
     assert share.bandwidth == pytest.approx(
         moved * 2**30 / 1e-2 / (A100.memory_bandwidth * A100.memory_efficiency)
     )
+
+
+def test_a_product_of_one_wave_needs_two_beside_an_all_gather() -> None:
+    """Measured on an H100: 132 tiles beside 24 channels fall from 80 to 47 % of the peak
+    (forums.developer.nvidia.com, thread 337991). No constant was fitted to it."""
+    m, n, k = 11 * 128, 12 * 256, 8192
+    product = Kernel("linear", 2 * m * n * k, 2 * (m * k + n * k + m * n), "bfloat16",
+                     shape=(1, m, n, k))
+    slower = 1 / (1 - lost(product, H100, EAGER, DeviceShare(24 / 132, 0.0)))
+    assert slower == pytest.approx(80 / 47, rel=0.08)
 
 
 def test_a_small_message_opens_few_channels_and_nothing_takes_all() -> None:
@@ -84,7 +95,7 @@ def test_a_small_message_opens_few_channels_and_nothing_takes_all() -> None:
         device_share(
             "all_reduce", 2**40, ranks=8, ns=1, channels=24, in_the_switch=False, device=H100
         ).bandwidth
-        == LARGEST_SHARE
+        == FAIR_SHARE
     )
 
 
@@ -131,7 +142,7 @@ def test_a_product_of_as_many_tiles_as_multiprocessors_takes_another_wave_beside
     multiprocessors. On 108 of them a second wave is needed."""
     kernel = Kernel("linear", 0, 0, "bfloat16", shape=(1, 1536, 1408, 8192))
     device = replace(H100, wave_cost=1.0)
-    left = replace(device, num_sms=108, matmul_efficiency=device.matmul_efficiency * 108 / 132)
+    left = remaining(device, DeviceShare(24 / 132, 0.0))
     longer = kernel_time.product_s(kernel.shape, left, "bfloat16") / kernel_time.product_s(
         kernel.shape, device, "bfloat16"
     )
@@ -164,7 +175,7 @@ def test_a_collective_over_a_network_takes_less_from_streams_and_has_fewer_chann
         costs.kernel_loss((PRODUCT,), "all_gather", 512 * MIB, ranks).moving
         for costs, ranks in ((inside, near), (across, far))
     ]
-    assert 0.15 < of_stream[0] < 0.35
+    assert 0.3 < of_stream[0] < 0.45  # three passes of 240 GB/s in 1,650
     assert of_stream[1] < of_stream[0]
     assert of_product == [pytest.approx(24 / 108, abs=0.02), pytest.approx(16 / 108, abs=0.02)]
 
