@@ -151,10 +151,12 @@ def _answers(
     """`predictions` of each row of the file `name`, on all cores; `say` gets how many are done."""
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
-        yield from parallel.mapped(
-            lambda row: [row] if isinstance(row, Skipped) else predictions(row), some
-        )
+        yield from parallel.mapped(_answer, some)
         say(f"{name}: {begin + len(some)} of {len(rows)} rows")
+
+
+def _answer(row: Step | Collective | Skipped) -> list[Predicted | Skipped]:
+    return [row] if isinstance(row, Skipped) else predictions(row)
 
 
 def predictions(row: Step | Collective) -> list[Predicted | Skipped]:

@@ -49,15 +49,13 @@ class AttentionRate:
     """FLOP/s of a fused attention kernel: it nears `rate` as sequences grow, and has half of that
     at `half_length`.
 
-    The rate is that with heads of 128. Backward reaches the share `backward` of forward's rate.
-    Narrower heads have more exponentials for their FLOPs, and products wait for the share `waits`
-    of them.
+    Backward reaches the share `backward` of forward's rate. Heads of all widths have one rate: the
+    widths that were published differ by less than machines do.
     """
 
     rate: int
     half_length: int
     backward: float
-    waits: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,7 @@ class Device:
     Plain streams reach `memory_efficiency`, eager element-wise kernels `elementwise_efficiency`,
     and large products near the `efficiency` of their dtype. A tile of a product costs
     `matmul_prologue` steps of k besides its own. The share `wave_cost` of the idle part of a last
-    wave of tiles is lost. Units for special functions make `exponentials` per second.
+    wave of tiles is lost.
 
     The start of a kernel takes `kernel` nanoseconds. A host with `launch_queue` kernels pending
     waits (0: it never does). Beside a collective, kernels lose the share `interference` of what it
@@ -111,7 +109,6 @@ class Device:
     float16: int
     float8: int
     num_sms: int
-    exponentials: int
     matmul_efficiency: float
     float8_efficiency: float
     memory_efficiency: float
@@ -169,12 +166,11 @@ class Device:
         return "matmul_efficiency" if getattr(self, own, None) is None else own
 
     def slowed(self, share: float) -> Device:
-        """The device with `share` of its arithmetic: of products, attention and exponentials. What
-        memory bounds is as fast as before."""
+        """The device with `share` of its arithmetic: of products and attention. What memory
+        bounds is as fast as before."""
         own = {name: getattr(self, name) for name in _EFFICIENCIES}
         return replace(
             self, **{name: each and each * share for name, each in own.items()},
-            exponentials=round(self.exponentials * share),
             attention={
                 name: replace(rate, rate=round(rate.rate * share))
                 for name, rate in self.attention.items()
@@ -275,7 +271,6 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "bfloat16": parse_flop_rate,
     "float16": parse_flop_rate,
     "float8": parse_flop_rate,
-    "exponentials": parse_flop_rate,
     "rate": parse_flop_rate,
     "tdp": parse_power,
     "power": parse_power,
@@ -299,7 +294,6 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "elementwise_efficiency": parse_fraction,
     "wave_cost": parse_fraction,
     "backward": parse_fraction,
-    "waits": parse_fraction,
     "interference": parse_fraction,
     "collective_interference": parse_fraction,
     "straggler": parse_fraction,

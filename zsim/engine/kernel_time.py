@@ -78,12 +78,6 @@ square 16; one kernel moves 5."""
 SUMS_NBYTES = 8
 """Bytes for each element of a float32 sum: read and written when a gradient is added to it."""
 
-WIDTH = 128
-"""Width of heads, in columns, to which devices' rates of attention belong."""
-FLOPS_OF_FORWARD, FLOPS_OF_BACKWARD = 4, 10
-"""FLOPs for each score and each column of a head: two products of two FLOPs, and five in backward.
-Each score takes one exponential too."""
-
 
 def problems(execution: Execution, device: Device) -> Iterator[str]:
     """Refusals of what `device` cannot execute, a line each with the scenario's key in front.
@@ -263,13 +257,9 @@ def _waves(
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     """Seconds of fused attention: its FLOPs, half of all where it is causal, at a rate that grows
     with the length. No rate is above the peak of its dtype."""
-    keys, width = kernel.shape[2:]
+    keys = kernel.shape[2]
     backward = kernel.operator.endswith("backward")
     rates = device.attention[attention]
     best = min(rates.rate, device.peak_flops(kernel.dtype))
     rate = best * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
-    rate, exponentials = rate * device.clocks, device.exponentials * device.clocks
-    scores = kernel.flops / (width * (FLOPS_OF_BACKWARD if backward else FLOPS_OF_FORWARD))
-    # wider heads than the rate is for have as many exponentials and more products
-    more = scores * max(0.0, 1 - width / WIDTH)
-    return kernel.flops / rate + rates.waits * more / exponentials
+    return kernel.flops / (rate * device.clocks)

@@ -20,6 +20,7 @@ from zsim.calibration.accuracy import Predicted, groups, pairs, percentile, spea
 from zsim.calibration.data import measurements
 from zsim.cli import accuracy as accuracy_commands
 from zsim.cli import main
+from zsim.io import parallel
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import SimBackend
@@ -225,11 +226,23 @@ def test_a_plot_needs_a_name_that_says_what_it_is(
     )
 
 
-def test_progress_is_told_every_twenty_rows(tmp_path: Path) -> None:
+def test_progress_is_told_every_hundred_rows(tmp_path: Path) -> None:
     lines: list[str] = []
-    table(tmp_path / "a.csv", *([GATHER] * 41))
+    table(tmp_path / "a.csv", *([GATHER] * 141))
     accuracy.accuracy(tmp_path, say=lines.append)
-    assert lines == ["a.csv: 20 of 41 rows", "a.csv: 40 of 41 rows"]
+    assert lines == ["a.csv: 100 of 141 rows", "a.csv: 141 of 141 rows"]
+
+
+def test_all_cores_answer_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path / "a.csv", *({**STEP, "batch.micro_batch": str(size)} for size in range(1, 6)))
+    monkeypatch.setattr(parallel, "WORTH_S", 0.0)
+    monkeypatch.setattr(parallel, "_may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "_cores", lambda: 2)
+    forked = accuracy.accuracy(tmp_path)
+    monkeypatch.setattr(parallel, "_may_fork", lambda: False)
+    assert accuracy.accuracy(tmp_path) == forked
 
 
 def test_collectives_are_predicted_in_seconds_by_collective_and_size(

@@ -88,24 +88,6 @@ def test_attention_nears_its_rate_with_length_and_its_backward_is_slower() -> No
     assert kernel_ns(long, A100) < kernel_ns(long, A100, triton)
 
 
-def test_narrow_heads_wait_for_more_exponentials_in_kernels_that_do_not_hide_them() -> None:
-    """10^13 FLOPs with heads of 64 make 10^13 / (4 · 64) exponentials, with heads of 128 half as
-    many; backward has 2.5 times the FLOPs."""
-    flops, triton = 10**13, Execution(attention_kernels="triton")
-    wide, narrow = (
-        Kernel("attention", flops, 0, "bfloat16", shape=(1, 8192, 8192, width))
-        for width in (128, 64)
-    )
-    half = flops / (4 * 64) / 2 / 2.44e12 * 1e9
-    assert abs(kernel_ns(narrow, A100, triton) - kernel_ns(wide, A100, triton) - half) <= 2
-    back = [
-        kernel_ns(replace(kernel, operator=ATTENTION_BACKWARD), A100, triton)
-        for kernel in (narrow, wide)
-    ]
-    assert abs(back[0] - back[1] - half / 2.5) <= 2
-    assert kernel_ns(narrow, A100) == kernel_ns(wide, A100)
-
-
 def test_what_moves_bytes_takes_them_over_the_rate_reached_and_compiled_half_of_them() -> None:
     kernel = Kernel("gelu", 0, 10**9, "bfloat16")
     assert kernel_ns(kernel, H100) == ceil(10**9 / (3350e9 * 0.67) * 1e9) + 2000
@@ -157,19 +139,17 @@ def test_eager_casts_are_kernels_of_their_own_of_both_factors_of_each_product() 
     ]
 
 
-@pytest.mark.parametrize("width", [192, 256, 512])
+@pytest.mark.parametrize("width", [64, 192, 512])
 @pytest.mark.parametrize("operator", ["attention", ATTENTION_BACKWARD])
-def test_heads_wider_than_the_rate_is_for_are_no_faster(width: int, operator: str) -> None:
-    """Wider heads need fewer exponentials for as many FLOPs, but the products took all of the time
-    already."""
+def test_heads_of_all_widths_have_one_rate(width: int, operator: str) -> None:
     kernels = [
         Kernel(operator, 10**13, 0, "bfloat16", shape=(1, 8192, 8192, columns))
         for columns in (width, 128)
     ]
-    wide, known = (
+    other, usual = (
         kernel_ns(kernel, A100, Execution(attention_kernels="triton")) for kernel in kernels
     )
-    assert wide == known
+    assert other == usual
 
 
 @given(m=SIZES, n=SIZES, k=SIZES, more=st.integers(1, 500), name=st.sampled_from(devices()))

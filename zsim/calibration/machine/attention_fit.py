@@ -13,8 +13,9 @@ from typing import get_args
 
 from zsim.cluster.devices import AttentionRate
 from zsim.engine.execution import AttentionKernels
-from zsim.engine.kernel_time import FLOPS_OF_BACKWARD, FLOPS_OF_FORWARD
 
+FLOPS_OF_FORWARD, FLOPS_OF_BACKWARD = 4, 10
+"""FLOPs for each score and each column of a head: two products of two, and five in backward."""
 KINDS: tuple[str, ...] = get_args(AttentionKernels)
 """Kinds of kernels that a scenario may ask for; torch has one for all of them on a CPU."""
 
@@ -38,7 +39,7 @@ def attention_rate(
     ]
     return AttentionRate(
         rate=round(1 / level), half_length=max(1, round(slope / level)),
-        backward=min(1.0, median(shares)), waits=0.0,
+        backward=min(1.0, median(shares)),
     )
 
 

@@ -323,7 +323,7 @@ def constants(fitted: FittedMachine) -> dict[str, dict[str, str]]:
         },
         "attention": {
             "rate": f"{rates.rate / 10**9:.4g} GFLOP/s", "half_length": str(rates.half_length),
-            "backward": f"{100 * rates.backward:.4g} %", "waits": "0 %",
+            "backward": f"{100 * rates.backward:.4g} %",
         },
         "overheads": {
             "collective": "0 ns",

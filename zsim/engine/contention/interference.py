@@ -19,8 +19,8 @@ from zsim.ir.ops import Kernel
 MEMORY_PASSES = {"all_gather": 3.0, "reduce_scatter": 3.0, "all_reduce": 6.0, "broadcast": 3.0}
 """Reads and writes of device memory per byte that a ring brings to a rank.
 
-They go into NCCL's buffer, out of it, and to the user's tensor or into a sum with it. Source: NCCL's
-maintainer on what its kernels take (NVIDIA/nccl issue 1428).
+They go into NCCL's buffer, out of it, and to the tensor of the user or into a sum with it. Source:
+NCCL's maintainer on what its kernels take (NVIDIA/nccl issue 1428).
 """
 SWITCH_PASSES = 2.0
 """Reads and writes per byte of a message that the switch reduces: each rank reads its own and

@@ -70,10 +70,10 @@ TIMES = (
     "step_dtensor", "wake",
 )
 MAY_BE_NONE = (
-    *("float8", "tf32", "waits", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
+    *("float8", "tf32", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
 )
-SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "waits", "interference", "straggler")
+SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "interference", "straggler")
 TOP = (
     "description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links",
     "host", "overheads",

@@ -30,7 +30,7 @@ DEVICE = fitting.scaled(ASKED.scenarios[0].cluster.device, TRUE)
 PROGRAMS = fitting._programs(ASKED)
 
 
-RATE = AttentionRate(rate=40 * 10**9, half_length=60, backward=0.9, waits=0.0)
+RATE = AttentionRate(rate=40 * 10**9, half_length=60, backward=0.9)
 DEVICE = replace(DEVICE, attention=dict.fromkeys(KINDS, RATE))
 
 
