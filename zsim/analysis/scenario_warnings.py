@@ -1,5 +1,5 @@
-"""Warnings of a scenario that runs but costs more than its user may think: a line each, with
-figures from the Program.
+"""Warnings of a scenario that runs but costs more, or less, than its user may think: a line each,
+with figures from the Program.
 
 It knows scenarios and Programs, and refuses nothing.
 """
@@ -10,14 +10,21 @@ from collections.abc import Iterator
 
 from zsim.analysis.lint import unit_rules
 from zsim.analysis.lint.case import LintCase
+from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import Caveat
+from zsim.ir.ops import COLLECTIVES
+from zsim.ir.program import Program
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
 
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
-    return tuple(map(Caveat, (*_half_precision(scenario), *_one_unit(scenario))))
+    return tuple(map(Caveat, (
+        *_half_precision(scenario), *_one_unit(scenario), *_idle_links(scenario)
+    )))
 
 
 def _half_precision(scenario: Scenario) -> Iterator[str]:
@@ -40,3 +47,29 @@ def _one_unit(scenario: Scenario) -> Iterator[str]:
     if "one-unit" not in scenario.lint_ignore:
         for finding in unit_rules.one_unit(LintCase(scenario)):
             yield f"{finding.fact}; {finding.remedy}"
+
+
+def _idle_links(scenario: Scenario) -> Iterator[str]:
+    """Faults of links that no collective of the step goes over."""
+    of_links = {
+        number: fault for number, fault in enumerate(scenario.faults)
+        if isinstance(fault, SlowLink | LostLink)
+    }
+    program = planned(scenario).program if of_links else None
+    for number, fault in of_links.items():
+        if program and not _is_used(program, scenario.cluster, fault):
+            yield (
+                f"faults[{number}] ({fault}) does nothing: no collective of the step goes over "
+                "that link; take a NIC of ranks that talk to another node, or leave the fault out"
+            )
+
+
+def _is_used(program: Program, cluster: ClusterSpec, link: SlowLink | LostLink) -> bool:
+    first = link.node * cluster.devices_per_node
+    ranks = range(first, min(first + cluster.devices_per_node, cluster.num_ranks))
+    groups = {
+        program.mesh.group(name, rank)
+        for rank in ranks
+        for name in {op.group for op in program.of_rank(rank).steady if op.kind in COLLECTIVES}
+    }
+    return any(cluster.needs(group, node=link.node, nic=link.nic) for group in groups)

@@ -278,9 +278,12 @@ class ClusterSpec:
 
     def is_cut(self, ranks: tuple[int, ...]) -> bool:
         """True where a ring over `ranks` needs a link that is lost."""
+        return any(self.needs(ranks, node=node, nic=nic) for node, nic in self.lost_rails)
+
+    def needs(self, ranks: tuple[int, ...], *, node: int, nic: int) -> bool:
+        """True where a ring over `ranks` goes over the link of that NIC."""
         return len(set(map(self.node_of, ranks))) > 1 and any(
-            self.node_of(rank) == node and nic in self.nics_of(rank)
-            for node, nic in self.lost_rails for rank in ranks
+            self.node_of(rank) == node and nic in self.nics_of(rank) for rank in ranks
         )
 
     def _slowest(self, ranks: tuple[int, ...]) -> dict[int, int]:

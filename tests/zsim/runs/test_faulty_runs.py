@@ -103,6 +103,48 @@ def test_a_slow_link_makes_the_step_longer_and_ranks_over_it_no_later() -> None:
     assert slow.faults == ("slow_link: node 1, nic 3, bandwidth 1.2 GB/s",)
 
 
+@pytest.mark.parametrize("link", [
+    {"kind": "lost_link"}, {"kind": "slow_link", "bandwidth": "10 Gbit/s"},
+], ids=lambda link: link["kind"])
+@pytest.mark.parametrize(("cluster", "node", "nic"), [
+    ({"nodes": 1}, 0, 3),  # nobody leaves the node
+    ({"nodes": 2, "ranks": 9}, 1, 5),  # no rank is next to that NIC
+], ids=["one node", "no rank there"])
+def test_a_fault_of_a_link_that_carries_nothing_is_told(
+    link: dict[str, Any], cluster: dict[str, int], node: int, nic: int
+) -> None:
+    apart = zsim.Scenario(
+        model={"preset": "mlp-tiny"}, batch={"micro_batch": 2}, strategy={"name": "fsdp2"},
+        cluster={"preset": "dgx-h100", **cluster},
+    )
+    run = faulty({**link, "node": node, "nic": nic}, of=apart)
+    assert run.step_time == zsim.simulate(apart).step_time
+    (warning,) = run.warnings
+    assert warning.startswith(f"faults[0] ({link['kind']}: node {node}, nic {nic}")
+    assert "does nothing: no collective of the step goes over that link" in warning
+    if cluster["nodes"] > 1:
+        used = {**link, "node": 0, "nic": 0}
+        try:
+            assert not faulty(used, of=apart).warnings
+        except DeadlockError:
+            assert link["kind"] == "lost_link"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_fault_that_a_rank_never_comes_to_is_told(order: int) -> None:
+    plan = [
+        {"kind": "failure", "rank": 1, "at": "forward blocks.1"},
+        {"kind": "failure", "rank": 1, "at": "backward blocks.0"},
+        {"kind": "reordered_collective", "rank": 1, "at": "reduce_scatter blocks.1"},
+        {"kind": "skipped_collective", "rank": 1, "at": "all_gather blocks.0"},
+    ][::order]
+    with pytest.raises(DeadlockError) as caught:
+        faulty(*plan)
+    told = caught.value.remedy.removeprefix("the scenario's faults are ").split("; ")
+    never = " (never reached: its rank has ended before)"
+    assert [never in each for each in told] == [False, True, True, False][::order]
+
+
 def test_no_run_with_a_fault_agrees() -> None:
     slow = faulty(SLOW)
     for predicted, measured in ((CLEAN, slow), (slow, CLEAN)):

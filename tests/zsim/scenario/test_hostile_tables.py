@@ -151,6 +151,13 @@ def test_a_duration_hides_no_other_problem() -> None:
              "reordered_collective after skipped_collective"),
         ({"faults": [{"kind": "lost_link", "node": 1, "nic": 0}]},
          "faults[0].node: expected 0 to 0, found 1"),
+        ({"faults": [{"kind": "late_start", "rank": 0, "by": "0 ns"}]},
+         'faults[0].by: expected more than 0 ns, found "0 ns"'),
+        ({"faults": [{"kind": "jitter", "mean": "0 us"}]},
+         'faults[0].mean: expected more than 0 ns, found "0 us"'),
+        ({"faults": [{"kind": "slow_link", "node": 0, "nic": 0, "bandwidth": "48 GB/s"}]},
+         "faults[0].bandwidth: expected 1 Mbit/s to less than the others' 48.0 GB/s, found 48.0 "
+         "GB/s"),
         ({"cluster": {"nic_bandwidth": "x"}}, "cluster.nic_bandwidth: expected a number and one "
                                               "of B/s"),
     ],

@@ -56,11 +56,15 @@ def faulty_program(program: Program, faults: Sequence[Fault]) -> Program:
 
 
 def _at_ops(faults: Sequence[Fault], rank: int) -> dict[str, AtOp]:
-    """The faults of `rank` at single ops, by their keys in the scenario."""
-    return {
+    """The faults of `rank` at single ops, by their keys in the scenario.
+
+    Its failures are last, so that all ops are there for the others.
+    """
+    own = {
         f"faults[{number}].at": fault for number, fault in enumerate(faults)
         if isinstance(fault, AT_OPS) and fault.rank == rank
     }
+    return dict(sorted(own.items(), key=lambda item: isinstance(item[1], FailingRank)))
 
 
 def _with_steady(program: RankProgram, steady: tuple[Op, ...]) -> RankProgram:
@@ -83,6 +87,16 @@ def index_of(program: Program, fault: AtOp, *, key: str) -> int:
     return names[fault.at]
 
 
+def failures(program: Program, faults: Sequence[Fault]) -> dict[int, int]:
+    """The index of the op in whose place each rank that fails ends, by rank."""
+    ends: dict[int, int] = {}
+    for number, fault in enumerate(faults):
+        if isinstance(fault, FailingRank):
+            index = index_of(program, fault, key=f"faults[{number}].at")
+            ends[fault.rank] = min(index, ends.get(fault.rank, index))
+    return ends
+
+
 def _joins_ranks(op: Op, program: Program) -> bool:
     return op.kind in COLLECTIVES and program.mesh.size(op.group) > 1
 
@@ -101,10 +115,7 @@ def _unfit(key: str, expected: str, written: str, hint: str) -> ScenarioError:
 def _change(
     ops: tuple[Op, ...], index: int, fault: AtOp, *, key: str
 ) -> tuple[Op, ...]:
-    """The ops of a rank with `fault` at the op of that index; as they are where it has failed
-    before."""
-    if index >= len(ops):
-        return ops
+    """The ops of a rank with `fault` at the op of that index."""
     if isinstance(fault, FailingRank):
         return ops[:index]
     if isinstance(fault, SkippedCollective):

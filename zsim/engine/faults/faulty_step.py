@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from zsim.engine.faults.fault import AT_OPS, FailingRank, Fault, ReorderedCollective
-from zsim.engine.faults.faulty_program import faulty_program, index_of
+from zsim.engine.faults.fault import AT_OPS, Fault, ReorderedCollective
+from zsim.engine.faults.faulty_program import failures, faulty_program, index_of
 from zsim.engine.simulate import SIMULATION
 from zsim.engine.simulate_step import StepCosts, simulate_step
 from zsim.engine.timeline import Timeline
@@ -14,6 +14,7 @@ from zsim.ir.order.waits import named_ranks
 from zsim.ir.program import Program
 
 UNNOTICED = "no rank notices, and its data are mixed up"
+UNREACHED = "never reached: its rank has ended before"
 MOST_UNFOLDED = 64
 """Ranks up to which a step that cannot end is told rank by rank."""
 
@@ -27,7 +28,8 @@ def simulate_faulty_step(
     for faults at ops that are not there.
     """
     faulty = faulty_program(program, faults)
-    told = "; ".join(map(str, faults))
+    ends = failures(program, faults)
+    told = "; ".join(_plan(program, faults, ends))
     try:
         try:
             timeline = simulate_step(faulty, costs=costs, all_ranks=all_ranks, faults=faults)
@@ -37,15 +39,23 @@ def simulate_faulty_step(
             timeline = simulate_step(faulty, costs=costs, all_ranks=True, faults=faults)
     except DeadlockError as error:
         raise _blamed(error, faults, remedy=f"the scenario's faults are {told}") from None
-    for number, fault in enumerate(faults):
-        if isinstance(fault, FailingRank):
-            index = index_of(program, fault, key=f"faults[{number}].at")
-            raise DeadlockError(
-                where=f"rank {fault.rank}, op {index} ({fault.at})", expected="the rank to finish",
-                found="its failure, after which no rank waits for it in this step",
-                remedy=f"the scenario's faults are {told}",
-            )
+    for rank, index in ends.items():
+        op = program.of_rank(rank).steady[index]
+        raise DeadlockError(
+            where=f"rank {rank}, op {index} ({op.kind} {op.unit})", expected="the rank to finish",
+            found="its failure, after which no rank waits for it in this step",
+            remedy=f"the scenario's faults are {told}",
+        )
     return faulty, timeline
+
+
+def _plan(program: Program, faults: Sequence[Fault], ends: Mapping[int, int]) -> Iterator[str]:
+    """The faults as text, with those that a rank never comes to, since it has ended before."""
+    for number, fault in enumerate(faults):
+        late = isinstance(fault, AT_OPS) and fault.rank in ends and (
+            index_of(program, fault, key=f"faults[{number}].at") > ends[fault.rank]
+        )
+        yield f"{fault} ({UNREACHED})" if late else str(fault)
 
 
 def _blamed(error: DeadlockError, faults: Sequence[Fault], *, remedy: str) -> DeadlockError:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from zsim.engine.faults.fault import Distribution, Each, Jitter
 from zsim.ir.ops import COLLECTIVES, OP_KINDS
-from zsim.scenario.keys.table import MAX_NAME, Pause, Table
+from zsim.scenario.keys.table import MAX_NAME, Delay, Table
 
 Rank = Annotated[int, Field(ge=0, le=1_000_000, description="The rank, from 0.")]
 Node = Annotated[int, Field(ge=0, le=100_000, description="The node, from 0.")]
@@ -60,7 +60,7 @@ class JitterTable(Table):
     """Random delays of every rank, independent of one another."""
 
     kind: Literal["jitter"]
-    mean: Pause = Field(description='Mean of the delays, as "200 us".')
+    mean: Delay = Field(description='Mean of the delays, as "200 us".')
     distribution: Distribution = Field(
         default=Jitter(mean_ns=0).distribution,
         description="exponential: P(delay > t) = exp(-t / mean); uniform: from 0 to twice the "
@@ -82,7 +82,7 @@ class LateStartTable(Table):
 
     kind: Literal["late_start"]
     rank: Rank
-    by: Pause = Field(description='Time by which it is late, as "5 ms".')
+    by: Delay = Field(description='Time by which it is late, as "5 ms".')
 
 
 class FailureTable(Table):

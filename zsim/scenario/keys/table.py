@@ -35,3 +35,12 @@ def _pause(value: str) -> str:
 
 
 Pause = Annotated[str, AfterValidator(_pause)]
+
+
+def _delay(value: str) -> str:
+    if not parse_time(value):
+        raise ValueError("expected more than 0 ns")
+    return value
+
+
+Delay = Annotated[Pause, AfterValidator(_delay)]

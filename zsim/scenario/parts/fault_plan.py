@@ -70,10 +70,10 @@ def _link_problems(key: str, link: SlowLink | LostLink, cluster: ClusterSpec) ->
         if getattr(link, name) >= count:
             yield f"{key}.{name}: expected 0 to {count - 1}, found {getattr(link, name)}"
     most = cluster.links.rail.bandwidth
-    if isinstance(link, SlowLink) and not parse_rate(SLOWEST) <= link.bandwidth <= most:
+    if isinstance(link, SlowLink) and not parse_rate(SLOWEST) <= link.bandwidth < most:
         yield (
-            f"{key}.bandwidth: expected {SLOWEST} to {format_rate(most)}, the others', found "
-            f"{format_rate(link.bandwidth)}"
+            f"{key}.bandwidth: expected {SLOWEST} to less than the others' {format_rate(most)}, "
+            f"found {format_rate(link.bandwidth)}"
         )
 
 
