@@ -29,7 +29,7 @@ def share(
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--each", type=int, default=157, help="scenarios of each pair")
+    parser.add_argument("--each", type=int, default=126, help="scenarios of each pair")
     parser.add_argument("--least", type=int, default=100, help="times that each must be hit")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

@@ -14,37 +14,30 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import zsim
-from zsim.engine.costs import Costs
-from zsim.engine.faults.fault import (
-    FailingRank,
-    Fault,
-    Jitter,
-    LateStart,
-    ReorderedCollective,
-    SkippedCollective,
-    SlowRank,
-)
-from zsim.engine.faults.faulty_program import faulty_program
-from zsim.engine.simulate_step import simulate_step
-from zsim.errors import DeadlockError
+from tests.support.fault_modes import live, safe
 from zsim.ir.ops import COLLECTIVES
-from zsim.ir.order.waits import first_difference
 from zsim.ir.program import Program
 from zsim.ir.run import RankRun, Span
 from zsim.testing.laws import check_laws
-from zsim.testing.laws.variants import costs_of, program_of, runs_once
+from zsim.testing.laws.variants import program_of, runs_once
 from zsim.testing.strategies import scenario_tables
-from zsim.testing.strategies.tables import STRATEGIES
+from zsim.testing.strategies.scenarios import RANKS
+from zsim.testing.strategies.tables import STRATEGIES, Tables
 
 SCALES = (1, 128, 512, 2048)
 """Factors of the hidden size of 8: time and memory grow, and the number of ops does not."""
 
 
 @st.composite
-def cases(draw: st.DrawFn, strategy_name: str) -> tuple[zsim.Scenario, int]:
+def cases(
+    draw: st.DrawFn, strategy_name: str, two_nodes: bool = False
+) -> tuple[zsim.Scenario, int]:
     """A scenario with that strategy, made larger, and a number that decides on a fault's details.
+
+    Where `two_nodes` are asked for, most scenarios of GPUs have them.
     """
-    tables = draw(scenario_tables(strategies=(strategy_name,)))
+    sizes = draw(st.sampled_from([RANKS, (8,)])) if two_nodes else RANKS
+    tables = draw(scenario_tables(strategies=(strategy_name,), sizes=sizes))
     model, batch, cluster = (dict(tables[key]) for key in ("model", "batch", "cluster"))
     scale = draw(st.sampled_from(SCALES if cluster["preset"] != "cpu-gloo" else SCALES[:2]))
     if "hidden_size" in model["sizes"] and scale > 1:
@@ -56,8 +49,8 @@ def cases(draw: st.DrawFn, strategy_name: str) -> tuple[zsim.Scenario, int]:
         batch["sequence_length"] = draw(st.sampled_from([1024, 64, 8192]))
         batch["micro_batch"] = draw(st.sampled_from([1, 2, 8]))
     strategy = dict(tables["strategy"])
-    if cluster["ranks"] == 8 and cluster["preset"] == "dgx-a100" and draw(st.booleans()):
-        cluster = {"preset": "dgx-a100", "nodes": 2}
+    if cluster["ranks"] == 8 and cluster["preset"] != "cpu-gloo" and draw(st.booleans()):
+        cluster = {"preset": cluster["preset"], "nodes": 2}
         if "dp_shard" in strategy:
             strategy["dp_shard"] *= 2
     made = {"model": model, "batch": batch, "cluster": cluster, "strategy": strategy}
@@ -73,7 +66,7 @@ def check(scenario: zsim.Scenario, fault: str, number: int) -> Counter[str]:
     facts = Facts(run, program)
     met = Counter(name for name, holds in SITUATIONS.items() if holds(facts))
     if scenario.world_size > 1:
-        met[check_fault(scenario, program, fault, number)] += 1
+        met[check_fault(run, program, fault, number)] += 1
     return met
 
 
@@ -162,41 +155,68 @@ SITUATIONS: Mapping[str, Callable[[Facts], bool]] = {
 }
 FAULTS = (
     "straggler", "late start", "jitter", "fault during an all-gather", "fault during a reduction",
-    "fault in compute", "skipped collective", "reordered collective",
+    "fault in compute", "skipped collective", "reordered collective", "slow link", "lost link",
 )
-LISTED = (*SITUATIONS, *FAULTS)
+LISTED = (*SITUATIONS, *FAULTS, "lost link that carries nothing")
 """Every situation that a sweep must hit."""
 
 
-def check_fault(scenario: zsim.Scenario, program: Program, name: str, number: int) -> str:
-    """The situation of a fault of that name, whose details `number` decides.
+def check_fault(run: zsim.Run, program: Program, name: str, number: int) -> str:
+    """The situation of a fault of that name in the scenario of `run`, a clean one.
 
-    A delay makes no step shorter. A rank that ends, skips or reorders a collective is told of,
-    unless what it issues is what the others do.
+    `number` decides the fault's details. The scenario with it is simulated, and both modes of
+    `tests.support.fault_modes` are asked of it.
     """
+    scenario = run.scenario
     rank, turn = number % scenario.world_size, number // scenario.world_size
-    costs = costs_of(scenario)
-    whole = simulate_step(program, costs=costs, contention=False).step_time_ns
-    delays: dict[str, Fault] = {
-        "straggler": SlowRank(rank=rank, factor=1 + turn % 7 / 2),
-        "late start": LateStart(rank=rank, by_ns=1000 * (turn % 50)),
-        "jitter": Jitter(mean_ns=1 + turn % 5000, each="op" if turn % 2 else "step", seed=number),
+    delay: dict[str, Tables] = {
+        "straggler": {"kind": "slow_rank", "rank": rank, "factor": 1.5 + turn % 7 / 2},
+        "late start": {"kind": "late_start", "rank": rank, "by": f"{1 + turn % 50} us"},
+        "jitter": {
+            "kind": "jitter", "mean": f"{1 + turn % 5000} ns",
+            "each": "op" if turn % 2 else "step", "seed": number,
+        },
     }
-    if name in delays:
-        longer = delayed_ns(program, costs, delays[name])
-        assert longer >= whole, f"{delays[name]}: {longer} ns, and {whole} ns without it"
+    if name in delay:
+        faulty = scenario.with_(faults=[delay[name]])
+        safe(faulty, run)
+        live(faulty)
         return name
-    ops = program.of_rank(rank).steady
+    if name in LINKS:
+        return check_link(run, name, turn)
     likely = [
-        f"{op.kind} {op.unit}" for op in ops
+        f"{op.kind} {op.unit}" for op in program.of_rank(rank).steady
         if op.kind in STOPS[name] and not (op.group and program.mesh.size(op.group) == 1)
     ]
     if not likely:
         return "no such op"
     at = likely[turn % len(likely)]
-    return stopped(program, costs, name, rank=rank, at=at)
+    kind = STOPPING.get(name, "failure")
+    try:
+        result = safe(scenario.with_(faults=[{"kind": kind, "rank": rank, "at": at}]), run)
+    except zsim.ScenarioError:  # no collective follows the one to exchange it with
+        assert kind == "reordered_collective"
+        return "no such op"
+    if isinstance(result, zsim.Run):
+        return f"{name} that nobody notices"
+    return "nothing left to issue" if "no rank waits" in result.found else name
 
 
+def check_link(run: zsim.Run, name: str, turn: int) -> str:
+    """The situation of a link that is slow or lost, which `turn` picks."""
+    cluster = run.scenario.cluster
+    link = {"node": turn % cluster.num_nodes, "nic": turn // 2 % cluster.nics_per_node}
+    result = safe(run.scenario.with_(faults=[{**LINKS[name], **link}]), run)
+    if not (isinstance(result, zsim.Run) and result.warnings[-1:] != run.warnings[-1:]):
+        return name
+    assert result.step_time == run.step_time, "a link that carries nothing made a difference"
+    return f"{name} that carries nothing"
+
+
+LINKS: dict[str, Tables] = {
+    "slow link": {"kind": "slow_link", "bandwidth": "100 Mbit/s"},
+    "lost link": {"kind": "lost_link"},
+}
 STOPS: dict[str, tuple[str, ...]] = {
     "fault during an all-gather": ("all_gather",),
     "fault during a reduction": ("reduce_scatter", "all_reduce"),
@@ -204,32 +224,10 @@ STOPS: dict[str, tuple[str, ...]] = {
     "skipped collective": tuple(COLLECTIVES), "reordered collective": tuple(COLLECTIVES),
 }
 """Kinds of the ops at which each fault may be."""
-
-
-def delayed_ns(program: Program, costs: Costs, fault: Fault) -> int:
-    faulty = faulty_program(program, [fault])
-    return simulate_step(faulty, costs=costs, contention=False, faults=[fault]).step_time_ns
-
-
-def stopped(program: Program, costs: Costs, name: str, *, rank: int, at: str) -> str:
-    """The situation of a fault that stops a step, or of one that changes nothing."""
-    kinds = {"skipped collective": SkippedCollective, "reordered collective": ReorderedCollective}
-    fault = kinds.get(name, FailingRank)(rank=rank, at=at)
-    try:
-        faulty = faulty_program(program, [fault])
-    except zsim.ScenarioError:  # no collective follows the one to exchange it with
-        return "no such op"
-    left = [op for op in faulty.of_rank(rank).steady if op.kind in COLLECTIVES]
-    issued = [op for op in program.of_rank(rank).steady if op.kind in COLLECTIVES]
-    differs = first_difference(issued, left) != (None, None)
-    try:
-        simulate_step(faulty, costs=costs, contention=False)
-    except DeadlockError as error:
-        assert differs, f"{fault}: nothing is missing, and yet {error}"
-        assert f"rank {rank}" in str(error) or f"ranks {rank}" in str(error), str(error)
-        return name
-    assert not differs or name == "reordered collective", f"{fault}: nobody noticed it"
-    return f"{name} that nobody notices" if differs else "nothing left to issue"
+STOPPING = {
+    "skipped collective": "skipped_collective", "reordered collective": "reordered_collective",
+}
+"""The kind of each fault at an op that is no failure."""
 
 
 PAIRS = [(strategy, fault) for strategy in STRATEGIES for fault in FAULTS]
@@ -256,7 +254,7 @@ def _sweep_of(
         max_examples=number, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck), print_blob=False,
     )
-    @given(cases(strategy))
+    @given(cases(strategy, two_nodes=fault in LINKS))
     def through_all_laws(case: tuple[zsim.Scenario, int]) -> None:
         scenario, drawn = case
         try:

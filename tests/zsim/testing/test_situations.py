@@ -7,21 +7,23 @@ times.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle
 
 import pytest
 
 from tests.support.situations import FAULTS, LISTED, sweep, too_seldom
 from zsim.testing.strategies.tables import STRATEGIES
 
-EACH = 13
+EACH = 10
 SELDOM = 4
 """Situations that so few scenarios may miss: by chance, and by how hypothesis draws them."""
 
 
 def test_a_hundred_scenarios_obey_all_laws_and_meet_most_situations() -> None:
-    met, wrong = sweep(EACH, list(zip(STRATEGIES, FAULTS, strict=True)))
+    pairs = list(zip(cycle(STRATEGIES), FAULTS, strict=False))
+    met, wrong = sweep(EACH, pairs)
     assert wrong == []
-    assert met["scenarios"] >= EACH * len(STRATEGIES) - 8
+    assert met["scenarios"] >= EACH * len(pairs) - len(pairs)
     assert len(too_seldom(met, least=1)) <= SELDOM, too_seldom(met, least=1)
 
 

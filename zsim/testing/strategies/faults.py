@@ -80,10 +80,7 @@ def _link(
 
 
 def _told(fault: Tables, earlier: list[Tables]) -> bool:
-    """True where a scenario refuses `fault` beside the earlier ones: each link, and each rank's own
-    fault, is told once."""
-    links = {(each["node"], each["nic"]) for each in earlier if "nic" in each}
-    if "nic" in fault:
-        return (fault["node"], fault["nic"]) in links
-    mark = (fault["kind"], fault.get("rank"), fault.get("at"))
-    return mark in {(each["kind"], each.get("rank"), each.get("at")) for each in earlier}
+    """True where a scenario refuses `fault` beside the earlier ones: each link, each op of a rank
+    and each rank's own fault is told once."""
+    keys = ("node", "nic") if "nic" in fault else ("rank", "at" if "at" in fault else "kind")
+    return any(all(fault.get(key) == each.get(key) for key in keys) for each in earlier)

@@ -40,10 +40,11 @@ OPTIMIZERS: tuple[Tables, ...] = (
 
 @st.composite
 def scenario_tables(
-    draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES
+    draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, strategies: tuple[str, ...] = STRATEGIES,
+    sizes: tuple[int, ...] = RANKS,
 ) -> Tables:
-    """The tables of a whole scenario that nothing refuses."""
-    ranks, preset = draw(st.sampled_from(RANKS)), draw(st.sampled_from(PRESETS))
+    """The tables of a whole scenario that nothing refuses, on a number of ranks among `sizes`."""
+    ranks, preset = draw(st.sampled_from(sizes)), draw(st.sampled_from(PRESETS))
     parameters = draw(st.sampled_from(["fp32", "bf16"]))
     precision = {"parameters": parameters, "reduce": draw(st.sampled_from(["fp32", parameters]))}
     optimizer, tables = draw(st.sampled_from(OPTIMIZERS)), draw(model_tables(families))
