@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.models.training_options import Device
-from zsim.runs.metrics import model_flops
 from zsim.runs.numerics_mode import NumericsMode
+from zsim.scenario.flops import model_flops
 from zsim.scenario.scenario import Scenario
 
 SAMPLES = 3

@@ -46,7 +46,7 @@ SIGNATURES = {
 """Public names and their parameters; None where users read an object and make none."""
 MEMBERS = {
     "Run": "backend collectives device_memory expectations exposed_communication faults figures "
-           "fits late memory mfu needed_memory ok peak_memory ranks record save scenario spans "
+           "fits hfu late memory mfu needed_memory ok peak_memory ranks record save scenario spans "
            "step_time to_dict to_json warnings world_size",
     "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict "
                   "to_json",

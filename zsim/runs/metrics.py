@@ -1,9 +1,14 @@
 """Figures of a Run's steady step: time, exposed communication, MFU, traffic, peaks. Reads Runs;
 knows no engine.
 
-Communication is exposed while a collective runs and the compute stream does not. MFU counts the
-matrix products and attention of forward and backward, without recomputation (Chowdhery et al. 2022,
-PaLM, appendix B).
+Communication is exposed while a collective runs and the compute stream does not. MFU and HFU are
+model and hardware FLOPs (`zsim.scenario.flops`) over the peak of the dtype of products.
+
+A simulated step has an HFU of at most 1, as no kernel is faster than the peak; with float8 products
+may be. MFU has no such bound. It is at most HFU where attention is explicit or not causal. Fused
+causal attention does 7 products of half the scores, where PaLM counts 6 of all. Then MFU is at most
+12 / 7 of HFU, or twice HFU where frozen attention has no backward. So it may exceed 1 where
+sequences are long.
 """
 
 from __future__ import annotations
@@ -11,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from zsim.autograd.traced.model import TracedModel
 from zsim.io.read_only import ReadOnly
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, RunRecord, Span, band_of
-from zsim.models.operators import Operator
+from zsim.scenario.flops import hardware_flops, model_flops
 from zsim.scenario.scenario import Scenario
 
 TimeInterval = tuple[int, int]
@@ -33,7 +37,8 @@ class Traffic:
 class Figures:
     """Figures of the steady step: times and peaks are the largest of any rank.
 
-    Times are None where the backend sees no time.
+    Times are None where the backend sees no time, and so are MFU and HFU, as on a device that is
+    not the scenario's.
     """
 
     step_time_ns: int | None
@@ -44,6 +49,7 @@ class Figures:
     exposed_share: float | None
     tokens_per_second_per_gpu: float | None
     mfu: float | None
+    hfu: float | None
     bytes_sent_per_rank: int | None
     collectives: ReadOnly[str, Traffic]
     peak_memory_bytes: int
@@ -72,7 +78,7 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
     spans = time is not None and any(rank.spans for rank in distinct)
     exposed = _largest(map(exposed_ns, distinct)) if spans else None
     shares = [exposed_ns(rank) / (rank.recorded_step_ns or time) for rank in distinct if time]
-    memory = steady.phases["steady"].memory
+    memory, own = steady.phases["steady"].memory, _on_own_device(run, scenario)
     return Figures(
         step_time_ns=time, step_time_band_ns=band_ns(time, band_of(run)) if time else None,
         compute_ns=_largest(map(compute_ns, distinct)) if spans else None,
@@ -80,7 +86,9 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
         exposed_communication_ns=exposed,
         exposed_share=max(shares) if spans else None,
         tokens_per_second_per_gpu=tokens(scenario) * 1e9 / time if time else None,
-        mfu=_mfu(run, scenario, time), bytes_sent_per_rank=_bytes_sent(run),
+        mfu=_utilization(model_flops(scenario), scenario, time) if own and time else None,
+        hfu=_utilization(hardware_flops(scenario), scenario, time) if own and time else None,
+        bytes_sent_per_rank=_bytes_sent(run),
         collectives=ReadOnly(traffic(run.ranks[0])),
         peak_memory_bytes=memory.peak_bytes,
         peak_first_step_bytes=max(rank.phases["first"].memory.peak_bytes for rank in run.ranks),
@@ -88,9 +96,7 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
             kind: memory.by_kind.get(kind, 0) if memory.by_kind else None for kind in MEMORY_KINDS
         }),
         peak_memory_by_part=ReadOnly(memory.highest_by_part),
-        device_memory_bytes=scenario.cluster.device.memory
-        if _on_own_device(run, scenario)
-        else None,
+        device_memory_bytes=scenario.cluster.device.memory if own else None,
     )
 
 
@@ -125,39 +131,10 @@ def _on_own_device(run: RunRecord, scenario: Scenario) -> bool:
     return run.provenance.get("device") == scenario.cluster.kind
 
 
-def _mfu(run: RunRecord, scenario: Scenario, time: int | None) -> float | None:
-    if not time or not _on_own_device(run, scenario):
-        return None
-    peak = scenario.cluster.device.peak_flops(scenario.precision.products)
-    return model_flops(scenario) * 1e9 / (time * peak)
-
-
-def model_flops(scenario: Scenario) -> int:
-    """Floating-point operations that one rank's step needs, whatever computes them: matrix products
-    and whole attention, thrice.
-
-    A token takes 6 per weight of a linear layer, the head's included, and 12·heads·head_dim·length
-    in attention, also with a causal mask. Recomputation counts nothing.
-    Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
-    """
-    batch = scenario.batch
-    if isinstance(scenario.model, TracedModel):  # backward does twice what forward does
-        forward = (
-            kernel.flops for module in scenario.model.lowered for kernel in module.forward.kernels
-        )
-        return 3 * batch.accumulation * sum(forward)
-    operators = (operator for module in scenario.model.modules for operator in module.operators)
-    return tokens(scenario) * sum(
-        _flops_per_token(operator, batch.sequence_length) for operator in operators
-    )
-
-
-def _flops_per_token(operator: Operator, length: int) -> int:
-    if operator.kind in ("linear", "conv1d"):
-        return 6 * operator.in_features * operator.out_features
-    return (
-        12 * operator.num_heads * operator.head_dim * length if operator.kind == "attention" else 0
-    )
+def _utilization(flops: int, scenario: Scenario, time: int) -> float:
+    """`flops` over those of the peak in the dtype of products. With float8 that is the scenario's
+    own, as no product has to be in 8 bits."""
+    return flops * 1e9 / (time * scenario.cluster.device.peak_flops(scenario.precision.products))
 
 
 def _union(spans: Iterable[Span]) -> list[TimeInterval]:

@@ -159,8 +159,17 @@ class Run:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization, a share of one; None on another device than the scenario's."""
+        """Model FLOPs utilization, a share of one; None on another device than the scenario's.
+
+        PaLM's FLOPs count all scores of attention. Where it is causal and fused, half of them are
+        never computed, so that `mfu` may be above `hfu` and above 1.
+        """
         return self.figures.mfu
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilization, a share of one; None where `mfu` is."""
+        return self.figures.hfu
 
     @property
     def memory(self) -> MemoryRecord:
@@ -203,6 +212,7 @@ class Run:
             else None,
             "tokens_per_second_per_gpu": figures.tokens_per_second_per_gpu,
             "mfu": figures.mfu,
+            "hfu": figures.hfu,
             "compute_ns": figures.compute_ns,
             "communication_ns": figures.communication_ns,
             "exposed_communication_ns": figures.exposed_communication_ns,
@@ -256,7 +266,7 @@ def _expectable(
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,
         "step_time": figures.step_time_ns if judged else None,
         "exposed_communication": figures.exposed_share if judged else None,
-        "mfu": figures.mfu if judged else None,
+        "mfu": figures.mfu if judged else None, "hfu": figures.hfu if judged else None,
         **{f"{kind}s": figures.collectives.get(kind, Traffic()).count for kind in COLLECTIVES},
     }
 

@@ -93,7 +93,11 @@ FIGURES: dict[str, Figure] = {
             "exposed_communication", _SHARE,
             "Share of the step in which collectives run and compute does not.",
         ),
-        ("mfu", _SHARE, "Model FLOPs utilization."),
+        (
+            "mfu", _SHARE,
+            "Model FLOPs utilization by PaLM's FLOPs, which count all scores of attention.",
+        ),
+        ("hfu", _SHARE, "Hardware FLOPs utilization: FLOPs that are done, recomputation included."),
         ("all_gathers", _COUNT, "All-gathers of a rank."),
         ("reduce_scatters", _COUNT, "Reduce-scatters of a rank."),
         ("all_reduces", _COUNT, "All-reduces of a rank."),

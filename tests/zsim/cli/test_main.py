@@ -25,7 +25,7 @@ FSDP2 = str(ROOT / "scenarios/parity/fsdp2-mlp-4.toml")
 ZERO3 = str(ROOT / "scenarios/parity/zero3-mlp-4.toml")
 RUN_KEYS = {
     "schema_version", "scenario", "backend", "world_size", "step_time_ns",
-    "tokens_per_second_per_gpu", "mfu", "compute_ns", "communication_ns",
+    "tokens_per_second_per_gpu", "mfu", "hfu", "compute_ns", "communication_ns",
     "exposed_communication_ns", "bytes_sent_per_rank", "collectives", "step_time_band_ns",
     "peak_memory_bytes", "peak_first_step_bytes", "peak_memory_by_kind", "expectations",
     "provenance",

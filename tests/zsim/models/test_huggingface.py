@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from zsim.errors import ScenarioError
 from zsim.models.families import huggingface
-from zsim.runs import metrics
 from zsim.scenario import scenario
+from zsim.scenario.flops import model_flops
 
 TEXT = """
 model = { huggingface = "config.json" }
@@ -437,4 +437,4 @@ strategy = { name = "fsdp2" }
         scenario.parse(text.replace("MODEL", model).encode(), where="g.toml", folder=tmp_path)
         for model in models
     ]
-    assert metrics.model_flops(cases[0]) == metrics.model_flops(cases[1]) > 0
+    assert model_flops(cases[0]) == model_flops(cases[1]) > 0

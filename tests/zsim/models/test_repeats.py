@@ -10,7 +10,7 @@ import pytest
 from zsim.autograd.lowering.lowered import ParameterGradient
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc
-from zsim.runs.metrics import model_flops
+from zsim.scenario.flops import model_flops
 from zsim.scenario.plan import plan, training
 from zsim.scenario.scenario import Scenario, parse
 

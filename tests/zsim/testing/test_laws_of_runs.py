@@ -19,7 +19,7 @@ from zsim.errors import ArgumentError
 from zsim.ir.run import RankRun
 from zsim.runs.run import Run
 from zsim.testing import strategies
-from zsim.testing.laws import LAWS, LawError, breaches, check_laws, law
+from zsim.testing.laws import LAWS, LawError, breaches, check_laws, law, of_runs
 
 pytest_plugins = ["pytester"]
 
@@ -138,6 +138,12 @@ def test_a_law_names_rank_and_numbers_of_the_defect_that_it_is_for(whole: Run, n
     assert told_of[0].startswith(f"{name}: {told}")
     with pytest.raises(LawError, match="obeys the laws of zsim.testing.laws, found "):
         check_laws(change(whole))
+
+
+def test_a_step_shorter_than_its_flops_at_the_peak_has_an_hfu_above_one(whole: Run) -> None:
+    (told,) = of_runs.utilization_has_its_bounds(broken(whole, step_time_ns=1))
+    assert told.startswith("HFU ")
+    assert not list(of_runs.utilization_has_its_bounds(whole))
 
 
 def test_every_law_of_each_run_has_a_defect_here() -> None:

@@ -82,15 +82,20 @@ def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Ite
         )
         return
     count, m, n, k = call.shape
-    weight = call.parameters[0] if call.parameters else call.inputs[-1]
-    shapes: list[tuple[tuple[int, ...], bool]] = []
-    if call.inputs[0] in needs_gradient and call.inputs[0] in call.gradients:
-        shapes.append(((count, m, k, n), False))
-    if weight in call.gradients and (weight in call.parameters or weight in needs_gradient):
-        shapes.append(((count, n, k, m) if call.parameters else (count, k, n, m), True))
+    first, last = (
+        value in needs_gradient and value in call.gradients
+        for value in (call.inputs[0], call.inputs[-1])
+    )
+    trained = call.parameters or call.weights
+    if not call.crossed:  # each of the two products is as large as forward's
+        last = call.backward_flops > call.flops * first
+    shapes = [((count, m, k, n), False)] if first else []
+    if last:
+        shapes.append(((count, k, n, m) if call.crossed else (count, n, k, m), True))
     for shape, transposed in shapes:
         yield Kernel(
             call.operator, call.flops, call.moved, dtype, shape=shape, transposed=transposed
         )
-    if any(fqn in call.gradients for fqn in call.parameters[1:]):
+    # the weight comes first, if it is trained
+    if any(name in call.gradients for name in trained[last:]):
         yield Kernel("bias", 0, call.nbytes, dtype)

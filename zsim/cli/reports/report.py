@@ -144,6 +144,8 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
             f"{100 * figures.mfu:.1f} % (PaLM's FLOPs: all scores of attention, also where it is "
             f"causal)",
         )
+    if figures.hfu is not None:
+        yield "HFU", f"{100 * figures.hfu:.1f} % (FLOPs that are done, recomputation included)"
     if figures.tokens_per_second_per_gpu is not None:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():

@@ -16,6 +16,7 @@ from zsim.ir.laws import run_laws
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import CollectiveRecord, RankRun, Span
 from zsim.runs.run import Run
+from zsim.scenario.flops import hardware_flops, model_flops
 from zsim.testing.laws.variants import program_of
 
 ROUNDING_NS = 2
@@ -236,9 +237,7 @@ def steps_are_as_long_as_their_streams(run: Run) -> Iterator[str]:
 
 
 def kernels_are_no_faster_than_the_peak(run: Run) -> Iterator[str]:
-    """Kernels on a device take as long as their FLOPs at its peak. MFU may be over 1 all the same,
-    since by convention it counts causal attention and backward whole, also where parts are frozen.
-    """
+    """Kernels on a device take as long as their FLOPs at its peak."""
     scenario = run.scenario
     device, program = scenario.cluster.device, program_of(scenario)
     if scenario.execution.float8 or run.record.provenance["cluster"] != scenario.cluster.name:
@@ -254,6 +253,22 @@ def kernels_are_no_faster_than_the_peak(run: Run) -> Iterator[str]:
                     f"rank {rank.rank}: op {op.index} ({span.name}) takes "
                     f"{span.end_ns - span.start_ns:,} ns, and its FLOPs {least:,} ns at the peak"
                 )
+
+
+def utilization_has_its_bounds(run: Run) -> Iterator[str]:
+    """HFU is at most 1. MFU is at most HFU, or twice that where fused attention is causal, half of
+    whose scores it counts though none computes them."""
+    if run.mfu is None or run.hfu is None or run.scenario.execution.float8:
+        return
+    if run.hfu > 1 and run.record.interpreter == "simulator":
+        yield f"HFU {run.hfu:.6f}: more FLOPs are done than the peak allows"
+    needed, done = model_flops(run.scenario), hardware_flops(run.scenario)
+    halved = any(
+        op.kind == "attention" and op.implementation != "explicit" and op.causal
+        for module in run.scenario.model.modules for op in module.operators
+    )
+    if needed > done * (1 + halved):
+        yield f"{needed:,} FLOPs are needed, and only {done:,} are done"
 
 
 def _distinct(run: Run) -> list[RankRun]:

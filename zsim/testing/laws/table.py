@@ -40,6 +40,7 @@ CHEAP: tuple[AskRun, ...] = (
 )
 SIMULATING: tuple[AskRun, ...] = (
     equivalences.programs_obey_their_laws, of_runs.kernels_are_no_faster_than_the_peak,
+    of_runs.utilization_has_its_bounds,
     equivalences.folding_changes_nothing,
     equivalences.hsdp_of_one_replica_is_fsdp2, equivalences.hsdp_without_shards_reduces_as_ddp,
     equivalences.endless_lookahead_gathers_all, equivalences.zero2_sends_what_zero1_does,
@@ -76,7 +77,7 @@ def law(
     ...             if record.op == "all_reduce":
     ...                 yield f"rank {rank.rank}: an all_reduce of {record.nbytes:,} B"
     >>> check_laws(zsim.simulate(zsim.load("scenarios/parity/fsdp2-mlp-4.toml")))
-    26
+    27
     >>> check_laws(zsim.simulate(zsim.load("scenarios/parity/ddp-mlp-2.toml")))
     Traceback (most recent call last):
     zsim.ir.laws.run_laws.LawError: ddp-mlp-2: expected a run that obeys the laws of \
