@@ -12,6 +12,7 @@ from zsim.models.spec import ModelSpec
 
 AttentionKernels = Literal["flash2", "flash3", "triton"]
 
+Float8 = Literal[False, True, "delayed", "tensorwise", "rowwise", "mx"]
 Casts = Literal["fused", "eager"]
 Accumulation = Literal["eager", "fp32", "fused"]
 Softmax = Literal["eager", "fused"]
@@ -25,11 +26,12 @@ class Execution:
 
     compile: bool = False
     """torch.compile fuses chains of element-wise kernels."""
-    float8: bool = False
-    """Linears multiply in 8 bits, and cast for it."""
+    float8: Float8 = False
+    """Linears but the head multiply in 8 bits, and cast for it by a recipe; True for "delayed".
+    """
     float8_casts: Casts = "fused"
-    """Each factor is cast in one kernel, "fused", as Transformer Engine and torch.compile do.
-    "eager": in several, as torchao does without torch.compile."""
+    """Casts are one kernel each and parts of those before, "fused", as in Transformer Engine and
+    with torch.compile. "eager": several, as torchao's without it."""
     float32_products: Float32Products = "ieee"
     """Products of float32 factors round them to TF32 or do not, as
     torch.backends.cuda.matmul.fp32_precision says."""
@@ -73,10 +75,15 @@ class Execution:
     """The host ends each op before it begins the next. Strategy and cluster decide it."""
 
     @property
+    def recipe(self) -> str:
+        """The recipe of products in 8 bits, "" for none."""
+        return ("delayed" if self.float8 else "") if isinstance(self.float8, bool) else self.float8
+
+    @property
     def one_kernel_each(self) -> bool:
         """True where the host launches each kernel of a Program as exactly one."""
-        fused = self.float8_casts == "fused" and self.softmax == "eager"
-        return fused and self.accumulation == "eager"
+        by_recipe = self.float8_casts == "eager" or self.recipe not in ("", "delayed")
+        return self.softmax == self.accumulation == "eager" and not by_recipe
 
     def form_of(self, model: ModelSpec) -> ModelSpec:
         """`model` in the forms that run eagerly; torch.compile fuses either."""

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from math import ceil
 
 from zsim.cluster.devices import Device
+from zsim.engine import float8
 from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import (
     ACCUMULATE,
-    LINEARS,
     LOSS_STEP,
     MOVE_GRADIENT,
     NORM_STEP,
@@ -54,20 +54,6 @@ COMPILED_SHARE = 0.5
 Counted in tensors on a block of llama. A norm with its residual moves 5 of 8, SwiGLU 3 of 5, rotary
 positions 2 of 6, casts none."""
 
-CAST_NBYTES = 4
-"""Bytes that a cast to 8 bits moves for each element of a two-byte factor.
-
-Transformer Engine reads each, writes it, and writes it transposed for the factor's other product.
-In torchao that product casts anew, but torch.compile fuses its casts with the kernels before."""
-
-EAGER_CAST_NBYTES, EAGER_CAST_KERNELS = 33, 11
-"""Bytes for each element, and kernels, of one cast of torchao without torch.compile.
-
-Counted in bytes on torchao.float8, tensorwise, dynamic. The calls move: |x| 4, its largest 2, x in
-float32 6, times the scale 8, clamped 8, in 8 bits 5. Five kernels more make the scale. Each product
-casts both of its factors anew."""
-
-
 COMPOSITE_NORM = 58 / 7
 """Bytes of a composite RMSNorm over those of one kernel, which torch.compile makes of it.
 
@@ -84,17 +70,11 @@ def problems(execution: Execution, device: Device) -> Iterator[str]:
 
     Without them it would be timed as something else.
     """
-    if execution.float8 and not device.float8:
-        yield f"execution.float8: expected a device with products of 8 bits, found {device.name}"
+    yield from float8.problems(execution, device)
     if execution.float32_products == "tf32" and not device.tf32:
         yield (
             f"execution.float32_products: expected ieee, or a device with products in TF32, found "
             f"{device.name}"
-        )
-    if execution.float8_casts == "eager" and (execution.compile or not execution.float8):
-        yield (
-            "execution.float8_casts: expected fused, for eager ones are those of float8 without "
-            "compile"
         )
     if device.attention and execution.attention_kernels not in device.attention:
         known = ", ".join(device.attention)
@@ -107,24 +87,15 @@ def problems(execution: Execution, device: Device) -> Iterator[str]:
 def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> int:
     """The time of `kernel` on `device`, its start included."""
     work = max(_arithmetic_s(kernel, device, execution), _memory_s(kernel, device, execution))
-    if _in_eight_bits(kernel, execution):
-        work += _casts_s(kernel, device, execution)
+    cast = float8.cast_nbytes(kernel, execution)
+    if cast:
+        work += cast / (device.memory_bandwidth * device.memory_efficiency)
     return max(1, ceil(work * 1e9) + device.kernel * (1 + more_kernels(kernel, execution)))
 
 
 def more_kernels(kernel: Kernel, execution: Execution) -> int:
     """The number of launches for which `kernel` stands, less one."""
-    return cast_kernels(kernel, execution)
-
-
-def cast_kernels(kernel: Kernel, execution: Execution) -> int:
-    """The number of kernels that cast both factors of a product in 8 bits; 0 where casts are fused.
-    """
-    return (
-        2 * EAGER_CAST_KERNELS
-        if execution.float8_casts == "eager" and _in_eight_bits(kernel, execution)
-        else 0
-    )
+    return float8.cast_kernels(kernel, execution)
 
 
 def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
@@ -158,6 +129,7 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
     if kernel.shape and not is_attention(kernel.operator):
         dtype = multiplied_in(kernel, execution)
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
+        seconds /= float8.RECIPES[execution.recipe].rate if dtype == "float8" else 1.0
         return seconds * device.products_alone if execution.products == "alone" else seconds
     # dtypes without a rate, as integers, have none
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
@@ -165,38 +137,10 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
 
 def multiplied_in(kernel: Kernel, execution: Execution) -> str:
     """The dtype in which a product's factors are multiplied: "float8", "tf32" or the kernel's."""
-    if _in_eight_bits(kernel, execution):
+    if float8.in_eight_bits(kernel, execution):
         return "float8"
     is_tf32 = kernel.dtype == "float32" and execution.float32_products == "tf32"
     return "tf32" if is_tf32 else kernel.dtype
-
-
-def _in_eight_bits(kernel: Kernel, execution: Execution) -> bool:
-    return (
-        execution.float8
-        and kernel.operator in LINEARS
-        and bool(kernel.shape)
-        and kernel.dtype in ("bfloat16", "float16")
-    )
-
-
-def _casts_s(kernel: Kernel, device: Device, execution: Execution) -> float:
-    """Seconds of this product's share in the casts of both its factors.
-
-    A fused cast serves two products, so half of it counts; an eager one serves one.
-    """
-    count, m, n, k = kernel.shape
-    if execution.float8_casts == "eager":
-        return (
-            EAGER_CAST_NBYTES
-            * count
-            * k
-            * (m + n)
-            / (device.memory_bandwidth * device.memory_efficiency)
-        )
-    return (
-        CAST_NBYTES * count * k * (m + n) / 2 / (device.memory_bandwidth * device.memory_efficiency)
-    )
 
 
 def _rate(device: Device, dtype: str) -> float:

@@ -37,7 +37,11 @@ def expected_text(error: Mapping[str, Any], *, table: str = "a table") -> str:
     if kind not in EXPECTED:
         return str(error["msg"][:200].removeprefix("Value error, ").removeprefix("expected "))
     text = EXPECTED[kind].format(**bounds, table=table)
-    return text.replace("'", '"') if kind == "literal_error" else text  # as TOML and JSON quote
+    if kind != "literal_error":
+        return text
+    for python, written in (("'", '"'), ("True", "true"), ("False", "false")):
+        text = text.replace(python, written)  # as TOML and JSON have it
+    return text
 
 
 def found_text(error: Mapping[str, Any]) -> str:

@@ -106,6 +106,8 @@ MOVE_GRADIENT = "move_gradient"
 """Operator that copies gradients into the buffer that is reduced, and back, or casts them to
 float32. It takes no time where gradients are kept in that buffer."""
 ATTENTION_BACKWARD = "attention_backward"
+HEAD = "head"
+"""Operator of a model's last linear, the head, which no recipe multiplies in 8 bits."""
 LINEARS: frozenset[str] = frozenset({"linear", "mm", "addmm"})
 """Operators that multiply by a weight; the last two are torch's own names, which traced models
 have."""

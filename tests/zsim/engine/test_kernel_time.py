@@ -16,7 +16,6 @@ from zsim.cluster.devices import devices, load_device
 from zsim.engine.costs import Costs
 from zsim.engine.execution import Execution
 from zsim.engine.kernel_time import (
-    CAST_NBYTES,
     COMPILED_SHARE,
     is_misaligned,
     kernel_ns,
@@ -105,10 +104,10 @@ def test_what_moves_bytes_takes_them_over_the_rate_reached_and_compiled_half_of_
 
 def test_eight_bits_make_large_linears_faster_and_cost_the_casts() -> None:
     """Each factor is cast once for the two products that it is in, so each product has half of two
-    casts."""
+    casts of four bytes."""
     m = n = k = 8192
     narrow = Execution(float8=True)
-    casts = CAST_NBYTES * k * (m + n) / 2 / (3350e9 * 0.88)
+    casts = 4 * k * (m + n) / 2 / (3350e9 * 0.88)
     assert (
         kernel_ns(product(m, n, k), H100, narrow)
         == ceil((product_s((1, m, n, k), H100, "float8") + casts) * 1e9) + 2000

@@ -46,7 +46,7 @@ class Call:
       recomputation, whose cache is its own, makes it anew.
     - `dtype` of its work, "" for the model's. `shape` of its kernel: `zsim.ir.ops.Kernel`.
     - `moved` 0: no kernel of its own; the operator's main kernels count its work.
-    - `addmm`: a linear with a bias, frozen or not.
+    - `addmm`: a linear with a bias, frozen or not. `head`: the model's last.
     """
 
     operator: Final[str]
@@ -79,6 +79,7 @@ class Call:
     joint: Final[bool] = False
     packs: Final[bool] = False
     addmm: Final[bool] = False
+    head: Final[bool] = False
     differentiable: Final[bool] = True
     shape: Final[tuple[int, ...]] = ()
 

@@ -38,6 +38,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         summed=((op.bias, ()),) if op.bias else (),
         parameters=parameters,
         addmm=bool(op.bias),
+        head=op.name == "lm_head",
         flops=flops,
         backward_flops=2 * flops,
         moved=read + written,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from zsim.autograd.aten.call import Call
-from zsim.ir.ops import ATTENTION_BACKWARD, Kernel
+from zsim.ir.ops import ATTENTION_BACKWARD, HEAD, Kernel
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 
@@ -21,9 +21,14 @@ def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
     """Kernels of forward, in order."""
     made = [call for call in calls if call.moved and not call.from_cache]
     return tuple(
-        Kernel(call.operator, call.flops, call.moved, call.dtype or dtype, shape=call.shape)
+        Kernel(_operator(call), call.flops, call.moved, call.dtype or dtype, shape=call.shape)
         for call in made
     )
+
+
+def _operator(call: Call) -> str:
+    """The operator of the kernels of `call`."""
+    return HEAD if call.head else call.operator
 
 
 def backward_kernels(
@@ -94,7 +99,7 @@ def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Ite
         shapes.append(((count, k, n, m) if call.crossed else (count, n, k, m), True))
     for shape, transposed in shapes:
         yield Kernel(
-            call.operator, call.flops, call.moved, dtype, shape=shape, transposed=transposed
+            _operator(call), call.flops, call.moved, dtype, shape=shape, transposed=transposed
         )
     # the weight comes first, if it is trained
     if any(name in call.gradients for name in trained[last:]):

@@ -249,10 +249,13 @@ TABLES: Mapping[str, Any] = {
         "keep other tensors.",
         {
             "compile": _key("torch.compile fuses chains of element-wise kernels."),
-            "float8": _key("Linears multiply in 8 bits, and cast for it."),
+            "float8": _key(
+                "Linears but the head multiply in 8 bits, by a recipe: delayed (Transformer "
+                "Engine's; true), or torchao's tensorwise, rowwise or mx."
+            ),
             "float8_casts": _key(
-                "Casts to float8 take one kernel for each factor (Transformer Engine, "
-                "torch.compile), or several (eager torchao)."
+                "Casts to float8 are fused with what comes before (Transformer Engine, "
+                "torch.compile), or kernels of their own (eager torchao)."
             ),
             "float32_products": _key(
                 "Products of float32 factors on CUDA: ieee, or tf32 as "

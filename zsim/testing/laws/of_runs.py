@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.kernel_time import multiplied_in
 from zsim.ir.laws import run_laws
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import CollectiveRecord, RankRun, Span
@@ -240,12 +241,13 @@ def kernels_are_no_faster_than_the_peak(run: Run) -> Iterator[str]:
     """Kernels on a device take as long as their FLOPs at its peak."""
     scenario = run.scenario
     device, program = scenario.cluster.device, program_of(scenario)
-    if scenario.execution.float8 or run.record.provenance["cluster"] != scenario.cluster.name:
+    if run.record.provenance["cluster"] != scenario.cluster.name:
         return
     for rank in _distinct(run):
         for span, op in zip(rank.spans, program.of_rank(rank.rank).steady, strict=True):
             least = sum(
-                kernel.flops * 10**9 // device.peak_flops(kernel.dtype)
+                kernel.flops * 10**9
+                // device.peak_flops(multiplied_in(kernel, scenario.execution))
                 for kernel in op.kernels if kernel.flops and kernel.location == "device"
             )
             if least > span.end_ns - span.start_ns:
