@@ -321,7 +321,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("return rank // self.devices_per_node", "return rank % self.devices_per_node"),
         ("return self.host_memory_bandwidth // min(self.devices_per_node, self.num_ranks)",
          "return self.host_memory_bandwidth // self.devices_per_node"),
-        ("narrowest = int(min(nics * slowest[node]", "narrowest = int(max(nics * slowest[node]"),
+        ("narrowest = min(self.nic_rates(ranks)", "narrowest = max(self.nic_rates(ranks)"),
         ("widest = min(narrowest, self.links.fabric.bandwidth) if fullest > 1 else narrowest",
          "widest = narrowest"),
         ("inside, outside = self.hop_ns\n", "outside, inside = self.hop_ns\n"),

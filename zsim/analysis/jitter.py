@@ -18,8 +18,7 @@ from zsim.engine.faults.draws import expected_largest
 from zsim.engine.faults.fault import Fault, Jitter
 from zsim.engine.faults.faulty_program import faulty_program
 from zsim.engine.faults.faulty_step import simulate_faulty_step
-from zsim.engine.simulate import Prepared
-from zsim.engine.simulate_step import simulate_step, timeline_of
+from zsim.engine.simulate_step import prepared_step, simulate_step, timeline_of
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_time
@@ -123,7 +122,9 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = faulty_program(case.program, scenario.faults)
     simulate_faulty_step(case.program, scenario.faults, costs=costs)  # raises where it cannot end
-    prepared = Prepared(program, costs=costs)
+    prepared = prepared_step(program, costs=costs)
+    if prepared.rings is not None:
+        prepared.rings.require_few(seeds)
     times = [
         timeline_of(prepared, costs=costs, faults=_with_seed(scenario, seed)).step_time_ns
         for seed in range(first.seed, first.seed + seeds)

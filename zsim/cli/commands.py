@@ -18,7 +18,7 @@ from zsim.cli.reports import report
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import IncompleteRunError, InterruptedRunError, RunRecord
-from zsim.runs import chrome_trace, saved
+from zsim.runs import chrome_trace, registry, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.scenario import Scenario
@@ -41,7 +41,7 @@ def _require_distinct(scenarios: tuple[Scenario, ...]) -> None:
 def run(options: argparse.Namespace) -> int:
     """`zsim run`: 0 when every expectation held. Of several scenarios one that cannot run stops no
     other."""
-    scenarios = load_all(options.scenarios)
+    scenarios = _in_detail(load_all(options.scenarios), options)
     if options.seeds is not None:
         from zsim.cli import seeds  # start-up: few runs are over seeds
 
@@ -61,6 +61,21 @@ def run(options: argparse.Namespace) -> int:
             _note(failures, scenario, error, several=several)
     report.print_runs(runs, failures, as_json=options.json, several=several)
     return _exit_code(runs, failures)
+
+
+def _in_detail(
+    scenarios: tuple[Scenario, ...], options: argparse.Namespace
+) -> tuple[Scenario, ...]:
+    """The scenarios with the detail of --detail in place of their own, where it is given."""
+    if options.detail is None:
+        return scenarios
+    if options.backend != registry.SimBackend.name:
+        raise UsageError(
+            where="--detail", expected=f"--backend {registry.SimBackend.name}, which simulates",
+            found=options.backend[:60],
+        )
+    detail = {"detail": options.detail}
+    return tuple([scenario.with_(execution=detail) for scenario in scenarios])
 
 
 def _require_spans(
@@ -356,6 +371,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         module=options.module,
         numerics=options.numerics,
         device=options.device,
+        hops=bool(options.trace),
         progress=report.tell,
     )
 

@@ -30,6 +30,7 @@ EPILOG = (
     "exit codes: 0 fine, 1 a verdict failed, 2 bad usage or bad scenario, 3 backend not available"
 )
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+DETAILS = ("flows", "steps")
 LISTS = ("scenarios", "models", "clusters", "devices", "strategies", "backends", "schema")
 
 
@@ -61,6 +62,11 @@ def parser() -> arguments.Parser:
     run.add_argument(
         "--trace", metavar="FILE", type=arguments.path,
         help="write a trace for Perfetto or Chrome (.json or .json.gz)",
+    )
+    run.add_argument(
+        "--detail", choices=DETAILS, default=None,
+        help="simulate collectives as flows (default), or those that go round a ring as steps, "
+             "hop by hop; in a scenario execution = { detail = \"steps\" }",
     )
     run.add_argument(
         "--seeds", metavar="N", type=arguments.count, default=None,

@@ -223,8 +223,7 @@ class ClusterSpec:
             )
         hops, fullest = len(ranks), max(per_node.values())
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
-        slowest = self._slowest(ranks)
-        narrowest = int(min(nics * slowest[node] for node, nics in self._nics(ranks).items()))
+        narrowest = min(self.nic_rates(ranks).values())
         widest = min(narrowest, self.links.fabric.bandwidth) if fullest > 1 else narrowest
         return Path(
             alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node),
@@ -258,6 +257,12 @@ class ClusterSpec:
                 "rail": rail
             }  # at most 1, for the ring is as slow as the slowest of its node
         return shares
+
+    def nic_rates(self, ranks: tuple[int, ...]) -> dict[int, int]:
+        """Bytes/s that a ring over `ranks` has over its NICs in each node, if it leaves the node.
+        """
+        slowest = self._slowest(ranks)
+        return {node: int(nics * slowest[node]) for node, nics in self._nics(ranks).items()}
 
     @property
     def _nic(self) -> int:

@@ -6,7 +6,7 @@ hops on one rail as long and as wide in closed form, and shares NICs. This modul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -79,17 +79,30 @@ def _route(cluster: ClusterSpec, sources: list[int], targets: list[int]) -> Rout
     passed = range(min(cluster.devices_per_node, MOST_DEVICES))
     around = (first + index for first in firsts for index in passed)
     part = graph(cluster, devices=dict.fromkeys((*sources, *targets, *around)))
-    lengths, ways = networkx.multi_source_dijkstra(part, [_device(cluster, r) for r in sources])
-    nearest = min((_device(cluster, rank) for rank in targets), key=lengths.__getitem__)
-    links: list[Mapping[str, Any]] = [part.edges[pair] for pair in pairwise(ways[nearest])]
-    narrowest = min(links, key=lambda link: (link["bandwidth"], -PREFERENCE[link["link"]]))
+    lengths, ways = networkx.multi_source_dijkstra(
+        part, [device_name(cluster, rank) for rank in sources]
+    )
+    nearest = min((device_name(cluster, rank) for rank in targets), key=lengths.__getitem__)
+    links = links_of(part, ways[nearest])
+    narrow = narrowest(links)
     return Route(
-        parts=tuple(ways[nearest]), narrowest=narrowest["link"],
-        bytes_per_s=narrowest["bandwidth"], latency_ns=sum(link["latency_ns"] for link in links),
+        parts=tuple(ways[nearest]), narrowest=narrow["link"], bytes_per_s=narrow["bandwidth"],
+        latency_ns=sum(link["latency_ns"] for link in links),
     )
 
 
-def _device(cluster: ClusterSpec, number: int) -> str:
+def links_of(part: networkx.Graph, way: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The links of `way`, as `graph` has them."""
+    return [part.edges[pair] for pair in pairwise(way)]
+
+
+def narrowest(links: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The narrowest of `links`; of several that farthest from the device."""
+    return min(links, key=lambda link: (link["bandwidth"], -PREFERENCE[link["link"]]))
+
+
+def device_name(cluster: ClusterSpec, number: int) -> str:
+    """The name of a device in the graph."""
     node, index = divmod(number, cluster.devices_per_node)
     return f"node{node}.{'gpu' if cluster.kind == 'cuda' else 'cpu'}{index}"
 
@@ -121,8 +134,8 @@ def _links(cluster: ClusterSpec, devices: Iterable[int]) -> Iterator[tuple[str, 
         node, index = divmod(number, per_node)
         name, pcie = f"node{node}", f"node{node}.pcie{index * num_switches // per_node}"
         nodes[name] = node
-        yield _device(cluster, number), f"{name}.switch", "fabric", 0
-        yield _device(cluster, number), pcie, "pcie", 0
+        yield device_name(cluster, number), f"{name}.switch", "fabric", 0
+        yield device_name(cluster, number), pcie, "pcie", 0
         yield pcie, f"{name}.host", "host", 0
     usual = cluster.links.rail.bandwidth
     slow = {(rail.node, rail.nic): min(rail.bandwidth, usual) for rail in cluster.slow_rails}

@@ -239,6 +239,13 @@ class Costs:
             self._paths[layout] = self.cluster.path(ranks)
         return self._paths[layout]
 
+    def algorithm(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> str:
+        """The name of the algorithm behind `collective_ns` over several ranks; "ring" for a ring.
+        """
+        path = self._path(self._layout(ranks), ranks)
+        library = LIBRARIES[self.cluster.collectives]
+        return library.algorithm(kind, nbytes, cluster=self.cluster, path=path)
+
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
         """The share of each link that a collective over `ranks` takes at full speed, by rank and
         kind of link."""

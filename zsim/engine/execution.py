@@ -18,6 +18,7 @@ Accumulation = Literal["eager", "fp32", "fused"]
 Softmax = Literal["eager", "fused"]
 Products = Literal["training", "alone"]
 Float32Products = Literal["ieee", "tf32"]
+Detail = Literal["flows", "steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,9 @@ class Execution:
     of its kernels' profiles."""
     interference: bool = True
     """Collectives slow down the kernels that they overlap."""
+    detail: Detail = "flows"
+    """Collectives are simulated as "flows", which share links at fair rates. "steps": those that go
+    round a ring are simulated chunk by chunk and hop by hop, on all ranks."""
     step_overhead_ns: int = 0
     """Pause of the trainer around a step, in which the device is idle."""
     micro_batch_overhead_ns: int = 0

@@ -11,8 +11,11 @@ Communicators contend when they share links of a rank and together need more tha
 running collective then has its max–min fair share (`zsim.engine.contention.link_contention`),
 computed again at each start and end; its latency is stretched as well.
 
-simpy supplies the event queue, a heap ordered by time and then by insertion, and nothing else: its
-processes would cost more than the arithmetic. No other file knows simpy.
+Where ring collectives are simulated as steps (`zsim.engine.ring_steps`), each member's part starts
+when it arrives itself, and ends by itself.
+
+simpy supplies the event queue, a heap ordered by time and then by insertion. Its processes would
+cost more than the arithmetic; `zsim.engine.ring_steps` alone runs some.
 `zsim.engine.simulate_step` adds what slows ops down; this file simulates one round.
 """
 
@@ -22,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import simpy
 
@@ -29,13 +33,19 @@ from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import Usage
 from zsim.engine.folding import Meetings, representatives
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
-from zsim.engine.timeline import NEVER, NO_DELAYS, CostModel, Delays, Timeline, Times
+from zsim.engine.ring_steps.part import MemberPart
+from zsim.engine.ring_steps.work import IssuedCollective
+from zsim.engine.timeline import NEVER, NO_DELAYS, CostModel, Delays, RingCosts, Timeline, Times
 from zsim.errors import DeadlockError
 from zsim.io.units import format_time
 from zsim.ir.ledger import label
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
+from zsim.ir.run import HopRecord
+
+if TYPE_CHECKING:
+    from zsim.engine.ring_steps.rings import Rings, RingsAtWork
 
 SIMULATION = "simulation"
 """The place of an error that is no single rank's."""
@@ -47,17 +57,18 @@ _Key = tuple[str, tuple[int, ...]]
 
 def simulate(
     program: Program, *, costs: CostModel, all_ranks: bool = False, delays: Sequence[Delays] = (),
-    contention: bool = True,
+    contention: bool = True, stepwise: RingCosts | None = None,
 ) -> Timeline:
     """The times of the steady step in ns.
 
     `all_ranks` simulates every rank in place of one per class (`zsim.engine.folding`). Without
-    `contention` no two collectives share a link. `delays`, by rank program, or none. DeadlockError
-    where ranks wait for one another forever or disagree on a collective.
+    `contention` no two collectives share a link. `delays`, by rank program, or none. With
+    `stepwise` costs rings are simulated as steps, on all ranks. DeadlockError where ranks wait for
+    one another forever or disagree on a collective.
     """
-    return Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention).simulate(
-        delays
-    )
+    return Prepared(
+        program, costs=costs, all_ranks=all_ranks, contention=contention, stepwise=stepwise
+    ).simulate(delays)
 
 
 class Prepared:
@@ -65,10 +76,16 @@ class Prepared:
 
     def __init__(
         self, program: Program, *, costs: CostModel, all_ranks: bool = False,
-        contention: bool = True,
+        contention: bool = True, stepwise: RingCosts | None = None, note_hops: bool = False,
     ) -> None:
-        """Arguments as of `simulate`."""
+        """Arguments as of `simulate`; simulations of rings as steps can `note_hops`."""
         self.costs, self.program, self.assignment = costs, program, program.assignment
+        self.rings: Rings | None = None
+        self.note_hops, all_ranks = note_hops, all_ranks or stepwise is not None
+        if stepwise is not None:
+            from zsim.engine.ring_steps.rings import Rings  # start-up: few steps need networkx
+
+            self.rings = Rings(program, stepwise, contention=contention)
         schedules = {
             id(rank.steady): RankSchedule(rank.steady, launch_queue=costs.launch_queue)
             for rank in program.ranks
@@ -208,19 +225,19 @@ class _Clock:
     """The time of one simulation, in ns."""
 
     def __init__(self) -> None:
-        self._environment = simpy.Environment()
+        self.environment = simpy.Environment()
 
     def now(self) -> int:
         """The present."""
-        return int(self._environment.now)
+        return int(self.environment.now)
 
     def after(self, delay: int, call: Callable[[], None]) -> None:
         """Call `call` in `delay` nanoseconds."""
-        self._environment.timeout(delay).callbacks.append(lambda _: call())
+        self.environment.timeout(delay).callbacks.append(lambda _: call())
 
     def run(self) -> None:
         """Make every call, until none is left."""
-        self._environment.run()
+        self.environment.run()
 
 
 class _Engine:
@@ -232,6 +249,7 @@ class _Engine:
         self.representatives = prepared.representatives
         self.clock = _Clock()
         self.links = SharedLinks(self.clock)
+        self.hops: list[HopRecord] | None = [] if prepared.note_hops else None
         self.differing: _Collective | None = None
         """The first collective on which members do not agree."""
         self.endless: list[_Collective] = []
@@ -257,6 +275,12 @@ class _Engine:
                 segments[kind].frontier,
             )
             self.ranks.append((state, segments[kind]))
+        self.rings: RingsAtWork | None = None
+        if prepared.rings is not None:
+            self.rings = prepared.rings.at_work(
+                self.clock.environment, records=self.hops,
+                run_alone=lambda key, alone, end: self._run_alone(communicators[key], alone, end),
+            )
 
     def run(self) -> Timeline:
         """Run the first segment of every rank, then end collectives one by one."""
@@ -273,7 +297,10 @@ class _Engine:
         issued: _Issued = {}
         times = {rank.rank: _times(rank, issued) for rank, _ in self.ranks}
         step = max((max(each.ends, default=0) for each in times.values()), default=0)
-        return Timeline(ranks=times, representatives=self.representatives, step_time_ns=step)
+        return Timeline(
+            ranks=times, representatives=self.representatives, step_time_ns=step,
+            hops=tuple(self.hops or ()),
+        )
 
     def _advance(self, rank: _Rank, segment: Segment) -> None:
         """Let `rank` run `segment`. Every op of every rank passes here, so nothing is looked up
@@ -310,6 +337,9 @@ class _Engine:
         if ready > collective.ready:
             collective.ready = ready
         collective.arrived.append((rank, arrival))
+        if self.rings is not None:
+            self._join(self.rings, communicator, collective, rank, arrival)
+            return
         if len(collective.arrived) < communicator.members:
             return
         following = communicator.pending.get(communicator.next)
@@ -350,13 +380,58 @@ class _Engine:
         else:
             self.links.begin(communicator.usage, alone, end)
 
+    def _run_alone(
+        self, communicator: _Communicator, alone: int, end: Callable[[], None]
+    ) -> None:
+        """Run from now on what takes `alone` with its links to itself, and call `end`."""
+        if communicator.usage:
+            self.links.begin(communicator.usage, alone, end)
+        else:
+            self.clock.after(alone, end)
+
+    def _join(
+        self, rings: RingsAtWork, communicator: _Communicator, collective: _Collective,
+        rank: _Rank, arrival: Arrival,
+    ) -> None:
+        """Let a rank take part in a collective before the others have arrived, and resume the rank
+        when its own part is over."""
+        kind, nbytes = collective.signature
+        is_whole = len(collective.arrived) == communicator.members
+        if not collective.is_agreed:
+            return
+        if self.costs.collective_ns(kind, nbytes, communicator.ranks) == NEVER:
+            self.endless += [collective] if is_whole else []
+            return
+        if is_whole:
+            del communicator.pending[arrival.ordinal]
+        index, op = arrival.index, rank.schedule.ops[arrival.index]
+        members = communicator.ranks
+
+        def over(begin: int, end: int, lost: int) -> None:
+            if lost:
+                rank.shared[index] = lost
+            self._resume(rank, arrival, begin, end)
+
+        rings.enter(
+            IssuedCollective(kind, nbytes, op.root, arrival.group, members), arrival.ordinal,
+            MemberPart(
+                name=f"{op.kind} {op.unit}", position=members.index(rank.rank),
+                ready_ns=rank.starts[index], longer_ns=rank.durations.longer.get(index, 0),
+                over=over,
+            ),
+        )
+
     def _end(self, collective: _Collective, begin: int, end: int) -> None:
         """Resume its members, in the order of their arrivals."""
         for rank, arrival in collective.arrived:
-            index = arrival.index
-            rank.starts[index], rank.ends[index] = begin, end
-            segment = rank.frontier.get(arrival.stream)
-            self._advance(rank, segment or rank.schedule.resume(rank.frontier, arrival.stream))
+            self._resume(rank, arrival, begin, end)
+
+    def _resume(self, rank: _Rank, arrival: Arrival, begin: int, end: int) -> None:
+        """Let `rank` go on after its collective."""
+        index = arrival.index
+        rank.starts[index], rank.ends[index] = begin, end
+        segment = rank.frontier.get(arrival.stream)
+        self._advance(rank, segment or rank.schedule.resume(rank.frontier, arrival.stream))
 
 
 _Issued = dict[tuple[int, ...], list[int]]

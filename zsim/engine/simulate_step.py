@@ -17,7 +17,7 @@ from zsim.engine.execution import Execution
 from zsim.engine.faults.fault import Fault
 from zsim.engine.faults.fault_delays import fault_delays
 from zsim.engine.simulate import Prepared
-from zsim.engine.timeline import NO_DELAYS, Delays, Timeline
+from zsim.engine.timeline import NO_DELAYS, Delays, RingCosts, Timeline
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
 
@@ -29,7 +29,7 @@ ROUNDS = 16
 tenths where FSDP1's copies overlap much."""
 
 
-class StepCosts(OverlapCosts, Protocol):
+class StepCosts(OverlapCosts, RingCosts, Protocol):
     """The cost model of a whole step; `zsim.engine.costs.Costs` is the product's."""
 
     @property
@@ -44,17 +44,32 @@ class StepCosts(OverlapCosts, Protocol):
 
 def simulate_step(
     program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[Fault] = (), note_hops: bool = False,
 ) -> Timeline:
     """The times of the steady step in ns, with overlap losses and the trainer's pauses.
 
     `all_ranks` simulates every rank in place of one per class (`zsim.engine.folding`). Without
     `contention` no two collectives share a link. `faults` delay ranks; those that change `program`
     are in it already (`zsim.engine.faults`). DeadlockError where ranks wait for one another
-    forever or disagree on a collective.
+    forever or disagree on a collective. Where the execution has rings as steps, EventsError for too
+    many, and the timeline has their hops if it is to `note_hops`.
     """
-    prepared = Prepared(program, costs=costs, all_ranks=all_ranks, contention=contention)
+    prepared = prepared_step(
+        program, costs=costs, all_ranks=all_ranks, contention=contention, note_hops=note_hops
+    )
     return timeline_of(prepared, costs=costs, faults=faults)
+
+
+def prepared_step(
+    program: Program, *, costs: StepCosts, all_ranks: bool = False, contention: bool = True,
+    note_hops: bool = False,
+) -> Prepared:
+    """The part of `simulate_step` that does not depend on faults, in the detail of the execution.
+    """
+    return Prepared(
+        program, costs=costs, all_ranks=all_ranks, contention=contention,
+        stepwise=costs if costs.execution.detail == "steps" else None, note_hops=note_hops,
+    )
 
 
 def timeline_of(

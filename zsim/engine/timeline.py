@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
 
+from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ops import Kernel, Op
+from zsim.ir.run import HopRecord
 
 NEVER = -1
 """The ns of a collective that never ends, as over a lost link."""
@@ -36,6 +38,19 @@ class CostModel(Protocol):
     @property
     def launch_queue(self) -> int:
         """Most kernels that may be pending before the host waits; 0 for any number."""
+        ...
+
+
+class RingCosts(CostModel, Protocol):
+    """A cost model that also knows the cluster that rings go over."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """Devices, links and the library of collectives."""
+        ...
+
+    def algorithm(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> str:
+        """The name of the algorithm that `collective_ns` is the time of; "ring" for a ring."""
         ...
 
 
@@ -75,3 +90,5 @@ class Timeline:
     ranks: dict[int, Times]
     representatives: tuple[int, ...]
     step_time_ns: int
+    hops: tuple[HopRecord, ...] = ()
+    """Hops of chunks round rings that were simulated as steps, where they were to be noted."""

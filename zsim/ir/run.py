@@ -182,6 +182,23 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HopRecord:
+    """A chunk's way from a rank to the next of its ring, in one step of the collective called
+    `name`. Times are as those of spans; of them `lost_ns` went to other rings on shared links."""
+
+    name: str
+    group: str
+    step: int
+    source: int
+    destination: int
+    link: str
+    """The kind of the narrowest link: fabric, pcie or rail."""
+    start_ns: int
+    end_ns: int
+    lost_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The result of one scenario on one backend. The same type from the simulator and from a
     cluster of GPUs.
@@ -209,6 +226,8 @@ class RunRecord:
     late: tuple[LateRank, ...] = ()
     """Ranks that held collectives up, by time of arrival, in a step with faults: simulated, or
     recorded by real ranks on one machine."""
+    hops: tuple[HopRecord, ...] = ()
+    """Hops of chunks round rings that were simulated as steps, where a trace was asked for."""
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 

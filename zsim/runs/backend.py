@@ -74,6 +74,8 @@ class RunOptions:
     """The devices that ranks run on; None for the backend's own."""
     numerics: NumericsMode | None = None
     """Ranks that train the reference; None for as many as bytes and time allow."""
+    hops: bool = False
+    """The Run keeps the hops of rings that are simulated as steps, for a trace."""
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
     """Told where long work stands: rank and collective of a fake run, phase and step of others."""
 

@@ -1,5 +1,7 @@
-"""A Run as a trace in the Chrome format, which Perfetto opens: a process per rank, a thread per
-stream, memory counters.
+"""A Run as a trace in the Chrome format, which Perfetto opens.
+
+A rank is a process, with a thread for each stream and each ring that it sends on, and with counters
+of memory.
 
 Format: Trace Event Format, Google 2016 (complete events "X", counters "C", flows "s" and "f",
 metadata "M"). Its times are microseconds; the fraction keeps the nanoseconds.
@@ -17,9 +19,11 @@ from typing import Any
 
 from zsim.io import files
 from zsim.ir.ops import COLLECTIVES, STREAMS
-from zsim.ir.run import RankRun, RunRecord, Span
+from zsim.ir.run import HopRecord, RankRun, RunRecord, Span
 
 Event = dict[str, Any]
+FIRST_HOP = len(STREAMS) + 1
+"""The first thread of hops; streams have those before."""
 
 
 def trace(run: RunRecord) -> dict[str, Any]:
@@ -56,6 +60,8 @@ def _events(
             if event["name"] == "process_sort_index" and side:
                 event["args"]["sort_index"] = 2 * rank.rank + (offset > 0)
             yield event | {"pid": event["pid"] + offset}
+    for event in _hops(run):
+        yield event | {"pid": event["pid"] + offset}
     for event in _flows(run):
         yield event | {"pid": event["pid"] + offset, "id": event["id"] + first - 1}
 
@@ -109,6 +115,36 @@ def _complete(rank: int, span: Span) -> Event:
         "ts": span.start_ns / 1000,
         "dur": (span.end_ns - span.start_ns) / 1000,
         "args": {"unit": span.unit} | ({"bytes": span.nbytes} if span.kind in COLLECTIVES else {}),
+    }
+
+
+def _hops(run: RunRecord) -> Iterator[Event]:
+    """The chunks that each shown rank sends round a ring, in a thread for each group, and that
+    thread's name."""
+    shown = {rank.rank for rank in run.ranks}
+    threads: dict[tuple[int, str], int] = {}
+    for hop in run.hops:
+        if hop.source not in shown:
+            continue
+        key = hop.source, hop.group
+        if key not in threads:
+            threads[key] = FIRST_HOP + sum(source == hop.source for source, _ in threads)
+            name = f"{hop.group} ring, to rank {hop.destination} by {hop.link}"
+            where = {"pid": hop.source, "tid": threads[key]}
+            yield {"ph": "M", "name": "thread_name", **where, "args": {"name": name}}
+        yield _chunk(hop, threads[key])
+
+
+def _chunk(hop: HopRecord, thread: int) -> Event:
+    return {
+        "ph": "X",
+        "name": f"{hop.name} step {hop.step}",
+        "cat": "hop",
+        "pid": hop.source,
+        "tid": thread,
+        "ts": hop.start_ns / 1000,
+        "dur": (hop.end_ns - hop.start_ns) / 1000,
+        "args": {"to": hop.destination, "lost_ns": hop.lost_ns},
     }
 
 

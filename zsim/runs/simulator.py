@@ -90,16 +90,18 @@ class SimBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
         cluster = self.cluster or cluster_for(scenario, self.device)
-        program = _program(
-            scenario, cluster, all_ranks=options.all_ranks, torch=self.torch
-        )
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
+        stepwise = costs.execution.detail == "steps"
+        every = options.all_ranks or stepwise
+        program = _program(scenario, cluster, all_ranks=every, torch=self.torch)
         if scenario.faults:
             program, timeline = simulate_faulty_step(
-                program, scenario.faults, costs=costs, all_ranks=options.all_ranks
+                program, scenario.faults, costs=costs, all_ranks=every, note_hops=options.hops
             )
         else:
-            timeline = simulate_step(program, costs=costs, all_ranks=options.all_ranks)
+            timeline = simulate_step(
+                program, costs=costs, all_ranks=every, note_hops=options.hops
+            )
         return RunRecord(
             scenario=scenario.name,
             backend=self.name,
@@ -108,7 +110,7 @@ class SimBackend:
             mesh=scenario.mesh,
             ranks=_ranks(program, _shown(timeline, options), costs=costs, timeline=timeline),
             step_time_ns=timeline.step_time_ns,
-            representatives=() if options.all_ranks or options.ranks else timeline.representatives,
+            representatives=() if every or options.ranks else timeline.representatives,
             provenance={
                 **_provenance(scenario, cluster),
                 "torch": self.torch,
@@ -116,7 +118,9 @@ class SimBackend:
                     *error_bands.band(program, timeline, costs=costs)
                 ),
                 **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
+                **(_of_rings(program, costs) if stepwise else {}),
             },
+            hops=timeline.hops,
             faults=told_of(scenario.faults),
             late=late_ranks(program, timeline) if scenario.faults else (),
         )
@@ -268,6 +272,15 @@ def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
         * costs.bytes_sent(kind, nbytes, group_size=sizes[group], rank=places[group], root=root)
         for (kind, nbytes, group, root), count in payloads.items()
     )
+
+
+def _of_rings(program: Program, costs: Costs) -> dict[str, str]:
+    """The provenance of a Run whose rings are simulated as steps: that they are, and what goes
+    round none."""
+    from zsim.engine.ring_steps.work import closed_forms
+
+    others = ", ".join(closed_forms(program, costs))
+    return {"detail": "steps", **({"closed_form": others} if others else {})}
 
 
 def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:

@@ -123,6 +123,9 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
         known = run.record.provenance.get("calibration", "measured")
         name = "step time with faults" if run.faults else "step time"
         yield name, step_words(figures.step_time_ns, figures.step_time_band_ns, known)
+    if run.record.provenance.get("detail") == "steps":
+        others = run.record.provenance.get("closed_form", "")
+        yield "  rings as steps", f"but for {others}" if others else "all collectives"
     yield from (("  fault", fault) for fault in run.faults)
     for late in run.late[:MOST_LATE]:
         yield "  held up by", (

@@ -54,6 +54,23 @@ class Steps(Protocol):
     ) -> Iterator[RingStep]: ...
 
 
+class NumSends(Protocol):
+    """Number of sends in all steps."""
+
+    def __call__(self, op: str, nbytes: int, *, group_size: int) -> int: ...
+
+
+class AlgorithmName(Protocol):
+    """Name of the algorithm behind the time of a collective along `path`: "ring" where that is
+    its `steps`."""
+
+    def __call__(self, op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str: ...
+
+
+RING = "ring"
+"""Name of the algorithm whose steps go round a ring."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """One library's all_gather, reduce_scatter, all_reduce and broadcast."""
@@ -61,7 +78,9 @@ class Library:
     bytes_sent: BytesSent
     duration_ns: DurationNs
     steps: Steps
+    num_sends: NumSends
     placed_ns: PlacedNs
+    algorithm: AlgorithmName
 
 
 def _along_the_path(duration_ns: DurationNs) -> PlacedNs:
@@ -135,23 +154,39 @@ def _by_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
     )
 
 
+def _algorithm_of_gloo(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str:
+    return "tree" if op == "broadcast" else RING
+
+
+def _algorithm_of_nccl(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str:
+    return estimate.estimate(
+        op, nbytes, communicator(cluster, path), measured_curves.curves_of(cluster)
+    ).algorithm
+
+
 LIBRARIES: dict[str, Library] = {
     "ring": Library(
         bytes_sent=ring.bytes_sent,
         duration_ns=ring.duration_ns,
         steps=ring.steps,
+        num_sends=ring.num_sends,
         placed_ns=_along_the_path(ring.duration_ns),
+        algorithm=lambda op, nbytes, *, cluster, path: RING,
     ),
     "gloo": Library(
         bytes_sent=gloo.bytes_sent,
         duration_ns=gloo.duration_ns,
         steps=gloo.steps,
+        num_sends=gloo.num_sends,
         placed_ns=_by_gloo,
+        algorithm=_algorithm_of_gloo,
     ),
     "nccl": Library(
         bytes_sent=estimate.bytes_sent,
         duration_ns=estimate.duration_ns,
         steps=estimate.steps,
+        num_sends=ring.num_sends,
         placed_ns=_by_nccl,
+        algorithm=_algorithm_of_nccl,
     ),
 }

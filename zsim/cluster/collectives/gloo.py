@@ -45,6 +45,14 @@ def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
     return ring.num_steps(_ON_THE_WIRE[op], nbytes, group_size=group_size)
 
 
+def num_sends(op: str, nbytes: int, *, group_size: int) -> int:
+    """Number of sends in all steps: one for each rank but the root in a broadcast, else the ring's.
+    """
+    if op == "broadcast":
+        return group_size - 1
+    return ring.num_sends(_ON_THE_WIRE[op], nbytes, group_size=group_size)
+
+
 def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
     """The closed form: every step of the tree carries the whole message; the ring's steps carry
     chunks."""

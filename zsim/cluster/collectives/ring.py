@@ -64,6 +64,14 @@ def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
     return {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}[op] * (group_size - 1)
 
 
+def num_sends(op: str, nbytes: int, *, group_size: int, finer: int = 1) -> int:
+    """Number of sends in all steps: N in each, and in a broadcast N−1 of each slice; `finer` as of
+    `steps`."""
+    if op == "broadcast":
+        return (group_size - 1) * _num_slices(nbytes) * finer
+    return num_steps(op, nbytes, group_size=group_size) * group_size
+
+
 def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_per_s: int) -> int:
     """The closed form: steps times the time of the largest chunk (Thakur, Rabenseifner, Gropp 2005,
     ring terms).
@@ -83,12 +91,18 @@ def duration_ns(op: str, nbytes: int, *, group_size: int, alpha_ns: int, bytes_p
     return (num - 1) * one_step + last_step
 
 
-def steps(op: str, nbytes: int, *, group_size: int, root: int = 0) -> Iterator[RingStep]:
-    """The sends of each step; a step begins when all sends of the one before have arrived."""
+def steps(
+    op: str, nbytes: int, *, group_size: int, root: int = 0, finer: int = 1
+) -> Iterator[RingStep]:
+    """The sends of each step; a step begins when all sends of the one before have arrived.
+
+    `finer`: the slices of a broadcast are so many times as many.
+    """
     if group_size == 1:
         return
     if op == "broadcast":
-        yield from _broadcast_steps(nbytes, group_size=group_size, root=root)
+        slices = _num_slices(nbytes) * finer
+        yield from _broadcast_steps(nbytes, group_size=group_size, root=root, num_slices=slices)
         return
     if op in ("reduce_scatter", "all_reduce"):
         yield from _chunk_steps(nbytes, group_size=group_size, first=1)
@@ -111,10 +125,11 @@ def _num_slices(nbytes: int) -> int:
     return max(1, shard_size(nbytes, BROADCAST_SLICE_NBYTES))
 
 
-def _broadcast_steps(nbytes: int, *, group_size: int, root: int) -> Iterator[RingStep]:
+def _broadcast_steps(
+    nbytes: int, *, group_size: int, root: int, num_slices: int
+) -> Iterator[RingStep]:
     """Slice k leaves the chain's position p in step k + p; all slices but the last ones are of full
     size."""
-    num_slices = _num_slices(nbytes)
     sizes = [shard(nbytes, num_shards=num_slices, rank=index).numel for index in range(num_slices)]
     for step in range(group_size - 2 + num_slices):
         positions = range(max(0, step - num_slices + 1), min(group_size - 1, step + 1))

@@ -20,7 +20,8 @@ MOST_UNFOLDED = 64
 
 
 def simulate_faulty_step(
-    program: Program, faults: Sequence[Fault], *, costs: StepCosts, all_ranks: bool = False
+    program: Program, faults: Sequence[Fault], *, costs: StepCosts, all_ranks: bool = False,
+    note_hops: bool = False,
 ) -> tuple[Program, Timeline]:
     """The Program with `faults`, and the times of its steady step, as of `simulate_step`.
 
@@ -32,7 +33,9 @@ def simulate_faulty_step(
     told = "; ".join(_plan(program, faults, ends))
     try:
         try:
-            timeline = simulate_step(faulty, costs=costs, all_ranks=all_ranks, faults=faults)
+            timeline = simulate_step(
+                faulty, costs=costs, all_ranks=all_ranks, faults=faults, note_hops=note_hops
+            )
         except DeadlockError:
             if all_ranks or program.mesh.world_size > MOST_UNFOLDED:
                 raise

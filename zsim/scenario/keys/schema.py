@@ -282,6 +282,10 @@ TABLES: Mapping[str, Any] = {
                 "Matrix products are as fast as in training, or as each kernel alone."
             ),
             "interference": _key("Collectives slow down the kernels that they overlap."),
+            "detail": _key(
+                "Collectives are simulated as flows, which share links at fair rates, or those on "
+                "rings as steps, chunk by chunk, on all ranks."
+            ),
             "step_overhead": _key('Pause of the trainer around a step, as "12 ms".'),
             "micro_batch_overhead": _key("Pause of the trainer around each micro-batch."),
             "issue_kernel": _key(

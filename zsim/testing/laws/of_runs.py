@@ -165,24 +165,28 @@ def links_carry_no_more_than_they_can(run: Run) -> Iterator[str]:
     """Links carry at most their bandwidth while collectives of a rank run, alone or at once.
 
     The time is long enough for the bytes that each rank lacks at least, whatever the algorithm.
+    Where rings are steps, it is that of all members, for each of whom others move bytes as well.
     """
     cluster, mesh = run.scenario.cluster, run.record.mesh
     if run.record.interpreter != "simulator" or run.record.provenance["cluster"] != cluster.name:
         return
+    meetings = _meetings(run) if run.record.provenance.get("detail") == "steps" else {}
     for rank in _distinct(run):
         loads: dict[str, list[_Load]] = {}
         needs: dict[tuple[str, int], dict[str, int]] = {}
+        numbers = Counter[str]()
         for span in rank.spans:
             if span.kind in COLLECTIVES and span.group:
                 key = span.group, span.nbytes
+                meeting = span.group, mesh.group(span.group, rank.rank), numbers[span.group]
+                start, end = meetings.get(meeting, (span.start_ns, span.end_ns))
+                numbers[span.group] += 1
                 if key not in needs:
                     needs[key] = _needed_ns(cluster, mesh.group(span.group, rank.rank), *key[1:])[
                         rank.rank
                     ]
                 for link, work in needs[key].items():
-                    loads.setdefault(link, []).append(
-                        (span.start_ns, span.end_ns, work, span.name)
-                    )
+                    loads.setdefault(link, []).append((start, end, work, span.name))
         for link, each in loads.items():
             for start, end, work, names in (*each, *_busy(each)):
                 if work > end - start + ROUNDING_NS:
@@ -190,6 +194,21 @@ def links_carry_no_more_than_they_can(run: Run) -> Iterator[str]:
                         f"rank {rank.rank}: {names} in {end - start:,} ns from {start:,} ns, and "
                         f"the {link} link needs {work:,} ns for their bytes"
                     )
+
+
+def _meetings(run: Run) -> dict[tuple[str, tuple[int, ...], int], tuple[int, int]]:
+    """The first start and the last end of each collective, by group, its ranks and number."""
+    times: dict[tuple[str, tuple[int, ...], int], tuple[int, int]] = {}
+    for rank in run.ranks:
+        numbers = Counter[str]()
+        for span in rank.spans:
+            if span.kind in COLLECTIVES and span.group:
+                group = run.record.mesh.group(span.group, rank.rank)
+                key = span.group, group, numbers[span.group]
+                numbers[span.group] += 1
+                start, end = times.get(key, (span.start_ns, span.end_ns))
+                times[key] = min(start, span.start_ns), max(end, span.end_ns)
+    return times
 
 
 def _needed_ns(
