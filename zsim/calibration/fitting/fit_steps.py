@@ -228,14 +228,15 @@ def _seconds(scenario: Scenario, program: Program, own: dict[str, float]) -> flo
 
 def fit(
     cases: Sequence[Case], *, wider: float = 1.0, rounds: int = ROUNDS,
+    group_of: Callable[[Case], object] = lambda case: case.group,
     say: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
     """The constants that meet `cases` best; CalibrationError for fewer than two groups.
 
     `wider` multiplies the widths of all priors: where presets have seen the very rows that are left
-    out, theirs say too much.
+    out, theirs say too much. Rows of one group are left out together.
     """
-    if len({case.group for case in cases}) < 2:
+    if len({group_of(case) for case in cases}) < 2:
         expected = "rows of at least two groups (GPU and model), so that one can be left out"
         raise CalibrationError(where="calibration", expected=expected, found=f"{len(cases)} rows")
     constants = _constants(cases, wider)
@@ -256,13 +257,13 @@ def fit(
     factors = _factors(constants, at)
     final = [log(predicted(case, factors) / case.seconds) for case in cases]
     left_out = list(final)
-    for group in {case.group for case in cases}:
-        kept = [row for row, case in enumerate(cases) if case.group != group]
+    for group in {group_of(case) for case in cases}:
+        kept = [row for row, case in enumerate(cases) if group_of(case) != group]
         other = _best(
             [final[row] for row in kept], [slopes[row] for row in kept], constants, start=at
         )
         for row, case in enumerate(cases):
-            if case.group == group:
+            if group_of(case) == group:
                 moved = sum(
                     slope * (there - here)
                     for slope, there, here in zip(slopes[row], other, at, strict=True)
