@@ -1,8 +1,7 @@
 """Steps of llm-foundry that constants have not seen: by model size, and by generation of GPUs.
 
-Of a generation that is left out only published kernels are known, and what training makes of them
-elsewhere: the share of the best single product, of FlashAttention 2's rate, and of the memory's
-bandwidth that the other generation reaches.
+Of a generation that is left out published kernels are known. What training makes of them is that of
+the other generation: shares of the best single product, of FlashAttention 2 and of the memory.
 """
 
 from __future__ import annotations
