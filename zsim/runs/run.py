@@ -257,9 +257,12 @@ def _expectable(
     run: RunRecord, figures: Figures, needs: DeviceMemory | None
 ) -> dict[str, expect.Number | None]:
     """The figures of `run` by the names that a scenario's `expect` has for them."""
+    # a backend without clocks tells of no late rank
+    late = run.late[0].rank if run.late else expect.NO_RANK if sees(run, "time") else None
     # the time of a machine that is not calibrated is reported, and no expectation is held to it
     judged = sees(run, "time")
     return {
+        "ends": run.complete, "at_fault": late,
         "fits": None if needs is None else needs.verdict != "OOM",
         "needed_memory": None if needs is None else needs.needed_bytes,
         "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,

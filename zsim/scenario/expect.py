@@ -74,15 +74,32 @@ def _format_bool(value: Number) -> str:
     return str(bool(value)).lower()
 
 
+NO_RANK = -1
+"""Figure of `at_fault` where no single rank is named."""
+
+
+def _format_rank(value: Number) -> str:
+    return "no single rank" if value == NO_RANK else f"rank {value}"
+
+
 _BOOL = Figure(parse=_parse_count, show=_format_bool)
 _BYTES = Figure(parse=_parse_exact_bytes, show=_format_exact_bytes, integer=True)
 _COUNT = Figure(parse=_parse_count, show=_format_count, integer=True, count=True)
 _TIME = Figure(parse=parse_time, show=_format_time)
+_RANK = Figure(parse=_parse_count, show=_format_rank, integer=True)
 _SHARE = Figure(parse=parse_fraction, show=_format_share)
 
 FIGURES: dict[str, Figure] = {
     name: replace(figure, meaning=meaning)
     for name, figure, meaning in (
+        (
+            "ends", _BOOL,
+            "false: with its faults the step does not end, for ranks wait forever or fail.",
+        ),
+        (
+            "at_fault", _RANK,
+            "The rank that is named for it: where the step ends, that which holds it up most.",
+        ),
         ("fits", _BOOL, "true: the device has the memory that is needed; false: it has not."),
         ("needed_memory", _BYTES, "Bytes of the device, with what torch does not count."),
         ("peak_memory", _BYTES, "The most bytes that torch has allocated at once, on any rank."),
@@ -144,11 +161,13 @@ def expectation(name: str, written: int | str) -> Expectation:
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIGURES)}"
         raise ScenarioError((f"{key}: unknown key, {hint}",))
     figure = FIGURES[name]
-    if figure is FIGURES["fits"]:
+    if figure.show is _format_bool:
         if not isinstance(written, bool):
             raise ScenarioError((f"{key}: expected true or false, found {shown(written)}",))
         text = _format_bool(written)
         return Expectation(name=name, operator="==", value=written, text=text)
+    if figure is FIGURES["at_fault"] and (isinstance(written, bool | str) or written < 0):
+        raise ScenarioError((f"{key}: expected the number of a rank, found {shown(written)}",))
     if isinstance(written, int):
         if isinstance(written, bool):
             raise ScenarioError(
@@ -160,7 +179,8 @@ def expectation(name: str, written: int | str) -> Expectation:
         if not figure.integer:
             raise ScenarioError((f"{key}: expected text with a unit, as \"<= 5 ms\" or \"<= 10 "
                                  f"%\", found {written}",))
-        return Expectation(name=name, operator="==", value=written, text=f"{written:,}")
+        text = figure.show(written) if figure is FIGURES["at_fault"] else f"{written:,}"
+        return Expectation(name=name, operator="==", value=written, text=text)
     operator, quantity = split_comparison(written)
     try:
         value = figure.parse(quantity)

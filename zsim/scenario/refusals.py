@@ -15,6 +15,7 @@ from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced.model import FAMILY, TracedModel
 from zsim.engine import kernel_time
+from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import ZsimError
 from zsim.models import checkpointing
 from zsim.models.families.transformers import FAMILY as TRANSFORMERS
@@ -177,6 +178,26 @@ def _faults(parts: Any) -> Iterator[str]:
     yield from fault_plan.rank_problems(parts.faults, parts.mesh)
 
 
+def _expectations(parts: Any) -> Iterator[str]:
+    """Steps that are not to end and have no fault, or are to have figures; a rank at fault that is
+    none."""
+    told = {entry.name: entry.value for entry in parts.expect}
+    unended = told.get("ends") == 0
+    if unended and not parts.faults:
+        yield "expect.ends: expected true of a step without [[faults]], found false"
+    for name in told if unended else ():
+        if name not in ("ends", "at_fault"):
+            yield f"expect.{name}: expected none of a step that does not end, found {name}"
+    if "at_fault" in told:
+        if all(isinstance(fault, SlowLink | LostLink) for fault in parts.faults):
+            yield "expect.at_fault: expected in [[faults]] one of a rank, found none"
+        elif told["at_fault"] >= parts.mesh.world_size:
+            yield (
+                f"expect.at_fault: expected 0 to {parts.mesh.world_size - 1}, found "
+                f"{told['at_fault']}"
+            )
+
+
 REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
     _momentum: ("optimizer",),
@@ -189,6 +210,6 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
-    _faults: ("faults", "mesh"),
+    _faults: ("faults", "mesh"), _expectations: ("expect", "faults", "mesh"),
 }
 """Each function that refuses, and the parts that it needs."""

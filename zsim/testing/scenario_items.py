@@ -18,6 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from zsim.errors import ZsimError
     from zsim.runs.run import Run
+    from zsim.runs.unended import UnendedRun
     from zsim.scenario.scenario import Scenario
     from zsim.testing.settings import SessionOptions
 
@@ -142,12 +143,22 @@ class ScenarioItem(_Item):
 
     def runtest(self) -> None:
         """Run it; ScenarioFailedError lists the expectations that fail, and all differences."""
+        from zsim.errors import ZsimError
+        from zsim.runs import unended
         from zsim.testing.case import SIM, BackendCase
         from zsim.testing.zero import Zero, predicted_against
 
         settings = self.parent.settings
         case = BackendCase(backend=self.name, source=self.scenario)
-        run = Zero(case=case, item=self, settings=settings).run()
+        try:
+            run = Zero(case=case, item=self, settings=settings).run()
+        except ZsimError as error:
+            step = unended.expected(self.scenario, error, backend=self.name)
+            if step is None:
+                raise
+            if not step.ok:
+                raise ScenarioFailedError("\n".join(_unmet(step))) from None
+            return
         problems = list(_problems(run))
         unseen = [verdict.name for verdict in run.expectations if verdict.ok is None]
         told = f"{self.name} measures no {', no '.join(unseen)} of [expect]" if unseen else ""
@@ -162,6 +173,14 @@ class ScenarioItem(_Item):
             settings.lacks(told)
         if problems:
             raise ScenarioFailedError("\n".join(problems))
+
+
+def _unmet(step: UnendedRun) -> Iterator[str]:
+    """Lines on each expectation of a step that did not end, and on why it did not."""
+    for verdict in step.expectations:
+        if not verdict.ok:
+            yield f"{verdict.name}: expected {verdict.expected}, found {verdict.actual}"
+    yield str(step.error)
 
 
 def _problems(run: Run) -> Iterator[str]:

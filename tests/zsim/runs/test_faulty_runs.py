@@ -12,8 +12,15 @@ import pytest
 import zsim
 from tests.support.folders import ROOT, SCENARIOS
 from zsim.cli.main import main
-from zsim.errors import ArgumentError, BackendUnavailableError, DeadlockError, ScenarioError
-from zsim.runs import saved
+from zsim.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    DeadlockError,
+    RankError,
+    ScenarioError,
+)
+from zsim.ir.run import IncompleteRunError
+from zsim.runs import saved, unended
 from zsim.runs.compare.compare import compare
 
 FSDP2 = zsim.load(SCENARIOS / "parity/fsdp2-gpt-4.toml")
@@ -188,6 +195,35 @@ def test_a_step_that_cannot_end_exits_with_1(
     file.write_text(FSDP2.with_(faults=[fault]).to_toml())
     assert main(["run", str(file)]) == 1
     assert "zsim: rank 1, op " in capsys.readouterr().err
+
+
+def test_the_command_line_tells_a_step_that_is_not_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "skip.toml"
+    fault = {"kind": "skipped_collective", "rank": 1, "at": "all_gather blocks.1"}
+    for rank, code in ((1, 0), (3, 1)):
+        expect = {"ends": False, "at_fault": rank}
+        file.write_text(FSDP2.with_(faults=[fault], expect=None).with_(expect=expect).to_toml())
+        assert main(["run", str(file)]) == code
+        text = capsys.readouterr().out
+        assert "  the step does not end: rank 1, op " in text
+        assert f"{'FAILED' if code else 'ok    '} at_fault: rank {rank}, found rank 1" in text
+        assert main(["run", str(file), "--json"]) == code
+        told = json.loads(capsys.readouterr().out)
+        assert (told["ended"], told["ok"]) == (False, not code)
+        assert told["faults"] == ["skipped_collective: rank 1, at all_gather blocks.1"]
+
+
+def test_ranks_that_break_down_before_the_step_with_faults_are_not_what_is_meant() -> None:
+    fault = {"kind": "failure", "rank": 0, "at": "optimizer root"}
+    meant = FSDP2.with_(faults=[fault], expect=None).with_(expect={"ends": False})
+    cause = RankError(where="rank 0", expected="every rank to finish", found="a broken torch")
+    begun = replace(CLEAN.record, ranks=(replace(CLEAN.record.ranks[0], phases={}),))
+    for record, known in ((CLEAN.record, True), (begun, False)):
+        step = unended.expected(meant, IncompleteRunError(cause, record), backend="gloo")
+        assert (step is not None) is known
+    assert unended.expected(meant, cause, backend="gloo") is None
 
 
 @pytest.mark.parametrize("backend", ["fake", "gloo"])

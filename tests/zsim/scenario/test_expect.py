@@ -41,6 +41,11 @@ def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
     ("all_gathers", "1,2", "expect.all_gathers: "), ("step_time", "=< 5 ms", "expect.step_time: "),
     ("all_gathers", "nine", "expect.all_gathers: "), ("all_gathers", -1, "expect.all_gathers: "),
     ("all_gathers", "", "expect.all_gathers: "),
+    ("ends", 0, "expect.ends: expected true or false, found 0"),
+    ("ends", "false", 'expect.ends: expected true or false, found "false"'),
+    ("at_fault", "<= 3", 'expect.at_fault: expected the number of a rank, found "<= 3"'),
+    ("at_fault", True, "expect.at_fault: expected the number of a rank, found true"),
+    ("at_fault", -1, "expect.at_fault: expected the number of a rank, found -1"),
 ])
 def test_an_entry_that_cannot_be_read_is_refused_by_its_key(name, written, message):
     with pytest.raises(ScenarioError) as caught:

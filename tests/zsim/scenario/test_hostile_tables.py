@@ -158,6 +158,17 @@ def test_a_duration_hides_no_other_problem() -> None:
         ({"faults": [{"kind": "slow_link", "node": 0, "nic": 0, "bandwidth": "48 GB/s"}]},
          "faults[0].bandwidth: expected 1 Mbit/s to less than the others' 48.0 GB/s, found 48.0 "
          "GB/s"),
+        ({"expect": {"ends": False}},
+         "expect.ends: expected true of a step without [[faults]], found false"),
+        ({"faults": [{"kind": "late_start", "rank": 0, "by": "1 us"}],
+          "expect": {"ends": False, "mfu": "> 1 %"}},
+         "expect.mfu: expected none of a step that does not end, found mfu"),
+        ({"expect": {"at_fault": 1}}, "expect.at_fault: expected in [[faults]] one of a rank, "
+                                      "found none"),
+        ({"faults": [{"kind": "lost_link", "node": 0, "nic": 0}], "expect": {"at_fault": 1}},
+         "expect.at_fault: expected in [[faults]] one of a rank, found none"),
+        ({"faults": [{"kind": "late_start", "rank": 0, "by": "1 us"}], "expect": {"at_fault": 8}},
+         "expect.at_fault: expected 0 to 7, found 8"),
         ({"cluster": {"nic_bandwidth": "x"}}, "cluster.nic_bandwidth: expected a number and one "
                                               "of B/s"),
     ],

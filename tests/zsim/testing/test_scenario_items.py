@@ -102,6 +102,41 @@ def test_a_scenario_that_does_not_fit_its_device_fails_unless_that_is_meant(sess
     sessions.run("scenarios").assert_outcomes(passed=1)
 
 
+SKIPPED = {"kind": "skipped_collective", "rank": 1, "at": "all_gather blocks.1"}
+SLOW = {"kind": "slow_rank", "rank": 2, "factor": 2.0}
+
+
+@pytest.mark.parametrize(("faults", "expect", "told"), [
+    ([SKIPPED], {"ends": False, "at_fault": 1}, []),
+    ([SKIPPED], {"ends": False}, []),
+    ([SLOW], {"ends": True, "at_fault": 2}, []),
+    ([SKIPPED], {"ends": False, "at_fault": 0},
+     ["at_fault: expected rank 0, found rank 1", "rank 1, op *skipped_collective: rank 1, at *"]),
+    ([SKIPPED], {}, ["rank 1, op *skipped_collective: rank 1, at *"]),
+    ([SLOW], {"ends": False}, ["ends: expected false, found true"]),
+    ([SLOW], {"at_fault": 3}, ["at_fault: expected rank 3, found rank 2"]),
+])
+def test_a_fault_whose_end_is_expected_is_a_passing_test(sessions, faults, expect, told):
+    sessions.scenario("zero3-mlp-4", faults=faults, expect=expect or None)
+    result = sessions.run("scenarios")
+    result.stdout.fnmatch_lines(told)
+    result.assert_outcomes(**{"failed" if told else "passed": 1})
+
+
+@NEEDS_TORCH
+@pytest.mark.gloo
+def test_a_real_rank_that_is_to_fail_is_a_passing_test_and_another_failure_is_none(sessions):
+    failure = {"kind": "failure", "rank": 1, "at": "backward blocks.0"}
+    for name, rank in (("zero3-mlp-2-lookahead-0", 1), ("ddp-mlp-2", 0)):
+        sessions.scenario(name, faults=[failure], expect={"ends": False, "at_fault": rank})
+    result = sessions.run_apart("scenarios", "--zero-backend=gloo", "--zero-timeout=60", "-v")
+    result.stdout.fnmatch_lines([
+        "*/ddp-mlp-2.toml::gloo FAILED*", "*/zero3-mlp-2-lookahead-0.toml::gloo PASSED*",
+        "at_fault: expected rank 0, found rank 1", "rank 1: *exited with code 86*",
+    ])
+    result.assert_outcomes(passed=1, failed=1)
+
+
 def test_other_toml_files_are_no_tests(sessions):
     sessions.scenario("zero3-mlp-4")
     for name, text in {

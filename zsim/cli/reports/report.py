@@ -20,6 +20,7 @@ from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
 from zsim.runs.run import Comparison, Run
+from zsim.runs.unended import UnendedRun
 from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def say(text: str) -> None:
 
 
 def print_runs(
-    runs: Sequence[Run], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
+    runs: Sequence[Run | UnendedRun], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
     several: bool,
 ) -> None:
     """Every Run's figures and expectations; as JSON also what could not be run."""
@@ -98,9 +99,13 @@ def print_runs(
         )
         return
     for run in runs:
-        interpreter, ranks = run.record.interpreter, counted(run.world_size, "rank")
-        head = f"{run.record.scenario} on {run.backend} ({interpreter}), {ranks}"
-        table(head, list(_figure_rows(run)))
+        if isinstance(run, UnendedRun):
+            say(f"{run.scenario.name} on {run.backend}, {counted(run.scenario.world_size, 'rank')}")
+            say(f"  the step does not end: {run.error}")
+        else:
+            interpreter, ranks = run.record.interpreter, counted(run.world_size, "rank")
+            head = f"{run.record.scenario} on {run.backend} ({interpreter}), {ranks}"
+            table(head, list(_figure_rows(run)))
         for verdict in run.expectations:
             say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found "
                 f"{verdict.actual}")

@@ -58,11 +58,13 @@ factor = 1.5
 
 A step with faults is simulated, and its Run says so: no comparison with it ever says "agrees". A
 step that cannot end, after a `failure`, a skipped or reordered collective or over a lost link, is
-an error that names who waits for whom. A link over which no collective goes is told in the Run's
-warnings, and an op that is not there is refused. `zsim run --backend gloo`
-applies slow and late ranks, failures and skipped collectives to real ranks, and refuses the others
-by name. `zsim run --seeds 200`, and `zsim.jitter(scenario, seeds=200)`, tell mean and quantiles of
-a step under jitter.
+an error that names who waits for whom. Where that is meant, `[expect]` says so with `ends = false`,
+and `at_fault = 2` is the rank that must be named; `zsim run` and `pytest scenarios/` judge both.
+
+A link over which no collective goes is told in the Run's warnings, and an op that is not there is
+refused. `zsim run --backend gloo` applies slow and late ranks, failures and skipped collectives to
+real ranks, and refuses the others by name. `zsim run --seeds 200`, and `zsim.jitter(scenario,
+seeds=200)`, tell mean and quantiles of a step under jitter.
 '''
 
 
