@@ -31,7 +31,7 @@ from zsim.memory import fits
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
-MATTERS = 0.05
+MATTERS = 0.03
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to
 3 %."""
 AT_ONCE = 100
