@@ -21,6 +21,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "ledger": ("tests/zsim/ir/test_ledger.py",),
     "flat buffers": (
         "tests/zsim/strategies/test_flat_groups.py", "tests/zsim/strategies/test_strategies.py",
+        "tests/zsim/strategies/test_zero_groups.py",
         "tests/zsim/testing/test_exceptions_of_laws.py",
         "tests/zsim/strategies/test_published_communication.py",
     ),
@@ -160,9 +161,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     *_of(
         ZERO1, "flat buffers",
-        ("last = step.micro_batch == training.batch.accumulation - 1",
-         "last = step.micro_batch == training.batch.accumulation"),
-        ('and (last or training.sync == "every")', "and last"),
+        (' or step.model.training.sync == "every"\n', "\n"),
+        ("(step.model.num_shards > 1 and every)", "every"),
         ("    stepped = step.optimizer(first=first)\n",
          "    stepped = step.optimizer(first=True)\n"),
         ("    step.zero_grad()\n\n\n" "def num_groups", "\n\n" "def num_groups"),
@@ -198,7 +198,22 @@ MUTATIONS: tuple[Mutation, ...] = (
          "        waits = self._clip() if model.training.optimizer.clip_norm else ()\n"),
         ("        nbytes = self.model.full_nbytes(group, reduce_dtype)\n",
          "        nbytes = self.model.full_nbytes(group)\n"),
-        ("            waits=self._reduced[-1:],\n", "            waits=(),\n"),
+        ("            stream=stream,\n" "            waits=self._reduced[-1:],\n",
+         "            stream=stream,\n" "            waits=(),\n"),
+        ('            stream="all_reduce",\n' "            waits=self._reduced[-1:],\n",
+         '            stream="all_reduce",\n' "            waits=(),\n"),
+        ("            group=REPLICAS,\n", "            group=AXIS,\n"),
+        ("            nbytes=self.model.shard_nbytes(group, dtype),\n",
+         "            nbytes=self.model.full_nbytes(group, dtype),\n"),
+        ("        return self.micro_batch == self.model.training.batch.accumulation - 1\n",
+         "        return self.micro_batch == self.model.training.batch.accumulation\n"),
+        ("        return self.model.num_replicas > 1 and self.in_last_micro_batch\n",
+         "        return self.model.num_replicas > 1\n"),
+        ("        if self.over_replicas and not model.casts_gradients:\n",
+         "        if self.over_replicas:\n"),
+        ("                    kept = False\n", ""),
+        ('            kind, numel = "all_reduce", group.layout.shard_numel\n',
+         '            kind = "all_reduce"\n'),
         ("        self._gradients.remove(group.fqn)\n" '        self._free(group, "gradients")\n',
          "        self._gradients.remove(group.fqn)\n"),
         ("if group.trained and group.fqn not in self._gradients", "if group.trained"),
@@ -422,7 +437,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 SURVIVORS: dict[tuple[str, str, str], str] = {
-    (FLAT_STEP, "            waits=self._reduced[-1:],\n", "            waits=(),\n"):
+    (FLAT_STEP, "            stream=stream,\n" "            waits=self._reduced[-1:],\n",
+     "            stream=stream,\n" "            waits=(),\n"):
         "the copy runs on the stream of its reduction, which keeps the order",
     (SIMULATE, "        if len(collective.arrived) < communicator.members:\n"
      "            return\n", ""):

@@ -16,6 +16,7 @@ from zreal.executor.flat_rank import FlatRank
 from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.executor.trainer import ExecutedRank, ParityStep, ProgramTrainer
 from zreal.meters.measured_step import MeasuredRank, TrainedRank
+from zreal.meters.mesh_groups import shard_groups
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
@@ -88,9 +89,11 @@ def _construct(
     make: Initialiser,
 ) -> ExecutedRank:
     """The rank after the Program's construction phase."""
-    rank = RANKS[scenario.strategy](
-        scenario, model, measured.mesh.get_group(), uncounted=measured.meter.uncounted, make=make,
-        device=make.device,
+    (group, replicas), kind = shard_groups(measured.mesh), RANKS[scenario.strategy]
+    if replicas is not None:
+        kind = partial(kind, replicas=replicas)
+    rank = kind(
+        scenario, model, group, uncounted=measured.meter.uncounted, make=make, device=make.device
     )
     with torch.no_grad():
         for op in ops.construction:

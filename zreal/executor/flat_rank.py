@@ -33,6 +33,7 @@ from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.flat_buffer.groups import flat_groups
+from zsim.strategies.flat_buffer.layout import REPLICAS
 
 MASTER = DTYPES[MASTER_DTYPE]
 
@@ -57,6 +58,9 @@ class FlatRank:
     scenario: FlatSettings
     model: nn.Module
     process_group: dist.ProcessGroup
+    """The ranks that shards are cut for."""
+    replicas: dist.ProcessGroup | None = None
+    """The ranks that have the same shards, where there are several."""
     uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around collectives: copies inside the backend, as in gloo's reduce-scatter, are not the
     strategy's."""
@@ -92,7 +96,8 @@ class FlatRank:
     def gradient_scale(self) -> float:
         """Gradient of the loss that starts backward: this rank's share of the mean, as reductions
         sum."""
-        return 1 / self.process_group.size()
+        copies = self.replicas.size() if self.replicas is not None else 1
+        return 1 / (self.process_group.size() * copies)
 
     def construct(self, op: Op) -> None:
         """Make a group's parameters, join them in a flat buffer, or free it where only the shard is
@@ -169,7 +174,7 @@ class FlatRank:
                 full.untyped_storage().resize_(full.numel() * full.element_size())
                 shard = self.buffers.shard(op.unit)
                 self._issue(op, torch_private.all_gather, full, shard)
-            case "copy" if op.stream == "reduce_scatter" and has_output:
+            case "copy" if op.stream != "compute" and has_output:
                 self._keep_output(op)
             case "copy" if op.stream != "compute":
                 self._copy_back(op)
@@ -179,6 +184,8 @@ class FlatRank:
                 live[Buffer.of(op.unit, "reduce_input")] = gradients.to(reduce)
             case "optimizer" | "all_reduce" if op.unit in (clipping.NORMS, clipping.CLIP):
                 self._clip(op)
+            case "all_reduce" if op.group == REPLICAS:
+                self._reduce_over_replicas(op)
             case "all_reduce" | "reduce_scatter" if not _allocated(op):
                 self._reduce_in_place(op)
             case "reduce_scatter":
@@ -194,7 +201,8 @@ class FlatRank:
 
     def _issue(self, op: Op, collective: Callable[..., object], *tensors: Tensor) -> None:
         """Carry out a collective of `tensors`."""
-        call = partial(collective, *tensors, group=self.process_group)
+        group = self.replicas if op.group == REPLICAS else self.process_group
+        call = partial(collective, *tensors, group=group)
         with self.uncounted() if op.kind != "all_gather" else nullcontext():
             self.streams.issue(call, op, *tensors)
 
@@ -220,14 +228,22 @@ class FlatRank:
             shard = self.buffers.own_slice(op.unit, buffer)
             self._issue(op, torch_private.reduce_scatter, shard, buffer)
 
+    def _reduce_over_replicas(self, op: Op) -> None:
+        """Sum this rank's shard over its replicas: in the reduce dtype, or the gradient itself."""
+        live, unit = self.buffers.live, op.unit
+        output = live.get(Buffer.of(unit, "reduce_output"))
+        if output is None and Buffer.of(unit, "reduce_input") in live:
+            output = self.buffers.own_slice(unit, live[Buffer.of(unit, "reduce_input")])
+        self._issue(op, dist.all_reduce, self.buffers.gradient(unit) if output is None else output)
+
     def _copy_back(self, op: Op) -> None:
-        """Cast reduced gradients back, all of them or this rank's slice; where the Program fills,
-        zero the other ranks' slices."""
+        """Cast reduced gradients back, as many as the Program moves: all, or this rank's slice.
+        Where it fills, zero the other ranks' slices."""
         gradients = self.buffers.live[Buffer.of(op.unit, "gradients")]
         own = self.buffers.own_slice(op.unit, gradients)
         reduced = self.buffers.live.pop(Buffer.of(op.unit, "reduce_input"), None)
         if reduced is not None:
-            if op.stream == "all_reduce":
+            if op.kernels[0].nbytes == reduced.nbytes + gradients.nbytes:
                 gradients.copy_(reduced)
             else:
                 own.copy_(self.buffers.own_slice(op.unit, reduced))
@@ -250,8 +266,15 @@ class FlatRank:
 
     def _keep_output(self, op: Op) -> None:
         """Make the gradient shard of a reduction's output in its dtype, or add to the existing one.
+
+        Where the Program frees that and keeps the output, it is the output that is added to.
         """
         live, shard = self.buffers.live, Buffer.of(op.unit, "gradient_shard")
+        if Free(shard) in op.memory:
+            kept = live.pop(shard)
+            live[Buffer.of(op.unit, "reduce_output")].add_(kept)
+            release(kept)
+            return
         output = live.pop(Buffer.of(op.unit, "reduce_output"))
         if shard in _allocated(op):
             live[shard] = output.to(self.dtype, copy=True)

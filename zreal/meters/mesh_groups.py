@@ -29,6 +29,12 @@ class MeshGroup:
         return f"{self.axis}:{self.size}" if self.is_part else self.axis
 
 
+def shard_groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """This rank's group along the last axis, which shards, and its group along another one before
+    it, of replicas."""
+    return mesh.get_group(mesh.ndim - 1), mesh.get_group(0) if mesh.ndim > 1 else None
+
+
 def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[str, MeshGroup]]:
     """The scenario's mesh in torch, and this rank's mesh groups by c10d group name.
 

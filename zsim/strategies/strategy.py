@@ -112,7 +112,8 @@ class Strategy:
     shards_more: str = ""
     """The strategy that shards one state more: the next stage of ZeRO."""
     over_all_ranks: str = ""
-    """The strategy that shards over all ranks, where this one can keep replicas."""
+    """The strategy that shards over all ranks, where this one can keep replicas; itself where it
+    does both."""
     saves_memory: tuple[OptionValue, ...] = ()
     """Options that trade time for memory."""
     keeps_gathered: tuple[OptionValue, ...] = ()

@@ -6,6 +6,11 @@ optimizer's states.
 stepped parameters. Parameters without a gradient lie in flat buffers of their own, which are not
 reduced, stepped or gathered. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward
 Training Trillion Parameter Models", arXiv 1910.02054, §5.1.
+
+With dp_replicate × dp_shard ranks each group of dp_shard shards by itself, and only gradients leave
+it. They are reduced in the group, and summed there over micro-batches. At the end of accumulation
+each rank all-reduces its shard of the sum over replicas: the two hops of MiCS (Zhang et al., arXiv
+2205.00119), for all three stages.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ class Options:
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
+    """The Program of one step; a mesh of one rank communicates nothing."""
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     reduce = (
         FlatBufferStep.all_reduce_gradients
@@ -85,9 +90,8 @@ def forward_backward(
 
 def synchronises(step: FlatBufferStep) -> bool:
     """True where gradients are reduced in this micro-batch; never on one rank."""
-    training = step.model.training
-    last = step.micro_batch == training.batch.accumulation - 1
-    return step.model.num_shards > 1 and (last or training.sync == "every")
+    every = step.in_last_micro_batch or step.model.training.sync == "every"
+    return step.over_replicas or (step.model.num_shards > 1 and every)
 
 
 def finish(step: FlatBufferStep, *, first: bool) -> None:
@@ -105,6 +109,6 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 
 
 STRATEGY = Strategy(
-    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero1"), nests="buffers",
-    num_groups=num_groups, shards_more="zero2",
+    plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero1"),
+    nests="buffers", num_groups=num_groups, shards_more="zero2", over_all_ranks="zero1",
 )

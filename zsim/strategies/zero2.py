@@ -1,8 +1,8 @@
 """ZeRO-2: as ZeRO-1, and gradients are reduce-scattered during backward: each rank keeps its shard,
 the whole is freed.
 
-With `sync = "last"` the whole gradients live through all micro-batches. Source: Rajbhandari et al.,
-arXiv 1910.02054, §5.2.
+With `sync = "last"` the whole gradients live through all micro-batches. Replicas of shards are as
+in zero1.py. Source: Rajbhandari et al., arXiv 1910.02054, §5.2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ class Options:
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of one step on the axis dp_shard; a mesh of one rank communicates nothing."""
+    """The Program of one step; where one rank is a group there is nothing to shard and it is
+    ZeRO-1's."""
+    if mesh.size(layout.AXIS) == 1:
+        return zero1.plan(
+            training, mesh=mesh, options=zero1.Options(granularity=options.granularity)
+        )
     model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
     return step_builder.spmd(
         mesh,
@@ -41,15 +46,13 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _step(model: FlatModel, *, first: bool) -> StepBuilder:
-    step = FlatBufferStep(
-        model, gradient_kind="unsharded_gradients" if model.num_shards > 1 else "gradients"
-    )
+    step = FlatBufferStep(model)
     zero1.forward_backward(step, FlatBufferStep.reduce_scatter_gradients)
     zero1.finish(step, first=first)
     return step.step
 
 
 STRATEGY = Strategy(
-    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero2"), nests="buffers",
-    num_groups=zero1.num_groups, shards_more="zero3",
+    plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
+    nests="buffers", num_groups=zero1.num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

@@ -7,6 +7,10 @@ from its first to its last reader of a pass: the root's, tied weights, buckets a
 Parameters without a gradient are sharded in flat buffers of their own. These are gathered wherever
 a module reads them, in backward for the gradient of its input, and never reduced or stepped.
 Source: Rajbhandari et al., arXiv 1910.02054, §5.3.
+
+Replicas of shards are as in zero1.py: this is MiCS, whose all-gathers stay in a group. ZeRO++'s hpZ
+(arXiv 2306.10209) shards states over all ranks, and gathers in a node for backward alone. That is
+fsdp2 with a number of ranks as its `reshard_after_forward`.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of one step on the axis dp_shard; on one rank there is nothing to shard and it is
+    """The Program of one step; where one rank is a group there is nothing to shard and it is
     ZeRO-1's."""
     if mesh.size(layout.AXIS) == 1:
         return zero1.plan(
@@ -134,7 +138,7 @@ def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatG
 
 
 STRATEGY = Strategy(
-    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"), nests="buffers",
-    num_groups=zero1.num_groups, problems=problems,
+    plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
+    nests="buffers", num_groups=zero1.num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),
 )

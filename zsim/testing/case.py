@@ -37,7 +37,8 @@ def scaled(scenario: Scenario, world_size: int) -> Scenario:
     """The scenario on so many ranks, without what it expects of another number of them.
 
     GPUs fill nodes one after another. The outermost axis of the mesh is filled anew, so hsdp keeps
-    its dp_shard. ScenarioError where the other axes do not divide the number of ranks.
+    its dp_shard; what shards over all ranks does so again. ScenarioError where the other axes do
+    not divide the number of ranks.
     """
     if world_size == scenario.world_size:
         return scenario
@@ -48,7 +49,9 @@ def scaled(scenario: Scenario, world_size: int) -> Scenario:
         cluster = {
             "nodes": -(-world_size // per_node), "ranks": None if whole else world_size
         }
-    axes = STRATEGIES[scenario.strategy].axes
-    sized = [axis for axis in axes if axis in scenario.tables["strategy"]]
-    strategy = {axes[0]: None} if len(sized) == len(axes) else {}
+    kind = STRATEGIES[scenario.strategy]
+    sized = [axis for axis in kind.axes if axis in scenario.tables["strategy"]]
+    strategy = dict.fromkeys(kind.axes[:1] if len(sized) == len(kind.axes) else ())
+    if kind.over_all_ranks == scenario.strategy and scenario.mesh.dp_replicate == 1:
+        strategy = dict.fromkeys(kind.axes)
     return scenario.with_(cluster=cluster, strategy=strategy, expect=None)

@@ -30,6 +30,7 @@ GATHER, REDUCTION = (
 COMPUTE = ("forward", "backward", "recompute")
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {}, "zero1": {"form": "all_reduce"}, "zero2": {}, "zero3": {"lookahead": 2},
+    "zero2 in groups": {"dp_replicate": 2},
 }
 
 
@@ -46,7 +47,7 @@ def scenario(
         model={"preset": "gpt-tiny"},
         batch={"micro_batch": 2, "sequence_length": 32, "accumulation": 2},
         cluster={"preset": cluster} | ({"ranks": ranks} if cluster == "cpu-gloo" else {}),
-        strategy={"name": strategy, **STRATEGIES[strategy]},
+        strategy={"name": strategy.split()[0], **STRATEGIES[strategy]},
         precision={"parameters": "bf16", "reduce": reduce},
         optimizer={"name": "adamw", "clip_norm": 1.0},
     )

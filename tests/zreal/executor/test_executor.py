@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.agreement import inexact
+from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.backends import GlooBackend
 from zreal.executor.executor import execute
@@ -31,22 +32,30 @@ RUNS = [
     ('"zero3", lookahead = 2, granularity = "30000 B"', (2, "every")),
 ]
 """Strategies with their options, and micro-batches with when their gradients are reduced."""
+GROUPS = [
+    ('"zero1", form = "all_reduce"', "bf16", (2, "every")), ('"zero1"', "fp32", (2, "every")),
+    ('"zero2"', "bf16", (2, "last")), ('"zero2", granularity = "900 B"', "fp32", (3, "every")),
+    ('"zero3", lookahead = 2, granularity = "parameter"', "bf16", (3, "every")),
+]
+"""Strategies, dtypes of the parameters, and micro-batches, on two groups of two ranks."""
 TOLERANCE = 1e-6
 """Relative, of any parameter after 3 steps in float32: sums over ranks and micro-batches are made
 in another order."""
 
 
 def scenario(
-    strategy: str, *, parameters: str = "fp32", accumulation: tuple[int, str] = (1, "every")
+    strategy: str, *, parameters: str = "fp32", accumulation: tuple[int, str] = (1, "every"),
+    ranks: int = 2, more: str = "",
 ) -> Scenario:
     """A scenario whose strategy is `strategy`, written as in the file after `name =`."""
     count, sync = accumulation
     text = f"""
 model = {{ preset = "mlp-uneven" }}
 batch = {{ micro_batch = 2, accumulation = {count} }}
-cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ name = {strategy}, sync = "{sync}" }}
 precision = {{ parameters = "{parameters}", reduce = "fp32" }}
+{more}
 """
     return parse(text.encode(), where="test.toml")
 
@@ -90,6 +99,37 @@ def test_two_ranks_do_what_the_program_says_and_train_as_one_process(
 
     assert [differences(case, run) for run in ranks] == [[], []]
     assert max(parity(run) for run in ranks) < TOLERANCE
+
+
+def in_groups(strategy: str, parameters: str, accumulation: tuple[int, str]) -> Scenario:
+    """The scenario on two groups of two ranks, clipped."""
+    return scenario(
+        f"{strategy}, dp_replicate = 2, dp_shard = 2", parameters=parameters, ranks=4,
+        accumulation=accumulation, more='optimizer = { name = "adamw", clip_norm = 0.5 }',
+    )
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("strategy", "parameters", "accumulation"), one_in(3, GROUPS))
+def test_two_groups_of_two_ranks_do_what_the_program_says_and_train_as_one_process(
+    strategy: str, parameters: str, accumulation: tuple[int, str]
+) -> None:
+    case = in_groups(strategy, parameters, accumulation)
+    ranks = executed(case)
+
+    assert [differences(case, run) for run in ranks] == [[]] * 4
+    # twice the ranks, of which twice the sums are made in another order
+    assert max(parity(run) for run in ranks) < (2 * TOLERANCE if parameters == "fp32" else 5e-2)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+@pytest.mark.parametrize(("strategy", "parameters", "accumulation"), GROUPS)
+def test_order_bytes_groups_and_memory_of_every_mesh_are_exact_on_fake(
+    strategy: str, parameters: str, accumulation: tuple[int, str], shards: int
+) -> None:
+    case = in_groups(strategy, parameters, accumulation)
+    mesh = {"dp_replicate": 4 // shards, "dp_shard": shards}
+    assert inexact(case.with_(strategy={**case.tables["strategy"], **mesh})) == []
 
 
 @pytest.mark.gloo

@@ -1,5 +1,5 @@
-"""The text form: golden Programs of every strategy at 3 units × 2 ranks, and back again to the last
-field.
+"""The text form: golden Programs of every strategy at 3 units × 2 ranks, or 2 × 2, and back again
+to the last field.
 
 To write the golden files anew: ZSIM_UPDATE_GOLDEN=1 pytest tests/zsim/ir/test_program_text.py
 """
@@ -23,15 +23,20 @@ CASES = {
     "zero1_all_reduce": 'name = "zero1", form = "all_reduce"', "zero2": 'name = "zero2"',
     "zero3": 'name = "zero3", lookahead = 1', "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
     "fsdp2": 'name = "fsdp2"', "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
-    "fsdp1": 'name = "fsdp1", dp_shard = 2', "zero_redundancy": 'name = "zero_redundancy"',
+    "fsdp1": 'name = "fsdp1", dp_shard = 2',
+    "zero2_in_groups": 'name = "zero2", dp_replicate = 2, dp_shard = 2',
+    "zero_redundancy": 'name = "zero_redundancy"',
 }
+RANKS = {"zero2_in_groups": 4}
 
 
-def scenario(strategy: str, *, optimizer: str = 'name = "adamw"') -> Scenario:
+def scenario(
+    strategy: str, *, optimizer: str = 'name = "adamw"', ranks: int = 2
+) -> Scenario:
     text = f"""
 model = {{ preset = "mlp-tiny", num_layers = 2 }}
 batch = {{ micro_batch = 2 }}
-cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {strategy} }}
 optimizer = {{ {optimizer} }}
 """
@@ -40,7 +45,7 @@ optimizer = {{ {optimizer} }}
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_reads_as_its_golden_text(name: str) -> None:
-    text = str(plan(scenario(CASES[name]), device="cpu"))
+    text = str(plan(scenario(CASES[name], ranks=RANKS.get(name, 2)), device="cpu"))
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("ZSIM_UPDATE_GOLDEN"):
         file.write_text(text)
@@ -51,7 +56,7 @@ def test_a_program_reads_as_its_golden_text(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_program_parses_back_to_the_last_field(name: str, device: str) -> None:
-    program = plan(scenario(CASES[name]), device=device)
+    program = plan(scenario(CASES[name], ranks=RANKS.get(name, 2)), device=device)
 
     assert parse(str(program)) == program
 

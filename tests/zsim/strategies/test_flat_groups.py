@@ -58,6 +58,8 @@ def scenario(strategy: dict[str, Any], *, master: bool = True, **tables: Any) ->
     {"name": "zero1", "form": "all_reduce"}, {"name": "zero1", "form": "reduce_scatter"},
     {"name": "zero2", "granularity": "60 B"}, {"name": "zero3", "lookahead": 0},
     {"name": "zero3", "lookahead": 2, "granularity": "parameter", "sync": "last"},
+    {"name": "zero1", "form": "all_reduce", "dp_shard": 2}, {"name": "zero2", "dp_shard": 2},
+    {"name": "zero3", "granularity": "parameter", "dp_shard": 2}, {"name": "zero2", "dp_shard": 1},
 ], ids=str)
 def test_every_stage_obeys_all_laws_with_two_dtypes_and_a_frozen_part(
     strategy: dict[str, Any], master: bool

@@ -278,7 +278,8 @@ def test_the_same_test_runs_on_real_ranks(sessions):
 @pytest.mark.parametrize(("name", "world_size", "mesh"), [
     ("zero3-mlp-4", 2, (1, 2)), ("fsdp2-gpt-4", 8, (1, 8)), ("hsdp-gpt-2x2", 8, (4, 2)),
     ("hsdp-gpt-2x2", 4, (2, 2)), ("fsdp1-gpt-2x2", 8, (4, 2)), ("ddp-mlp-2", 6, (6, 1)),
-    ("zero-redundancy-gpt-4", 2, (2, 1)),
+    ("zero-redundancy-gpt-4", 2, (2, 1)), ("zero3-uneven-2x2", 8, (4, 2)),
+    ("fsdp1-gpt-4", 8, (1, 8)), ("zero2-gpt-4-accumulate-every", 12, (1, 12)),
 ])
 def test_a_scenario_on_other_ranks_fills_the_outermost_axis_anew(name, world_size, mesh):
     scenario = zsim.load(PARITY / f"{name}.toml")

@@ -363,7 +363,7 @@ ScenarioTable: type[BaseModel] = create_model(
 MEANINGS: Mapping[str, str] = {
     "name": "The strategy.",
     "dp_shard": "Ranks that hold one copy of what is sharded; by default as many as there are.",
-    "dp_replicate": "Copies, over which gradients are reduced; by default as many as there are.",
+    "dp_replicate": "Copies, over which gradients are reduced; by default as many as fit.",
     "sync": 'Gradients are reduced after "every" micro-batch, or after the "last" alone.',
     "bucket_cap_mb": "DDP's bucket size in MiB; by default 1 for the first bucket, then 25.",
     "gradient_as_bucket_view": "Gradients are views of DDP's buckets, and no copies.",

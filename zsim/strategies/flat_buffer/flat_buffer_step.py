@@ -27,7 +27,7 @@ from zsim.strategies.building.backward_events import (
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.flat_buffer.groups import FlatGroup
-from zsim.strategies.flat_buffer.layout import AXIS, FlatModel
+from zsim.strategies.flat_buffer.layout import AXIS, REPLICAS, FlatModel
 
 Reduction = Literal["all_reduce", "reduce_scatter"]
 """A collective that averages gradients, and the stream on which it runs."""
@@ -179,15 +179,33 @@ class FlatBufferStep:
             "free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory
         )
 
+    @property
+    def in_last_micro_batch(self) -> bool:
+        """True where no micro-batch follows."""
+        return self.micro_batch == self.model.training.batch.accumulation - 1
+
+    @property
+    def over_replicas(self) -> bool:
+        """True where reductions go on over replicas: once in a step, of what its micro-batches have
+        summed."""
+        return self.model.num_replicas > 1 and self.in_last_micro_batch
+
     def all_reduce_gradients(self, group: FlatGroup) -> None:
-        """Average the whole flat gradient in place."""
-        self._reduce(group, "all_reduce")
-        self._put_back(group, "all_reduce", numel=group.layout.padded_numel)
+        """Average the whole flat gradient in place, over replicas only this rank's slice."""
+        self._reduce_in_place(group, "all_reduce", numel=group.layout.padded_numel)
 
     def reduce_scatter_in_place(self, group: FlatGroup) -> None:
         """Average into this rank's slice of the flat gradient, which stays whole."""
-        self._reduce(group, "reduce_scatter")
-        self._put_back(group, "reduce_scatter", numel=group.layout.shard_numel)
+        self._reduce_in_place(group, "reduce_scatter", numel=group.layout.shard_numel)
+
+    def _reduce_in_place(self, group: FlatGroup, kind: Reduction, *, numel: int) -> None:
+        """Reduce the gradient, or the copy of it, of which `numel` elements are this rank's then.
+        """
+        self._reduce(group, kind)
+        if self.over_replicas:
+            self._reduce_over_replicas(group)
+            kind, numel = "all_reduce", group.layout.shard_numel
+        self._put_back(group, kind, numel=numel)
 
     def _put_back(self, group: FlatGroup, stream: Reduction, *, numel: int) -> None:
         """Cast `numel` reduced elements back into the gradient, on the reduction's stream.
@@ -197,7 +215,7 @@ class FlatBufferStep:
         model, kernels = self.model, list[Kernel]()
         if model.casts_gradients:
             kernels.append(self._moved(numel, back=True))
-        if self.micro_batch < model.training.batch.accumulation - 1:
+        if not self.in_last_micro_batch:
             kernels.append(
                 fill_kernel(group.layout.padded_numel - group.layout.shard_numel, dtype=model.dtype)
             )
@@ -220,13 +238,25 @@ class FlatBufferStep:
                 model.shard_nbytes(group, dtype),
             )
             self._reduce(group, "reduce_scatter", memory=(output, *self._input_gone(group)))
+            stream: Reduction = "reduce_scatter"
+            if self.over_replicas and model.casts_gradients:
+                stream = "all_reduce"
+                if kept:  # sums over replicas are in the reduce dtype too
+                    added = add_kernel(shard, of=model.dtype, to=dtype)
+                    self._issue_after_reduction(
+                        group, "reduce_scatter", [added], (Free(made.buffer),)
+                    )
+                    kept = False
+                self._reduce_over_replicas(group)
             kernel = (
                 add_kernel(shard, of=dtype, to=model.dtype)
                 if kept
                 else self._moved(shard, back=True)
             )
             memory = (*(() if kept else (made,)), Free(output.buffer))
-            self._issue_after_reduction(group, "reduce_scatter", [kernel], memory)
+            self._issue_after_reduction(group, stream, [kernel], memory)
+        if self.over_replicas and not model.casts_gradients:
+            self._reduce_over_replicas(group)
         self._gradients.remove(group.fqn)
         self._free(group, "gradients")
 
@@ -242,7 +272,8 @@ class FlatBufferStep:
     def _reduce(
         self, group: FlatGroup, kind: Reduction, *, memory: tuple[MemoryEvent, ...] = ()
     ) -> None:
-        """The collective, of a copy of the gradient where it is reduced in another dtype."""
+        """The collective over shards, if there are several, of a copy of the gradient where it is
+        reduced in another dtype."""
         reduce_dtype = self.model.training.precision.reduce
         nbytes = self.model.full_nbytes(group, reduce_dtype)
         ready = self._compute[-1]
@@ -254,8 +285,8 @@ class FlatBufferStep:
                 kernels=(self._moved(group.layout.padded_numel),),
                 memory=(Alloc(Buffer.of(group.fqn, "reduce_input"), "communication", nbytes),),
             )
-        self._reduced.append(
-            self.step.issue(
+        if self.model.num_shards > 1:
+            ready = self.step.issue(
                 kind,
                 group.fqn,
                 stream=kind,
@@ -266,6 +297,21 @@ class FlatBufferStep:
                 micro_batch=self.micro_batch,
                 memory=memory,
             )
+        self._reduced.append(ready)
+
+    def _reduce_over_replicas(self, group: FlatGroup) -> None:
+        """All-reduce this rank's shard of the gradient in place, behind its reduction over shards.
+        """
+        dtype = self.model.training.precision.reduce
+        self._reduced[-1] = self.step.issue(
+            "all_reduce",
+            group.fqn,
+            stream="all_reduce",
+            waits=self._reduced[-1:],
+            group=REPLICAS,
+            nbytes=self.model.shard_nbytes(group, dtype),
+            dtype=dtype,
+            micro_batch=self.micro_batch,
         )
 
     def _issue_after_reduction(

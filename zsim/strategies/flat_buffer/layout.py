@@ -20,17 +20,19 @@ from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, flat_groups
 
-AXIS = "dp_shard"
+AXIS, REPLICAS = "dp_shard", "dp_replicate"
+"""The axis that shards, and the one along which shards have copies."""
 
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A Training with flat buffers, cut into `num_shards`, for param groups; the groups that each
-    module needs."""
+    """A Training with flat buffers for param groups, cut into `num_shards` that have
+    `num_replicas` each; the groups that each module needs."""
 
     training: Training
     groups: tuple[FlatGroup, ...]
     num_shards: int
+    num_replicas: int
 
     @classmethod
     def cut(cls, training: Training, *, mesh: Mesh, granularity: Granularity) -> FlatModel:
@@ -41,7 +43,7 @@ class FlatModel:
             num_shards=mesh.size(AXIS),
             dtype=training.precision.parameters,
         )
-        return cls(training, groups, mesh.size(AXIS))
+        return cls(training, groups, mesh.size(AXIS), mesh.size(REPLICAS))
 
     @property
     def dtype(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from zsim.errors import ProgramError
 from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
+from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.runs.run import Run
 from zsim.runs.simulator import MOST_TIMELINES
@@ -16,6 +17,7 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies.zero3 import MAX_LOOKAHEAD
 from zsim.testing.laws.variants import (
     FULLY_SHARD,
+    ZERO,
     program_of,
     runs_once,
     simulated,
@@ -102,6 +104,35 @@ def hsdp_without_shards_reduces_as_ddp(run: Run) -> Iterator[str]:
             yield f"all ranks: {ours:,} B all-reduced by HSDP of N × 1, and {theirs:,} B by DDP"
 
 
+def zero_of_one_replica_is_flat(run: Run) -> Iterator[str]:
+    """ZeRO on a mesh of 1 × N has the Program of ZeRO over all N ranks."""
+    scenario = run.scenario
+    if scenario.strategy not in ZERO:
+        return
+    flat = variant(scenario, strategy={"dp_replicate": None, "dp_shard": None})
+    meshed = variant(scenario, strategy={"dp_replicate": 1, "dp_shard": scenario.world_size})
+    if flat is not None and meshed is not None:
+        yield from _differs(flat, meshed, "ZeRO over all ranks", "ZeRO of 1 × N")
+
+
+def zero_without_shards_reduces_as_ddp(run: Run) -> Iterator[str]:
+    """ZeRO on a mesh of N × 1 all-reduces as many bytes of gradients as DDP that synchronises once
+    a step, and sends nothing else."""
+    scenario = run.scenario
+    if scenario.strategy not in (*ZERO, "ddp") or run.world_size == 1:
+        return
+    shards_nothing = variant(scenario, strategy={
+        "name": scenario.strategy if scenario.strategy in ZERO else "zero1",
+        "dp_replicate": scenario.world_size, "dp_shard": 1, "sync": scenario.sync,
+    })
+    replicated = variant(scenario, strategy={"name": "ddp", "sync": "last"}, wrapping=None)
+    if shards_nothing is not None and replicated is not None:
+        ours = step_of(shards_nothing).payload(*COLLECTIVES)
+        theirs = step_of(replicated).payload("all_reduce")
+        if ours != theirs:
+            yield f"all ranks: {ours:,} B sent by ZeRO of N × 1, and {theirs:,} B by DDP"
+
+
 def endless_lookahead_gathers_all(run: Run) -> Iterator[str]:
     """ZeRO-3 with the longest lookahead gathers all units before the first forward. A shorter one
     that reaches over all units has the same Program."""
@@ -130,7 +161,7 @@ def zero2_sends_what_zero1_does(run: Run) -> Iterator[str]:
         return
     cut = {
         key: value for key, value in scenario.tables["strategy"].items()
-        if key in ("granularity", "sync")
+        if key in ("granularity", "sync", "dp_replicate", "dp_shard")
     }
     pair = [
         variant(scenario, strategy={"name": "zero1", "form": "reduce_scatter", **cut}),

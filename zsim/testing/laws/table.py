@@ -43,6 +43,7 @@ SIMULATING: tuple[AskRun, ...] = (
     of_runs.utilization_has_its_bounds,
     equivalences.folding_changes_nothing,
     equivalences.hsdp_of_one_replica_is_fsdp2, equivalences.hsdp_without_shards_reduces_as_ddp,
+    equivalences.zero_of_one_replica_is_flat, equivalences.zero_without_shards_reduces_as_ddp,
     equivalences.endless_lookahead_gathers_all, equivalences.zero2_sends_what_zero1_does,
     monotonicities.faster_links_slow_no_step, monotonicities.twice_the_durations_are_twice_the_step,
     monotonicities.more_ranks_hold_no_more, monotonicities.more_lookahead_holds_no_less,
@@ -77,7 +78,7 @@ def law(
     ...             if record.op == "all_reduce":
     ...                 yield f"rank {rank.rank}: an all_reduce of {record.nbytes:,} B"
     >>> check_laws(zsim.simulate(zsim.load("scenarios/parity/fsdp2-mlp-4.toml")))
-    27
+    29
     >>> check_laws(zsim.simulate(zsim.load("scenarios/parity/ddp-mlp-2.toml")))
     Traceback (most recent call last):
     zsim.ir.laws.run_laws.LawError: ddp-mlp-2: expected a run that obeys the laws of \

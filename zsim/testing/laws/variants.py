@@ -20,6 +20,7 @@ from zsim.scenario.scenario import Scenario
 
 FULLY_SHARD = ("fsdp2", "hsdp")
 """Strategies that are torch's fully_shard."""
+ZERO = ("zero1", "zero2", "zero3")
 
 
 def runs_once(scenario: Scenario) -> bool:

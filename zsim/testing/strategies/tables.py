@@ -73,7 +73,9 @@ def strategy_tables(
         return {"name": name} | draw(_flat_parameter(ranks, divisors))
     if name in FULLY_SHARD:
         return {"name": name} | draw(_fully_shard(name, ranks, divisors))
-    more: Tables = {"granularity": draw(st.sampled_from(GRANULARITIES))}
+    replicas = draw(st.sampled_from(divisors))
+    more: Tables = {"dp_replicate": replicas, "dp_shard": ranks // replicas}
+    more["granularity"] = draw(st.sampled_from(GRANULARITIES))
     if name == "zero1":
         more["form"] = draw(st.sampled_from(["all_reduce", "reduce_scatter"]))
     if name == "zero3":
