@@ -25,15 +25,25 @@ EVERY_BLOCK = Checkpointing(mode="full")
 def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Every single change that makes sense here, with the scenario that it makes."""
     strategy, on_device = STRATEGIES[scenario.strategy], scenario.cluster.kind != "cpu"
-    if strategy.shards_more:
-        yield f"strategy {strategy.shards_more}", moved(scenario, strategy.shards_more)
-    other = strategy.over_all_ranks
+    more = strategy.shards_more
+    if more:
+        same_axes = STRATEGIES[more].axes == strategy.axes
+        mesh = scenario.mesh if same_axes else None
+        yield f"strategy {more}", moved(scenario, more, mesh=mesh)
+    other, per_node = strategy.over_all_ranks, scenario.cluster.devices_per_node
     if other and other != scenario.strategy:
         yield f"strategy {other}: shard over all ranks", moved(scenario, other)
     elif other and scenario.mesh.dp_replicate > 1:
         yield (
             f"dp_shard = {scenario.world_size}: shard over all ranks",
             moved(scenario, scenario.strategy),
+        )
+    nodes = scenario.world_size // per_node
+    if other == scenario.strategy and scenario.mesh.dp_shard == per_node * nodes > per_node > 1:
+        in_nodes = Mesh(dp_replicate=nodes, dp_shard=per_node)
+        yield (
+            f"dp_shard = {per_node}: shard over a node",
+            moved(scenario, scenario.strategy, mesh=in_nodes),
         )
     for saving in strategy.saves_memory:
         options = saving.set_in(scenario.options)

@@ -18,7 +18,7 @@ from zsim.memory.fits import MemoryVerdict
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.scenario import refusals
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import LADDER, STRATEGIES, OptionValue, Strategy
+from zsim.strategies import LADDER, STRATEGIES, OptionValue
 
 MUCH_FASTER = 1.02
 """Ratio of step times up to which the candidate that shards or recomputes less is preferred to a
@@ -111,8 +111,9 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     for strategy in LADDER:
         kind = STRATEGIES[strategy]
         beside = kind.formula.stage == own.formula.stage and scenario.strategy not in LADDER
-        for mesh, groups in _meshes(scenario, kind):
-            for name in (scenario.strategy, strategy) if beside else (strategy,):
+        for mesh, groups in _meshes(scenario, strategy):
+            has_mesh = mesh is None or own.over_all_ranks
+            for name in (scenario.strategy, strategy) if beside and has_mesh else (strategy,):
                 if (name, mesh) not in seen:
                     seen.add((name, mesh))
                     yield from _forms(scenario, name, mesh, groups)
@@ -141,16 +142,20 @@ def _forms(
         yield form(*needs, frees[0])
 
 
-def _meshes(scenario: Scenario, kind: Strategy) -> Iterator[tuple[Mesh | None, str]]:
+def _meshes(scenario: Scenario, strategy: str) -> Iterator[tuple[Mesh | None, str]]:
     """None for all ranks in one group; for a strategy that keeps replicas, meshes with their name.
+
+    Of one that does both, a node a group and the scenario's own groups stand beside all ranks.
     """
-    if not kind.over_all_ranks:
-        yield None, ""
-        return
-    for mesh in _replicated(scenario):
+    over_all = STRATEGIES[strategy].over_all_ranks
+    for mesh in _replicated(scenario) if over_all else ():
         whole_node = mesh.dp_shard == scenario.cluster.devices_per_node
         groups = "a node a shard group" if whole_node else f"shard groups of {mesh.dp_shard}"
-        yield mesh, f", {groups}"
+        both = over_all == strategy
+        if not both or (mesh.dp_replicate > 1 and (whole_node or mesh == scenario.mesh)):
+            yield mesh, f", {groups}"
+    if over_all in ("", strategy):
+        yield None, ""
 
 
 def _replicated(scenario: Scenario) -> list[Mesh]:

@@ -129,6 +129,59 @@ def test_replicas_of_smaller_groups_are_tried_on_one_node_and_on_many() -> None:
     assert (2, 16) in meshes(own)
 
 
+STAGES = ("zero1", "zero2", "zero3")
+
+
+def test_each_stage_is_tried_over_a_node_and_over_all_ranks_where_there_are_several_nodes() -> None:
+    def meshes(case: Scenario) -> dict[str, set[tuple[int, int]]]:
+        others = tried(case).values()
+        return {
+            name: {other.mesh.shape for other in others if other.strategy == name}
+            for name in STAGES
+        }
+
+    two = 'preset = "dgx-h100", nodes = 2'
+    assert meshes(scenario('name = "ddp"')) == {name: {(1, 8)} for name in STAGES}
+    assert meshes(scenario('name = "ddp"', cluster=two)) == {
+        name: {(2, 8), (1, 16)} for name in STAGES
+    }
+    whole = tried(scenario('name = "hsdp", dp_replicate = 1, dp_shard = 8'))
+    assert not [name for name in whole if name.startswith("zero") and "group" in name]
+    own = scenario('name = "zero2", dp_shard = 4', cluster=two)
+    assert meshes(own) == {name: {(4, 4), (2, 8), (1, 16)} for name in STAGES}
+    assert own in tried(own).values()
+    names = [name for name in tried(own) if name.startswith("zero2") and "check" not in name]
+    assert names == ["zero2, shard groups of 4", "zero2, a node a shard group", "zero2"]
+    by_name = {candidate.name: candidate for candidate in fit(own).candidates}
+    needed = [by_name[name].memory.needed.nbytes for name in names]
+    assert needed == sorted(needed, reverse=True)
+    assert len({by_name[name].step_time_ns for name in names}) == 3
+
+
+def test_the_owner_of_each_state_has_no_rows_on_meshes_that_it_does_not_have() -> None:
+    case = scenario('name = "zero_redundancy"', cluster='preset = "dgx-h100", nodes = 2')
+    meshes = {o.mesh.shape for o in tried(case).values() if o.strategy == "zero_redundancy"}
+    assert meshes == {(16, 1)}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_may_shard_over_a_node_or_over_all_and_more_is_sharded_in_the_same_groups(
+    name: str, nodes: int
+) -> None:
+    cluster = f'preset = "dgx-h100", nodes = {nodes}'
+    flat = {what: other.mesh.shape for what, other in changes(
+        scenario(f'name = "{name}"', cluster=cluster)
+    )}
+    over_node = "dp_shard = 8: shard over a node"
+    assert flat.get(over_node) == (None if nodes == 1 else (2, 8))
+    grouped = dict(changes(scenario(f'name = "{name}", dp_shard = 4', cluster=cluster)))
+    assert over_node not in grouped
+    assert grouped[f"dp_shard = {8 * nodes}: shard over all ranks"].mesh.shape == (1, 8 * nodes)
+    more = [other for what, other in grouped.items() if what.startswith("strategy ")]
+    assert {other.mesh.shape for other in more} == (set() if name == "zero3" else {(2 * nodes, 4)})
+
+
 @pytest.mark.parametrize("strategy", ["fsdp2", "hsdp"])
 @pytest.mark.parametrize("asked", ["false", "2", "true", '"auto"'])
 def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(

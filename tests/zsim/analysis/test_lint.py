@@ -150,6 +150,34 @@ def test_ranks_that_hold_nothing_are_named_with_the_padding() -> None:
     assert "empty-shards" not in [each.rule for each in lint(flat)]
 
 
+@pytest.mark.parametrize(("name", "held"), [
+    ("hsdp", "hooks and buffers of sharding"), ("zero2", "buffers of sharding"),
+])
+def test_replicas_of_what_is_not_sharded_are_found_and_a_flat_zero_is_not(
+    name: str, held: str
+) -> None:
+    def facts(replicas: int, shards: int) -> list[str]:
+        mesh = {"dp_replicate": replicas, "dp_shard": shards}
+        case = scenario(model=GPT, strategy={"name": name, **mesh})
+        return [each.fact for each in lint(case) if each.rule == "flat-mesh"]
+
+    assert facts(8, 1) == [f"dp_shard = 1: each of 8 ranks holds a whole copy, with the {held}"]
+    assert len(facts(1, 8)) == (name == "hsdp")
+    assert facts(4, 2) == []
+
+
+def test_shards_that_are_mostly_padding_are_mended_by_the_strategys_own_mesh() -> None:
+    sizes = {"dims": [3, 3, 3], "hidden": 1, "num_classes": 1}
+    case = scenario(
+        model={"family": "mlp", "sizes": sizes}, batch={"micro_batch": 2},
+        strategy={"name": "zero3"},
+    )
+    remedies = {each.rule: each.remedy for each in lint(case)}
+    assert remedies["padded-shards"].startswith("shard over fewer ranks (a smaller dp_shard), or ")
+    mended = case.with_(strategy={"dp_shard": 1})
+    assert "padded-shards" not in [each.rule for each in lint(mended)]
+
+
 def test_rules_are_ignored_by_argument_and_by_the_scenario() -> None:
     mistaken, _ = MISTAKES["flat-mesh"]
     rules = [finding.rule for finding in lint(mistaken)]

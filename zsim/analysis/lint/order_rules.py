@@ -27,15 +27,15 @@ def flat_mesh(case: LintCase) -> Iterator[LintFinding]:
     """A strategy of replicas and shards on a mesh that has only one of the two."""
     strategy, mesh = case.strategy, case.scenario.mesh
     simpler = strategy.over_all_ranks
-    if not simpler or simpler == case.scenario.strategy or 1 not in mesh.shape:
+    if not simpler or 1 not in mesh.shape:
         return
     if mesh.dp_shard == 1 and mesh.dp_replicate > 1:
         yield LintFinding(
             fact=f"dp_shard = 1: each of {mesh.dp_replicate} ranks holds a whole copy, with the "
-                 "hooks and buffers of sharding",
+                 f"{'hooks and ' if strategy.hooks else ''}buffers of sharding",
             remedy="set dp_shard to the devices of a node, or use ddp",
         )
-    elif mesh.dp_replicate == 1:
+    elif mesh.dp_replicate == 1 and simpler != case.scenario.strategy:
         other = moved(case.scenario, simpler)
         if not refusals.problems(other):
             yield compared(

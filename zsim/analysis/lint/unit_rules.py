@@ -82,7 +82,7 @@ def padded_shards(case: LintCase) -> Iterator[LintFinding]:
     yield LintFinding(
         fact=f"{padding / gathered:.0%} of what is gathered is padding, as first dimensions are no "
              f"multiples of {ranks}",
-        remedy="shard over fewer ranks (hsdp), or make first dimensions multiples of the ranks",
+        remedy=f"{fewer_ranks(case)}, or make first dimensions multiples of the ranks",
         gathered_bytes=padding,
     )
 
@@ -108,9 +108,15 @@ def empty_shards(case: LintCase) -> Iterator[LintFinding]:
         padding = sum(op.nbytes - nbytes[op.unit] for op in gathers if op.unit in nbytes)
         yield LintFinding(
             fact=told_of_empty(filled, nbytes, ranks),
-            remedy="shard over fewer ranks (hsdp), or wrap it together with a block",
+            remedy=f"{fewer_ranks(case)}, or wrap it together with a block",
             gathered_bytes=padding,
         )
+
+
+def fewer_ranks(case: LintCase) -> str:
+    """Remedy that shards over fewer ranks, by the strategy itself where it keeps replicas."""
+    by = "a smaller dp_shard" if case.strategy.over_all_ranks else "hsdp"
+    return f"shard over fewer ranks ({by})"
 
 
 def told_of_empty(filled: Mapping[str, int], nbytes: Mapping[str, int], ranks: int) -> str:
