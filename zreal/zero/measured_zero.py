@@ -48,9 +48,8 @@ def train_own(
         module, make_optimizer(scenario.optimizer, trained(module)),
         stage=STAGES[scenario.strategy], accumulation=scenario.batch.accumulation,
         clip_norm=scenario.optimizer.clip_norm, reduce=scenario.precision.reduce,
-        master=scenario.precision.master, sync=scenario.sync, device=device,
+        master=scenario.precision.master, sync=scenario.sync, device=device, mesh=measured.mesh,
     )
-    zero.group = measured.mesh.get_group()
     zero.make = Initialiser(
         model=module, spec=scenario.model, seed=scenario.seed, device=device, meter=measured.meter,
         value=modules.own_values(module),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +21,8 @@ SHARDED = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
 
 
 def require_trainable(
-    module: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int, accumulation: int
+    module: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int, accumulation: int,
+    mesh: DeviceMesh | None = None,
 ) -> None:
     """ArgumentError for anything that ZeRO cannot train."""
     if stage not in (1, 2, 3):
@@ -33,6 +35,12 @@ def require_trainable(
         raise ArgumentError(
             where="process group", expected="one that is initialised", found="none",
             remedy='call torch.distributed.init_process_group("gloo") first, under torchrun',
+        )
+    if mesh is not None and (mesh.ndim > 2 or mesh.size() != dist.get_world_size()):
+        raise ArgumentError(
+            where="mesh", expected=f"one or two dims over all {dist.get_world_size()} ranks",
+            found=f"a mesh of {' x '.join(map(str, mesh.shape))}",
+            remedy="the last dim shards, the one before it has the replicas",
         )
     _require_plain(module)
     _require_elementwise(optimizer)

@@ -13,10 +13,12 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from zreal import torch_private
 from zreal.executor.flat_buffers import release
 from zreal.executor.flat_rank import FlatRank
+from zreal.meters.mesh_groups import shard_groups
 from zreal.modules.initial_values import Make, made
 from zreal.modules.modules import own_values
 from zreal.tracing.units.param_groups import UnitChoice, find_units
@@ -64,6 +66,8 @@ class ZeRO:
     - `state`: on rank 0, the values of a module on the meta device. Without it its
       `reset_parameters()` make them there.
     - `device`: of a module on the meta device.
+    - `mesh`: of all ranks, to shard over its last dim alone. Along the other one of two dims shards
+      have replicas, over which gradients are reduced once a step.
 
     Gradients are means over ranks. Between `backward` and `step` they are shards: a read of
     `parameter.grad` is an ArgumentError. A forward under `torch.no_grad()` trains nothing and,
@@ -87,12 +91,15 @@ class ZeRO:
         sync: Literal["every", "last"] = "every",
         state: Mapping[str, Tensor] | None = None,
         device: str | torch.device = "cpu",
+        mesh: DeviceMesh | None = None,
     ) -> None:
-        require_trainable(module, optimizer, stage=stage, accumulation=accumulation)
+        require_trainable(module, optimizer, stage=stage, accumulation=accumulation, mesh=mesh)
         world = dist.group.WORLD
         assert world is not None
         self.module, self.optimizer, self.stage = module, optimizer, stage
-        self.group: dist.ProcessGroup = world
+        self._world: dist.ProcessGroup = world
+        self.group, self._replicas = (world, None) if mesh is None else shard_groups(mesh)
+        """The ranks that shards are cut for, and those with the same shards."""
         self._units, self._lookahead, self._loss = units, lookahead, loss
         self._accumulation, self._clip_norm, self._reduce = accumulation, clip_norm, reduce
         self._sync, self._master = sync, master
@@ -107,7 +114,7 @@ class ZeRO:
             self._meta.require_values()
             self.make = self._meta.make
         self._param_groups = param_group_of(module, optimizer)
-        require_same_on_ranks(module, self.group)
+        require_same_on_ranks(module, world)
         self._program: Program | None = None
         self._walk: ProgramWalk | None = None
         self._shards: ShardOptimizer | None = None
@@ -154,7 +161,7 @@ class ZeRO:
         With `rank0_only` other ranks get {}; with `cpu_offload` the tensors are in host memory.
         """
         walk, _ = self._begun("zero.full_state_dict()")
-        keeps = not rank0_only or self.group.rank() == 0
+        keeps = not rank0_only or self._world.rank() == 0
         whole, state = dict[int, Tensor](), dict[str, Any]()
 
         def kept(tensor: Tensor) -> Tensor:
@@ -250,15 +257,16 @@ class ZeRO:
             settings, strategy=strategy, accumulation=self._accumulation, sync=self._sync,
             device=kind,
         )
+        shards, ranks = self.group.size(), self._world.size()
         self._program = strategy.plan(
-            training, mesh=Mesh(dp_shard=self.group.size()), options=options
+            training, mesh=Mesh(dp_replicate=ranks // shards, dp_shard=shards), options=options
         )
         rank = self._constructed(settings, self._program)
         groups = rank.buffers.groups.values()
         names = {module.fqn: module for module in model.modules}
         own = [names[module.fqn] for module in training.modules if not module.after_root]
         self._walk = walk = ProgramWalk(
-            program=self._program.of_rank(self.group.rank()), rank=rank, modules=own,
+            program=self._program.of_rank(self._world.rank()), rank=rank, modules=own,
             backward=[names[module.fqn] for module in training.backward_modules],
             trained={
                 g.fqn: frozenset(p.fqn for p in g.group.parameters) for g in groups if g.trained
@@ -292,15 +300,15 @@ class ZeRO:
         """The rank after the Program's construction: flat buffers, and the optimizer over shards.
         """
         rank = FlatRank(
-            settings, self.module, self.group, make=self.make, device=self._device,
-            keeps_whole_gradients=self.stage == 1,
+            settings, self.module, self.group, self._replicas, make=self.make,
+            device=self._device, keeps_whole_gradients=self.stage == 1,
         )
         rank.optimizer = self._shards = ShardOptimizer(
             settings.optimizer, torch_optimizer=self.optimizer, param_group_of=self._param_groups,
-            buffers=rank.buffers, scale=1 / self.group.size(),
+            buffers=rank.buffers, scale=1 / self._world.size(),
         )
         with torch.no_grad():
-            for op in program.of_rank(self.group.rank()).construction:
+            for op in program.of_rank(self._world.rank()).construction:
                 rank.construct(op)
         self._shards.take_over()
         return rank

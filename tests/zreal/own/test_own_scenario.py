@@ -77,6 +77,22 @@ def test_a_users_module_is_run_on_gloo_as_it_was_predicted(
 
 
 @pytest.mark.gloo
+@pytest.mark.parametrize("name", one_in(2, ["zero1", "zero2", "zero3"]))
+def test_a_users_module_is_run_on_two_groups_of_two_ranks(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scenario(
+        tmp_path, f'"{name}", dp_replicate = 2', cluster='{ preset = "cpu-gloo", ranks = 4 }',
+        optimizer='{ name = "sgd", clip_norm = 0.5 }',
+    )
+    asked = ["validate", file, "--module", f"{OWN}transformer", "--no-calibrate", "--json"]
+    assert main(asked) == 0
+    checks = verdict(capsys)
+    assert all(checks[name] == "ok" for name in ("collective order", "bytes", "groups", "numerics"))
+    assert {status for name, status in checks.items() if "memory" in name} == {"ok"}
+
+
+@pytest.mark.gloo
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp1", "zero1", "zero3"])
 def test_a_module_that_keeps_state_of_its_forwards_trains_as_one_process_with_that_of_each_rank(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -4,12 +4,14 @@ process; what it refuses, and why."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import zreal
 from tests.support.sampling import one_in
@@ -24,9 +26,9 @@ TOLERANCE = 1e-6
 """Relative to the movement of a parameter, as in tests of the executor."""
 
 
-def on_ranks(body: str, **arguments: Any) -> list[Any]:
-    """Return what each of two gloo ranks returns."""
-    return launch(f"{BODIES}{body}", arguments, world_size=2)
+def on_ranks(body: str, world_size: int = 2, **arguments: Any) -> list[Any]:
+    """Return what each of two gloo ranks, or more, returns."""
+    return launch(f"{BODIES}{body}", arguments, world_size=world_size)
 
 
 @pytest.mark.gloo
@@ -50,6 +52,32 @@ def test_micro_batches_and_clipping_are_in_the_program(choice: dict[str, Any]) -
     for rank in on_ranks("trained", optimizer="sgd", **choice):
         assert rank["differences"] == []
         assert rank["relative"] < 10 * TOLERANCE  # sums of micro-batches are made in another order
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("stage", one_in(2, [3, 1, 2]))
+def test_a_mesh_of_two_dims_shards_over_the_last_and_trains_as_one_process(stage: int) -> None:
+    ranks = on_ranks(
+        "trained", 4, module="perceptron", stage=stage, accumulation=2, clip_norm=0.5, shards=2,
+        optimizer="sgd", grouped=True,
+    )
+    assert len(ranks) == 4
+    for rank in ranks:
+        assert rank["differences"] == []
+        assert rank["relative"] < 10 * TOLERANCE  # as above
+
+
+@pytest.mark.parametrize(("shape", "message"), [
+    ((1, 1, 2), "mesh: expected one or two dims over all 2 ranks, found a mesh of 1 x 1 x 2"),
+    ((1,), "mesh: expected one or two dims over all 2 ranks, found a mesh of 1"),
+])
+def test_other_meshes_are_refused(alone: None, shape: tuple[int, ...], message: str) -> None:
+    ranks = torch.arange(math.prod(shape)).view(shape)
+    mesh = DeviceMesh("cpu", ranks, _init_backend=math.prod(shape) > 1)
+    model = Perceptron()
+    with pytest.raises(ArgumentError) as refusal:
+        zreal.ZeRO(model, sgd(model), mesh=mesh)
+    assert str(refusal.value).startswith(message)
 
 
 @pytest.mark.gloo

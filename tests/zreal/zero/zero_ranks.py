@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 import zreal
@@ -133,12 +134,19 @@ def trained(
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
     losses: list[list[float]] = []
     initial = {name: p.detach().clone() for name, p in whole.named_parameters()}
+    mesh, axes = None, [MeshGroup("dp_shard", world_size, tuple(range(world_size)))]
+    if shards := arguments.get("shards"):
+        mesh = init_device_mesh("cpu", (world_size // shards, shards))
+        ranks = [tuple(dist.get_process_group_ranks(each)) for each in mesh.get_all_groups()]
+        names = ("dp_replicate", "dp_shard")
+        axes = [MeshGroup(axis, len(of), of) for axis, of in zip(names, ranks, strict=True)]
     zero = zreal.ZeRO(
         model, optimizers[0], stage=arguments["stage"], loss=own.traced_loss,
-        accumulation=accumulation, clip_norm=arguments.get("clip_norm", 0.0),
+        accumulation=accumulation, clip_norm=arguments.get("clip_norm", 0.0), mesh=mesh,
     )
-    axis = MeshGroup("dp_shard", world_size, tuple(range(world_size)))
-    recorder = CollectiveRecorder({str(zero.group.group_name): axis}, world_size=world_size)
+    groups = [zero.group] if mesh is None else mesh.get_all_groups()
+    by_name = {str(group.group_name): axis for group, axis in zip(groups, axes, strict=True)}
+    recorder = CollectiveRecorder(by_name, world_size=world_size)
     meter, generator, differences = MemoryMeter(), torch.Generator().manual_seed(1), list[str]()
     with meter:
         with meter.uncounted():
