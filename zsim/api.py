@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.engine.faults.fault import SlowLink
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
@@ -336,7 +337,8 @@ def observed(
     if outside:
         expected = f"ranks 0 to {scenario.world_size - 1} of {scenario.name}"
         raise ArgumentError(where="ranks", expected=expected, found=str(outside[0]))
-    fault_support.require(scenario, capabilities.faults, backend=backend.name)
+    kinds = (*capabilities.faults, *((SlowLink.kind,) if options.testbed else ()))
+    fault_support.require(scenario, kinds, backend=backend.name)
     record = registry.ask(backend, scenario, options=options)
     senses = {
         "memory": capabilities.memory, "numerics": capabilities.numerics, "time": capabilities.time
@@ -439,7 +441,8 @@ def shaped(
 ) -> tuple[ClusterSpec | None, RunOptions]:
     """The cluster that predicts ranks on `testbed` with such `compute`, and options to run them.
 
-    `base` is this machine's; it is returned where there are neither.
+    `base` is this machine's; it is returned where there are neither. The scenario's slow links are
+    slow on the testbed too.
     """
     if compute not in COMPUTES:
         raise ArgumentError(
@@ -448,6 +451,7 @@ def shaped(
     if compute == "emulated":  # which options may refuse, before links are measured
         known = base or load_cluster("cpu-gloo", ranks=scenario.world_size)
         options = replace(options, emulated_on=known)
+    testbed = testbed and fault_support.on_testbed(scenario, testbed)
     cluster = shaped_cluster(backend, scenario, base, testbed)
     if options.emulated_on is not None:
         cluster = (cluster or options.emulated_on).with_idle_cores

@@ -65,11 +65,9 @@ def _idle_links(scenario: Scenario) -> Iterator[str]:
 
 
 def _is_used(program: Program, cluster: ClusterSpec, link: SlowLink | LostLink) -> bool:
-    first = link.node * cluster.devices_per_node
-    ranks = range(first, min(first + cluster.devices_per_node, cluster.num_ranks))
     groups = {
         program.mesh.group(name, rank)
-        for rank in ranks
+        for rank in cluster.ranks_at(link.node, link.nic)
         for name in {op.group for op in program.of_rank(rank).steady if op.kind in COLLECTIVES}
     }
     return any(cluster.needs(group, node=link.node, nic=link.nic) for group in groups)

@@ -287,9 +287,14 @@ class ClusterSpec:
 
     def needs(self, ranks: tuple[int, ...], *, node: int, nic: int) -> bool:
         """True where a ring over `ranks` goes over the link of that NIC."""
-        return len(set(map(self.node_of, ranks))) > 1 and any(
-            self.node_of(rank) == node and nic in self.nics_of(rank) for rank in ranks
-        )
+        across = len(set(map(self.node_of, ranks))) > 1
+        return across and not self.ranks_at(node, nic).isdisjoint(ranks)
+
+    def ranks_at(self, node: int, nic: int) -> frozenset[int]:
+        """The ranks of a node that send over that NIC."""
+        first = node * self.devices_per_node
+        ranks = range(first, min(first + self.devices_per_node, self.num_ranks))
+        return frozenset(rank for rank in ranks if nic in self.nics_of(rank))
 
     def _slowest(self, ranks: tuple[int, ...]) -> dict[int, int]:
         """Bytes/s of the slowest NIC that a ring over `ranks` uses in each node."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zsim.cluster.cluster import ClusterSpec, Link, Links, SlowRail, load_cluster
@@ -66,6 +67,17 @@ def layout(text: str) -> Layout:
     return Layout(
         text=text.strip(), nodes=nodes, hosts_per_node=hosts, rates=tuple(rates), uplink=uplink
     )
+
+
+def with_slow_hosts(plan: Layout, rates: Mapping[int, int]) -> Layout:
+    """The layout with other bits/s on the links of some hosts.
+
+    >>> with_slow_hosts(layout("4x1gbit"), {3: 200_000_000}).text
+    '4x1gbit,3=200mbit'
+    """
+    slow = (f",{host}={f'{rate / 10**6:f}'.rstrip('0').rstrip('.')}mbit"
+            for host, rate in rates.items())
+    return layout("".join((plan.text, *slow)))
 
 
 def _rate(text: str) -> int:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+import zsim
 from zreal.backends import GlooBackend
 from zreal.testbed.network import network
-from zsim.cluster.testbed import cluster_on, layout
+from zsim.calibration.machine import shaped
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.testbed import Layout, cluster_on, layout
 from zsim.errors import BackendUnavailableError
 from zsim.ir.run import RunRecord
 from zsim.runs.backend import CollectiveRequest, MachineRequest, RunOptions
@@ -55,6 +58,30 @@ def runs() -> tuple[RunRecord, RunRecord]:
     measured = GlooBackend().run(scenario, options=RunOptions(testbed=LAYOUT, emulated_on=cluster))
     predictor = SimBackend(device="cpu", cluster=cluster)
     return predictor.run(scenario, options=RunOptions(all_ranks=True)), measured
+
+
+def test_a_slow_link_of_a_scenario_is_slow_on_the_testbed_too(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed_forms(_: object, links: Layout, *, base: ClusterSpec | None) -> ClusterSpec:
+        return cluster_on(links, base=base)
+
+    monkeypatch.setattr(shaped, "calibrated", closed_forms)  # which takes half a minute
+    scenario = Scenario(
+        model={"preset": "mlp-tiny"}, batch={"micro_batch": 2}, strategy={"name": "ddp"},
+        cluster={"preset": "cpu-gloo", "nodes": 2}, faults=[
+            {"kind": "slow_link", "node": 1, "nic": 0, "bandwidth": "20 Mbit/s"}
+        ],
+    )
+    comparison = zsim.validate(scenario, testbed=LAYOUT.text, numerics="none")
+    assert comparison.ok
+    assert not comparison.agrees
+    assert str(comparison.agreement).startswith("WITH FAULTS, alike in order, bytes and memory; ")
+    measured = comparison.measured
+    assert measured.provenance["testbed"] == "2x500mbit,1=20mbit"
+    wire_ns = measured.ranks[1].bytes_sent * 8 * 10**9 // (20 * 10**6)
+    assert (measured.step_time_ns or 0) > wire_ns
+    assert (comparison.predicted.step_time_ns or 0) > wire_ns
 
 
 def test_hosts_send_the_predicted_bytes(runs: tuple[RunRecord, RunRecord]) -> None:

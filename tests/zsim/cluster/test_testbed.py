@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cluster.testbed import PAYLOAD, cluster_on, layout
+from zsim.cluster.testbed import PAYLOAD, cluster_on, layout, with_slow_hosts
 from zsim.errors import ArgumentError
 
 
@@ -21,6 +21,13 @@ def test_ranks_of_a_node_are_joined_faster_than_nodes() -> None:
     inside, between = cluster.path((0, 1)), cluster.path((0, 1, 2, 3))
     assert inside.bytes_per_s == round(10**9 / 8 * PAYLOAD)
     assert between.bytes_per_s == round(2 * 10**8 / 8 * PAYLOAD)
+
+
+@pytest.mark.parametrize("rate", [12_345_678, 10**6, 999_999_999, 10**11])
+def test_slow_hosts_are_told_to_the_bit(rate: int) -> None:
+    slow = with_slow_hosts(layout("2x100gbit,0=3mbit"), {1: rate})
+    assert slow.rates == (3 * 10**6, rate)
+    assert layout(slow.text) == slow
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import zsim
 from tests.support.folders import ROOT, SCENARIOS
 from zsim.cli.main import main
+from zsim.cluster.testbed import layout
 from zsim.errors import (
     ArgumentError,
     BackendUnavailableError,
@@ -20,7 +21,7 @@ from zsim.errors import (
     ScenarioError,
 )
 from zsim.ir.run import IncompleteRunError
-from zsim.runs import saved, unended
+from zsim.runs import fault_support, saved, unended
 from zsim.runs.compare.compare import compare
 
 FSDP2 = zsim.load(SCENARIOS / "parity/fsdp2-gpt-4.toml")
@@ -224,6 +225,30 @@ def test_ranks_that_break_down_before_the_step_with_faults_are_not_what_is_meant
         step = unended.expected(meant, IncompleteRunError(cause, record), backend="gloo")
         assert (step is not None) is known
     assert unended.expected(meant, cause, backend="gloo") is None
+
+
+TWO = zsim.load(SCENARIOS / "parity/fsdp2-mlp-2.toml").with_(cluster={"ranks": None, "nodes": 2})
+SLOW_LINK = {"kind": "slow_link", "node": 1, "nic": 0, "bandwidth": "100 Mbit/s"}
+
+
+def test_a_slow_link_is_one_on_the_testbed() -> None:
+    slow = fault_support.on_testbed(TWO.with_(faults=[SLOW_LINK]), layout("2x1gbit"))
+    assert slow.rates == (10**9, 10**8)
+    plain = layout("2x1gbit")
+    assert fault_support.on_testbed(TWO, plain) == plain
+
+
+@pytest.mark.parametrize(("cluster", "testbed", "told"), [
+    ({"nodes": 2}, "2x50mbit", "expected a slower link than on 2x50mbit, found slow_link: node 1"),
+    ({"nodes": 2}, "2x1x1gbit/1gbit", r"found one of ranks \[1\], on 2x1x1gbit/1gbit"),
+    ({"preset": "pcie-box", "nodes": 2, "ranks": 10}, "10x1gbit", r"found one of ranks \[8, 9\], "),
+])
+def test_a_slow_link_that_no_host_has_is_refused(
+    cluster: dict[str, Any], testbed: str, told: str
+) -> None:
+    scenario = TWO.with_(cluster=cluster, strategy={"dp_shard": None}, faults=[SLOW_LINK])
+    with pytest.raises(BackendUnavailableError, match=told):
+        fault_support.on_testbed(scenario, layout(testbed))
 
 
 @pytest.mark.parametrize("backend", ["fake", "gloo"])

@@ -63,8 +63,10 @@ and `at_fault = 2` is the rank that must be named; `zsim run` and `pytest scenar
 
 A link over which no collective goes is told in the Run's warnings, and an op that is not there is
 refused. `zsim run --backend gloo` applies slow and late ranks, failures and skipped collectives to
-real ranks, and refuses the others by name. `zsim run --seeds 200`, and `zsim.jitter(scenario,
-seeds=200)`, tell mean and quantiles of a step under jitter.
+real ranks, and `zsim validate --testbed` slow links too; the others are refused by name.
+
+`zsim run --seeds 200`, and `zsim.jitter(scenario, seeds=200)`, tell mean and quantiles of a step
+under jitter.
 '''
 
 
