@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, log
 from pathlib import Path
-from statistics import StatisticsError, correlation, mean, median, quantiles
+from statistics import StatisticsError, correlation, linear_regression, mean, median, quantiles
 from typing import Literal
 
 from zsim.calibration import collectives, memory_pressure
@@ -62,6 +62,8 @@ class Predicted:
     """Further key of its group: the collective and its size, or the table's `group`."""
     unit: Literal["s", "B"] = "s"
     """Unit of `predicted` and `measured`: seconds, or bytes of a peak."""
+    hidden: float = 0.0
+    """Share of the predicted step in which compute hides communication."""
 
     @property
     def error(self) -> float:
@@ -98,12 +100,24 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """The error of `n` steps against their share of hidden communication, by least squares.
+
+    A slope of -0.1 says that a tenth of the hidden time is missing in the prediction.
+    """
+
+    n: int
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
     """The whole answer."""
 
     rows: tuple[Predicted, ...]
     groups: tuple[Group, ...]
     pairs: tuple[Pairs, ...]
+    by_hidden: Slope | None
     skipped: tuple[Skipped, ...]
 
 
@@ -141,7 +155,7 @@ def accuracy(
                 (skipped if isinstance(answer, Skipped) else rows).append(answer)  # type: ignore[arg-type]
     return Accuracy(
         rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)),
-        skipped=tuple(skipped),
+        by_hidden=by_hidden(rows), skipped=tuple(skipped),
     )
 
 
@@ -236,7 +250,7 @@ def _timed(step: Step, measured: float, programs: Sequence[Program]) -> Predicte
             min(each.low for each in times) / predicted,
             max(each.high for each in times) / predicted,
         ),
-        assumed=tuple(texts), per=step.tokens,
+        assumed=tuple(texts), per=step.tokens, hidden=middle(each.hidden for each in times),
     )
 
 
@@ -247,6 +261,7 @@ class _Reading:
     seconds: float
     low: float
     high: float
+    hidden: float
     caveats: tuple[str, ...]
 
 
@@ -261,6 +276,7 @@ def _reading(step: Step, scenario: Scenario, program: Program) -> _Reading:
     seconds = timeline.step_time_ns / 1e9
     return _Reading(
         seconds=seconds, low=seconds * low / (1 + wider), high=seconds * high * (1 + longer),
+        hidden=shares.hidden,
         caveats=tuple(caveat.text for caveat in caveats),
     )
 
@@ -268,13 +284,14 @@ def _reading(step: Step, scenario: Scenario, program: Program) -> _Reading:
 def _predicted(
     step: Step, *, kind: str, predicted: float, measured: float, band: tuple[float, float],
     assumed: tuple[str, ...] = (), of: str = "", unit: Literal["s", "B"] = "s", per: float = 1.0,
+    hidden: float = 0.0,
 ) -> Predicted:
     cluster = step.scenario.cluster
     return Predicted(
         source=step.source, line=step.line, kind=kind, of=", ".join(filter(None, (of, step.group))),
         gpu=cluster.device.name, nodes=cluster.num_nodes, predicted=predicted, measured=measured,
         band=band, assumed=(*(caveat.text for caveat in step.caveats), *assumed),
-        fields=step.fields, per=per, unit=unit,
+        fields=step.fields, per=per, unit=unit, hidden=hidden,
     )
 
 
@@ -294,6 +311,19 @@ def groups(rows: Sequence[Predicted]) -> Iterable[Group]:
             ),
             bias=median(row.error for row in members),
         )
+
+
+def by_hidden(rows: Sequence[Predicted]) -> Slope | None:
+    """The slope of errors against hidden communication; None where no two shares differ.
+
+    Steps on a network that others use are left out.
+    """
+    steps = [row for row in rows if row.kind == "step" and not row.of]
+    try:
+        fit = linear_regression([row.hidden for row in steps], [row.error for row in steps])
+    except StatisticsError:
+        return None
+    return Slope(n=len(steps), slope=fit.slope)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

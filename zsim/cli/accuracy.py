@@ -84,6 +84,9 @@ def as_json(result: Accuracy) -> dict[str, Any]:
             }
             for pair in result.pairs
         ],
+        "by_hidden": result.by_hidden and {
+            "n": result.by_hidden.n, "slope": result.by_hidden.slope
+        },
         "skipped": [
             {"source": row.source, "line": row.line, "reason": row.reason} for row in result.skipped
         ],
@@ -124,6 +127,11 @@ def _table(result: Accuracy) -> Iterator[str]:
         yield (
             f"  {pair.field:<24} n {pair.n:>6}   sign right {sign:>6}   median error of ratio "
             f"{100 * pair.median_error_of_ratio:.1f} %"
+        )
+    if result.by_hidden:
+        yield (
+            f"\nerror of {result.by_hidden.n} steps against their share of hidden communication: "
+            f"slope {result.by_hidden.slope:+.3f}"
         )
     if result.skipped:
         yield f"\nskipped, {len(result.skipped)} rows:"

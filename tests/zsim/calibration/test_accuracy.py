@@ -488,3 +488,15 @@ def test_a_log_is_of_the_cluster_that_is_named_or_of_its_gpus_own_node(
     (error,) = json.loads(capsys.readouterr().out)["error"]
     assert "no preset has the GPU 'NVIDIA X100'" in error
     assert main.main([*asked, "--cluster", "dgx-h10"]) == 2
+
+
+def test_the_slope_of_errors_says_how_much_of_the_hidden_time_is_missing() -> None:
+    """Steps that are measured longer by a tenth of what they hide, and one of a shared network."""
+    rows = [
+        replace(row(1.0, 1.0 / (1 - 0.1 * hidden)), hidden=hidden) for hidden in (0.0, 0.2, 0.4)
+    ]
+    shared = replace(row(1.0, 3.0), hidden=0.9, of="shared network")
+    slope = accuracy.by_hidden([*rows, shared])
+    assert slope is not None
+    assert (slope.n, slope.slope) == (3, pytest.approx(-0.1))
+    assert accuracy.by_hidden(rows[:1]) is None
