@@ -437,9 +437,6 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 SURVIVORS: dict[tuple[str, str, str], str] = {
-    (FLAT_STEP, "            stream=stream,\n" "            waits=self._reduced[-1:],\n",
-     "            stream=stream,\n" "            waits=(),\n"):
-        "the copy runs on the stream of its reduction, which keeps the order",
     (SIMULATE, "        if len(collective.arrived) < communicator.members:\n"
      "            return\n", ""):
         "a shortcut: the loop behind it asks the same of the next collective",

@@ -186,6 +186,15 @@ def test_micro_batches_are_summed_in_the_reduce_dtype_before_they_leave_a_group(
     assert (cast.stream, cast.kernels[0].nbytes) == ("all_reduce", (4 + 2) * 2839)
 
 
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(1, set()), (2, {1})])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_gradients_of_what_has_no_shards_are_copied_to_leave_the_rank_alone(
+    form: dict[str, Any], replicas: int, micro_batches: set[int]
+) -> None:
+    case = scenario(form, replicas, 1, accumulation=2, precision=("bf16", "fp32"))
+    assert {op.micro_batch for op in steady(case) if op.kind == "copy"} == micro_batches
+
+
 def test_without_sizes_it_shards_over_all_ranks_and_with_one_the_rest_are_replicas() -> None:
     sizes: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {
         (): (1, 4), (("dp_shard", 4),): (1, 4), (("dp_shard", 2),): (2, 2),
