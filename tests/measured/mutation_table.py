@@ -150,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
          "return group.layout.numel * DTYPE_NBYTES[dtype or self.dtype]"),
         ("return group.layout.shard_numel * DTYPE_NBYTES[dtype or self.dtype]",
          "return group.layout.padded_numel * DTYPE_NBYTES[dtype or self.dtype]"),
-        ("return self.training.precision.reduce != self.dtype", "return False"),
+        ("return self.training.precision.reduce != self.gradient_dtype", "return False"),
         ("return [group.layout.shard_numel for group in self.trained]",
          "return [group.layout.padded_numel for group in self.trained]"),
         ("return self.rounds and self.training.precision.master", "return self.rounds"),

@@ -59,9 +59,9 @@ MEMBERS = {
            "host_bound_ns rank step_ns to_dict to_json",
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
     "Scenario": "batch checkpointing cluster description executed executed_on execution "
-                "expandable_segments expect faults files fingerprint folder lint_ignore mesh model "
-                "name optimizer options precision seed steps strategy sync tables to_dict to_json "
-                "to_toml with_ with_parts work world_size wrapping",
+                "expandable_segments expect faults files fingerprint folder gradient_dtype "
+                "lint_ignore mesh model name optimizer options precision seed steps strategy sync "
+                "tables to_dict to_json to_toml with_ with_parts work world_size wrapping",
 }
 SMALL = zsim.Scenario(
     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},

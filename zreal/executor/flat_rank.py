@@ -28,7 +28,7 @@ from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import ModelSpec, Module
-from zsim.models.training_options import Optimizer, Precision
+from zsim.models.training_options import Dtype, Optimizer, Precision
 from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
@@ -49,6 +49,8 @@ class FlatSettings(Protocol):
     def precision(self) -> Precision: ...
     @property
     def optimizer(self) -> Optimizer: ...
+    @property
+    def gradient_dtype(self) -> Dtype: ...
 
 
 @dataclass(slots=True)
@@ -71,6 +73,8 @@ class FlatRank:
     """True where whole gradients live until the optimizer has stepped, as in ZeRO-1."""
     buffers: FlatBuffers = field(init=False)
     optimizer: RankOptimizer = field(init=False)
+    _main: dict[Tensor, Tensor] = field(default_factory=dict)
+    """Views of the kept gradients of another dtype than their parameters, by parameter."""
     _clipping: Clipping = field(default_factory=Clipping)
     device_streams: DeviceStreams = field(init=False)
     _queue: CollectiveQueue = field(default_factory=CollectiveQueue)
@@ -89,8 +93,13 @@ class FlatRank:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of parameters and kept gradients."""
+        """The dtype of parameters."""
         return DTYPES[self.scenario.precision.parameters]
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """The dtype of kept gradients."""
+        return DTYPES[self.scenario.gradient_dtype]
 
     @property
     def gradient_scale(self) -> float:
@@ -121,6 +130,8 @@ class FlatRank:
         flat = exact.to(self.dtype)
         for parameter, view in buffers.views(group, flat):
             parameter.data = view
+            if group.trained and self.gradient_dtype != self.dtype:
+                parameter.register_post_accumulate_grad_hook(self._add_to_main)
         kept = "unsharded" if Buffer.of(unit, "unsharded") in made else "parameters"
         buffers.live[Buffer.of(unit, kept)] = flat
         if kept == "unsharded":
@@ -149,10 +160,23 @@ class FlatRank:
                     remedy="the Program must all-gather it first",
                 )
             if backward and group.trained and Buffer.of(unit, "gradients") not in self.buffers.live:
-                flat = torch.zeros_like(full)
+                flat = torch.zeros_like(full, dtype=self.gradient_dtype)
                 self.buffers.live[Buffer.of(unit, "gradients")] = flat
                 for parameter, view in self.buffers.views(group, flat):
-                    parameter.grad = view
+                    if flat.dtype == parameter.dtype:
+                        parameter.grad = view
+                    else:
+                        self._main[parameter] = view
+
+    @torch.no_grad()
+    def _add_to_main(self, parameter: Tensor) -> None:
+        """Add the gradient that autograd has made to the kept one and free it, as Megatron does.
+
+        torch takes no gradient of another dtype than its parameter's.
+        """
+        assert parameter.grad is not None
+        self._main[parameter].add_(parameter.grad)
+        parameter.grad = None
 
     @property
     def streams(self) -> OpStreams:
@@ -277,7 +301,7 @@ class FlatRank:
             return
         output = live.pop(Buffer.of(op.unit, "reduce_output"))
         if shard in _allocated(op):
-            live[shard] = output.to(self.dtype, copy=True)
+            live[shard] = output.to(self.gradient_dtype, copy=True)
         else:
             live[shard].add_(output)
         release(output)
@@ -295,8 +319,13 @@ class FlatRank:
                 if buffer.role != "unsharded":
                     del live[buffer]
                 if buffer.role == "gradients":
-                    for parameter in self.buffers.groups[buffer.owner].group.parameters:
-                        self.model.get_parameter(parameter.fqn).grad = None
+                    self._forget_gradients(buffer.owner)
+
+    def _forget_gradients(self, unit: str) -> None:
+        for parameter in self.buffers.groups[unit].group.parameters:
+            tensor = self.model.get_parameter(parameter.fqn)
+            tensor.grad = None
+            self._main.pop(tensor, None)
 
     def restore(self, with_memory: Mapping[str, bool]) -> None:
         """Free what is live beside `with_memory`, as of an unfinished step, and gather what had
@@ -310,8 +339,7 @@ class FlatRank:
                 continue
             del live[name]
             if Buffer(name).role == "gradients":
-                for parameter in self.buffers.groups[Buffer(name).owner].group.parameters:
-                    self.model.get_parameter(parameter.fqn).grad = None
+                self._forget_gradients(Buffer(name).owner)
         for unit in self.buffers.groups:
             name = Buffer.of(unit, "unsharded")
             if with_memory.get(name) and live[name].untyped_storage().size() == 0:

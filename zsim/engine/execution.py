@@ -1,5 +1,7 @@
-"""Execution of a step: compiled or eager, attention kernels, the trainer's pauses. It changes times
-and nothing else, but for the forms of norms and loss, which the model takes on.
+"""Execution of a step: compiled or eager, attention kernels, the trainer's pauses.
+
+It changes times and nothing else, with two exceptions. The model takes on the forms of norms and
+loss, and ZeRO keeps float32 gradients.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Execution:
     "fp32". It is part of the products where "fused", as apex's kernels in Megatron do.
 
     Both of the latter keep gradients in one float32 buffer for reduction and optimizer, so none are
-    copied or cast.
+    copied or cast. With "fp32", zero1, zero2 and zero3 have it in their Program, as Megatron's
+    main_grad, and each gradient is freed when it is added. Of other strategies it changes times.
     """
     softmax: Softmax = "eager"
     """Scores of explicit attention are scaled and masked in kernels before the softmax, "eager", or

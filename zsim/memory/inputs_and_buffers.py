@@ -30,7 +30,8 @@ BUFFERS = "the module's buffers, and what its first forward left in it; counted 
 def belongings(scenario: Scenario) -> tuple[NonTorchMemory, ...]:
     """The batch, and the module's buffers where it has some; their bytes follow from shapes.
 
-    Gradients that are added up in float32 lie in a buffer of the trainer, which no strategy has.
+    Gradients that are added up in float32 lie in a buffer that zero1, zero2 and zero3 make. With
+    torch's own strategies, or fused into products, it is the trainer's.
     """
     batch, buffers = _micro_batch_nbytes(scenario), _buffer_nbytes(scenario)
     at_most = (scenario.batch.accumulation + 1) * batch
@@ -44,7 +45,10 @@ def belongings(scenario: Scenario) -> tuple[NonTorchMemory, ...]:
         )
         if nbytes
     )
-    return exact if scenario.execution.accumulation == "eager" else (*exact, _buffer_of(scenario))
+    in_program = scenario.execution.accumulation == "eager" or (
+        scenario.execution.accumulation == "fp32" and STRATEGIES[scenario.strategy].keeps_gradients
+    )
+    return exact if in_program else (*exact, _buffer_of(scenario))
 
 
 def _buffer_of(scenario: Scenario) -> NonTorchMemory:

@@ -65,6 +65,7 @@ def training(
         device=device,
         checkpointing=scenario.checkpointing,
         torch=torch,
+        gradients=scenario.gradient_dtype,
     )
 
 

@@ -103,6 +103,11 @@ def _execution(parts: Any) -> Iterator[str]:
         for key in ("norms", "loss"):
             if getattr(execution, key) != "fused":
                 yield f"execution.{key}: expected fused, {OWN_CALLS[model.family]}"
+    if execution.accumulation == "fp32" and not parts.precision.master:
+        yield (
+            'execution.accumulation: expected "eager" without precision.master, found "fp32"; the '
+            "optimizer steps two-byte parameters by gradients of their own dtype"
+        )
     if execution.loss != "fused" and parts.precision.autocast != "none":
         yield (
             "execution.loss: expected fused with precision.autocast, found composite; autocast "

@@ -27,7 +27,7 @@ from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Batch, Optimizer, Precision
+from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
 from zsim.scenario.derived_tables import in_step
@@ -260,7 +260,8 @@ class Scenario:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that depend on what is trained and how, as the tables have it,
-        and not on where or what is expected. Of `execution` the forms of norms and loss count."""
+        and not on where or what is expected. Of `execution` the forms of norms and loss count, and
+        the dtype in which gradients are added up."""
         table = {
             key: value for key, value in self._tables.items() if key not in OUTSIDE_THE_TRAINING
         }
@@ -268,6 +269,8 @@ class Scenario:
         forms = [self.execution.norms, self.execution.loss]
         if set(forms) != {"fused"}:
             text += json.dumps(forms)
+        if self.gradient_dtype != self.precision.parameters:
+            text += self.gradient_dtype
         if "huggingface" in table.get("model", {}) or isinstance(self.model, TracedModel):
             text += repr(self.model)  # the tables name only the file that says it, if any does
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -292,6 +295,12 @@ class Scenario:
             self.execution, hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
             synchronous=strategy.hooks and on_cpu,
         )
+
+    @property
+    def gradient_dtype(self) -> Dtype:
+        """The dtype in which a strategy that keeps gradients in its own buffers adds them up."""
+        wide = STRATEGIES[self.strategy].keeps_gradients and self.execution.accumulation == "fp32"
+        return "float32" if wide else self.precision.parameters
 
     @property
     def world_size(self) -> int:

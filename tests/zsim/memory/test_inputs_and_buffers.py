@@ -10,6 +10,9 @@ import pytest
 
 from tests.support.folders import PUBLISHED
 from zsim.autograd.traced.model import FAMILY, TracedModel
+from zsim.errors import ScenarioError
+from zsim.ir.ledger_replay import replay
+from zsim.ir.ops import ACCUMULATE
 from zsim.memory.fits import assess
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import waterfall
@@ -80,6 +83,37 @@ def test_a_float32_buffer_of_gradients_is_named_and_counted_besides(
     assert after.needed.high - before.needed.high == 4 * numel
     stages = {stage.name: stage.nbytes for stage in waterfall(case, after)}
     assert stages.get("gradient_buffer", 0) == lacks * numel
+
+
+@pytest.mark.parametrize(("stage", "share"), [("zero1", 1), ("zero2", 8), ("zero3", 8)])
+def test_zero_has_its_float32_gradients_in_the_program_and_none_are_assumed(
+    stage: str, share: int
+) -> None:
+    """Twice the bytes of two-byte gradients when the optimizer steps: of all gradients in ZeRO-1,
+    else of one of eight shards."""
+    model = 'family = "mlp", sizes = { dims = [16, 16], hidden = 16, num_classes = 16 }'
+    plain = scenario(model, precision="bf16", strategy=f'name = "{stage}"')
+    case = plain.with_(execution={"accumulation": "fp32"})
+    assert figures(case) == figures(plain)
+    assert case.fingerprint != plain.fingerprint
+    numel = sum(parameter.numel for parameter in case.model.parameters)
+    held = [
+        replay(planned(each).program.ranks[0])["steady"].held["gradients"]
+        for each in (plain, case)
+    ]
+    assert held == [2 * numel // share, 4 * numel // share]
+    kernels = [
+        kernel for op in planned(case).program.ranks[0].steady for kernel in op.kernels
+        if kernel.operator == ACCUMULATE
+    ]
+    assert sum(kernel.nbytes for kernel in kernels) == (2 + 8) * numel
+
+
+def test_two_byte_parameters_are_not_stepped_by_float32_gradients() -> None:
+    with pytest.raises(ScenarioError, match='execution.accumulation: expected "eager" without'):
+        scenario(MLP, precision="bf16").with_(
+            precision={"parameters": "bf16", "master": False}, execution={"accumulation": "fp32"}
+        )
 
 
 def test_a_trace_says_what_its_inputs_and_buffers_take() -> None:

@@ -271,8 +271,8 @@ TABLES: Mapping[str, Any] = {
                 "keeps the softmax and makes the gradient in it; `compile` fuses either."
             ),
             "accumulation": _key(
-                "Later gradients are added in their own dtype, in fp32, or fused into the "
-                "products as apex does; the latter two keep fp32 buffers."
+                "Later gradients are added in their own dtype, in fp32, or fused into products; "
+                "the latter two in fp32 buffers, which ZeRO's Program has."
             ),
             "softmax": _key(
                 "Explicit attention scales and masks scores in kernels apart, or fused with the "

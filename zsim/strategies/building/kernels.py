@@ -38,6 +38,7 @@ def fill_kernel(numel: int, *, dtype: str) -> Kernel:
     return Kernel("fill", 0, numel * DTYPE_NBYTES[dtype], dtype)
 
 
-def accumulate_kernel(numel: int, *, dtype: str) -> Kernel:
-    """A gradient of one parameter added to what earlier micro-batches have left of it."""
-    return replace(add_kernel(numel, of=dtype, to=dtype), operator=ACCUMULATE)
+def accumulate_kernel(numel: int, *, of: str, to: str = "") -> Kernel:
+    """A gradient of one parameter added to what earlier micro-batches have left of it, in the same
+    dtype or another."""
+    return replace(add_kernel(numel, of=of, to=to or of), operator=ACCUMULATE)

@@ -151,12 +151,14 @@ def _with_states(
 
 
 def kernels(
-    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, of: str = ""
+    numels: Sequence[int], *, optimizer: Optimizer, dtype: str, device: str, of: str = "",
+    gradients: str = "",
 ) -> tuple[Kernel, ...]:
     """Kernels of one step, with the bytes that they read and write: parameter, gradient, states.
 
-    With parameters `of` another dtype, the optimizer steps master copies. Gradients are cast to
-    `dtype` before, and parameters back after: in one call, or one for each tensor by for-loop.
+    With parameters `of` another dtype, the optimizer steps master copies. Their `gradients` ("": of
+    the parameters' dtype) are cast to `dtype` before, and parameters back after: in one call, or
+    one for each tensor by for-loop.
 
     A fused step is one pass: it reads the gradient, and reads and writes parameter and states.
     foreach and for-loop read each operand of an aten call once, and write its result once. foreach
@@ -169,7 +171,7 @@ def kernels(
         casts = (Kernel(MOVE_GRADIENT, 0, nbytes, dtype) for nbytes in moved)
         back = (Kernel("copy", 0, nbytes, of) for nbytes in moved)
         own = kernels(numels, optimizer=optimizer, dtype=dtype, device=device)
-        return (*casts, *own, *back)
+        return (*(casts if gradients != dtype else ()), *own, *back)
     size = DTYPE_NBYTES[dtype]
     num_states = len(state_names(optimizer))
     flops = {0: 4, 1: 6, 2: 14}[num_states]

@@ -28,6 +28,8 @@ class Training:
     """Blocks and operators that `modules` recompute."""
     torch: TorchVersion = NEWEST
     """The torch whose steps torch's own strategies follow."""
+    gradients: str = ""
+    """Dtype of the buffers that gradients are added into; "" for that of parameters."""
 
     @property
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:

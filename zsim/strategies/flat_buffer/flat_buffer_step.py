@@ -115,7 +115,8 @@ class FlatBufferStep:
         key = (module.fqn, *(group.fqn for group in missing))
         if key not in self._filling:
             fills = [
-                fill_kernel(group.layout.padded_numel, dtype=self.model.dtype) for group in missing
+                fill_kernel(group.layout.padded_numel, dtype=self.model.gradient_dtype)
+                for group in missing
             ]
             self._filling[key] = (*fills, *self.model.adding_kernels[module.fqn])
         return self._filling[key]
@@ -149,7 +150,7 @@ class FlatBufferStep:
             self._gradients.add(group.fqn)
             yield Alloc(
                 Buffer.of(group.fqn, "gradients"), self.gradient_kind,
-                self.model.full_nbytes(group),
+                self.model.full_nbytes(group, self.model.gradient_dtype),
             )
         tape: Sequence[TapeEvent] = module.backward.memory
         if module is self.model.training.last_of_backward:
@@ -161,9 +162,10 @@ class FlatBufferStep:
 
     def _born(self, event: ParameterGradient) -> tuple[list[Alloc], list[Free]]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added
-        and freed. Of one that is somebody else's too torch adds the original."""
+        and freed. Of one that is somebody else's too torch adds the original. Where kept gradients
+        have another dtype, a copy is the parameter's gradient until it is added."""
         fqn = event.fqn
-        if event.is_copy:
+        if event.is_copy and self.model.gradient_dtype == self.model.dtype:
             return [], []
         self._made[fqn] += 1
         number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
@@ -217,7 +219,10 @@ class FlatBufferStep:
             kernels.append(self._moved(numel, back=True))
         if not self.in_last_micro_batch:
             kernels.append(
-                fill_kernel(group.layout.padded_numel - group.layout.shard_numel, dtype=model.dtype)
+                fill_kernel(
+                    group.layout.padded_numel - group.layout.shard_numel,
+                    dtype=model.gradient_dtype,
+                )
             )
         if kernels:
             self._issue_after_reduction(group, stream, kernels, self._input_gone(group))
@@ -227,7 +232,10 @@ class FlatBufferStep:
         """Average into the gradient shard, which is made or added to, and free the whole gradient.
         """
         model, kept, shard = self.model, group.fqn in self._shards, group.layout.shard_numel
-        made = Alloc(Buffer.of(group.fqn, "gradient_shard"), "gradients", model.shard_nbytes(group))
+        made = Alloc(
+            Buffer.of(group.fqn, "gradient_shard"), "gradients",
+            model.shard_nbytes(group, model.gradient_dtype),
+        )
         self._shards.add(group.fqn)
         if not kept and not model.casts_gradients:
             self._reduce(group, "reduce_scatter", memory=(made,))
@@ -242,14 +250,14 @@ class FlatBufferStep:
             if self.over_replicas and model.casts_gradients:
                 stream = "all_reduce"
                 if kept:  # sums over replicas are in the reduce dtype too
-                    added = add_kernel(shard, of=model.dtype, to=dtype)
+                    added = add_kernel(shard, of=model.gradient_dtype, to=dtype)
                     self._issue_after_reduction(
                         group, "reduce_scatter", [added], (Free(made.buffer),)
                     )
                     kept = False
                 self._reduce_over_replicas(group)
             kernel = (
-                add_kernel(shard, of=dtype, to=model.dtype)
+                add_kernel(shard, of=dtype, to=model.gradient_dtype)
                 if kept
                 else self._moved(shard, back=True)
             )
@@ -265,7 +273,7 @@ class FlatBufferStep:
 
     def _moved(self, numel: int, *, back: bool = False) -> Kernel:
         """Gradients cast to the dtype that they are reduced in, or back."""
-        kept, reduced_in = self.model.dtype, self.model.training.precision.reduce
+        kept, reduced_in = self.model.gradient_dtype, self.model.training.precision.reduce
         source, target = (reduced_in, kept) if back else (kept, reduced_in)
         return move_gradients(numel, source=source, target=target, reduced_in=reduced_in)
 
@@ -338,7 +346,7 @@ class FlatBufferStep:
         self.step.begin("optimizer")
         kernels = optimizers.kernels(
             model.stepped, optimizer=model.training.optimizer, dtype=stepped, of=model.dtype,
-            device=model.training.device,
+            device=model.training.device, gradients=model.gradient_dtype,
         )
         waits = self._clip() if model.training.optimizer.clip_norm else self._reduced
         return self.step.issue(
@@ -349,7 +357,7 @@ class FlatBufferStep:
     def _clip(self) -> list[int]:
         """Clip this rank's shards by the norm of all of them: the norms of its own, all-reduced,
         and the total of those."""
-        model, dtype = self.model, self.model.dtype
+        model, dtype = self.model, self.model.gradient_dtype
         count, sharded = len(model.stepped), model.num_shards > 1
         norms = self.step.issue(
             "optimizer",
@@ -380,7 +388,8 @@ class FlatBufferStep:
 
     def _optimizer_memory(self, *, first: bool) -> Iterator[MemoryEvent]:
         model, optimizer = self.model, self.model.training.optimizer
-        casts = [group for group in model.trained if model.has_master]
+        widens = model.has_master and model.gradient_dtype != MASTER_DTYPE
+        casts = model.trained if widens else ()
         for group in casts:
             yield Alloc(
                 Buffer.of(group.fqn, "master_gradient"), "temporaries",

@@ -47,8 +47,13 @@ class FlatModel:
 
     @property
     def dtype(self) -> str:
-        """The dtype of parameters and kept gradients."""
+        """The dtype of parameters, and of each gradient that autograd makes."""
         return self.training.precision.parameters
+
+    @property
+    def gradient_dtype(self) -> str:
+        """The dtype of kept gradients, into which autograd's are added."""
+        return self.training.gradients or self.dtype
 
     @property
     def has_master(self) -> bool:
@@ -63,7 +68,7 @@ class FlatModel:
     @property
     def casts_gradients(self) -> bool:
         """True where gradients are reduced in another dtype than theirs."""
-        return self.training.precision.reduce != self.dtype
+        return self.training.precision.reduce != self.gradient_dtype
 
     @cached_property
     def needs(self) -> dict[str, tuple[FlatGroup, ...]]:
@@ -105,7 +110,11 @@ class FlatModel:
                 if isinstance(event, ParameterGradient):
                     made[event.fqn] += 1
                     if made[event.fqn] == self.uses[event.fqn]:
-                        added.append(accumulate_kernel(self.numels[event.fqn], dtype=self.dtype))
+                        added.append(
+                            accumulate_kernel(
+                                self.numels[event.fqn], of=self.dtype, to=self.gradient_dtype
+                            )
+                        )
             by_module[module.fqn] = (*module.backward.kernels, *added)
         return by_module
 

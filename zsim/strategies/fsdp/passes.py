@@ -190,7 +190,7 @@ class Passes(StepBuilder):
             numels = [self.gradients.nbytes[fqn] // DTYPE_NBYTES[dtype] for fqn in added]
             self.adding[key] = (
                 *module.backward.kernels,
-                *(accumulate_kernel(numel, dtype=dtype) for numel in numels),
+                *(accumulate_kernel(numel, of=dtype) for numel in numels),
             )
         return self.adding[key]
 

@@ -165,7 +165,7 @@ class ReplicatedModel:
         last: dict[str, list[Kernel]] = {}
         for fqn, module in self.last_module.items():
             numel = self.nbytes_of[fqn] // DTYPE_NBYTES[self.dtype]
-            last.setdefault(module, []).append(accumulate_kernel(numel, dtype=self.dtype))
+            last.setdefault(module, []).append(accumulate_kernel(numel, of=self.dtype))
         return {m.fqn: (*m.backward.kernels, *last.get(m.fqn, ())) for m in self.training.modules}
 
     def copying_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:

@@ -98,7 +98,7 @@ def _flat_buffers(scenario: Scenario, rank: int, states: _States) -> Held:
     stored = (shard + sum(frozen)) * (1 if stage == 3 else ranks)
     return {
         "parameters": stored * states.parameter,
-        "gradients": (whole if stage == 1 else shard) * states.parameter,
+        "gradients": (whole if stage == 1 else shard) * DTYPE_NBYTES[scenario.gradient_dtype],
         "optimizer_states": shard * states.with_master + len(trained) * states.counter,
     }
 
