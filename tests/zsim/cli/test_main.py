@@ -7,12 +7,14 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import zsim
 from tests.support.folders import ROOT
-from zsim.cli.main import main
+from zsim.cli.main import DETAILS, main
+from zsim.engine.execution import Detail
 from zsim.io.signals import Terminated
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, RunRecord
@@ -595,3 +597,28 @@ def test_one_rank_is_no_ranks(capsys, tmp_path):
         printed = capsys.readouterr().out
         assert " 1 rank" in printed or "of one rank" in printed
         assert " 1 ranks" not in printed
+
+
+def test_detail_on_the_command_line_replaces_the_scenario_s(tmp_path, capsys):
+    file, trace = "scenarios/rings/fsdp2-gpt-2-124m-8-pcie.toml", tmp_path / "rings.json"
+    assert main(["run", file, "--detail", "flows", "--json"]) == 0
+    assert "detail" not in json.loads(capsys.readouterr().out)["provenance"]
+    assert main(["run", file, "--trace", str(trace), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["provenance"]["detail"] == "steps"
+    assert any(event.get("cat") == "hop" for event in json.loads(trace.read_text())["traceEvents"])
+    assert main(["run", file]) == 0
+    assert "rings as steps        all collectives\n" in capsys.readouterr().out
+
+
+def test_detail_is_of_the_simulator_alone_and_what_is_too_large_is_refused(capsys):
+    mlp, large = "scenarios/parity/fsdp2-mlp-4.toml", "scenarios/scale/fsdp2-gpt-1024.toml"
+    assert main(["run", mlp, "--detail", "steps", "--backend", "fake"]) == 2
+    assert capsys.readouterr().err == (
+        "zsim: --detail: expected --backend sim, which simulates, found fake\n"
+    )
+    assert main(["run", large, "--detail", "steps"]) == 2
+    assert "expected at most 4,000,000 events, found 19,903,488" in capsys.readouterr().err
+
+
+def test_details_of_the_command_line_are_those_of_scenarios():
+    assert get_args(Detail) == DETAILS

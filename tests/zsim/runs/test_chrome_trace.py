@@ -16,7 +16,7 @@ from tests.support.folders import SCENARIOS
 from zsim.io.files import PlaceError
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import RunRecord
-from zsim.runs import chrome_trace
+from zsim.runs import chrome_trace, saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
@@ -191,3 +191,65 @@ def test_an_arrow_starts_at_the_rank_that_began_first():
     assert all(
         start["ts"] <= end["ts"] for start, end in zip(events["s"], events["f"], strict=True)
     )
+
+
+def rings_as_steps() -> RunRecord:
+    case = scenario.load(SCENARIOS / "rings" / "hsdp-llama-3.2-1b-2x16-roce.toml")
+    return SimBackend().run(case, options=RunOptions(hops=True))
+
+
+def test_hops_of_rings_are_threads_of_the_rank_that_sends():
+    """A thread for each ring that a rank is on, named by its next rank, with a span for each chunk.
+    """
+    run = rings_as_steps()
+    events = by_kind(run)
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"] for event in events["M"]
+        if event["name"] == "thread_name"
+    }
+    hops = [event for event in events["X"] if event["cat"] == "hop"]
+    assert len(hops) == len(run.hops) == 7040
+    assert {names[event["pid"], event["tid"]] for event in hops if event["pid"] == 7} == {
+        "dp_shard ring, to rank 8 by rail", "dp_replicate ring, to rank 23 by rail",
+    }
+    assert {names[event["pid"], event["tid"]] for event in hops if event["pid"] == 31} == {
+        "dp_shard ring, to rank 16 by rail", "dp_replicate ring, to rank 15 by rail",
+    }
+    first = min((event for event in hops if event["pid"] == 3), key=lambda event: event["ts"])
+    assert first["name"] == "all_gather root step 0"
+    assert first["args"] == {"to": 4, "lost_ns": 0}
+    assert any(event["args"]["lost_ns"] for event in hops)
+
+
+def test_hops_of_one_ring_follow_one_another_and_lie_in_their_collective():
+    run = rings_as_steps()
+    spans = {
+        rank.rank: [span for span in rank.spans if span.kind in COLLECTIVES] for rank in run.ranks
+    }
+    rows = defaultdict(list)
+    for hop in run.hops:
+        rows[hop.source, hop.group].append(hop)
+        assert any(
+            span.name == hop.name and span.start_ns <= hop.start_ns <= hop.end_ns <= span.end_ns
+            for span in spans[hop.source]
+        )
+    for hops in rows.values():
+        assert all(a.end_ns <= b.start_ns for a, b in zip(hops, hops[1:], strict=False))
+
+
+def test_only_hops_of_shown_ranks_are_drawn():
+    case = scenario.load(SCENARIOS / "rings" / "fsdp2-gpt-2-124m-8-pcie.toml")
+    run = SimBackend().run(case, options=RunOptions(ranks=(2, 5), hops=True))
+    assert {event["pid"] for event in by_kind(run)["X"]} == {2, 5}
+
+
+def test_a_run_without_a_trace_keeps_no_hops():
+    case = scenario.load(SCENARIOS / "rings" / "fsdp2-gpt-2-124m-8-pcie.toml")
+    assert SimBackend().run(case, options=RunOptions()).hops == ()
+
+
+def test_hops_are_saved_with_their_run(tmp_path):
+    case = scenario.load(SCENARIOS / "rings" / "fsdp2-gpt-2-124m-8-pcie.toml")
+    run = SimBackend().run(case, options=RunOptions(hops=True))
+    saved.save(run, tmp_path / "run.json")
+    assert saved.load(tmp_path / "run.json") == run
