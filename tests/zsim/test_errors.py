@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -25,7 +26,10 @@ ARGUMENTS = PARTS | {
 
 
 def kinds(package):
-    """Every error that the package's modules define, and ZsimError."""
+    """Every error that the package's modules define, and ZsimError.
+
+    A plugin's tests import modules anew, so classes of the same name may be left of those before.
+    """
     there = importlib.import_module(package)
     for module in pkgutil.walk_packages(there.__path__, f"{package}."):
         if not module.name.endswith("__main__"):
@@ -33,7 +37,11 @@ def kinds(package):
     classes = [ZsimError]
     for kind in classes:
         classes += kind.__subclasses__()
-    return [kind for kind in classes if kind.__module__.partition(".")[0] == package]
+    own = [kind for kind in classes if kind.__module__.partition(".")[0] == package]
+    return [
+        kind for kind in own
+        if getattr(sys.modules[kind.__module__], kind.__qualname__, kind) is kind
+    ]
 
 
 def values(error):
