@@ -36,8 +36,8 @@ ISSUE_NS = 50_000
 """Nanoseconds in which any host has issued a call; the long kernel lasts as long for each."""
 BLOCK = 4096
 """Rows and columns of the product that the long kernel is."""
-COLUMNS = 4096
-"""Length of rows that element-wise kernels work on."""
+COLUMNS, WORDS = 4096, 65_536
+"""Length of rows that element-wise kernels work on, and of those of a loss: a vocabulary."""
 
 Call = Callable[[], object]
 
@@ -192,9 +192,10 @@ def _attention_call(kernel: Kernel, clock: Clock, tensor: Callable[..., torch.Te
 
 def _plain_call(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Call:
     """A kernel that reads and writes rows of `COLUMNS`, or fewer numbers than one row has."""
-    tensors = 3 if kernel.operator == "add" else 2
+    tensors = {"add": 3, "log_softmax": 4}.get(kernel.operator, 2)
     numel = max(1, kernel.nbytes // tensors // getattr(torch, kernel.dtype).itemsize)
-    shape = (max(1, numel // COLUMNS), min(numel, COLUMNS))
+    columns = WORDS if kernel.operator == "log_softmax" else COLUMNS
+    shape = (max(1, numel // columns), min(numel, columns))
     first = tensor(*shape)
     calls: dict[str, Callable[[], Call]] = {
         "copy": lambda: partial(torch.empty_like(first).copy_, first),

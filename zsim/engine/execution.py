@@ -12,7 +12,7 @@ from typing import Literal
 from zsim.models.forms import Form, in_form
 from zsim.models.spec import ModelSpec
 
-AttentionKernels = Literal["flash2", "flash3", "triton"]
+AttentionKernels = Literal["flash2", "flash3", "triton", "cudnn"]
 
 Float8 = Literal[False, True, "delayed", "tensorwise", "rowwise", "mx"]
 Casts = Literal["fused", "eager"]

@@ -35,7 +35,7 @@ product. CUTLASS's usual tiles."""
 STREAMS = frozenset(
     {
         "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP,
-        LOSS_STEP, "norm", "scale", "adamw", "sgd",
+        LOSS_STEP, "norm", "scale", "adamw", "sgd", "log_softmax", "nll_loss",
     }
 )
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
@@ -49,10 +49,20 @@ MISALIGNED = 0.5
 """Share of the rate that misaligned products reach. Assumed: padding GPT-2's vocabulary of 50257 to
 50304 saves a quarter of a step, and the head has a third of the products."""
 
+OLD_INSTRUCTIONS = 0.62
+"""Share of the peak that Hopper reaches with the instructions of GPUs before it (arXiv 2402.13499).
+
+Its own load operands by rows of 16 bytes, so libraries take older kernels for misaligned products,
+on all newer GPUs those of Turing (pytorch issue 181718). Of Blackwell assumed."""
+HOPPER = 90
+"""Compute capability of Hopper."""
+
 COMPILED_SHARE = 0.5
 """Bytes that one fused kernel moves, as a share of those of a chain of eager element-wise kernels.
-Counted in tensors on a block of llama. A norm with its residual moves 5 of 8, SwiGLU 3 of 5, rotary
-positions 2 of 6, casts none."""
+Counted in tensors on a block of llama. A norm with its residual moves 5 of 8, SwiGLU 3 of 5, casts
+none."""
+COMPILED_ROTARY = 4 / 19
+"""The same of rotary positions: one kernel in each direction reads and writes them once."""
 
 COMPOSITE_NORM = 58 / 7
 """Bytes of a composite RMSNorm over those of one kernel, which torch.compile makes of it.
@@ -60,6 +70,9 @@ COMPOSITE_NORM = 58 / 7
 Counted on single calls in float32, in tensors of two bytes. Forward: cast 3, square 4, mean 2,
 product 4, cast 3, weight 2; one kernel moves 2. Backward: weight 6, casts 6, product 12, mean and
 square 16; one kernel moves 5."""
+
+WIDTH, BACKWARD_FLOPS = 128, 2.5
+"""Columns of the heads to which rates of attention belong, and backward's FLOPs over forward's."""
 
 SUMS_NBYTES = 8
 """Bytes for each element of a float32 sum: read and written when a gradient is added to it."""
@@ -120,17 +133,19 @@ def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
         return (of + SUMS_NBYTES) / (3 * of)
     if kernel.shape or kernel.operator in STREAMS:
         return 1.0
-    return COMPILED_SHARE if execution.compile else None
+    if not execution.compile:
+        return None
+    return COMPILED_ROTARY if kernel.operator == "rotary" else COMPILED_SHARE
 
 
 def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    alone = device.products_alone if execution.products == "alone" else 1.0
     if is_attention(kernel.operator) and device.attention and kernel.shape:
-        return _attention_s(kernel, device, execution.attention_kernels)
+        return _attention_s(kernel, device, execution.attention_kernels) * alone
     if kernel.shape and not is_attention(kernel.operator):
         dtype = multiplied_in(kernel, execution)
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
-        seconds /= float8.RECIPES[execution.recipe].rate if dtype == "float8" else 1.0
-        return seconds * device.products_alone if execution.products == "alone" else seconds
+        return seconds * alone / (float8.RECIPES[execution.recipe].rate if dtype == "float8" else 1)
     # dtypes without a rate, as integers, have none
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
 
@@ -171,7 +186,8 @@ def product_s(
     if sms == 1:
         return 2 * count * m * n * k / rate
     if is_misaligned(shape, dtype, transposed=transposed):
-        rate *= MISALIGNED
+        is_newer = device.runtime is not None and device.runtime.capability >= HOPPER
+        rate *= MISALIGNED * (OLD_INSTRUCTIONS if is_newer else 1.0)
     rows, columns, relative = _tile(shape, device)
     waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
     return waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative)
@@ -201,9 +217,12 @@ def _waves(
 def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     """Seconds of fused attention: its FLOPs, half of all where it is causal, at a rate that grows
     with the length. No rate is above the peak of its dtype."""
-    keys = kernel.shape[2]
-    backward = kernel.operator.endswith("backward")
+    keys, width = kernel.shape[2:]
+    is_backward = kernel.operator.endswith("backward")
     rates = device.attention[attention]
-    best = min(rates.rate, device.peak_flops(kernel.dtype))
-    rate = best * keys / (keys + rates.half_length) * (rates.backward if backward else 1.0)
-    return kernel.flops / (rate * device.clocks)
+    best = min(rates.rate, device.peak_flops(kernel.dtype)) * device.clocks
+    rate = best * keys / (keys + rates.half_length)
+    # as many scores have as many exponentials, in forward and in backward, whatever their width
+    forward = kernel.flops / (BACKWARD_FLOPS if is_backward else 1.0)
+    exponentials = forward * (1 / rates.narrow - 1) * max(0.0, WIDTH / width - 1)
+    return (kernel.flops / (rates.backward if is_backward else 1.0) + exponentials) / rate

@@ -50,9 +50,9 @@ def kernels_of(case: Scenario) -> list[Kernel]:
     ]
 
 
-def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_six() -> None:
+def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_nine() -> None:
     """cast and cast back apart: forward max 1, subtract 2, exp 2, sum 1, divide 2; backward
-    multiply 2."""
+    multiply 2. log_softmax reads long rows three times, and its backward gradients twice."""
     tensor = TOKENS * VOCABULARY * 4
     large = {
         form: [
@@ -62,7 +62,7 @@ def test_a_step_s_loss_moves_ten_tensors_of_logits_instead_of_six() -> None:
         for form in ("fused", "composite")
     }
     assert [k.nbytes // tensor for k in large["composite"]] == [1, 2, 2, 1, 2, 2]
-    assert sum(k.nbytes for k in large["fused"]) == 6 * tensor
+    assert [k.nbytes // tensor for k in large["fused"]] == [4, 1, 4]
     times = sum(kernel_time.kernel_ns(k, H100) - H100.kernel for k in large["composite"])
     assert times == pytest.approx(seconds_of_bytes(10 * tensor) * 1e9, abs=6)
 

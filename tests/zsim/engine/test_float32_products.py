@@ -69,6 +69,5 @@ def test_a_slowed_device_has_less_of_all_arithmetic_and_its_memory_as_before():
     for dtype in ("float32", "tf32", "bfloat16", "float16", "float8"):
         assert slowed.efficiency(dtype) == A100.efficiency(dtype) / 2
     assert slowed.attention["flash2"].rate == A100.attention["flash2"].rate // 2
-    assert slowed.exponentials == A100.exponentials // 2
     assert slowed.memory_efficiency == A100.memory_efficiency
     assert load_device("cpu-core").slowed(0.5).float32_efficiency is None

@@ -138,9 +138,44 @@ def test_eager_casts_are_kernels_of_their_own_of_both_factors_of_each_product() 
     ]
 
 
+@pytest.mark.parametrize(("kernels", "width", "length", "published"), [
+    ("flash2", 128, 1024, 260), ("flash2", 128, 8192, 333), ("flash2", 64, 2048, 262),
+    ("flash3", 128, 1024, 423), ("flash3", 128, 8192, 602), ("flash3", 64, 2048, 371),
+    ("cudnn", 128, 1024, 410), ("cudnn", 128, 8192, 529), ("cudnn", 64, 1024, 288),
+    ("cudnn", 64, 4096, 363),
+])
+def test_attention_alone_is_as_fast_as_published_on_h100(
+    kernels: str, width: int, length: int, published: float
+) -> None:
+    """The FlashAttention-3 paper's charts: causal forward, fp16, in TFLOP/s."""
+    alone = Execution(attention_kernels=kernels, products="alone")  # type: ignore[arg-type]
+    kernel = Kernel("attention", 10**13, 0, "float16", shape=(64, length, length, width))
+    assert 1e13 / kernel_ns(kernel, H100, alone) / 1e3 == pytest.approx(published, rel=0.1)
+
+
+def test_backward_loses_less_to_narrow_heads_than_forward() -> None:
+    """Exponentials as in forward, and 2.5 times the products."""
+    cudnn = Execution(attention_kernels="cudnn")
+    lost = []
+    for operator in ("attention", ATTENTION_BACKWARD):
+        times = [
+            kernel_ns(
+                Kernel(operator, 10**13, 0, "bfloat16", shape=(64, 4096, 4096, width)), H100, cudnn
+            ) - H100.kernel for width in (64, 128)
+        ]
+        lost.append(times[0] / times[1] - 1)
+    assert lost[0] == pytest.approx(1 / 0.72 - 1, rel=1e-3)
+    assert lost[1] == pytest.approx(lost[0] / 2.5 * 0.79, rel=1e-3)
+
+
+def test_cudnns_attention_is_known_where_torch_prefers_it() -> None:
+    known = {name for name in devices() if "cudnn" in load_device(name).attention}
+    assert known == {"h100-80", "h100-96", "h200-141", "gh200-96", "b200-180", "b300-288"}
+
+
 @pytest.mark.parametrize("width", [64, 192, 512])
 @pytest.mark.parametrize("operator", ["attention", ATTENTION_BACKWARD])
-def test_heads_of_all_widths_have_one_rate(width: int, operator: str) -> None:
+def test_heads_of_all_widths_have_one_rate_in_tritons_kernels(width: int, operator: str) -> None:
     kernels = [
         Kernel(operator, 10**13, 0, "bfloat16", shape=(1, 8192, 8192, columns))
         for columns in (width, 128)

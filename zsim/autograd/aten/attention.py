@@ -13,6 +13,13 @@ from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
 from zsim.models.operators import Operator
 
+ROTARY_FORWARD, ROTARY_BACKWARD = 9, 10
+"""Tensors as large as the queries that rotary positions read and write.
+
+Four products of halves move 4, in either direction. A difference and a sum move 3, both halves made
+one tensor 2. In backward a negation moves 1, the sums of both halves' gradients 3, and made one
+tensor 2."""
+
 
 def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """(left·cos − right·sin, right·cos + left·sin): four half-width products; the two tables are
@@ -50,15 +57,15 @@ def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
         parts.append(joined(minus, *pair))
         yield from (*pair, parts[-1])
     halves = tuple(part.output for part in parts)
-    yield Call(
+    yield Call(  # of all calls, in forward and in backward, the work is here
         operator="rotary",
         inputs=halves,
         output=name,
         nbytes=nbytes,
         passes=halves,
         drops=halves,
-        moved=6 * nbytes,
-        backward_moved=6 * nbytes,
+        moved=ROTARY_FORWARD * nbytes,
+        backward_moved=ROTARY_BACKWARD * nbytes,
     )
 
 
@@ -139,7 +146,7 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
     def step(
         operator: str, source: str, output: str, saves: tuple[str, ...] = (),
-        drops: tuple[str, ...] = (),
+        drops: tuple[str, ...] = (), moves: int = 2,
     ) -> Call:
         return Call(
             operator=operator,
@@ -149,15 +156,17 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             saves=saves,
             gradients=(source,),
             drops=drops,
-            moved=2 * nbytes,
-            backward_moved=3 * nbytes if operator == "softmax" else 2 * nbytes,
+            moved=moves * nbytes,
+            backward_moved=3 * nbytes if operator == "softmax" else moves * nbytes,
         )
 
     yield step(SCALE_SCORES, raw, scores, drops=(raw,))
     if op.causal:
         yield constant(f"{name}.ones", length * length)
         yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
-        yield step(MASK_SCORES, scores, masked, saves=(f"{name}.mask",), drops=(scores,))
+        yield step(  # masked_fill copies, and fills the copy
+            MASK_SCORES, scores, masked, saves=(f"{name}.mask",), drops=(scores,), moves=4
+        )
     source = masked if op.causal else scores
     if sizes.softmax_nbytes in (0, sizes.nbytes):
         yield step("softmax", source, probabilities, saves=(probabilities,))

@@ -13,6 +13,19 @@ from zsim.models.operators import COMPOSITE, Operator
 from zsim.models.training_options import DTYPE_NBYTES
 
 INDEX_NBYTES = DTYPE_NBYTES["int64"]
+SHARED_NBYTES = 48 * 2**10
+"""Bytes of a row that torch's softmax kernels keep in shared memory (SoftMax.cu asks for what a
+block has by default)."""
+
+
+def log_softmax_tensors(columns: int, sizes: Sizes) -> tuple[int, int]:
+    """Tensors as large as the logits that log_softmax reads and writes, and its backward.
+
+    A row's largest, its sum of exponentials and its result are three passes, and backward's sum of
+    gradients and result are two. On CUDA each pass reads a long row anew.
+    """
+    is_long = sizes.device == "cuda" and columns * sizes.nbytes > SHARED_NBYTES
+    return (4, 4) if is_long else (2, 3)
 
 
 def cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
@@ -22,6 +35,7 @@ def cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
         return
     logits = op.inputs[0]
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    forward, backward = log_softmax_tensors(op.out_features, sizes)
     log_softmax = f"{op.output}.log_softmax"
     yield Call(
         operator="log_softmax",
@@ -30,8 +44,8 @@ def cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
         nbytes=nbytes,
         saves=(log_softmax,),
         gradients=(logits,),
-        moved=2 * nbytes,
-        backward_moved=3 * nbytes,
+        moved=forward * nbytes,
+        backward_moved=backward * nbytes,
     )
     yield Call(
         operator="nll_loss",

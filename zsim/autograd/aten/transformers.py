@@ -14,6 +14,7 @@ from typing import Any
 
 from zsim.autograd.aten.building_blocks import clone, constant, view
 from zsim.autograd.aten.call import Call, Sizes
+from zsim.autograd.aten.losses import log_softmax_tensors
 from zsim.ir.ops import NORM_STEP
 from zsim.models.operators import Operator
 from zsim.models.training_options import DTYPE_NBYTES
@@ -328,6 +329,7 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
             moved=nbytes + wide,
             backward_moved=nbytes + wide,
         )
+    forward, backward = log_softmax_tensors(op.out_features, replace(sizes, nbytes=WIDE_NBYTES))
     padded, shifted, log_softmax = (
         f"{name}.{part}" for part in ("padded", "shifted", "log_softmax")
     )
@@ -343,8 +345,8 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
         nbytes=wide,
         saves=(log_softmax,),
         gradients=(source,),
-        moved=2 * wide,
-        backward_moved=3 * wide,
+        moved=forward * wide,
+        backward_moved=backward * wide,
     )
     yield Call(
         operator="nll_loss",

@@ -176,7 +176,7 @@ def scaled(device: Device, factors: Mapping[str, float], *, peaks: Device) -> De
     whole = {
         "device.matmul_efficiency": peaks.products_alone,
         "device.float32_efficiency": peaks.products_alone,
-        f"device.attention.{ATTENTION}.rate": peaks.bfloat16,
+        f"device.attention.{ATTENTION}.rate": peaks.bfloat16 * peaks.products_alone,
     }
     new = {
         key: min(whole.get(key, 1.0), number(device, key) * factor)

@@ -261,7 +261,10 @@ TABLES: Mapping[str, Any] = {
                 "Products of float32 factors on CUDA: ieee, or tf32 as "
                 "torch.backends.cuda.matmul.fp32_precision allows."
             ),
-            "attention_kernels": _key("The generation of attention kernels on CUDA."),
+            "attention_kernels": _key(
+                "The kernels of fused attention on CUDA: FlashAttention 2 or 3, Triton's, or "
+                "cuDNN's, which torch 2.11 took on Hopper."
+            ),
             "norms": _key(
                 "RMSNorms are torch's, or composite of single calls, as LlamaRMSNorm and torch "
                 "before 2.9; `compile` fuses either."

@@ -73,7 +73,7 @@ MAY_BE_NONE = (
     *("float8", "tf32", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
 )
-SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "interference", "straggler")
+SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "narrow", "interference", "straggler")
 TOP = (
     "description", "kind", "device", "collectives", "devices_per_node", "nics_per_node", "links",
     "host", "overheads",
@@ -282,7 +282,10 @@ def _require_device(check: _Checked, value: object) -> None:
     for kind in attention:
         check.constants(
             f"device.attention.{kind}", attention[kind],
-            [field.name for field in fields(AttentionRate)],
+            [
+                field.name for field in fields(AttentionRate)
+                if field.default is MISSING or field.name in attention[kind]
+            ],
         )
 
 
