@@ -60,7 +60,7 @@ def held_gradients(case: LintCase) -> Iterator[LintFinding]:
 
 
 def idle_prefetch(case: LintCase) -> Iterator[LintFinding]:
-    """Prefetch that is asked for and makes the step no faster."""
+    """Prefetch that is asked for and makes the step hardly faster."""
     options = case.scenario.options
     defaults = {field.name: field.default for field in fields(options)}
     deeper = [
@@ -77,7 +77,8 @@ def idle_prefetch(case: LintCase) -> Iterator[LintFinding]:
             continue
         yield compared(
             case, other,
-            fact=f"{name} = {shown(getattr(options, name))} makes the step no faster",
+            fact=f"{name} = {shown(getattr(options, name))} makes the step less than "
+                 f"{100 * NO_FASTER:g} % faster",
             remedy="leave it out; `zsim show --time` says what would hide communication",
         )
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from zsim.cluster.collectives import LIBRARIES, ring
-from zsim.cluster.ring_hops import Hop
 from zsim.engine.ring_steps.step_times import step_times
 from zsim.engine.timeline import RingCosts
+
+if TYPE_CHECKING:
+    from zsim.cluster.ring_hops import Hop  # networkx takes 60 ms, which few steps need
 
 MOST_SLICES = 512
 """Most slices of a broadcast that are cut anew. With so many the fill of a chain of 16 ranks takes
