@@ -29,6 +29,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/zsim/strategies/test_strategy_fsdp2.py",
         "tests/zsim/testing/test_exceptions_of_laws.py", "tests/zsim/strategies/test_edges.py",
     ),
+    "flat parameters": (
+        "tests/zsim/strategies/test_strategy_fsdp1.py", "tests/zsim/strategies/test_edges.py",
+    ),
     "optimizers": ("tests/zsim/strategies/test_optimizers.py",),
     "collectives": ("tests/zsim/cluster/test_collectives.py",),
     "clusters": ("tests/zsim/cluster/test_cluster.py",),
@@ -52,6 +55,10 @@ ZERO1, ZERO3 = "zsim/strategies/zero1.py", "zsim/strategies/zero3.py"
 GROUP, UNSHARD, REDUCE, HOOKS = (
     f"zsim/strategies/fully_shard/{name}.py"
     for name in ("param_group", "unshard", "reduce", "fully_shard_step")
+)
+FLAT_PARAMETER, FSDP1_STEP, FSDP1_HOOKS = (
+    f"zsim/strategies/flat_parameter/{name}.py"
+    for name in ("flat_parameter", "flat_parameter_step", "hooks")
 )
 OPTIMIZERS, BUCKETS = (
     "zsim/strategies/building/optimizers.py", "zsim/strategies/replicated/buckets.py",
@@ -413,6 +420,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("                if self.flows:\n" "                    self._share_soon()\n", ""),
     ),
     *_of(
+        FLAT_PARAMETER, "flat parameters",
+        ('        ("", 0, num_shards if aligned else 1),\n', '        ("", 0, 1),\n'),
+        ("any(parameter.requires_grad for parameter in unit.parameters)",
+         "all(parameter.requires_grad for parameter in unit.parameters)"),
+    ),
+    *_of(
+        FSDP1_STEP, "flat parameters",
+        ('                group="dp_replicate",\n'
+         "                nbytes=self.nbytes(flat.shard, dtype),\n",
+         '                group="dp_replicate",\n'
+         "                nbytes=self.nbytes(flat.padded, dtype),\n"),
+        ("len(self.frees) >= MAX_PENDING_FREES", "len(self.frees) > MAX_PENDING_FREES"),
+    ),
+    *_of(
+        FSDP1_HOOKS, "flat parameters",
+        ("        if not flat.post_forward_index:\n",
+         "        if flat.post_forward_index is None:\n"),
+        ("free=self.frees and flat.fqn != ROOT", "free=self.frees"),
+    ),
+    *_of(
         REAL_RING, "real ring",
         ("            mine = chunks[(self.rank - step - 1) % self.size]\n",
          "            mine = chunks[(self.rank - step) % self.size]\n"),
@@ -440,7 +467,5 @@ SURVIVORS: dict[tuple[str, str, str], str] = {
     (SIMULATE, "        if len(collective.arrived) < communicator.members:\n"
      "            return\n", ""):
         "a shortcut: the loop behind it asks the same of the next collective",
-    (REAL_SHARDS, "        write_back(self.settings, targets, self._tensors)\n", ""):
-        "a defect: its suite steps float32 in place; tests/zreal/own has master copies, not tried",
 }
 """Reasons for which a defect survives its suite."""

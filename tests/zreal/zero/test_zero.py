@@ -97,6 +97,13 @@ def test_an_evaluation_between_steps_sees_the_whole_module_and_schedules_hold() 
 
 
 @pytest.mark.gloo
+@pytest.mark.parametrize("stage", one_in(3, [1, 2, 3]))
+def test_parameters_of_two_bytes_are_what_stepped_copies_of_four_are(stage: int) -> None:
+    """Exact, as two gradients have one sum in any order."""
+    assert on_ranks("master_copies", stage=stage) == [[], []]
+
+
+@pytest.mark.gloo
 def test_ranks_that_start_from_other_values_are_refused() -> None:
     messages = on_ranks("refused")
     assert messages[0] == messages[1]

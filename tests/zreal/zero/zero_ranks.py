@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable
@@ -216,6 +217,49 @@ def _differences(
     return [
         *([f"step {step}: issued {issued}, recorded {recorded}"] if issued != recorded else []),
         *([f"step {step}: memory {predicted}, {measured}"] if predicted != measured else []),
+    ]
+
+
+def master_copies(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Any, keep: Any
+) -> list[str]:
+    """Five steps of a module of two bytes in stage `stage`, beside the same of one process with
+    float32 copies. Returns the parameters that did not move, or not as the reference's."""
+    joined(rank, world_size, port)
+    torch.manual_seed(0)
+    own, model = MODULES["perceptron"], Perceptron().bfloat16()
+    whole = copy.deepcopy(model)
+    exact = {name: nn.Parameter(p.detach().float()) for name, p in whole.named_parameters()}
+    initial = {name: p.detach().clone() for name, p in whole.named_parameters()}
+    optimizer = OPTIMIZERS["sgd"](exact.values())
+    zero = zreal.ZeRO(
+        model, OPTIMIZERS["sgd"](model.parameters()), stage=arguments["stage"],
+        loss=own.traced_loss,
+    )
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        batches = [
+            (x.bfloat16(), y) for x, y in (own.batch(generator) for _ in range(world_size))
+        ]
+        own.loss(model, batches[rank]).backward()
+        zero.step()
+        zero.zero_grad()
+        gradients = [
+            torch.autograd.grad(own.loss(whole, batch), whole.parameters()) for batch in batches
+        ]
+        for stepped, *of_ranks in zip(exact.values(), *gradients, strict=True):
+            total = torch.stack([gradient.float() for gradient in of_ranks]).sum(0)
+            stepped.grad = (total / world_size).bfloat16().float()  # reduced in float32, and cast
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for name, parameter in whole.named_parameters():
+                parameter.copy_(exact[name])
+    full = zero.full_state_dict()
+    dist.destroy_process_group()
+    return [
+        name for name, parameter in exact.items()
+        if torch.equal(parameter, initial[name].float()) or not torch.equal(full[name], parameter)
     ]
 
 

@@ -18,6 +18,7 @@ from zsim.scenario.scenario import parse
 from zsim.strategies import fsdp1
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import flat_parameters, stepped
+from zsim.strategies.flat_parameter.hooks import Order
 from zsim.strategies.fsdp.gradient_division import division
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
@@ -70,6 +71,14 @@ def test_over_replicas_each_shard_is_all_reduced_after_its_reduce_scatter() -> N
         pair for unit in ["blocks.2", "blocks.1", "blocks.0", "root"]
         for pair in (("reduce_scatter", unit, "dp_shard"), ("all_reduce", unit, "dp_replicate"))
     ]
+
+
+def test_replicas_all_reduce_a_shard_and_not_the_whole() -> None:
+    ops = [op for op in steady(plan(ranks=4, replicas=2)) if op.kind in COLLECTIVES]
+    scattered = {op.unit: op.nbytes for op in ops if op.kind == "reduce_scatter"}
+    shared = {op.unit: op.nbytes for op in ops if op.kind == "all_reduce"}
+
+    assert shared == {unit: nbytes // 4 for unit, nbytes in scattered.items()}
 
 
 def test_the_host_waits_only_with_the_limiter_and_for_frees_on_the_compute_stream() -> None:
@@ -176,6 +185,27 @@ def test_a_frozen_unit_is_never_reduced_and_one_before_all_trained_has_no_backwa
         *[("all_gather", unit) for unit in ["root", *BLOCKS, "blocks.2", "blocks.1"]],
         *[("reduce_scatter", unit) for unit in ["blocks.1", "root"]],
     ]
+
+
+def test_a_unit_of_which_a_part_is_frozen_is_reduced() -> None:
+    text = TEXT.replace(" }\nprecision", (
+        ', use_orig_params = true }\nfrozen = ["blocks.1.*.bias"]\nprecision'
+    ))
+    reduced = [op.unit for op in of_text(text) if op.kind == "reduce_scatter"]
+
+    assert reduced == ["blocks.2", "blocks.1", "blocks.0", "root"]
+
+
+def test_a_unit_that_ran_first_and_once_more_is_placed_by_its_second_forward() -> None:
+    """torch takes the place 0 for none (_exec_order_utils.py, record_post_forward)."""
+    flats = flat_parameters(small_model(), num_shards=2, dtype="bfloat16", aligned=False)
+    first, other, order = flats["blocks.0"], flats["blocks.1"], Order()
+    for flat in (first, other, first, other):
+        order.end(flat)
+        flat.awaits_backward = True
+
+    assert order.before(first) is other
+    assert order.before(other) is first
 
 
 def test_an_unused_unit_is_cut_and_nothing_else() -> None:

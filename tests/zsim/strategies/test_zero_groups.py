@@ -229,3 +229,14 @@ def test_shards_in_a_node_cost_memory_and_save_time_where_the_network_is_slow() 
     assert 0.80 < step_time(in_nodes).ns / step_time(wide).ns < 0.87  # a sixth
     back = dict(changes(over_all))["dp_shard = 8: shard over a node"]
     assert back.mesh == case.mesh
+
+
+@pytest.mark.parametrize("precision", [("fp32", "fp32"), ("bf16", "fp32")])
+@pytest.mark.parametrize("form", FORMS[:2], ids=str)
+def test_groups_of_one_reduce_nothing_in_the_first_micro_batch(
+    form: dict[str, Any], precision: tuple[str, str]
+) -> None:
+    for replicas in (1, 2):
+        ops = steady(scenario(form, replicas, 1, accumulation=2, precision=precision))
+        streams = {op.stream for op in ops if op.micro_batch == 0 or replicas == 1}
+        assert streams <= {"compute", "host"}, replicas
