@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -214,6 +215,36 @@ class Averaging(nn.Module):
         return result
 
 
+class Quiet(Averaging):
+    """The same with a context in which nothing is averaged, and in it a defect of `kind`."""
+
+    def __init__(self, module: nn.Module, kind: str) -> None:
+        super().__init__(module)
+        self.kind, self.quiet = kind, False
+        if kind == "new gradient alone":
+            for parameter in module.parameters():
+                parameter.register_hook(self._averaged)
+
+    def _averaged(self, gradient: Tensor) -> Tensor:
+        if not self.quiet:
+            dist.all_reduce(gradient := gradient.clone())
+            gradient /= dist.get_world_size()
+        return gradient
+
+    def _average(self, parameter: Tensor) -> None:
+        if self.quiet and self.kind == "dropped":
+            parameter.grad = None
+        elif not self.quiet and self.kind != "new gradient alone":
+            super()._average(parameter)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context in which nothing is averaged, as DDP's."""
+        self.quiet = True
+        yield
+        self.quiet = False
+
+
 WRAPPERS: dict[str, Callable[[Uneven, Rank], nn.Module]] = {
     "fully_shard": sharded,
     "DDP": lambda module, _: DistributedDataParallel(module),
@@ -221,6 +252,9 @@ WRAPPERS: dict[str, Callable[[Uneven, Rank], nn.Module]] = {
         module, use_orig_params=True, device_id=torch.device("cpu")
     ),
     "own": lambda module, _: Averaging(module),
+    "own, no_sync": lambda module, _: Quiet(module, ""),
+    "own, dropped": lambda module, _: Quiet(module, "dropped"),
+    "own, new gradient alone": lambda module, _: Quiet(module, "new gradient alone"),
     "own, unnamed": lambda module, _: Averaging(module),
     "bfloat16": halved,
     "undivided": undivided,
@@ -228,6 +262,10 @@ WRAPPERS: dict[str, Callable[[Uneven, Rank], nn.Module]] = {
     "a bias left out": left_out,
     "other values": other_values,
 }
+
+
+NAMED = [name for name in WRAPPERS if name.startswith("own") and name != "own, unnamed"]
+"""Wrappers of a user who says where the parameters are."""
 
 
 class Masked(nn.Module):
@@ -275,7 +313,7 @@ def module(name: str, rank: Rank) -> int:
     return check_module(
         wrapped, plain, batch=lambda rank, step: torch.randn(4, 3),
         loss=lambda output: output.float().square().mean(),
-        **({"whole": lambda own: dict(own.inner.named_parameters())} if name == "own" else {}),
+        **({"whole": lambda own: dict(own.inner.named_parameters())} if name in NAMED else {}),
     )
 
 

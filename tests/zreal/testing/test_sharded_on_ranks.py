@@ -96,7 +96,7 @@ def test_a_law_finds_optimizers_that_break_it(rank_pool: Pool, name: str, error:
     assert error in str(failed.value)
 
 
-@pytest.mark.parametrize("name", ["fully_shard", "DDP", "FSDP", "own"])
+@pytest.mark.parametrize("name", ["fully_shard", "DDP", "FSDP", "own", "own, no_sync"])
 def test_wrapped_modules_train_as_one_process(rank_pool: Pool, name: str) -> None:
     assert rank_pool(3).run(sharded_ranks.module, name) == [6] * 3
 
@@ -125,6 +125,15 @@ def test_wrapped_modules_train_as_one_process(rank_pool: Pool, name: str) -> Non
         "own, unnamed",
         "parameters_start_as_the_modules: expected it to hold, found layers.1.bias of shape 1 over "
         "3 ranks: ranks 0-2: it is missing",
+    ),
+    (
+        "own, dropped",
+        "micro_batches_without_sync_add_up: expected it to hold, found layers.1.bias of shape 1 "
+        "over 3 ranks: ranks 0-2: ",
+    ),
+    (
+        "own, new gradient alone",
+        "ranks_hold_the_same: expected it to hold, found layers.1.bias of shape 1 over 3 ranks: ",
     ),
     (
         "bfloat16",

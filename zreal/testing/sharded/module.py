@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,10 @@ ROUNDED_OTHERWISE = 1e-3
 OUTPUTS = 1e-5
 """Share of the largest output that outputs may be apart, where kernels add in another order."""
 
+MICRO_BATCHES = 3
+"""Micro-batches of a step, of which the last one reduces gradients."""
+
+NoSync = Callable[[nn.Module], AbstractContextManager[Any]]
 Whole = Callable[[nn.Module], dict[str, Tensor]]
 Optimizers = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -44,6 +49,23 @@ def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
+def without_sync(module: nn.Module) -> NoSync | None:
+    """The context in which a backward of `module` reduces nothing, as DDP, FSDP and fully_shard
+    have it; None for another wrapper."""
+    if callable(getattr(module, "no_sync", None)):
+        return lambda wrapped: cast(Any, wrapped).no_sync()
+    return _no_gradient_sync if hasattr(module, "set_requires_gradient_sync") else None
+
+
+@contextmanager
+def _no_gradient_sync(module: Any) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
 def check_module(
     wrapped: nn.Module,
     plain: nn.Module,
@@ -53,6 +75,7 @@ def check_module(
     optimizer: Optimizers = momentum,
     steps: int = 3,
     whole: Whole = whole_parameters,
+    no_sync: NoSync | None = None,
     tolerance: float = ROUNDED_OTHERWISE,
     outputs: float = OUTPUTS,
     group: Group = None,
@@ -63,7 +86,9 @@ def check_module(
     `plain` has the values that `wrapped` had when it was wrapped; both are trained. `batch(rank,
     step)` gives a rank's inputs, one tensor or a tuple; the kit seeds what it draws. `loss` makes a
     number of the output, which else is one. `whole` gives the whole parameters of a wrapper of your
-    own. Buffers are not compared, since each rank has its own.
+    own, and `no_sync` the context in which it reduces no gradients. Where there is one, as of DDP,
+    FSDP and fully_shard, a step of three micro-batches is checked too, of which the last reduces.
+    Buffers are not compared, since each rank has its own.
 
     ArgumentError for batches that are the same on all ranks, and for a loss that moves nothing: no
     wrapper could fail them.
@@ -79,6 +104,8 @@ def check_module(
     training.require_same_start()
     training.require_own_batches()
     training.train(first, 1, "gradients_are_the_mean_of_ranks")
+    if quiet := no_sync or without_sync(wrapped):
+        training.train(first, 1, "micro_batches_without_sync_add_up", no_sync=quiet)
     training.train(further, steps, "steps_are_those_of_one_process")
     return len(training.start)
 
@@ -123,23 +150,21 @@ class _Training:
             )
 
     def train(
-        self, optimizers: tuple[torch.optim.Optimizer, ...], steps: int, law: str
+        self, optimizers: tuple[torch.optim.Optimizer, ...], steps: int, law: str, *,
+        no_sync: NoSync | None = None,
     ) -> None:
-        """Train both, and require `law` of the whole parameters after each step."""
+        """Train both, and require `law` of the whole parameters after each step; with `no_sync` a
+        step has several micro-batches."""
         before = {name: each.detach().clone() for name, each in self.plain.named_parameters()}
         for number in range(1, steps + 1):
-            output = self.wrapped(*self.inputs(self.rank))
-            for rank in range(self.world):
-                expected = self.plain(*self.inputs(rank))
-                if rank == self.rank:
-                    far = _far(_tensors(output), _tensors(expected), self.outputs)
-                (self.loss(expected) / self.world).backward()
-            require("outputs_are_the_modules", far, group=self.group)
-            self.loss(output).backward()
+            for _ in range(MICRO_BATCHES - 1) if no_sync else ():
+                assert no_sync is not None
+                with no_sync(self.wrapped):
+                    self._backward()
+            self._backward()
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            self.step += 1
             if all(map(torch.equal, before.values(), self._plain_values())):
                 raise ArgumentError(
                     where="loss", expected="a loss that moves a parameter",
@@ -149,6 +174,18 @@ class _Training:
             values = self.whole(self.wrapped)
             require("ranks_hold_the_same", self._other_than_rank_0(values, when), group=self.group)
             require(law, self._off_the_way(values, before, when), group=self.group)
+
+    def _backward(self) -> None:
+        """A micro-batch of both, whose outputs must be alike."""
+        output = self.wrapped(*self.inputs(self.rank))
+        for rank in range(self.world):
+            expected = self.plain(*self.inputs(rank))
+            if rank == self.rank:
+                far = _far(_tensors(output), _tensors(expected), self.outputs)
+            (self.loss(expected) / self.world).backward()
+        require("outputs_are_the_modules", far, group=self.group)
+        self.loss(output).backward()
+        self.step += 1
 
     def _plain_values(self) -> list[Tensor]:
         return [each.detach() for each in self.plain.parameters()]
