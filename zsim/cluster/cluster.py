@@ -276,10 +276,12 @@ class ClusterSpec:
         )
 
     def nics_of(self, rank: int) -> range:
-        """The NICs of its node that are next to `rank`'s device: its even part of them, or the one
+        """The NICs of its node next to `rank`'s device: its part, as even as can be, or the one
         that it shares."""
-        first = rank % self.devices_per_node * self.nics_per_node // self.devices_per_node
-        return range(first, first + max(1, self.nics_per_node // self.devices_per_node))
+        nics, size, index = self.nics_per_node, self.devices_per_node, rank % self.devices_per_node
+        if nics < size:
+            return range(index * nics // size, index * nics // size + 1)
+        return range(-(-index * nics // size), -(-(index + 1) * nics // size))
 
     def is_cut(self, ranks: tuple[int, ...]) -> bool:
         """True where a ring over `ranks` needs a link that is lost."""

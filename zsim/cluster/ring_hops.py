@@ -3,8 +3,9 @@ ring takes.
 
 A hop inside a node goes from device to device over the fabric. A hop between nodes goes over every
 NIC of the node's members at once, with an equal part of each chunk over each. For NCCL lays a ring
-through each NIC, and each of these leaves the node at another member. Bandwidths are those of
-`ClusterSpec.path`, so that the narrowest hop is as wide as the ring. This module knows no time.
+through each NIC, and each of these leaves the node at another member. It enters the next node on
+the same rail, from where it may go on over the fabric. Bandwidths are those of `ClusterSpec.path`,
+so that the narrowest hop is as wide as the ring. This module knows no time.
 """
 
 from __future__ import annotations

@@ -73,3 +73,21 @@ def test_a_slow_link_narrows_the_hops_into_its_node_and_out_of_it(node):
     narrow = {hop.source for hop in ring if hop.bytes_per_s == 8 * 10**9}
     assert narrow == {(8 * node - 1) % 24, 8 * node + 7}
     assert {hop.narrowest for hop in ring if hop.source in narrow} == {"rail"}
+
+
+@pytest.mark.parametrize(("devices", "nics"), [(8, 8), (8, 12), (4, 9), (7, 16), (8, 3), (5, 4)])
+def test_the_nics_of_a_rank_are_those_behind_its_pcie_switch(devices, nics):
+    """Every NIC is next to some device, also where they do not divide among devices evenly."""
+    cluster = replace(
+        load_cluster("dgx-h100", nodes=2),
+        devices_per_node=devices,
+        nics_per_node=nics,
+        num_ranks=2 * devices,
+    )
+    whole = graph(cluster)
+    for rank in range(devices):
+        (switch,) = [name for name in whole[f"node0.gpu{rank}"] if "pcie" in name]
+        near = {name for name in whole[switch] if "nic" in name}
+        assert near == {f"node0.nic{nic}" for nic in cluster.nics_of(rank)}
+    everyone = {nic for rank in range(devices) for nic in cluster.nics_of(rank)}
+    assert everyone == set(range(nics))

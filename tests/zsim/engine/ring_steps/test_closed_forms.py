@@ -69,6 +69,15 @@ def test_so_does_any_ring_with_a_slow_link(preset, kind, size, nbytes, data):
     assert as_steps(program, costs).step_time_ns == as_flows(program, costs).step_time_ns
 
 
+@pytest.mark.parametrize("nics", [1, 3, 4, 5, 9, 12, 24])
+@pytest.mark.parametrize("group", ["dp_shard", "dp_replicate", "world"])
+def test_so_do_rings_over_any_number_of_nics_for_each_node(nics, group):
+    cluster = replace(load_cluster("dgx-h100", nodes=3), nics_per_node=nics)
+    costs, mesh = Costs(cluster), Mesh(dp_replicate=3, dp_shard=8)
+    program = alike(mesh, op("reduce_scatter", 10**7, group=group))
+    assert as_steps(program, costs).step_time_ns == as_flows(program, costs).step_time_ns
+
+
 @pytest.mark.parametrize("size", [8, 16, 64])
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_all_ranks_of_full_nodes_end_at_once(kind, size):

@@ -79,6 +79,12 @@ def test_runs_of_steps_obey_the_laws_of_runs(scenario):
     assert check_laws(zsim.simulate(scenario), simulating=False) > 5
 
 
+def test_all_laws_can_be_asked_of_a_run_of_steps():
+    """Ranks are never folded there."""
+    case = zsim.load(SCENARIOS / "parity" / "hsdp-gpt-2x2.toml").with_(execution=STEPS)
+    assert check_laws(zsim.simulate(case)) > 20
+
+
 FAULTS = [
     {"kind": "skipped_collective", "rank": 2, "at": "all_gather blocks.0"},
     {"kind": "skipped_collective", "rank": 0, "at": "reduce_scatter blocks.1"},
