@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 import simpy
@@ -279,7 +280,7 @@ class _Engine:
         if prepared.rings is not None:
             self.rings = prepared.rings.at_work(
                 self.clock.environment, records=self.hops,
-                run_alone=lambda key, alone, end: self._run_alone(communicators[key], alone, end),
+                run_alone=partial(_run_alone, communicators, self.links, self.clock),
             )
 
     def run(self) -> Timeline:
@@ -380,15 +381,6 @@ class _Engine:
         else:
             self.links.begin(communicator.usage, alone, end)
 
-    def _run_alone(
-        self, communicator: _Communicator, alone: int, end: Callable[[], None]
-    ) -> None:
-        """Run from now on what takes `alone` with its links to itself, and call `end`."""
-        if communicator.usage:
-            self.links.begin(communicator.usage, alone, end)
-        else:
-            self.clock.after(alone, end)
-
     def _join(
         self, rings: RingsAtWork, communicator: _Communicator, collective: _Collective,
         rank: _Rank, arrival: Arrival,
@@ -432,6 +424,17 @@ class _Engine:
         rank.starts[index], rank.ends[index] = begin, end
         segment = rank.frontier.get(arrival.stream)
         self._advance(rank, segment or rank.schedule.resume(rank.frontier, arrival.stream))
+
+
+def _run_alone(
+    communicators: Mapping[_Key, _Communicator], links: SharedLinks, clock: _Clock, key: _Key,
+    alone: int, end: Callable[[], None],
+) -> None:
+    """Run from now on what takes `alone` with its links to itself, and call `end`."""
+    if usage := communicators[key].usage:
+        links.begin(usage, alone, end)
+    else:
+        clock.after(alone, end)
 
 
 _Issued = dict[tuple[int, ...], list[int]]
