@@ -230,7 +230,8 @@ broadcasts = 0
         verdict="TIGHT", needed_bytes=33, low_bytes=32, high_bytes=35, capacity_bytes=34
     )
     verdicts = zsim.Run(record=run, scenario=wanted, device_memory=needs).expectations
-    assert {verdict.name for verdict in verdicts} == set(FIGURES)
+    of_faults = {"ends", "at_fault"}  # test_scenario_items.py has them
+    assert {verdict.name for verdict in verdicts} == set(FIGURES) - of_faults
     assert [verdict for verdict in verdicts if verdict.ok is not True] == []
 
 
