@@ -344,7 +344,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("return self.host_memory_bandwidth // min(self.devices_per_node, self.num_ranks)",
          "return self.host_memory_bandwidth // self.devices_per_node"),
         ("narrowest = min(self.nic_rates(ranks)", "narrowest = max(self.nic_rates(ranks)"),
-        ("widest = min(narrowest, self.links.fabric.bandwidth) if fullest > 1 else narrowest",
+        ("widest = min(narrowest, self.links.fabric.bandwidth) if needs_fabric else narrowest",
          "widest = narrowest"),
         ("inside, outside = self.hop_ns\n", "outside, inside = self.hop_ns\n"),
     ),

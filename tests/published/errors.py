@@ -11,7 +11,8 @@ from statistics import mean, median
 
 from tests.published import steps_left_out
 from tests.published.convert import TABLES
-from tests.published.nccl_left_out import predict_left_out
+from tests.published.nccl_fit import source_of
+from tests.published.nccl_left_out import LeftOut, predict_left_out
 from zsim.calibration import collectives
 from zsim.calibration.accuracy import Predicted, Size, percentile, predictions, size_of
 from zsim.calibration.collectives import Prediction
@@ -30,6 +31,7 @@ SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "smal
 LEFT_OUT = {"mpt_llm_foundry.csv": "5.9, 10.7"}
 """Errors of rows whose whole generation of GPUs was left out; they take minutes and are recorded.
 Command: `python -m tests.published.errors left-out`, which leaves out model sizes too."""
+LEFT_OUT_BY: tuple[LeftOut, ...] = ("source", "generation")
 FITTED_IN_PART = {
     "fms_fsdp.csv": "never fitted, but its norms seen", SLOW: "its host and pauses are fitted",
     "torchtitan.csv": "never fitted, but its power seen",
@@ -106,16 +108,31 @@ def of_collectives(size: Size) -> Line:
 
 
 def by_collective() -> Iterator[str]:
-    """The lines of the table by collective and size: median and 95th percentile, fitted and left
-    out."""
+    """The lines of the table by collective and size: median and 95th percentile, fitted, and
+    without the row's source or its generation."""
     members: dict[tuple[str, Size], list[Collective]] = {}
     for row in measured_collectives():
         members.setdefault((row.op, size_of(row.nbytes)), []).append(row)
     for (op, size), rows in sorted(members.items()):
         fitted = figures(error(row, collectives.predict(row)) for row in rows)
-        unseen = figures(error(row, predict_left_out(row)) for row in rows)
-        shares = (f"{_percent(each[0])}, {_percent(each[2])}" for each in (fitted, unseen))
+        unseen = [
+            figures(error(row, predict_left_out(row, what)) for row in rows) for what in LEFT_OUT_BY
+        ]
+        shares = (f"{_percent(each[0])}, {_percent(each[2])}" for each in (fitted, *unseen))
         yield f"| {op} | {size} | {len(rows)} | {' | '.join(shares)} |"
+
+
+def widths() -> Iterator[str]:
+    """The lines of the table of bands by source. Each has the 90th percentile of rows' distances to
+    their predictions, in units of that to the end of the band."""
+    shares: dict[str, list[float]] = {}
+    for row in measured_collectives():
+        answer, microseconds = collectives.predict(row), 1e6 * row.seconds
+        end = answer.high if microseconds > answer.microseconds else answer.low
+        share = (microseconds - answer.microseconds) / (end - answer.microseconds)
+        shares.setdefault(source_of(row), []).append(share)
+    for source, members in sorted(shares.items()):
+        yield f"| {source} | {len(members)} | {percentile(members, 90):.2f} |"
 
 
 def lines(*, slow: bool) -> list[str]:
@@ -139,5 +156,7 @@ if __name__ == "__main__":
     if "left-out" in sys.argv:
         printed = [*left_out()]
     else:
-        printed = [*by_collective()] if "by-collective" in sys.argv else lines(slow=True)
+        tables = {"by-collective": by_collective, "widths": widths}
+        asked = next((tables[name] for name in sys.argv[1:] if name in tables), None)
+        printed = [*asked()] if asked else lines(slow=True)
     sys.stdout.write("\n".join(printed) + "\n")

@@ -17,10 +17,17 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, linear_regression, mean, median, quantiles
 from typing import Literal
 
-from zsim.calibration import collectives, memory_pressure
+from zsim.calibration import collectives, impossible, memory_pressure
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import Collective, MeasurementError, Skipped, Step, middle
-from zsim.cluster.collectives.nccl.curves import LARGE, MIDDLE
+from zsim.calibration.data.records import (
+    Collective,
+    Impossible,
+    MeasurementError,
+    Skipped,
+    Step,
+    middle,
+)
+from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE
 from zsim.engine.costs import Costs
 from zsim.engine.error_bands import step_shares
 from zsim.engine.simulate_step import simulate_step
@@ -119,6 +126,8 @@ class Accuracy:
     pairs: tuple[Pairs, ...]
     by_hidden: Slope | None
     skipped: tuple[Skipped, ...]
+    impossible: tuple[Impossible, ...] = ()
+    """Rows that no link could carry, which are in nothing else."""
 
 
 def accuracy(
@@ -134,6 +143,7 @@ def accuracy(
     """
     listed = measurements.files(folder)
     rows: list[Predicted] = []
+    no_rows: list[Impossible] = []
     skipped: list[Skipped] = list(listed.skipped)
     used: dict[bytes, str] = {}
     for path, name in listed.files:
@@ -152,16 +162,21 @@ def accuracy(
             read = read if first == name else [measurements.copy_of(first, name=name)]
         for answers in _answers(read, name=name, say=say):
             for answer in answers:
-                (skipped if isinstance(answer, Skipped) else rows).append(answer)  # type: ignore[arg-type]
+                if isinstance(answer, Predicted):
+                    rows.append(answer)
+                elif isinstance(answer, Impossible):
+                    no_rows.append(answer)
+                else:
+                    skipped.append(answer)
     return Accuracy(
         rows=tuple(rows), groups=tuple(groups(rows)), pairs=tuple(pairs(rows)),
-        by_hidden=by_hidden(rows), skipped=tuple(skipped),
+        by_hidden=by_hidden(rows), skipped=tuple(skipped), impossible=tuple(no_rows),
     )
 
 
 def _answers(
     rows: Sequence[Step | Collective | Skipped], *, name: str, say: Callable[[str], None]
-) -> Iterator[list[Predicted | Skipped]]:
+) -> Iterator[list[Predicted | Skipped | Impossible]]:
     """`predictions` of each row of the file `name`, on all cores; `say` gets how many are done."""
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
@@ -169,12 +184,12 @@ def _answers(
         say(f"{name}: {begin + len(some)} of {len(rows)} rows")
 
 
-def _answer(row: Step | Collective | Skipped) -> list[Predicted | Skipped]:
+def _answer(row: Step | Collective | Skipped) -> list[Predicted | Skipped | Impossible]:
     return [row] if isinstance(row, Skipped) else predictions(row)
 
 
-def predictions(row: Step | Collective) -> list[Predicted | Skipped]:
-    """A row's time and peaks predicted, or the reason why the row is skipped.
+def predictions(row: Step | Collective) -> list[Predicted | Skipped | Impossible]:
+    """A row's time and peaks predicted, or the reason why the row is skipped or impossible.
 
     Rows are skipped where the simulator refuses the scenario or an arithmetic error occurs, so that
     one row never ends a folder.
@@ -195,8 +210,10 @@ def size_of(nbytes: int) -> Size:
     return "large" if nbytes >= LARGE else "middle" if nbytes >= MIDDLE else "small"
 
 
-def of_collective(row: Collective) -> Predicted:
-    """A collective by NCCL's model."""
+def of_collective(row: Collective) -> Predicted | Impossible:
+    """A collective by NCCL's model, unless its links could not carry it."""
+    if (no_row := impossible.of_collective(row)) is not None:
+        return no_row
     answer = collectives.predict(row)
     low, high = (end / answer.microseconds for end in (answer.low, answer.high))
     return Predicted(
@@ -212,9 +229,12 @@ def of_collective(row: Collective) -> Predicted:
     )
 
 
-def of_step(step: Step) -> Iterator[Predicted]:
+def of_step(step: Step) -> Iterator[Predicted | Impossible]:
     """A step's time simulated, and the peaks of its memory; ZsimError where it cannot be."""
     programs = [plan(each, device=each.cluster.kind) for each in step.readings]
+    if (no_row := impossible.of_step(step, programs)) is not None:
+        yield no_row
+        return
     if step.seconds is not None:
         yield _timed(step, step.seconds, programs)
     answers = [

@@ -5,31 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.calibration.data.records import Collective, Skipped
-from zsim.calibration.nccl_tests.checks import FACTORS
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
 from zsim.cluster.collectives import communicator
-from zsim.cluster.collectives.nccl.curves import TORCH_US, CurveProvenance, Curves
+from zsim.cluster.collectives.nccl.communicator import CurveProvenance
+from zsim.cluster.collectives.nccl.constants import TORCH_US
+from zsim.cluster.collectives.nccl.curves import Curves
 from zsim.cluster.collectives.nccl.estimate import Communicator, algorithms, estimate
 from zsim.cluster.collectives.nccl.measured_curves import curves_of
+from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
 from zsim.cluster.devices import Device, devices, is_called, load_device
 from zsim.errors import Caveat, ScenarioError
 
-FASTEST = 2.5
-"""Bus bandwidth over the links' bandwidth: not even a switch that reduces reaches it in a node."""
 NETWORK_UNSAID = 0.5
 """Share by which a band is wider where a log of several nodes is put on a cluster's network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Microseconds of a collective, its band, its provenance and the algorithm that NCCL takes."""
+    """Microseconds of a collective, its band, its provenance, and the algorithm and protocol that
+    NCCL takes."""
 
     microseconds: float
     low: float
     high: float
     provenance: CurveProvenance
-    algorithm: str
+    algorithm: Algorithm
+    protocol: Protocol
 
 
 def group_of(row: Collective) -> Communicator:
@@ -55,6 +57,7 @@ def predict(
         high=max((alone.high + torch_us) * wider, microseconds * most),
         provenance="assumed" if row.widened else alone.provenance,
         algorithm=alone.algorithm,
+        protocol=alone.protocol,
     )
 
 
@@ -83,9 +86,6 @@ def of_log(row: LogRow, *, cluster: str = "") -> Collective | Skipped:
         seconds=row.microseconds / 1e6, cluster=made, algorithm=row.algorithm, nvls=row.nvls,
     )
     group = group_of(collective)
-    bus_gb_s = FACTORS[row.op](row.num_ranks) * row.nbytes / row.microseconds / 1000
-    if bus_gb_s > FASTEST * max(group.bus_gb_s, group.inside_gb_s):
-        return _skipped(row, "faster than its links: a time or a size in another unit")
     if row.algorithm and row.algorithm not in algorithms(row.op, group):
         return _skipped(row, f"{row.algorithm} for {row.op} of {group.num_ranks} ranks on "
                              f"{group.num_nodes} nodes: no model of it")

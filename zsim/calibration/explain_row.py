@@ -9,9 +9,8 @@ from zsim.calibration import memory_pressure
 from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.data.records import Collective, Skipped, Step
 from zsim.calibration.data.table import OR
-from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
-from zsim.cluster.collectives.nccl.estimate import Communicator
-from zsim.cluster.collectives.nccl.tuner import Graph, System, bus_factor, choices
+from zsim.cluster.collectives.nccl.estimate import channels
+from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.scenario.plan import plan
@@ -83,7 +82,6 @@ def _pressure(row: Step) -> tuple[str, ...]:
 
 def _collective(row: Collective) -> dict[str, str]:
     answer, group = predict(row), group_of(row)
-    protocol, channels = _tuned(row, group, answer.algorithm)
     ranks = f"{counted(group.num_ranks, 'rank')} on {counted(group.num_nodes, 'node')}"
     steps = 1.0 if row.op == "broadcast" else bus_factor(row.op, group.num_ranks)
     reached = steps * row.nbytes / (1000 * answer.microseconds)
@@ -92,8 +90,8 @@ def _collective(row: Collective) -> dict[str, str]:
         "cluster": row.cluster.name,
         "machine": f"{group.generation}, {group.links}, network {group.fabric}",
         "algorithm": answer.algorithm,
-        "protocol": protocol,
-        "channels": str(channels),
+        "protocol": answer.protocol,
+        "channels": str(channels(group, answer.algorithm)),
         "links": f"{group.bus_gb_s:.6g} GB/s, what a ring has at its narrowest place",
         "bus bandwidth": f"{reached:.4g} GB/s reached, as nccl-tests counts: {steps:.6g} of the "
                          f"message in the predicted time",
@@ -101,25 +99,3 @@ def _collective(row: Collective) -> dict[str, str]:
         "predicted": format_time(round(answer.microseconds * 1000)),
         "band": " to ".join(format_time(round(end * 1000)) for end in (answer.low, answer.high)),
     }
-
-
-def _tuned(row: Collective, group: Communicator, algorithm: str) -> tuple[str, int]:
-    """The protocol that NCCL's tuner takes for this algorithm and size, and the channels of its
-    search: one per NIC between nodes."""
-    inside, between = RINGS_IN_NODE[group.generation][0], group.num_nodes > 1
-    channels = group.per_node if between else inside
-    rate = group.bus_gb_s / channels
-    system = System(
-        generation=group.generation, num_ranks=group.num_ranks, num_nodes=group.num_nodes,
-        ring=Graph(channels=channels, intra=rate, inter=rate),
-        nvls=nvls_graph(
-            group.generation, per_node=group.per_node, inter_gb_s=group.bus_gb_s if between else 0.0
-        ),
-        processor=group.processor, links=group.links,
-    )
-    op = "all_gather" if row.op == "broadcast" else row.op
-    tried = [each for each in choices(op, row.nbytes, system) if each.algorithm == algorithm]
-    best = min(tried, key=lambda each: each.time_us, default=None)
-    if algorithm.startswith("nvls") and system.nvls:
-        channels = system.nvls.channels
-    return (best.protocol if best else "Simple"), channels

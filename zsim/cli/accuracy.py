@@ -23,6 +23,8 @@ MOST_REASONS = 8
 """Reasons that an error names of those for which nothing is predicted."""
 GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias")
 
+IMPOSSIBLE = ("source", "line", "what", "measured", "least", "link")
+
 
 class NoSuchRowError(ZsimError):
     """A row that is not in the file, or a text that names no row."""
@@ -45,7 +47,7 @@ def show(options: argparse.Namespace) -> int:
     with progress(f"accuracy of {folder}"):
         result = accuracy.accuracy(folder, say=tell, **defaults)
     if not result.rows:
-        raise _nothing(folder, result.skipped)
+        raise _nothing(folder, result)
     if options.plot:
         plot.write(result.rows, Path(options.plot))
     if options.json:
@@ -55,9 +57,11 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _nothing(folder: Path, skipped: Sequence[Skipped]) -> MeasurementError:
+def _nothing(folder: Path, result: Accuracy) -> MeasurementError:
     """The error of a folder without a measurement that can be predicted, with the reasons."""
-    reasons = "; ".join(map(str.strip, _reasons(skipped, most=MOST_REASONS)))
+    reasons = "; ".join(
+        map(str.strip, (*_impossible(result), *_reasons(result.skipped, most=MOST_REASONS)))
+    )
     return MeasurementError(
         where=str(folder), expected="a measured step, peak or collective that can be predicted",
         found=reasons or "none",
@@ -89,6 +93,9 @@ def as_json(result: Accuracy) -> dict[str, Any]:
         },
         "skipped": [
             {"source": row.source, "line": row.line, "reason": row.reason} for row in result.skipped
+        ],
+        "impossible": [
+            {name: getattr(row, name) for name in IMPOSSIBLE} for row in result.impossible
         ],
     }
 
@@ -133,9 +140,20 @@ def _table(result: Accuracy) -> Iterator[str]:
             f"\nerror of {result.by_hidden.n} steps against their share of hidden communication: "
             f"slope {result.by_hidden.slope:+.3f}"
         )
+    if result.impossible:
+        yield (f"\nfaster than their links can be, {len(result.impossible)} rows, which no figure "
+               f"above includes:")
+    yield from _impossible(result)
     if result.skipped:
         yield f"\nskipped, {len(result.skipped)} rows:"
     yield from (f"  {reason}" for reason in _reasons(result.skipped))
+
+
+def _impossible(result: Accuracy) -> Iterator[str]:
+    """Each row that no link could carry, with the time that its links need."""
+    for row in result.impossible:
+        yield (f"  {row.source} line {row.line}: {row.what}, measured {row.measured:.6g} s; "
+               f"{row.link} need {row.least:.6g} s")
 
 
 def _reasons(skipped: Sequence[Skipped], *, most: int | None = None) -> Iterator[str]:

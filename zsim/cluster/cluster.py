@@ -40,7 +40,11 @@ class Link:
 class Links:
     """The kinds of edge. A `fabric` link joins a device and its node's switch, `pcie` a device or
     NIC and its PCIe switch. A `host` link joins a PCIe switch and host memory, `rail` a NIC and its
-    rail switch."""
+    rail switch.
+
+    Where devices have no link but PCI Express, `fabric` is that link. A ring in the node and the
+    way to a NIC share it.
+    """
 
     fabric: Link
     pcie: Link
@@ -111,13 +115,18 @@ class SlowRail:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """A ring over some ranks: mean latency of its hops, rounded up, bytes/s of its narrowest hop,
-    and the ranks of its fullest node."""
+    and the ranks of its fullest node.
+
+    The NICs of the narrowest node carry `network_bytes_per_s`, which a ring may not need; 0 inside
+    a node.
+    """
 
     alpha_ns: int
     bytes_per_s: int
     num_ranks: int
     num_nodes: int
     fullest: int
+    network_bytes_per_s: int = 0
 
 
 Layout = range | tuple[int, ...]
@@ -200,9 +209,15 @@ class ClusterSpec:
     @property
     def hop_ns(self) -> tuple[int, int]:
         """Nanoseconds from one device to the next inside a node, and to one in another node."""
-        return 2 * self.links.fabric.latency, 2 * (
-            2 * self.links.pcie.latency + self.links.rail.latency
-        )
+        links = self.links
+        to_nic = links.pcie.latency + (links.fabric if self.shares_pcie else links.pcie).latency
+        return 2 * links.fabric.latency, 2 * (to_nic + links.rail.latency)
+
+    @property
+    def shares_pcie(self) -> bool:
+        """True where a device's one link carries both its rings in the node and what it sends over
+        a NIC."""
+        return self.nccl is not None and self.nccl.links == "pcie"
 
     def path(self, ranks: tuple[int, ...]) -> Path:
         """The ring over `ranks` in their order, all members of a node next to one another.
@@ -224,10 +239,11 @@ class ClusterSpec:
         hops, fullest = len(ranks), max(per_node.values())
         alpha = -(-((hops - len(per_node)) * inside + len(per_node) * outside) // hops)
         narrowest = min(self.nic_rates(ranks).values())
-        widest = min(narrowest, self.links.fabric.bandwidth) if fullest > 1 else narrowest
+        needs_fabric = fullest > 1 or self.shares_pcie
+        widest = min(narrowest, self.links.fabric.bandwidth) if needs_fabric else narrowest
         return Path(
             alpha_ns=alpha, bytes_per_s=widest, num_ranks=hops, num_nodes=len(per_node),
-            fullest=fullest,
+            fullest=fullest, network_bytes_per_s=narrowest,
         )
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
@@ -236,7 +252,7 @@ class ClusterSpec:
 
         The ring is as wide in every node, so that a node with more members than another takes less
         of the rails of each. One rank alone uses nothing, and one that is alone in its node no
-        fabric.
+        fabric, but where that is also the way to its NIC.
         """
         if len(ranks) < 2:
             return {}
@@ -246,7 +262,7 @@ class ClusterSpec:
         if path.num_nodes <= 1:
             return dict.fromkeys(ranks, inside)
         nodes = {
-            node: (inside if per_node[node] > 1 else {})
+            node: (inside if per_node[node] > 1 or self.shares_pcie else {})
             | {"rail": path.bytes_per_s / (nics * self._nic)}
             for node, nics in self._nics(ranks).items()
         }

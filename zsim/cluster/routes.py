@@ -127,15 +127,19 @@ def graph(cluster: ClusterSpec, devices: Iterable[int] | None = None) -> network
 
 def _links(cluster: ClusterSpec, devices: Iterable[int]) -> Iterator[tuple[str, str, str, int]]:
     """Both ends of each link, its kind, and bytes/s of a slow one. A device is on the fabric and
-    behind its NIC's PCIe switch, a NIC on the switch of its rail."""
+    behind its NIC's PCIe switch, a NIC on the switch of its rail. Without NVLink the fabric is the
+    device's one way to that switch."""
     per_node, nics = cluster.devices_per_node, cluster.nics_per_node
     num_switches, nodes = max(1, min(nics, per_node)), dict[str, int]()
     for number in devices:
         node, index = divmod(number, per_node)
         name, pcie = f"node{node}", f"node{node}.pcie{index * num_switches // per_node}"
         nodes[name] = node
-        yield device_name(cluster, number), f"{name}.switch", "fabric", 0
-        yield device_name(cluster, number), pcie, "pcie", 0
+        if cluster.shares_pcie:
+            yield device_name(cluster, number), pcie, "fabric", 0
+        else:
+            yield device_name(cluster, number), f"{name}.switch", "fabric", 0
+            yield device_name(cluster, number), pcie, "pcie", 0
         yield pcie, f"{name}.host", "host", 0
     usual = cluster.links.rail.bandwidth
     slow = {(rail.node, rail.nic): min(rail.bandwidth, usual) for rail in cluster.slow_rails}

@@ -261,7 +261,7 @@ def test_collectives_are_predicted_in_seconds_by_collective_and_size(
         pytest.approx(24.6e-6), pytest.approx(729e-6)
     ]
     assert all(
-        abs(each["error"]) < 0.1 and each["band"][0] < each["measured"] < each["band"][1]
+        abs(each["error"]) < 0.25 and each["band"][0] < each["measured"] < each["band"][1]
         for each in printed["rows"]
     )
     assert printed["pairs"] == []
@@ -284,12 +284,12 @@ cluster: dgx-h100
 machine: hopper, nvlink, network ib
 algorithm: ring
 protocol: Simple
-channels: 8
+channels: 16
 links: 360 GB/s, what a ring has at its narrowest place
-bus bandwidth: 324.3 GB/s reached, as nccl-tests counts: 0.9375 of the message in the predicted time
+bus bandwidth: 303.8 GB/s reached, as nccl-tests counts: 0.9375 of the message in the predicted time
 provenance: assumed
-predicted: 775.975 us
-band: 362.122 us to 1.513 ms
+predicted: 828.411 us
+band: 414.206 us to 1.553 ms
 """
 
 

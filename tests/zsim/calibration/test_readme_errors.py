@@ -6,8 +6,9 @@ from statistics import mean
 
 import pytest
 
-from tests.published import errors
+from tests.published import errors, nccl_fit
 from tests.support.folders import PUBLISHED
+from zsim.cluster.collectives.nccl.constants import CONSTANTS
 
 README = (PUBLISHED / "README.md").read_text(encoding="utf-8")
 
@@ -19,8 +20,21 @@ def test_the_readmes_errors_are_those_of_the_committed_rows() -> None:
 
 def test_the_errors_by_collective_are_those_of_the_committed_rows() -> None:
     page = README.splitlines()
-    start = page.index("| collective | size | rows | fitted | left out |") + 2
+    head = "| collective | size | rows | fitted | source left out | generation left out |"
+    start = page.index(head) + 2
     assert page[start : page.index("", start)] == [*errors.by_collective()]
+
+
+def test_the_distances_to_bands_are_those_of_the_committed_rows() -> None:
+    page = README.splitlines()
+    start = page.index("| source | rows | 90th percentile |") + 2
+    assert page[start : page.index("", start)] == [*errors.widths()]
+
+
+def test_the_constants_of_nccl_are_those_that_the_fit_gives() -> None:
+    fitted = nccl_fit.fit()
+    for name in ("launch_us", "reached", "reached_in_switch", "fill", "idle", "fill_of_switch"):
+        assert getattr(fitted, name) == pytest.approx(getattr(CONSTANTS, name)), name
 
 
 @pytest.mark.slow

@@ -91,10 +91,12 @@ def test_a_dgx_h100_has_the_link_rates_that_nccl_reaches() -> None:
         alpha_ns=3400, bytes_per_s=360 * 10**9, num_ranks=8, num_nodes=1, fullest=8
     )
     assert cluster.path(tuple(range(16))) == Path(
-        alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2, fullest=8
+        alpha_ns=4725, bytes_per_s=360 * 10**9, num_ranks=16, num_nodes=2, fullest=8,
+        network_bytes_per_s=384 * 10**9,
     )
     assert cluster.path((3, 11)) == Path(
-        alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2, fullest=1
+        alpha_ns=14000, bytes_per_s=48 * 10**9, num_ranks=2, num_nodes=2, fullest=1,
+        network_bytes_per_s=48 * 10**9,
     )
 
 
@@ -173,6 +175,31 @@ def test_a_gpu_whose_neighbour_sends_nothing_has_their_nic_for_itself() -> None:
     assert threes.path((3, 9)).bytes_per_s == 6 * 10**9
 
 
+def wide_nics(gb_s: int) -> ClusterSpec:
+    """Two boxes of GPUs on PCIe with a NIC for each GPU."""
+    box = load_cluster("pcie-box", nodes=2)
+    nic = replace(box.links.rail, bandwidth=gb_s * 10**9)
+    slot = replace(box.links.pcie, bandwidth=48 * 10**9)
+    return replace(box, nics_per_node=8, links=replace(box.links, rail=nic, pcie=slot))
+
+
+def test_without_nvlink_a_gpu_s_ring_and_its_nic_share_its_one_link() -> None:
+    """A GPU's link carries 20 GB/s: half of it goes to a NIC of 10, all of it to one of 48. With
+    NVLink a rank that is alone in its node needs none of it."""
+    shares = [wide_nics(gb_s).usage((0, 8))[0]["fabric"] for gb_s in (10, 48)]
+    assert shares == [Fraction(1, 2), 1]
+    assert [wide_nics(gb_s).path((0, 8)).bytes_per_s for gb_s in (10, 48)] == [10**10, 2 * 10**10]
+    assert "fabric" not in load_cluster("dgx-a100", nodes=2).usage((0, 8))[0]
+
+
+def test_a_reduction_over_nics_takes_of_the_ring_in_the_node_where_they_share_a_link() -> None:
+    """HSDP on boxes with a NIC of 12 GB/s. Shards in the node take all of 20 GB/s. Replicas need
+    1.5 more, a GPU's part of the NIC."""
+    box = load_cluster("pcie-box", nodes=2)
+    shards, replicas = (box.usage(ranks)[0]["fabric"] for ranks in (tuple(range(8)), (0, 8)))
+    assert (shards, replicas) == (1, Fraction(15, 200))
+
+
 def by_counting(
     cluster: ClusterSpec, groups: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], Fraction]:
@@ -193,7 +220,8 @@ def by_counting(
                 (Fraction(nic_rate, senders[node, nic]) for nic in cluster.nics_of(rank)),
                 Fraction(0),
             )
-        fabric = [cluster.links.fabric.bandwidth] if len(nodes) < len(group) else []
+        needs_fabric = len(nodes) < len(group) or cluster.shares_pcie
+        fabric = [cluster.links.fabric.bandwidth] if needs_fabric else []
         widths[group] = min(*nodes.values(), *fabric)
     return widths
 

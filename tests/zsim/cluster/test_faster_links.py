@@ -67,7 +67,8 @@ TEXTS = st.builds(
 )
 FROM_THE_SWITCH_TO_A_RING = text(
     model="mpt-1b", tokens=1024, accumulation=1, cluster="dgx-h100", nodes=2,
-    strategy=STRATEGIES[0], dtype="bf16", again="none",
+    strategy='name = "ddp", dp_replicate = {ranks}, bucket_cap_mb = 100.0', dtype="bf16",
+    again="none",
 )
 COPIES_OF_THREE_STREAMS = text(
     model="mpt-1b", tokens=512, accumulation=2, cluster="dgx-a100", nodes=1, strategy=STRATEGIES[5],

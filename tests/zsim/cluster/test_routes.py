@@ -55,6 +55,13 @@ def test_a_ring_takes_nvlink_in_a_node_and_stays_on_its_rail_between_nodes() -> 
     )
 
 
+def test_without_nvlink_both_ways_begin_on_the_gpu_s_one_link() -> None:
+    (whole,) = routes(cluster_of("pcie-box"), MESH, ("world",))
+    assert [hop.parts[:2] for hop in whole.hops] == [("node0.gpu0", "node0.pcie0")] * 2
+    assert [hop.narrowest for hop in whole.hops] == ["fabric", "rail"]
+    assert "node0.switch" not in graph(load_cluster("pcie-box"))
+
+
 @pytest.mark.parametrize(("node", "nic"), [(0, 0), (1, 3), (2, 1)])
 def test_the_narrowest_hop_is_over_the_slow_rail_wherever_it_is(node: int, nic: int) -> None:
     slow = SlowRail(node=node, nic=nic, bandwidth=5 * 10**9)

@@ -106,6 +106,18 @@ class Collective(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Impossible:
+    """A row whose links need longer than was measured: seconds of both, and the links."""
+
+    source: str
+    line: int
+    what: str
+    measured: float
+    least: float
+    link: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
     """A row without a prediction, and the reason in one line.
 

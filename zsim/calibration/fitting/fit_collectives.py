@@ -28,11 +28,13 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, Literal
 
+from zsim.calibration import impossible
 from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.data.records import Collective, Skipped
 from zsim.calibration.fitting.fit_steps import solver
 from zsim.cluster.cluster import MeasuredCurve, Nccl
-from zsim.cluster.collectives.nccl.curves import CURVES, LARGE, MIDDLE, CurveBand, Curves
+from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE, CurveBand
+from zsim.cluster.collectives.nccl.curves import CURVES, Curves
 from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
 
@@ -100,6 +102,8 @@ def _other(row: Collective, node: Nccl) -> str:
     group = group_of(row)
     if row.is_shared:
         return "others used the network: congestion, not the cluster"
+    if impossible.of_collective(row) is not None:
+        return "faster than its links can be: another time, size or network than it says"
     if group.generation != node.generation or group.links != node.links:
         return (
             f"{group.generation} on {group.links}: another machine than the cluster's "
@@ -109,6 +113,8 @@ def _other(row: Collective, node: Nccl) -> str:
         return f"network {group.fabric}: another than the cluster's {node.fabric}"
     if group.links == "pcie":
         return "rings over PCIe have no curve"
+    if row.op == "broadcast":
+        return "a broadcast has no curve"
     return ""
 
 
@@ -255,12 +261,12 @@ def _key(row: Collective) -> Key:
     """The curve that the row's time is on."""
     communicator = group_of(row)
     if communicator.num_nodes > 1:
-        return "network", "all_reduce" if row.op == "all_reduce" else "all_gather"
+        return "network", row.op
     if communicator.algorithm in (None, "nvls") and "nvls" in algorithms(
         row.op, communicator
     ):
         return "nvls", row.op
-    return "ring", "all_gather" if row.op == "broadcast" else row.op
+    return "ring", row.op
 
 
 def _error(row: Collective, curves: Curves) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from zsim.cluster.collectives.nccl.curves import LARGE
+from zsim.cluster.collectives.nccl.bands import LARGE
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat
 

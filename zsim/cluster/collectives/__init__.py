@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 from zsim.cluster.cluster import ClusterSpec, Path
 from zsim.cluster.collectives import gloo, ring
-from zsim.cluster.collectives.nccl import estimate, measured_curves
+from zsim.cluster.collectives.nccl import durations, estimate, measured_curves
 from zsim.cluster.collectives.nccl.channel_search import in_node
 from zsim.cluster.collectives.nccl.tuner import hop_us
 from zsim.cluster.collectives.ring import RingStep
@@ -123,6 +124,7 @@ def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
         fullest=path.fullest,
         bus_gb_s=bus_gb_s,
         inside_gb_s=cluster.links.fabric.bandwidth / 10**9,
+        network_gb_s=path.network_bytes_per_s / 10**9,
         fabric=node.fabric,
         processor=node.processor,
         links=node.links,
@@ -136,6 +138,16 @@ def _beyond(hop_ns: int, usual_us: float) -> float:
     """µs by which a hop is longer than NCCL takes it to be for large messages. A shorter hop gains
     nothing, for NCCL's curves are measured with the networks that there are."""
     return max(0.0, hop_ns / 1000 - usual_us)
+
+
+def reached_bytes_per_s(cluster: ClusterSpec, path: Path) -> Fraction:
+    """Bytes/s that a ring along `path` reaches on its narrowest link. NCCL's are more than those of
+    its search on some links."""
+    if cluster.collectives != "nccl":
+        return Fraction(path.bytes_per_s)
+    group = communicator(cluster, path)
+    reached = durations.bus_gb_s(group, measured_curves.curves_of(cluster).constants)
+    return max(Fraction(path.bytes_per_s), Fraction(reached) * 10**9)
 
 
 def estimated(

@@ -81,10 +81,9 @@ TOP = (
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_gather", "reduce_scatter", "all_reduce"),
     "nvls": ("all_reduce",),
-    "network": ("all_gather", "all_reduce"),
+    "network": ("all_gather", "reduce_scatter", "all_reduce"),
 }
-"""Links on which curves hold. On a network a reduce-scatter goes by the all-gather's, a broadcast
-by the all-gather's everywhere."""
+"""Links on which curves hold, and their collectives."""
 
 
 def load(path: str, *, folder: Path | None, nodes: int, ranks: int | None) -> ClusterSpec:

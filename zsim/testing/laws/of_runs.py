@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.collectives import reached_bytes_per_s
 from zsim.engine.kernel_time import multiplied_in
 from zsim.ir.laws import run_laws
 from zsim.ir.ops import COLLECTIVES
@@ -216,8 +217,8 @@ def _needed_ns(
 ) -> dict[int, dict[str, int]]:
     """Nanoseconds in which links at full speed move the bytes that each of `ranks` lacks, by rank
     and kind of link."""
-    bytes_per_s = cluster.path(ranks).bytes_per_s
-    alone = Fraction(nbytes * (len(ranks) - 1) * 10**9, len(ranks) * bytes_per_s)
+    bytes_per_s = reached_bytes_per_s(cluster, cluster.path(ranks))
+    alone = Fraction(nbytes * (len(ranks) - 1) * 10**9, len(ranks)) / bytes_per_s
     return {
         rank: {link: int(share * alone) for link, share in shares.items()}
         for rank, shares in cluster.usage(ranks).items()

@@ -23,10 +23,9 @@ RINGS_IN_NODE: dict[Generation, tuple[int, float]] = {
     "blackwell": (16, 45.0),
 }
 """Rings and GB/s of each over a whole node of eight."""
-CUBE_MESH_GB_S: dict[int, float] = {2: 20.0, 3: 40.0, 4: 76.0, 5: 33.0, 6: 41.0, 7: 78.0}
-"""GB/s of all rings together over part of a V100 node, by number of GPUs. There are as many rings
-as the cube mesh has between its first N GPUs: 1, 2, 4, 1, 2 and 4 (with 5 GPUs also over PCIe).
-Source: 112 % of the figures is what 1 GiB reached (VIA-Research/vTrain trace/v100)."""
+CUBE_MESH_RINGS: dict[int, float] = {2: 1, 3: 2, 4: 4, 5: 1.6, 6: 2, 7: 4}
+"""Rings of 20 GB/s over part of a V100 node, by number of GPUs: those of the cube mesh between its
+first N. With 5 GPUs there is one, and one over PCIe of 12 GB/s."""
 NVLS_HEAD_GB_S: dict[Generation, float] = {"hopper": 320.0, "blackwell": 640.0}
 """GB/s per GPU over all heads: 8 × 40 and 8 × 80."""
 FEWEST_NVLS_RANKS: dict[Generation, int] = {"hopper": 5, "blackwell": 6}
@@ -84,8 +83,8 @@ def in_node(generation: Generation, num_ranks: int = 8) -> Graph:
     """Rings over `num_ranks` GPUs inside one node: NVSwitch gives any number of them all links,
     V100's cube mesh does not."""
     channels, rate = RINGS_IN_NODE[generation]
-    if generation == "volta" and num_ranks in CUBE_MESH_GB_S:
-        return Graph(channels=channels, intra=CUBE_MESH_GB_S[num_ranks] / channels)
+    if generation == "volta" and num_ranks in CUBE_MESH_RINGS:
+        return Graph(channels=channels, intra=rate * CUBE_MESH_RINGS[num_ranks] / channels)
     return Graph(channels=channels, intra=rate)
 
 

@@ -7,8 +7,9 @@ from math import inf
 from typing import Literal
 
 from zsim.cluster.cluster import Fabric, Generation, Processor
-from zsim.cluster.collectives.nccl.curves import CurveProvenance
-from zsim.cluster.collectives.nccl.tuner import Algorithm
+from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
+
+CurveProvenance = Literal["calibrated", "published", "assumed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +18,8 @@ class Communicator:
 
     The ring's bus bandwidth, that of its narrowest shared link, is `bus_gb_s`. That of a ring
     inside a node is `inside_gb_s` where parts have fewer NVLinks than their generation, else no
-    less than the generation's. Where nodes differ in their ranks, `fullest` is the most that one
-    has, else 0.
+    less than the generation's. A node's NICs together carry `network_gb_s`, or 0 for no more than
+    the ring. Where nodes differ in their ranks, `fullest` is the most that one has, else 0.
     """
 
     generation: Generation
@@ -27,6 +28,7 @@ class Communicator:
     fullest: int = 0
     bus_gb_s: float
     inside_gb_s: float = inf
+    network_gb_s: float = 0.0
     fabric: Fabric = "unknown"
     processor: Processor = "intel"
     links: Literal["nvlink", "pcie"] = "nvlink"
@@ -36,7 +38,7 @@ class Communicator:
     longer_inside_us: float = 0.0
     longer_between_us: float = 0.0
     """µs that a hop inside a node, and one between nodes, takes beyond NCCL's own, which NCCL's
-    curves include."""
+    constants include."""
     algorithm: Algorithm | None = None
     """Algorithm that NCCL is made to take; None for its own choice."""
 
@@ -48,11 +50,12 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """µs of one collective, its band, the algorithm, and where the widest of its constants comes
-    from."""
+    """µs of one collective, its band, the algorithm and protocol, and where the widest of its
+    constants comes from."""
 
     microseconds: float
     low: float
     high: float
     algorithm: Algorithm
+    protocol: Protocol
     provenance: CurveProvenance

@@ -1,25 +1,22 @@
-"""Time of each of NCCL's algorithms: the tuner's bandwidths and latencies, and curves calibrated on
-published measurements.
+"""Time of each of NCCL's algorithms: a start, the bytes on the narrowest link, and the filling of a
+pipeline.
 
-The bandwidth of an algorithm is the tuner's (`zsim.cluster.collectives.nccl.tuner`). The time that
-a measurement takes beyond that is in `zsim.cluster.collectives.nccl.curves`.
+The start is a launch and the tuner's latencies, to which a NIC adds its own. Bandwidths are the
+tuner's, of which links reach a share. The tuner omits that a rank has steps in which it only sends
+or only receives. Its channels are half idle then, for the time of a chunk. Each protocol is such a
+sum, and NCCL takes the protocol, and the algorithm, of which it is least. Nothing here is
+fitted to one size, one collective or one number of ranks; `constants.py` has the constants.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
-from zsim.cluster.collectives.nccl.communicator import Communicator, Estimate
-from zsim.cluster.collectives.nccl.curves import (
-    CARRIED_OVER,
-    WIDEST,
-    Curve,
-    CurveBand,
-    CurveProvenance,
-    Curves,
-)
+from zsim.cluster.collectives.nccl.communicator import Communicator
+from zsim.cluster.collectives.nccl.constants import Constants
 from zsim.cluster.collectives.nccl.tuner import (
     HOPS,
     NVLS_EFFICIENCY,
@@ -28,39 +25,77 @@ from zsim.cluster.collectives.nccl.tuner import (
     RING_STEPS,
     Algorithm,
     Graph,
+    Protocol,
     System,
     latency_us,
+    ring_bus_gb_s,
+    tree_bus_gb_s,
+    tree_dip,
 )
 
-EFFECT_OF_PCIE = 1.6
-"""A ring over PCIe has 1.6 times the tuner's latency, as between nodes, for want of measurements on
-PCIe."""
-OF_LONGER_HOPS = 0.5
-"""Half-width of the time that hops longer than NCCL's own add, as a share of it. Source:
-assumed."""
+KIB, MIB = 2**10, 2**20
+CTAS: dict[Generation, tuple[int, int, int]] = {
+    "volta": (24, 24, 16),
+    "ampere": (24, 24, 16),
+    "hopper": (24, 16, 16),
+    "blackwell": (28, 24, 16),
+}
+"""Channels, each of which occupies a multiprocessor: of rings inside a node, of the switch, between
+nodes (of Blackwell's 24 to 32 the middle; Volta as Ampere)."""
+CTAS_OVER_PCIE = 4
+CTAS_OF_RING, CTAS_OF_FAST_RING = 2, 4
+"""Channels per ring between nodes, where each NIC has a ring. From Hopper on a ring has four where
+two would not come to the most. Source: NCCL, graph/connect.cc; on nodes of fewer than 8 ranks it
+takes four to reach the NICs' bandwidth."""
+CHUNK: dict[Protocol, int] = {"Simple": 2 * MIB, "LL128": 512 * KIB, "LL": 32 * KIB}
+"""Bytes of a channel's largest chunk. Source: NCCL's buffers of 4 MiB have 8 steps. A chunk has 4
+of them with Simple and 1 with other protocols; half of LL's bytes are flags."""
+BROADCAST_CHUNK = 512 * KIB
+"""Bytes of a broadcast's largest chunk, one step with every protocol (BROADCAST_CHUNKSTEPS)."""
+SMALL_AND_LARGER: tuple[Protocol, Protocol] = ("LL", "LL128")
+"""Protocols whose latencies a network's measured curves count in."""
+NVLS_CHUNK = 128 * KIB
+NVLS_HALVED = (64, 8, 2)
+"""A chunk of the switch is halved where a message has fewer rounds than this, again and again.
+Source: NCCL, enqueue.cc."""
+SHARED_LINKS: tuple[Generation, ...] = ("volta",)
+"""Generations whose channels share each link by two: one uses what the other leaves idle. Source:
+all-reduces of 2 to 8 V100 lose nothing (VIA-Research/vTrain)."""
+TWO_NODES_ONCE = 2
+"""Times that a ring's bytes cross between two nodes over those of a tree, which go up and down
+once. NCCL's search doubles the width of such trees (graph/search.cc)."""
+SIMPLE_ALONE: tuple[tuple[str, Generation], ...] = (("efa", "ampere"),)
+"""Networks without the protocols LL and LL128: EFA's sends of p4d do not keep order. Source:
+aws-ofi-nccl, platform-aws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTerms:
+    """µs of one algorithm with one protocol."""
+
+    algorithm: Algorithm
+    protocol: Protocol = "Simple"
+    start: float
+    wire: float
+    fill: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Sum of the parts."""
+        return self.start + self.wire + self.fill
 
 
 def by(
-    algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
-) -> Estimate:
-    """One algorithm's time, with what hops longer than NCCL's own add to it, of which no
-    measurement is published."""
-    usual, more = (
-        _over_usual_hops(algorithm, op, nbytes, communicator, curves),
-        _longer_hops_us(algorithm, op, communicator),
-    )
-    if not more:
-        return usual
-    return replace(
-        usual,
-        microseconds=usual.microseconds + more,
-        low=usual.low + more * (1 - OF_LONGER_HOPS),
-        high=usual.high + more * (1 + OF_LONGER_HOPS),
-        provenance="assumed",
+    algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, constants: Constants
+) -> TimeTerms:
+    """The parts of `algorithm` with its fastest protocol, over hops as NCCL knows them."""
+    among = {"ring": _rings, "tree": _trees, "nvls": _nvls, "nvls_tree": _nvls_tree, "pat": _pat}
+    return min(
+        among[algorithm](op, nbytes, communicator, constants), key=lambda parts: parts.total
     )
 
 
-def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -> float:
+def longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -> float:
     """µs that hops longer than NCCL's own add. A ring counts those that a part of the message makes
     one after another. All-reduces between nodes and PAT count the levels of a tree, once for each
     way."""
@@ -77,199 +112,203 @@ def _longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) -
         return 2 * levels * between + (
             2 * inside if algorithm == "nvls_tree" else 2 * (p - 1) * inside
         )
-    return _passes(op) * ((m - 1) * between + (n - m) * inside)
+    return passes(op) * ((m - 1) * between + (n - m) * inside)
 
 
-def _over_usual_hops(
-    algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
-) -> Estimate:
-    match algorithm:
-        case "ring":
-            return _ring(op, nbytes, communicator, curves)
-        case "pat":
-            return _pat(op, nbytes, communicator, curves)
-        case "nvls" | "nvls_tree":
-            return _nvls(nbytes, communicator, curves)
-        case "tree":
-            raise AssertionError("no time of a tree is modelled: `algorithms` never chooses one")
+def channels(communicator: Communicator, algorithm: Algorithm) -> int:
+    """Number of multiprocessors that a large collective occupies on each rank."""
+    if communicator.links == "pcie":
+        return CTAS_OVER_PCIE
+    inside, in_the_switch, between = CTAS[communicator.generation]
+    if communicator.num_nodes == 1:
+        return in_the_switch if algorithm == "nvls" else inside
+    few = CTAS_OF_RING * communicator.nics
+    fast = communicator.generation in ("hopper", "blackwell") and few < between
+    return min(between, CTAS_OF_FAST_RING * communicator.nics if fast else few)
 
 
-def _passes(op: str) -> int:
-    """Number of times that the message goes round; a broadcast goes down the ring once."""
-    return 1 if op == "broadcast" else RING_STEPS[op]
-
-
-def _factor(op: str, num_ranks: int) -> float:
+def factor(op: str, num_ranks: int) -> float:
     """Message bytes to bytes that each link carries: 1 for a broadcast, steps/N otherwise."""
     return 1.0 if op == "broadcast" else RING_STEPS[op] * (num_ranks - 1) / num_ranks
 
 
-def _ring(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """A ring: wire time at its narrowest link, and the curve of its node or of its network."""
-    wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s)
+def like(op: str) -> str:
+    """The collective whose latencies the tuner has for `op`: a broadcast goes round as an
+    all-gather."""
+    return "all_gather" if op == "broadcast" else op
+
+
+def system(communicator: Communicator, gb_s: float) -> System:
+    """The tuner's view of rings that carry `gb_s` together, one for each NIC where they leave a
+    node.
+
+    The search gives each ring two channels where there are few, from Hopper on.
+    """
+    rings = RINGS_IN_NODE[communicator.generation][0]
     if communicator.num_nodes > 1:
-        return _across(op, nbytes, communicator, curves, wire_us=wire, algorithm="ring")
-    if communicator.links == "pcie":
-        return _over_pcie(op, nbytes, communicator, wire)
-    curve = curves.rings[communicator.generation, "all_gather" if op == "broadcast" else op]
-    n = communicator.num_ranks
-    lost = (
-        curves.ring_share_lost.get(communicator.generation, 0.0)
-        if n < 8 and op != "broadcast"
-        else 0.0
-    )
-    share = curve.share - lost * (1 / n - 1 / 8)
-    longer = _passes(op) * (n - 8) * HOPS["nvlink"]["ring"]["LL"]
-    total = _on(curve, nbytes, wire / share, scale=(n - 1) / 7, more_us=longer)
-    known = (
-        curve.provenance == "calibrated"
-        and op != "broadcast"
-        and (n == 8 or n in _KNOWN_SIZES.get(communicator.generation, ()))
-    )
-    return _estimate(
-        total, nbytes, curve.band if known else CARRIED_OVER, "ring",
-        curve.provenance if known else "assumed",
-    )
-
-
-_KNOWN_SIZES: dict[Generation, range] = {
-    "volta": range(2, 9), "ampere": range(2, 9), "hopper": range(4, 9)
-}
-"""Numbers of GPUs in a node for which there are measurements."""
-
-
-def _nvls(nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """All-reduce in the switch; between two nodes its tree crosses once each way, where a ring
-    crosses twice."""
-    generation, n, nodes = communicator.generation, communicator.num_ranks, communicator.num_nodes
-    channels, rate = RINGS_IN_NODE[generation]
-    graph = nvls_graph(generation, per_node=communicator.per_node)
-    assert graph is not None
-    whole = graph.channels * graph.intra * NVLS_EFFICIENCY[generation]
-    if nodes == 1:
-        curve, scale = (
-            (curves.nvls[generation], 1.0) if n <= 8 else (curves.large_domain, _between(n, 8, 72))
-        )
-        wire = nbytes / (1000 * whole * communicator.bus_gb_s / (channels * rate) * curve.share)
-        return _estimate(
-            _on(curve, nbytes, wire, scale=scale), nbytes, curve.band, "nvls", curve.provenance
-        )
-    in_node = 2 * whole * (communicator.per_node - 1) / communicator.per_node
-    most = graph.channels * NVLS_TREE_MOST[generation][0 if nodes == 2 else 1]
-    bus = min(in_node, most, 2 * communicator.bus_gb_s) if nodes == 2 else communicator.bus_gb_s
-    wire = nbytes * _factor("all_reduce", n) / (1000 * max(bus, communicator.bus_gb_s))
-    return _across("all_reduce", nbytes, communicator, curves, wire_us=wire, algorithm="nvls_tree")
-
-
-def _between(n: int, few: int, many: int) -> float:
-    """Share between a fifth for the `few` ranks of one node and 1 for `many`, in proportion."""
-    return 0.2 + 0.8 * (n - few) / (many - few)
-
-
-def _pat(op: str, nbytes: int, communicator: Communicator, curves: Curves) -> Estimate:
-    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; no
-    measurement is published."""
-    wire = nbytes * _factor(op, communicator.num_ranks) / (1000 * communicator.bus_gb_s * PAT_SHARE)
-    constants, _, _ = curves.crossing(communicator.fabric, op, communicator.generation)
-    total = (
-        constants.floor * latency_us(op, "pat", "Simple", _system(communicator))
-        + wire / constants.share
-    )
-    return _estimate(total, nbytes, WIDEST, "pat", "assumed")
-
-
-def _across(
-    op: str, nbytes: int, communicator: Communicator, curves: Curves, *, wire_us: float,
-    algorithm: Algorithm,
-) -> Estimate:
-    """A collective between nodes: the network's floor, its wire time, and what middle sizes add."""
-    constants, band, provenance = curves.crossing(communicator.fabric, op, communicator.generation)
-    system = _system(communicator)
-    like = "all_gather" if op == "broadcast" else op
-    quick = latency_us(like, "tree" if op == "all_reduce" else "ring", "LL", system)
-    slow = _filling_us(like, system)
-    added = sum(times * slow * nbytes / (nbytes + half) for times, half in constants.added)
-    total = (
-        constants.floor * quick
-        + wire_us / (constants.share * _node_share(communicator, op))
-        + added
-    )
-    return _estimate(total, nbytes, band, algorithm, provenance)
-
-
-MEASURED_NODES = 4
-"""Most nodes with measurements of middle sizes of all-reduces on networks without other traffic."""
-
-
-def _filling_us(op: str, system: System) -> float:
-    """Latency of a ring, µs, with which the time that middle and large messages add grows.
-    All-reduces of more nodes go over to trees, which grow with the logarithm of nodes. Source:
-    nanotron, 256 MiB, the best twentieth on a shared cluster of p5. Its all-reduces reach 219, 193,
-    188, 194 and 177 GB/s at 4, 8, 16, 32 and 64 nodes. Its all-gathers fall from 229 to 44, as
-    rings do."""
-    few = system
-    if op == "all_reduce" and system.num_nodes > MEASURED_NODES:
-        few = replace(system, num_nodes=MEASURED_NODES, num_ranks=MEASURED_NODES * system.per_node)
-    longer = (
-        latency_us(op, "tree", "Simple", system) / latency_us(op, "tree", "Simple", few)
-        if few is not system
-        else 1.0
-    )
-    return latency_us(op, "ring", "LL128", few) * longer
-
-
-def _node_share(communicator: Communicator, op: str) -> float:
-    """Share of a network's bandwidth that rings reach. It is 98 % with A100 on InfiniBand (3 and 4
-    nodes), and 102 % for all-reduces with H200 on EFA (4 nodes). It is all of it with B200, and
-    where there is no measurement."""
-    if communicator.generation == "ampere" and communicator.fabric not in ("efa", "tcp"):
-        return 0.98
-    return (
-        1.02
-        if (communicator.generation, communicator.fabric, op) == ("hopper", "efa", "all_reduce")
-        else 1.0
-    )
-
-
-def _over_pcie(op: str, nbytes: int, communicator: Communicator, wire_us: float) -> Estimate:
-    system = _system(communicator)
-    like = "all_gather" if op == "broadcast" else op
-    quick, slow = (latency_us(like, "ring", protocol, system) for protocol in ("LL", "Simple"))
-    total = EFFECT_OF_PCIE * quick + wire_us + slow * nbytes / (nbytes + 32 * 2**20)
-    return _estimate(total, nbytes, CurveBand(large=0.3, middle=0.5, small=0.5), "ring", "assumed")
-
-
-def _system(communicator: Communicator) -> System:
-    """The tuner's view, for its latencies alone: they do not depend on channels."""
+        rings = max(1, min(communicator.nics, communicator.per_node))
+        if rings <= 4 and communicator.generation in ("hopper", "blackwell"):
+            rings *= 2
     return System(
         generation=communicator.generation,
         num_ranks=communicator.num_ranks,
         num_nodes=communicator.num_nodes,
         fullest=communicator.per_node,
-        ring=Graph(channels=1, intra=communicator.bus_gb_s, inter=communicator.bus_gb_s),
+        ring=Graph(channels=rings, intra=gb_s / rings, inter=gb_s / rings),
         processor=communicator.processor,
         links=communicator.links,
     )
 
 
-def _on(
-    curve: Curve, nbytes: int, wire_us: float, *, scale: float = 1.0, more_us: float = 0.0
+def bus_gb_s(communicator: Communicator, constants: Constants) -> float:
+    """GB/s of a ring: what NVLink reaches, or the NICs of the narrowest node where that is less.
+
+    NCCL's search takes less of both, to have rings of equal speed. What it takes holds nothing up.
+    """
+    if communicator.links == "pcie" or communicator.per_node == 1:
+        return communicator.bus_gb_s
+    reached = constants.reached[communicator.generation]
+    if communicator.num_nodes == 1:
+        return communicator.bus_gb_s * reached
+    network = communicator.network_gb_s or communicator.bus_gb_s
+    return min(network, communicator.inside_gb_s * reached)
+
+
+def passes(op: str) -> int:
+    """Number of times that the message goes round; a broadcast goes down the ring once."""
+    return 1 if op == "broadcast" else RING_STEPS[op]
+
+
+def _protocols(communicator: Communicator) -> tuple[Protocol, ...]:
+    between = communicator.num_nodes > 1
+    if between and (communicator.fabric, communicator.generation) in SIMPLE_ALONE:
+        return ("Simple",)
+    return ("LL", "Simple") if communicator.links == "pcie" else ("LL", "LL128", "Simple")
+
+
+def _rings(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
+    """A ring: launch and hops, its bytes at the narrowest link, and the idle half of steps at its
+    ends.
+
+    Steps go one after another, N−1 for each pass. So latency grows with ranks, and between nodes
+    with the NIC's own for every crossing.
+    """
+    gb_s = bus_gb_s(group, constants)
+    tuned = system(group, gb_s)
+    nic = constants.nic(group.fabric, group.generation)
+    crossings = passes(op) * (group.num_nodes - 1)
+    for protocol in _protocols(group):
+        hops = latency_us(like(op), "ring", protocol, tuned)
+        hops += crossings * (nic.small if protocol == "LL" else nic.large)
+        rate = 1000 * ring_bus_gb_s(protocol, tuned)
+        yield TimeTerms(
+            algorithm="ring", protocol=protocol,
+            start=constants.launch_us[group.generation] + hops,
+            wire=nbytes * factor(op, group.num_ranks) / rate,
+            fill=_filling_bytes(op, nbytes, protocol, group, constants) / rate,
+        )
+
+
+def _filling_bytes(
+    op: str, nbytes: int, protocol: Protocol, group: Communicator, constants: Constants
 ) -> float:
-    """A point of the curve; `scale` multiplies what middle sizes add, `more_us` the floor of longer
-    or shorter rings."""
-    added = sum(each.microseconds * scale * nbytes / (nbytes + each.half) for each in curve.added)
-    return max(1.0, curve.floor_us + more_us) + wire_us + added
+    """Bytes of all channels in whose time the ring is not full.
+
+    A broadcast's first chunk goes down the whole line. Others lose the idle half of their first
+    and last step. Rounds behind the first one lose less, since they begin beside its end.
+    """
+    wide, n = channels(group, "ring"), group.num_ranks
+    if op == "broadcast":
+        return (n - 2) * min(nbytes, wide * min(BROADCAST_CHUNK, CHUNK[protocol]))
+    if protocol == "LL" or group.links == "pcie" or group.generation in SHARED_LINKS:
+        return 0.0
+    part, chunk = nbytes / n, wide * CHUNK[protocol]
+    rounds = max(1.0, part / chunk)
+    return (constants.fill + constants.idle * (rounds - 1)) * min(part, chunk)
 
 
-def _estimate(
-    microseconds: float, nbytes: int, band: CurveBand, algorithm: Algorithm,
-    provenance: CurveProvenance
-) -> Estimate:
-    share = band.at(nbytes)
-    return Estimate(
-        microseconds=microseconds,
-        low=microseconds * (1 - share),
-        high=microseconds * (1 + share),
-        algorithm=algorithm,
-        provenance=provenance,
+def _trees(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
+    """Two binary trees between nodes, each for half of the message, and a chain inside each node.
+    """
+    gb_s = bus_gb_s(group, constants)
+    twice = TWO_NODES_ONCE * gb_s if group.num_nodes == 2 else gb_s
+    if group.per_node > 1:
+        reached = constants.reached[group.generation] if group.links == "nvlink" else 1.0
+        twice = min(twice, group.inside_gb_s * reached)
+    tuned = system(group, twice)
+    nic = constants.nic(group.fabric, group.generation)
+    levels = group.num_nodes.bit_length() - 1
+    for protocol in _protocols(group):
+        hops = latency_us(op, "tree", protocol, tuned)
+        hops += 2 * levels * (nic.small if protocol == "LL" else nic.tree)
+        rate = min(gb_s, 0.5 * tree_bus_gb_s(protocol, tuned))
+        yield TimeTerms(
+            algorithm="tree", protocol=protocol,
+            start=constants.launch_us[group.generation] + hops,
+            wire=nbytes / (1000 * rate * tree_dip(nbytes)),
+        )
+
+
+def _nvls(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
+    """All-reduce in the switch of one node. A round has a chunk of every rank in each channel."""
+    counted, rate = RINGS_IN_NODE[group.generation]
+    gb_s = _in_switch_gb_s(group, constants) * group.bus_gb_s / (counted * rate)
+    wide = CTAS[group.generation][1]
+    chunk = NVLS_CHUNK
+    for rounds in NVLS_HALVED:
+        if nbytes >= rounds * wide * min(group.per_node, 8) * chunk:
+            break
+        chunk //= 2
+    yield TimeTerms(
+        algorithm="nvls",
+        start=constants.launch_us[group.generation] + HOPS["nvlink"]["nvls"]["Simple"],
+        wire=nbytes / (1000 * gb_s),
+        fill=constants.fill_of_switch * chunk * max(8, group.num_ranks) * wide / (1000 * gb_s),
+    )
+
+
+def _nvls_tree(
+    op: str, nbytes: int, group: Communicator, constants: Constants
+) -> Iterator[TimeTerms]:
+    """The switch in each node, and a tree between nodes. Between two nodes it crosses once each
+    way, where a ring crosses twice."""
+    generation, n = group.generation, group.num_ranks
+    graph = nvls_graph(generation, per_node=group.per_node)
+    assert graph is not None  # `algorithms` asks
+    gb_s, two = bus_gb_s(group, constants), group.num_nodes == 2
+    in_node = 2 * _in_switch_gb_s(group, constants) * (graph.channels - 1) / graph.channels
+    most = graph.channels * NVLS_TREE_MOST[generation][0 if two else 1]
+    bus = min(in_node, most, TWO_NODES_ONCE * gb_s if two else gb_s)
+    rate = min(bus / factor(op, n), gb_s)
+    levels = group.num_nodes.bit_length() - 1
+    nic = constants.nic(group.fabric, generation)
+    hops = latency_us(op, "nvls_tree", "Simple", system(group, gb_s)) + 2 * levels * nic.tree
+    wide = channels(group, "nvls_tree")
+    yield TimeTerms(
+        algorithm="nvls_tree", start=constants.launch_us[generation] + hops,
+        wire=nbytes / (1000 * rate),
+        fill=constants.fill_of_switch * NVLS_CHUNK / 2 * graph.channels * wide / (1000 * rate),
+    )
+
+
+def _in_switch_gb_s(group: Communicator, constants: Constants) -> float:
+    """GB/s of the message that the tuner gives the switch of a node, and the share reached of it.
+    """
+    graph = nvls_graph(group.generation, per_node=group.per_node)
+    assert graph is not None  # `algorithms` asks
+    tuned = graph.channels * graph.intra * NVLS_EFFICIENCY[group.generation]
+    return tuned * constants.reached_in_switch[group.generation]
+
+
+def _pat(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
+    """Logarithmic in nodes, at three quarters of the ring's bandwidth, with one GPU per node; no
+    measurement is published."""
+    gb_s = bus_gb_s(group, constants)
+    nic = constants.nic(group.fabric, group.generation)
+    levels = group.num_nodes.bit_length() - 1
+    yield TimeTerms(
+        algorithm="pat",
+        start=constants.launch_us[group.generation] + levels * nic.tree
+        + latency_us(op, "pat", "Simple", system(group, gb_s)),
+        wire=nbytes * factor(op, group.num_ranks) / (1000 * gb_s * PAT_SHARE),
     )

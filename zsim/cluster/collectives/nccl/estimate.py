@@ -1,4 +1,4 @@
-"""NCCL's choice of algorithm for a collective, its time, and the multiprocessors that it occupies.
+"""NCCL's choice of algorithm for a collective, and its time with an error band.
 
 The time of each algorithm is in `zsim.cluster.collectives.nccl.durations`. Bytes on the wire, and
 the explicit steps over links without other traffic, are the ring's. This module knows no stream and
@@ -11,11 +11,13 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from zsim.cluster.cluster import Generation
-from zsim.cluster.collectives.nccl import durations
-from zsim.cluster.collectives.nccl.channel_search import FEWEST_NVLS_RANKS, RINGS_IN_NODE
+from zsim.cluster.collectives.nccl import durations, measured_curves
+from zsim.cluster.collectives.nccl.algorithms import algorithms
+from zsim.cluster.collectives.nccl.bands import band
+from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
 from zsim.cluster.collectives.nccl.communicator import Communicator, Estimate
 from zsim.cluster.collectives.nccl.curves import CURVES, Curves
+from zsim.cluster.collectives.nccl.durations import channels
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.cluster.collectives.ring import bytes_sent, duration_ns, steps
 from zsim.errors import ZsimError
@@ -25,19 +27,9 @@ __all__ = [
     "steps", "time_ns",
 ]
 
-CTAS: dict[Generation, tuple[int, int, int]] = {
-    "volta": (24, 24, 16),
-    "ampere": (24, 24, 16),
-    "hopper": (24, 16, 16),
-    "blackwell": (28, 24, 16),
-}
-"""Channels, each of which occupies a multiprocessor: of rings inside a node, of the switch, between
-nodes (of Blackwell's 24 to 32 the middle; Volta as Ampere)."""
-CTAS_OVER_PCIE = 4
-CTAS_OF_RING, CTAS_OF_FAST_RING = 2, 4
-"""Channels per ring between nodes, where each NIC has a ring. From Hopper on a ring has four where
-two would not come to the most. Source: NCCL, graph/connect.cc; on nodes of fewer than 8 ranks it
-takes four to reach the NICs' bandwidth."""
+OF_LONGER_HOPS = 0.5
+"""Half-width of the time that hops longer than NCCL's own add, as a share of it. Source:
+assumed."""
 
 
 def time_ns(op: str, nbytes: int, communicator: Communicator, curves: Curves = CURVES) -> int:
@@ -65,7 +57,7 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
             remedy="or None for NCCL's own choice",
         )
     fastest = min(
-        (durations.by(algorithm, op, nbytes, communicator, curves) for algorithm in known),
+        (_by(algorithm, op, nbytes, communicator, curves) for algorithm in known),
         key=lambda each: each.microseconds,
     )
     if communicator.num_nodes == 1 or communicator.per_node == 1 or communicator.links == "pcie":
@@ -76,18 +68,26 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
     )
 
 
-def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
-    """Algorithms among which NCCL chooses for `op`, as far as there is a model of them."""
-    choices: list[Algorithm] = ["ring"]
-    if op == "all_reduce" and _can_use_nvls(communicator):
-        choices.append("nvls" if communicator.num_nodes == 1 else "nvls_tree")
-    if (
-        op in ("all_gather", "reduce_scatter")
-        and communicator.per_node == 1
-        and communicator.num_nodes > 1
-    ):
-        choices.append("pat")
-    return tuple(choices)
+def _by(
+    algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, curves: Curves
+) -> Estimate:
+    """One algorithm's time, with what hops longer than NCCL's own add to it, of which no
+    measurement is published."""
+    parts = durations.by(algorithm, op, nbytes, communicator, curves.constants)
+    total, (width, provenance) = parts.total, band(op, algorithm, communicator)
+    own = curves.measured(algorithm, op, communicator)
+    if own is not None:
+        total = measured_curves.time_us(own, algorithm, op, nbytes, communicator)
+        width, provenance = measured_curves.known_band(own, communicator)
+    more, share = durations.longer_hops_us(algorithm, op, communicator), width.at(nbytes)
+    return Estimate(
+        microseconds=total + more,
+        low=total * (1 - share) + more * (1 - OF_LONGER_HOPS),
+        high=total * (1 + share) + more * (1 + OF_LONGER_HOPS),
+        algorithm=algorithm,
+        protocol=parts.protocol,
+        provenance="assumed" if more else provenance,
+    )
 
 
 def _has_own_switch(communicator: Communicator, curves: Curves) -> bool:
@@ -100,34 +100,12 @@ def _has_own_switch(communicator: Communicator, curves: Curves) -> bool:
     )
 
 
-def _can_use_nvls(communicator: Communicator) -> bool:
-    """NVLS, or its tree between nodes; with EFA NCCL 2.27.7 stays with rings at 4 nodes of H200."""
-    fewest = FEWEST_NVLS_RANKS.get(communicator.generation)
-    wide_enough = fewest is not None and communicator.per_node >= fewest
-    return communicator.nvls and communicator.links == "nvlink" and wide_enough and (
-        communicator.num_nodes == 1 or communicator.fabric != "efa"
-    )
-
-
 def _one_node(communicator: Communicator) -> Communicator:
     """One of its nodes alone, which the whole is never faster than: with many NICs a node is the
     narrower part."""
-    channels, rate = RINGS_IN_NODE[communicator.generation]
-    inside = min(channels * rate, communicator.inside_gb_s)
-    bus_gb_s = max(inside, communicator.bus_gb_s)
+    counted, rate = RINGS_IN_NODE[communicator.generation]
+    inside = min(counted * rate, communicator.inside_gb_s)
     return replace(
         communicator, num_ranks=communicator.per_node, num_nodes=1, fullest=0, algorithm=None,
-        bus_gb_s=bus_gb_s,
+        bus_gb_s=max(inside, communicator.bus_gb_s),
     )
-
-
-def channels(communicator: Communicator, algorithm: Algorithm) -> int:
-    """Number of multiprocessors that a large collective occupies on each rank."""
-    if communicator.links == "pcie":
-        return CTAS_OVER_PCIE
-    inside, in_the_switch, between = CTAS[communicator.generation]
-    if communicator.num_nodes == 1:
-        return in_the_switch if algorithm == "nvls" else inside
-    few = CTAS_OF_RING * communicator.nics
-    fast = communicator.generation in ("hopper", "blackwell") and few < between
-    return min(between, CTAS_OF_FAST_RING * communicator.nics if fast else few)

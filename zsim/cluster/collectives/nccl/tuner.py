@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log2
 from typing import Literal
 
 from zsim.cluster.cluster import Generation, Processor
@@ -175,7 +176,7 @@ def choices(op: str, nbytes: int, system: System) -> Iterator[AlgorithmChoice]:
                 rate_gb_s(op, algorithm, protocol, system),
             )
             latency *= plateau(op, nbytes, algorithm, protocol, system)
-            rate *= _tree_dip(nbytes) if algorithm == "tree" else 1.0
+            rate *= tree_dip(nbytes) if algorithm == "tree" else 1.0
             yield AlgorithmChoice(
                 algorithm=algorithm,
                 protocol=protocol,
@@ -244,9 +245,9 @@ def rate_gb_s(op: str, algorithm: Algorithm, protocol: Protocol, system: System)
     protocol."""
     n = system.num_ranks
     if algorithm == "ring":
-        return _ring_bus(protocol, system) / bus_factor(op, n)
+        return ring_bus_gb_s(protocol, system) / bus_factor(op, n)
     if algorithm == "tree":
-        return 0.5 * _tree_bus(protocol, system)
+        return 0.5 * tree_bus_gb_s(protocol, system)
     if algorithm == "pat":
         return PAT_SHARE * _bus(system.ring, system) / bus_factor(op, n)
     return _nvls_bus(op, system) / bus_factor(op, n)
@@ -269,7 +270,8 @@ def _ll_most(system: System) -> float:
     return LL_MOST[row][_column(system)]
 
 
-def _ring_bus(protocol: Protocol, system: System) -> float:
+def ring_bus_gb_s(protocol: Protocol, system: System) -> float:
+    """GB/s of bus bandwidth of a ring's channels with `protocol`."""
     bus = _bus(system.ring, system)
     if protocol == "LL":
         return min(_ll_most(system), LL_SHARE * bus)
@@ -278,7 +280,8 @@ def _ring_bus(protocol: Protocol, system: System) -> float:
     return bus
 
 
-def _tree_bus(protocol: Protocol, system: System) -> float:
+def tree_bus_gb_s(protocol: Protocol, system: System) -> float:
+    """GB/s of a tree's channels with `protocol`, twice what it carries of the message."""
     column, channels = _column(system), system.ring.channels
     bus = min(
         TREE_SHARE * _bus(system.ring, system), channels * TREE_MOST[system.generation][column]
@@ -308,15 +311,15 @@ def _nvls_bus(op: str, system: System) -> float:
     return channels * per_channel
 
 
-def _tree_dip(nbytes: int) -> float:
-    """Trees lose bandwidth at middle sizes: to about half from 64 KiB to 2 MiB, little below 4 KiB
-    and above 64 MiB.
+def tree_dip(nbytes: int) -> float:
+    """Share of its bandwidth that a tree reaches: about half from 64 KiB to 2 MiB, nearly all below
+    4 KiB and above 64 MiB.
 
     NCCL has a table by size and protocol; this is its rough shape, straight between these corners
     in log2 of the size.
     """
     corners = ((12, 1.0), (16, 0.5), (21, 0.5), (26, 1.0))
-    exponent = max(0, nbytes.bit_length() - 1)
+    exponent = log2(max(1, nbytes))
     for (left, low), (right, high) in pairwise(corners):
         if left <= exponent <= right:
             return low + (high - low) * (exponent - left) / (right - left)
