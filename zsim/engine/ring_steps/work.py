@@ -15,7 +15,8 @@ from zsim.ir.program import Program
 
 MOST_EVENTS = 4_000_000
 """Most hops of chunks and turns on shared links in a step. A round of its simulation then takes a
-quarter of a minute, and there are three or four."""
+quarter of a minute where rings share no links, and longer where they do. There are three or four.
+"""
 
 
 class EventsError(ZsimError):
