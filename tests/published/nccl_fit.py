@@ -18,11 +18,11 @@ from math import exp, log
 from typing import Any
 
 from tests.published.convert import TABLES
-from zsim.calibration.accuracy import size_of
 from zsim.calibration.collectives import group_of
 from zsim.calibration.data import table
 from zsim.calibration.data.records import Collective
 from zsim.calibration.fitting.fit_steps import solver
+from zsim.calibration.row_predictions import size_of
 from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl import durations
 from zsim.cluster.collectives.nccl.algorithms import algorithms

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from tests.published.convert import TABLES
 from zsim.calibration.data import table
 from zsim.calibration.data.model_identity import model_of
-from zsim.calibration.data.records import Step, middle
+from zsim.calibration.data.records import Step
 from zsim.calibration.fitting import fit_steps
 from zsim.calibration.fitting.fit_steps import Case
 from zsim.cluster.devices import Device
-from zsim.engine.costs import Costs
-from zsim.engine.simulate_step import simulate_step
 
 FITTED = "mpt_llm_foundry.csv"
 WIDER, ROUNDS = 3.0, 4
@@ -49,15 +48,21 @@ def by_generation() -> list[float]:
         fitted = fit_steps.fit(others, wider=WIDER, rounds=ROUNDS)
         seen = fitted.device(others[0].scenario.cluster.device)
         shared = {name: factor for (kind, name), factor in fitted.factors.items() if not kind}
-        for case in planned:
-            if case.generation == generation:
-                device = carried(case.scenario.cluster.device, others, seen)
-                errors.append(_seconds(case, fit_steps.tuned(device, shared)) / case.seconds - 1)
+        on = partial(carried, others=others, seen=seen, shared=shared)
+        errors += [
+            fit_steps.seconds_on(case, on) / case.seconds - 1
+            for case in planned if case.generation == generation
+        ]
     return errors
 
 
-def carried(device: Device, others: Sequence[Case], seen: Device) -> Device:
-    """`device` with what training makes of single kernels on the device `seen` of `others`."""
+def carried(
+    device: Device, *, others: Sequence[Case], seen: Device, shared: dict[str, float]
+) -> Device:
+    """`device` with what training makes of single kernels on the device `seen` of `others`.
+
+    The factors of constants that all generations share are `shared`.
+    """
     before = others[0].scenario.cluster.device
     alone = device.matmul_efficiency / device.products_alone
     in_training = before.products_alone * seen.matmul_efficiency / before.matmul_efficiency
@@ -65,24 +70,10 @@ def carried(device: Device, others: Sequence[Case], seen: Device) -> Device:
     triton = replace(
         device.attention["triton"], rate=round(slower * device.attention["flash2"].rate)
     )
-    return replace(
+    own = replace(
         device, matmul_efficiency=alone * in_training,
         float8_efficiency=device.float8_efficiency / device.matmul_efficiency * alone * in_training,
         elementwise_efficiency=seen.elementwise_efficiency,
         attention={**device.attention, "triton": triton},
     )
-
-
-def _seconds(case: Case, device: Device) -> float:
-    """Seconds of a step on `device`; of several readings the middle."""
-    return middle(
-        simulate_step(
-            program,
-            costs=Costs(
-                cluster=replace(scenario.cluster, device=device), execution=scenario.executed
-            ),
-        ).step_time_ns / 1e9
-        for scenario, program in zip(
-            case.step.readings, (case.program, *case.others), strict=True
-        )
-    )
+    return fit_steps.tuned(own, shared)

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zsim.calibration.accuracy import Predicted
+from zsim.calibration.row_predictions import Predicted
 from zsim.errors import ZsimError
 from zsim.io import files
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from zsim.calibration import accuracy, explain_row, plot
-from zsim.calibration.accuracy import Accuracy, Predicted
+from zsim.calibration.accuracy import Accuracy
 from zsim.calibration.data import measurements
 from zsim.calibration.data.records import MeasurementError, Skipped
+from zsim.calibration.row_predictions import Predicted
 from zsim.cli.reports.report import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.support.folders import SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
 from zsim.calibration import accuracy
-from zsim.calibration.accuracy import Predicted, groups, pairs, percentile, spearman
+from zsim.calibration.accuracy import groups, pairs, percentile, spearman
 from zsim.calibration.data import measurements
+from zsim.calibration.row_predictions import Predicted
 from zsim.cli import accuracy as accuracy_commands
 from zsim.cli import main
 from zsim.io import parallel

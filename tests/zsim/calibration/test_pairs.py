@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from zsim.calibration import accuracy
-from zsim.calibration.accuracy import Predicted, pairs
+from zsim.calibration.accuracy import pairs
+from zsim.calibration.row_predictions import Predicted
 
 
 def row(measured: float, **fields: str) -> Predicted:

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from zsim.calibration import plot
-from zsim.calibration.accuracy import Predicted
 from zsim.calibration.plot import PlotError
+from zsim.calibration.row_predictions import Predicted
 
 
 def row(source: str, measured: float) -> Predicted:

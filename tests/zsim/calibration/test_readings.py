@@ -8,10 +8,10 @@ import pytest
 
 from tests.zsim.calibration.tables import STEP, table
 from zsim.calibration import explain_row
-from zsim.calibration.accuracy import Predicted, predictions
 from zsim.calibration.data.records import Step, TableError
 from zsim.calibration.data.table import read
 from zsim.calibration.fitting import fit_steps
+from zsim.calibration.row_predictions import Predicted, predictions
 
 KERNELS = "execution.attention_kernels"
 WHY = {"assumed": "the row names no version of flash attention"}

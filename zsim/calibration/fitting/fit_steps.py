@@ -205,25 +205,26 @@ def _number(value: float, factor: float) -> float:
 
 
 def predicted(case: Case, factors: dict[tuple[str, str], float]) -> float:
-    """Seconds of the step with the device's constants multiplied; of several readings the middle.
-    """
+    """Seconds of the step with the device's constants multiplied."""
     own = {
         name: factor for (kind, name), factor in factors.items() if kind in ("", case.generation)
     }
+    return seconds_on(case, lambda device: tuned(device, own))
+
+
+def seconds_on(case: Case, changed: Callable[[Device], Device]) -> float:
+    """Seconds of the step on its `changed` device; of several readings the middle."""
+    readings = zip(case.step.readings, (case.program, *case.others), strict=True)
     return middle(
-        _seconds(scenario, program, own)
-        for scenario, program in zip(
-            case.step.readings, (case.program, *case.others), strict=True
-        )
+        simulate_step(
+            program,
+            costs=Costs(
+                cluster=replace(scenario.cluster, device=changed(scenario.cluster.device)),
+                execution=scenario.executed,
+            ),
+        ).step_time_ns / 1e9
+        for scenario, program in readings
     )
-
-
-def _seconds(scenario: Scenario, program: Program, own: dict[str, float]) -> float:
-    cluster = scenario.cluster
-    costs = Costs(
-        cluster=replace(cluster, device=tuned(cluster.device, own)), execution=scenario.executed
-    )
-    return simulate_step(program, costs=costs).step_time_ns / 1e9
 
 
 def fit(
