@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zreal.modules.checkpointing import checkpointed, checkpointed_whole
 from zreal.modules.emulation import Timers
 from zreal.modules.initial_values import DTYPES, ModelError, fill, initial
-from zreal.modules.operators import apply
+from zreal.modules.operators import apply, seed_by
 from zreal.modules.own.deferred import Deferred
 from zreal.modules.own.own_module import DEFERRED, OwnModel
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -174,6 +174,7 @@ class Model(nn.Module):
         self._checkpointing = checkpointing
         self._checkpointed = checkpointing.applies_to(spec)
         self.timers = Timers()
+        self._drops_out = any(op.dropout for part in spec.modules for op in part.operators)
         self._add_modules()
         for unit in spec.units:
             self._add_nested(unit.fqn)
@@ -224,6 +225,8 @@ class Model(nn.Module):
 
     def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
         """Run one of the modules of `spec`, or a later run of it."""
+        if module is self.spec.modules[0] and self._drops_out:
+            seed_by(x)
         if module.unit == ROOT:
             return interpret((module,), x, targets, self)
         return cast(Tensor, self.module_at(module.path)(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import cast
@@ -48,6 +49,8 @@ def apply(
             return functional.silu(values[first]) * values[op.inputs[1]]
         case "residual":
             return values[first] + values[op.inputs[1]]
+        case "dropout":
+            return _dropped(values[first], op.dropout)
         case "rotary":
             return _rotary(values[first], op)
         case "attention":
@@ -61,6 +64,11 @@ def apply(
             return functional.cross_entropy(logits, targets)
         case _:
             raise AssertionError(op.name)  # transformers runs it itself, or build() refuses it
+
+
+def seed_by(tokens: Tensor) -> None:
+    """Seed a forward by its tokens alone, so that a rank and the reference drop out alike."""
+    torch.manual_seed(zlib.crc32(tokens.cpu().numpy().tobytes()))
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
@@ -84,7 +92,8 @@ def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tenso
         backend = KERNELS.get(op.implementation)
         with sdpa_kernel(backend) if backend is not None else nullcontext():
             mixed = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads
+                q, k, v, is_causal=op.causal, enable_gqa=op.num_kv_heads != op.num_heads,
+                dropout_p=op.dropout,
             )
         return mixed.transpose(1, 2).flatten(-2)
     if op.num_kv_heads != op.num_heads:
@@ -94,4 +103,9 @@ def _attention(op: Operator, query: Tensor, key: Tensor, value: Tensor) -> Tenso
         length = scores.shape[-1]
         later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
-    return cast(Tensor, (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2))
+    mixed = _dropped(scores.softmax(dim=-1), op.dropout) @ v
+    return mixed.transpose(1, 2).flatten(-2)
+
+
+def _dropped(x: Tensor, share: float) -> Tensor:
+    return functional.dropout(x, share) if share else x

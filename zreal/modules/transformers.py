@@ -8,7 +8,6 @@ modules one by one through `run`, which repeats the forwards of the two inner mo
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zreal.modules.checkpointing import checkpointed
 from zreal.modules.initial_values import DTYPES, ModelError
+from zreal.modules.operators import seed_by
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import EMBED, HEAD, TransformersModel
 from zsim.models.spec import Module
@@ -51,7 +51,7 @@ class TokensToLoss(nn.Module):
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of tokens `x`. The module makes its own targets of them; `targets` are ignored.
         """
-        _seed(x)
+        seed_by(x)
         base: Any = super()
         return cast(Tensor, base.forward(input_ids=x, labels=x, use_cache=False).loss)
 
@@ -66,7 +66,7 @@ class TokensToLoss(nn.Module):
     def run(self, module: Module, x: Tensor, targets: Tensor) -> Tensor:
         """Run one of the modules of `spec`: a block, or the root's part before or after them."""
         if module.fqn == EMBED:
-            _seed(x)
+            seed_by(x)
             x, self._locals = self._enter(x)
             return x
         if module.fqn != HEAD:
@@ -119,11 +119,6 @@ def _enter_gpt2(model: TokensToLoss, tokens: Tensor) -> tuple[Tensor, _ForwardLo
         tokens=tokens, unread=(embeddings, rows), norm="transformer.ln_f",
         block_arguments={"position_ids": positions},
     )
-
-
-def _seed(tokens: Tensor) -> None:
-    """Seed a forward by its tokens alone, so that a rank and the reference drop out alike."""
-    torch.manual_seed(zlib.crc32(tokens.cpu().numpy().tobytes()))
 
 
 def _positions(embeddings: Tensor) -> Tensor:

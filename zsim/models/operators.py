@@ -67,7 +67,7 @@ class Operator:
       The `implementation` of rms_norm and cross_entropy: "", or COMPOSITE.
     - rotary: turns num_heads heads of head_dim.
     - attention: inputs q, k, v; num_heads, num_kv_heads, head_dim; `implementation` an
-      AttentionKind; causal; with `dropout` of its probabilities.
+      AttentionKind; causal. dropout: out_features.
     - traced: the calls that a tracer saw (`zsim.autograd.traced.model`).
 
     From upcast_norm to causal_loss: what modules of transformers are made of;
@@ -91,7 +91,8 @@ class Operator:
     head_dim: Final[int] = 0
     implementation: Final[str] = ""
     causal: Final[bool] = True
-    dropout: Final[bool] = False
+    dropout: Final[float] = 0.0
+    """Share of numbers that dropout makes 0: of a dropout, or of attention's probabilities."""
     fused_inputs: Final[bool] = False
     """Queries, keys and values are parts of one tensor; their views are made keys first, as GPT-2
     of transformers does."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim.autograd.aten import sdpa
+from zsim.autograd.aten import gpt2, sdpa
 from zsim.autograd.aten.building_blocks import batched_matmul, clone, constant, view
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
@@ -124,9 +124,8 @@ def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
     yield from _probabilities(op, sizes)
     yield clone(value, f"{name}.v", nbytes, copies=copies and not grouped)
     product = f"{name}.product"
-    yield batched_matmul(
-        "weighted_values", (f"{name}.probabilities", f"{name}.v"), product, nbytes, op, sizes
-    )
+    weights = f"{name}.dropped" if op.dropout else f"{name}.probabilities"
+    yield batched_matmul("weighted_values", (weights, f"{name}.v"), product, nbytes, op, sizes)
     flat: dict[str, Any] = {"gradients" if copies else "passes": (product,)}
     yield Call(
         operator="clone", inputs=(product,), output=name, nbytes=nbytes, view=not split,
@@ -170,6 +169,9 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
     source = masked if op.causal else scores
     if sizes.softmax_nbytes in (0, sizes.nbytes):
         yield step("softmax", source, probabilities, saves=(probabilities,))
+        if op.dropout:
+            dropped = f"{name}.dropped"
+            yield from gpt2.dropped(probabilities, dropped, nbytes, sizes, drops=(probabilities,))
         return
     wide, softmax = nbytes // sizes.nbytes * sizes.softmax_nbytes, f"{name}.softmax"
     yield replace(
@@ -179,4 +181,9 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
         step("softmax", f"{name}.wide", softmax, saves=(softmax,), drops=(f"{name}.wide",)),
         nbytes=wide,
     )
-    yield step("cast", softmax, probabilities, drops=(softmax,))
+    weights = probabilities
+    if op.dropout:
+        kept = replace(sizes, nbytes=sizes.softmax_nbytes)
+        yield from gpt2.dropped(softmax, f"{softmax}.dropped", wide, kept, drops=(softmax,))
+        softmax, weights = f"{softmax}.dropped", f"{name}.dropped"
+    yield step("cast", softmax, weights, drops=(softmax,))

@@ -56,15 +56,16 @@ def dropped(source: str, name: str, nbytes: int, sizes: Sizes, **more: Any) -> I
     """`source` of `nbytes` after dropout. Fused on CUDA, where a mask of one byte per element is
     kept instead of the noise."""
     if sizes.device == "cuda":
+        mask = nbytes // sizes.nbytes
         yield Call(
             operator="dropout",
             inputs=(source,),
             output=name,
             nbytes=nbytes,
-            keeps=((f"{name}.mask", nbytes // sizes.nbytes),),
+            keeps=((f"{name}.mask", mask),),
             gradients=(source,),
-            moved=2 * nbytes,
-            backward_moved=2 * nbytes,
+            moved=2 * nbytes + mask,
+            backward_moved=2 * nbytes + mask,
             **more,
         )
         return

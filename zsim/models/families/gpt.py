@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zsim.models.families.layers import (
     LossDtype,
+    dropped,
     elementwise,
     embedding,
     head,
@@ -31,6 +32,8 @@ class GptSizes:
     feed_forward: int = 0
     tied: bool = True
     attention: AttentionKind = "explicit"
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
     loss_dtype: LossDtype = "model"
 
 
@@ -49,7 +52,10 @@ def _block(sizes: GptSizes, index: int) -> Module:
         num_kv_heads=sizes.num_heads,
         head_dim=width // sizes.num_heads,
         implementation=sizes.attention,
+        dropout=sizes.attention_dropout,
     )
+    attended, a = dropped(sizes.residual_dropout, f"{fqn}.attn.dropout", "a", width)
+    fed, m = dropped(sizes.residual_dropout, f"{fqn}.mlp.dropout", "m", width)
     return Module(
         fqn=fqn,
         unit=fqn,
@@ -58,12 +64,14 @@ def _block(sizes: GptSizes, index: int) -> Module:
             *projections,
             attention,
             linear(f"{fqn}.attn.proj", "mixed", "a", width, width),
-            elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
+            *attended,
+            elementwise("residual", f"{fqn}.add_1", ("x", a), "h", width),
             norm("layer_norm", f"{fqn}.ln_2", "h", "n2", width),
             linear(f"{fqn}.mlp.fc", "n2", "wide", width, feed_forward),
             elementwise("gelu", f"{fqn}.mlp.gelu", ("wide",), "act", feed_forward),
             linear(f"{fqn}.mlp.proj", "act", "m", feed_forward, width),
-            elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width),
+            *fed,
+            elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width),
         ),
     )
 

@@ -281,9 +281,8 @@ def _gpt2(config: _Config, sequence_length: int) -> ModelSpec:
         attention="sdpa",
     )
     dropout = Dropout(
-        embedding=config.share("embd_pdrop", 0.1) > 0,
-        residual=config.share("resid_pdrop", 0.1) > 0,
-        attention=config.share("attn_pdrop", 0.1) > 0,
+        embedding=config.share("embd_pdrop", 0.1), residual=config.share("resid_pdrop", 0.1),
+        attention=config.share("attn_pdrop", 0.1),
     )
     activation = str(config.values.get("activation_function", "gelu_new"))
     config.require_heads(heads="n_head", width="n_embd")

@@ -31,6 +31,16 @@ def elementwise(kind: str, name: str, inputs: tuple[str, ...], output: str, widt
     return Operator(kind=kind, name=name, inputs=inputs, output=output, out_features=width)  # type: ignore[arg-type]
 
 
+def dropped(share: float, name: str, value: str, width: int) -> tuple[tuple[Operator, ...], str]:
+    """Dropout of `value`, none for a share of 0, and the name of what there is then."""
+    if not share:
+        return (), value
+    output = f"{value}_dropped"
+    return (
+        replace(elementwise("dropout", name, (value,), output, width), dropout=share),
+    ), output
+
+
 def norm(kind: str, name: str, source: str, output: str, width: int) -> Operator:
     """A layer_norm (weight and bias) or an rms_norm (weight)."""
     return Operator(

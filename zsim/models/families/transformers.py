@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.models.families.gpt import GptSizes
-from zsim.models.families.layers import elementwise, embedding, linear, norm, parameters_of
+from zsim.models.families.layers import (
+    dropped,
+    elementwise,
+    embedding,
+    linear,
+    norm,
+    parameters_of,
+)
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
 
@@ -30,23 +37,16 @@ class TransformersModel(ModelSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropout:
-    """Dropout of embeddings, of the outputs of attention and MLP, and of attention's
-    probabilities."""
+    """Shares of embeddings, of the outputs of attention and MLP, and of attention's probabilities
+    that dropout makes 0."""
 
-    embedding: bool = False
-    residual: bool = False
-    attention: bool = False
+    embedding: float = 0.0
+    residual: float = 0.0
+    attention: float = 0.0
 
 
 def _conv1d(name: str, source: str, output: str, in_features: int, out_features: int) -> Operator:
     return replace(linear(name, source, output, in_features, out_features), kind="conv1d")
-
-
-def dropped(asked: bool, name: str, value: str, width: int) -> tuple[tuple[Operator, ...], str]:
-    """Dropout of `value` where it is asked for, and the name of what there is then."""
-    if not asked:
-        return (), value
-    return (elementwise("dropout", name, (value,), f"{value}_dropped", width),), f"{value}_dropped"
 
 
 def loss_module(

@@ -397,6 +397,8 @@ MEANINGS: Mapping[str, str] = {
     "max_positions": "Rows of learned positions; 0 for the sequence length.",
     "tied": "The head shares the embedding's weight.",
     "attention": "Kernels of attention.",
+    "attention_dropout": "Share of attention's probabilities that dropout makes 0.",
+    "residual_dropout": "Share of the outputs of attention and MLP that dropout makes 0.",
     "loss_dtype": 'Dtype of the loss: the "model"\'s, or logits cast to "float32" before it.',
     "qkv_bias": "Projections of queries, keys and values have biases.",
     "output_bias": "The projection of attention's output has a bias.",
@@ -414,6 +416,7 @@ def _fields(options: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(options)
     kinds: dict[Any, Any] = {
         int: Annotated[int, Field(ge=0, le=MAX_SIZE)],
+        float: Annotated[float, Field(ge=0, lt=1)],  # a share
         float | None: Annotated[float, Field(ge=0, le=MAX_SIZE)] | None,
         Granularity: BucketSize,
     }
