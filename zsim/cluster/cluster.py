@@ -162,6 +162,9 @@ class ClusterSpec:
     """Links that carry nothing, each as node and NIC; none in a preset."""
     times: tuple[MeasuredTimes, ...] = ()
     """Times of collectives that were measured here size by size; none in a preset."""
+    has_idle_cores: bool = False
+    """Compute takes no core from collectives, as emulated compute does not. The executor then has
+    them go on beside it."""
 
     @property
     def host_bandwidth(self) -> int:
@@ -170,10 +173,9 @@ class ClusterSpec:
 
     @property
     def with_idle_cores(self) -> ClusterSpec:
-        """The cluster where compute takes no core from collectives, as emulated compute does not:
-        these neither wait for one nor slow kernels down."""
+        """The cluster with idle cores: collectives neither wait for one nor slow kernels down."""
         return replace(
-            self, device=replace(self.device, interference=0.0),
+            self, has_idle_cores=True, device=replace(self.device, interference=0.0),
             overheads=replace(self.overheads, wake=0),
         )
 

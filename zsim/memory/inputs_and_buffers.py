@@ -46,7 +46,7 @@ def belongings(scenario: Scenario) -> tuple[NonTorchMemory, ...]:
         if nbytes
     )
     in_program = scenario.execution.accumulation == "eager" or (
-        scenario.execution.accumulation == "fp32" and STRATEGIES[scenario.strategy].keeps_gradients
+        scenario.execution.accumulation == "fp32" and STRATEGIES[scenario.strategy].is_own
     )
     return exact if in_program else (*exact, _buffer_of(scenario))
 

@@ -284,8 +284,8 @@ class Scenario:
 
     @property
     def executed(self) -> Execution:
-        """`execution` by this strategy on this cluster: FSDP's hooks take the host time, and on a
-        CPU do one thing after another."""
+        """`execution` by this strategy on this cluster: FSDP's hooks take the host time. On a CPU
+        they, and the executor of own strategies, do one thing after another."""
         return self.executed_on(self.cluster)
 
     def executed_on(self, cluster: ClusterSpec) -> Execution:
@@ -293,13 +293,14 @@ class Scenario:
         strategy, on_cpu = STRATEGIES[self.strategy], cluster.kind == "cpu"
         return replace(
             self.execution, hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
-            synchronous=strategy.hooks and on_cpu,
+            synchronous=on_cpu
+            and (strategy.hooks or (strategy.is_own and not cluster.has_idle_cores)),
         )
 
     @property
     def gradient_dtype(self) -> Dtype:
         """The dtype in which a strategy that keeps gradients in its own buffers adds them up."""
-        wide = STRATEGIES[self.strategy].keeps_gradients and self.execution.accumulation == "fp32"
+        wide = STRATEGIES[self.strategy].is_own and self.execution.accumulation == "fp32"
         return "float32" if wide else self.precision.parameters
 
     @property

@@ -98,9 +98,10 @@ class Strategy:
     hooks: bool = False
     """Python hooks of modules issue the collectives, as FSDP's do. They take the host time, and on
     a CPU they wait for each collective."""
-    keeps_gradients: bool = False
-    """Each gradient is added into a buffer of the strategy's own, which may be float32 where
-    parameters have two bytes (`execution.accumulation`)."""
+    is_own: bool = False
+    """torch has no such strategy, and the executor carries it out. It adds gradients into buffers
+    of its own, which may be float32 (`execution.accumulation`). On a CPU the host waits for each of
+    its collectives."""
     dtensors: bool = False
     """The optimizer steps DTensors, each of which takes the host a dispatch of its own."""
     num_distinct_ranks: Callable[[ModelSpec, Mesh], int] = _all_alike

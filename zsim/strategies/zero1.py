@@ -110,6 +110,6 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero1"),
-    nests="buffers", keeps_gradients=True,
+    nests="buffers", is_own=True,
     num_groups=num_groups, shards_more="zero2", over_all_ranks="zero1",
 )

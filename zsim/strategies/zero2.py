@@ -54,6 +54,6 @@ def _step(model: FlatModel, *, first: bool) -> StepBuilder:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
-    nests="buffers", keeps_gradients=True,
+    nests="buffers", is_own=True,
     num_groups=zero1.num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

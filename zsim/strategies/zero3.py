@@ -139,7 +139,7 @@ def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatG
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
-    nests="buffers", keeps_gradients=True,
+    nests="buffers", is_own=True,
     num_groups=zero1.num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),
 )

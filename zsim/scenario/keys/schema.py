@@ -275,7 +275,7 @@ TABLES: Mapping[str, Any] = {
             ),
             "accumulation": _key(
                 "Later gradients are added in their own dtype, in fp32, or fused into products; "
-                "the latter two in fp32 buffers, which ZeRO's Program has."
+                "the latter two in fp32 buffers, with fp32 in ZeRO's Program."
             ),
             "softmax": _key(
                 "Explicit attention scales and masks scores in kernels apart, or fused with the "
