@@ -60,6 +60,13 @@ def folded_step() -> float:
     return seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
+def rings_as_steps() -> float:
+    """A 32-layer FSDP2 step on 64 ranks, hop by hop, likewise."""
+    case = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
+    stepwise = case.with_(execution={"detail": "steps"})
+    return seconds(lambda: SimBackend().run(stepwise, options=RunOptions()))
+
+
 def memory_timeline(name: str) -> Measure:
     """Seconds from a loaded scenario to the memory timeline of one rank's phases.
 
@@ -116,6 +123,7 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
         0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")
     ),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
+    "64 ranks x 32 layers, rings as steps, in process": (30.0, 3, rings_as_steps),
     "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }
 """Target in seconds, number of runs and measurement, by name."""

@@ -1,6 +1,7 @@
 """Random collectives at once on random clusters, as flows and as steps, and why the two differ.
 
-A case has one or two collectives over each axis of a mesh, and perhaps a late rank or a slow link.
+A case has one or two collectives over each axis of a mesh, and perhaps trouble. A late rank comes
+later once, a slow one to each collective, and a slow link carries less.
 Reasons are found by experiment: a difference is laid to latency, say, where it is gone in the same
 case without latencies.
 """
@@ -109,11 +110,14 @@ def drawn(seed: int) -> RingCase:
     cluster = load_cluster(preset, nodes=nodes, ranks=size)
     if draw.random() < 0.4:
         cluster = replace(cluster, collectives="ring")
-    trouble = draw.choice(["none", "none", "a late rank", "a slow link"])
+    trouble = draw.choice(["none", "none", "a late rank", "a slow rank", "a slow link"])
     late, delays = None, (Delays(),)
     if trouble == "a late rank":
         late = draw.randrange(size)
         delays = (Delays(), Delays(start=int(10 ** draw.uniform(3, 7))))
+    elif trouble == "a slow rank":
+        late, later = draw.randrange(size), int(10 ** draw.uniform(3, 6))
+        delays = (Delays(), Delays(start=later, later=dict.fromkeys(range(4), later)))
     elif trouble == "a slow link":
         rail = SlowRail(
             node=draw.randrange(cluster.num_nodes),
@@ -170,6 +174,7 @@ def breaches(case: RingCase, times: Compared) -> Sequence[str]:
     costs = Costs(case.cluster)
     in_turn = max(
         delays.start
+        + sum(delays.later.values())
         + sum(
             costs.collective_ns(each.kind, each.nbytes, case.program.mesh.group(each.group, rank))
             + costs.issue_ns(each)

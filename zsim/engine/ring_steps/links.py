@@ -75,9 +75,14 @@ def shared_lanes(rings: Mapping[Any, Sequence[Hop]]) -> tuple[int, dict[Place, t
 def carry(
     environment: simpy.Environment, link: simpy.Resource, *, hold_ns: int, slices: int
 ) -> Process:
-    """Process that holds `link` for `hold_ns` in all, in as many turns as there are `slices`."""
+    """Process that holds `link` for `hold_ns` in all, and between `slices` gives way to others."""
+    granted = link.request()
+    yield granted
     for turn in range(slices):
-        own = hold_ns * (turn + 1) // slices - hold_ns * turn // slices
-        with link.request() as granted:
+        if turn and link.queue:
+            link.release(granted)
+            granted = link.request()
             yield granted
-            yield environment.timeout(own)
+        own = hold_ns * (turn + 1) // slices - hold_ns * turn // slices
+        yield environment.timeout(own)
+    link.release(granted)

@@ -59,7 +59,28 @@ class Inbox:
 
 
 class RoundTrip:
-    """One collective while its chunks go round."""
+    """One collective while its chunks go round.
+
+    >>> from zsim.cluster.cluster import load_cluster
+    >>> from zsim.cluster.ring_hops import hops
+    >>> from zsim.engine.costs import Costs
+    >>> from zsim.engine.ring_steps.plan import ring_plan
+    >>> costs = Costs(load_cluster("cpu-gloo", ranks=4))
+    >>> way = hops(costs.cluster, (0, 1, 2, 3))
+    >>> plan = ring_plan("all_gather", 400_000, root=0, hops=way, costs=costs)
+    >>> ring = LinkedRing(group="dp_shard", hops=way, nodes=(0,) * 4, lanes=((),) * 4)
+    >>> environment, records = simpy.Environment(), []
+    >>> trip = RoundTrip(environment, ring, plan, links=(), records=records)
+    >>> for rank in range(4):
+    ...     part = MemberPart(name="a", position=rank, ready_ns=0, longer_ns=0, over=print)
+    ...     _ = environment.process(trip.take_part(part))
+    >>> environment.run()
+    >>> sorted((hop.step, hop.source, hop.destination) for hop in records)
+    [(0, 0, 1), (0, 1, 2), (0, 2, 3), (0, 3, 0), (1, 0, 1), (1, 1, 2), (1, 2, 3), (1, 3, 0), \
+(2, 0, 1), (2, 1, 2), (2, 2, 3), (2, 3, 0)]
+    >>> environment.now == plan.alone_ns == costs.collective_ns("all_gather", 400_000, (0, 1, 2, 3))
+    True
+    """
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ def test_the_record_has_a_thousand_cases_and_every_reason():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_thousand_cases_differ_as_the_record_says():
     """Constants of presets change and move single cases from one reason to another."""
     outcomes = [outcome(seed) for seed in range(RECORD["cases"])]
