@@ -145,6 +145,16 @@ def reduce_scatter(
     return cast(Any, call(output, source, group=group, async_op=async_op))
 
 
+def works(result: object) -> list[dist.Work]:
+    """The Works among what a c10d operator returned.
+
+    NCCL makes none where a collective was called without async_op: it runs on the current stream.
+    """
+    items = result if isinstance(result, tuple) else (result,)
+    boxed = (dist.Work.unbox(each) for each in items if isinstance(each, torch.ScriptObject))
+    return [work for work in boxed if work is not None]
+
+
 def fake_mode() -> Any:
     """Context in which tensors have shapes and no memory; torch refuses operators that need values.
     """

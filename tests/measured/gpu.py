@@ -43,7 +43,9 @@ from zsim.runs.unit_times import time_by_unit
 from zsim.scenario.plan import planned
 
 LIMIT_S = 460.0
-"""Seconds for all of it; what is left then is recorded as not measured."""
+"""Seconds for all of it; what is left then is recorded as not measured. `--limit` sets others."""
+PRESETS = {"H200": "dgx-h200", "H100": "dgx-h100", "A100": "dgx-a100"}
+"""The cluster whose GPU's name has this in it: steps are predicted for it."""
 GPU_MODELS = ("llama-3.2-1b", "llama-2-7b")
 CPU_MODELS = ("gpt-tiny", "llama-tiny")
 WORLDS = (8, 64, 1024)
@@ -173,7 +175,7 @@ def steps(device: str, folder: str, until: float) -> Iterator[dict[str, Any]]:
             scenario = zsim.Scenario(
                 model={"preset": model}, strategy={"name": strategy},
                 batch={"micro_batch": micro_batch, "sequence_length": length},
-                cluster={"preset": "dgx-h200", "ranks": 1} if device == "cuda"
+                cluster={"preset": preset_here(), "ranks": 1} if device == "cuda"
                 else {"preset": "cpu-gloo", "ranks": 2},
                 precision={"parameters": "bf16"} if device == "cuda" else None,
                 name=f"{model}-{strategy}-{micro_batch}x{length}",
@@ -185,6 +187,12 @@ def steps(device: str, folder: str, until: float) -> Iterator[dict[str, Any]]:
                 yield step_of(scenario, device, folder)
             except zsim.ZsimError as error:
                 yield {"name": scenario.name, "not_measured": str(error)[:300]}
+
+
+def preset_here() -> str:
+    """The preset of the GPU that is there; StopIteration where there is none."""
+    name = torch.cuda.get_device_name()
+    return next(preset for gpu, preset in PRESETS.items() if gpu in name)
 
 
 def step_of(scenario: zsim.Scenario, device: str, folder: str) -> dict[str, Any]:
@@ -246,7 +254,9 @@ def json_of(arguments: list[str], *, left_s: float) -> dict[str, Any]:
         return {"exit_code": ended.returncode, "stderr": ended.stderr[-2000:]}
 
 
-def measure(device: str, parts: Collection[str], out: Path | None) -> dict[str, Any]:
+def measure(
+    device: str, parts: Collection[str], out: Path | None, *, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
     """The record, written after each part: each part with its provenance and seconds."""
     began = time.monotonic()
     record: dict[str, Any] = json.loads(out.read_text()) if out and out.exists() else {}
@@ -270,15 +280,15 @@ def measure(device: str, parts: Collection[str], out: Path | None) -> dict[str, 
             note("operators", operators(device, folder))
         if "steps" in parts:
             rows: list[dict[str, Any]] = []
-            for row in steps(device, folder, began + LIMIT_S / 2):
+            for row in steps(device, folder, began + limit_s / 2):
                 rows.append(row)
                 note("steps", rows)
     with ThreadPoolExecutor() as threads:
-        left_s = LIMIT_S - (time.monotonic() - began)
+        left_s = limit_s - (time.monotonic() - began)
         names = PARITY_SCENARIOS[device] if "ranks" in parts else ()
         beside = threads.submit(real_ranks, device, left_s, names) if names else None
         if "memory" in parts:
-            note("memory", memory_rows(device, began + LIMIT_S - 60))
+            note("memory", memory_rows(device, began + limit_s - 60))
         if beside:
             note("ranks", beside.result())
     return record
@@ -315,8 +325,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all parts")
     options = parser.parse_args()
-    measure("cuda" if torch.cuda.is_available() else "cpu", options.parts, options.out)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    measure(device, options.parts, options.out, limit_s=options.limit)
 
 
 if __name__ == "__main__":

@@ -153,9 +153,8 @@ class CollectiveRecorder(TorchDispatchMode):
 def _wait_for_work(result: Any) -> None:
     """Wait until a collective has ended on this rank. Another rank may enter it much later, and
     gloo holds the tensors until then."""
-    for item in result if isinstance(result, tuple) else (result,):
-        if isinstance(item, torch.ScriptObject):
-            dist.Work.unbox(item).wait()
+    for work in torch_private.works(result):
+        work.wait()
 
 
 def _nbytes(value: Any) -> int:

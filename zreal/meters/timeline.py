@@ -258,12 +258,17 @@ class TimelineRecorder:
         call = MarkedCall(record, self.clock.host_ns(), self.clock.now())
         self.step.calls.append(call)
         result = carry_out()
+        works = torch_private.works(result)
         if not self.clock.overlaps:
             self.step.waits.append((call.begun, self.clock.now()))
-            self._pending += [(work, call) for work in _works(result)]
+            self._pending += [(work, call) for work in works]
             return result
-        for work in _works(result):  # called at once, on a stream that waits for the collective
+        for work in works:  # called at once, on a stream that waits for the collective
             work.get_future().add_done_callback(partial(self._ended, call))
+        if not works:  # it ran on the current stream
+            call.ended = self.clock.now()
+            if self.clock.on_compute_stream():
+                self.step.waits.append((call.begun, call.ended))
         return result
 
     def _ended(self, call: MarkedCall, _: Any) -> None:
@@ -276,12 +281,6 @@ class TimelineRecorder:
                 call.ended = now
         if self._pending:
             self._pending = [each for each in self._pending if each[1].ended is None]
-
-
-def _works(result: Any) -> Iterator[dist.Work]:
-    for item in result if isinstance(result, tuple) else (result,):
-        if isinstance(item, torch.ScriptObject):
-            yield dist.Work.unbox(item)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -18,6 +18,7 @@ from zreal.meters.recording import joined, record, without
 from zreal.meters.timeline import TimelineRecorder
 from zsim.cli.main import main
 from zsim.ir.ops import COLLECTIVES
+from zsim.ir.run import CollectiveRecord
 from zsim.runs import metrics, saved
 from zsim.scenario.plan import plan
 
@@ -111,6 +112,27 @@ def test_a_waiting_stream_is_cut_out_of_what_computes() -> None:
     assert waits == [(10, 25), (30, 40)]
     assert list(without((0, 35), waits)) == [(0, 10), (25, 30)]
     assert list(without((10, 25), waits)) == []
+
+
+def test_a_collective_without_a_work_ends_on_the_stream_that_it_runs_on(monkeypatch) -> None:
+    """NCCL returns no Work for a collective that is called without async_op."""
+    monkeypatch.setattr(torch_private, "works", lambda _: [])
+    called = CollectiveRecord(op="all_gather", nbytes=32, group="dp_shard", group_size=2)
+    recorder = TimelineRecorder(
+        root=torch.nn.Linear(1, 1), units={}, describe=lambda *_: called,
+        clock=HostClock(overlaps=True),
+    )
+    recorder._collective("_allgather_base_", (), lambda: None)
+    (call,) = recorder.step.calls
+    assert call.begun < call.ended
+    assert recorder.step.waits == [(call.begun, call.ended)]
+
+
+def test_a_null_work_is_none(monkeypatch) -> None:
+    monkeypatch.setattr(dist.Work, "unbox", staticmethod(lambda _: None))
+    with torch_private.fake_group(rank=0, world_size=2):
+        group = dist.group.WORLD.boxed()
+        assert torch_private.works((torch.ones(1), group)) == []
 
 
 @pytest.mark.gpu
