@@ -249,7 +249,8 @@ def json_of(arguments: list[str], *, left_s: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"not_measured": "no time was left"}
     try:
-        return {"exit_code": ended.returncode, "result": json.loads(ended.stdout)}
+        printed = ended.stdout[ended.stdout.index("{"):]  # NCCL may print its version first
+        return {"exit_code": ended.returncode, "result": json.loads(printed)}
     except ValueError:
         return {"exit_code": ended.returncode, "stderr": ended.stderr[-2000:]}
 

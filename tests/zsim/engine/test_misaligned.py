@@ -53,12 +53,12 @@ def test_an_odd_size_takes_twice_as_long_in_two_bytes(dtype: str, odd: bool) -> 
 
 
 def test_hopper_multiplies_an_odd_size_with_the_instructions_of_older_gpus() -> None:
-    """62 % of its peak, and half of that as on those: GPT-2's head at a third of the rate."""
+    """GPT-2's head at a sixth of the rate, as measured (test_measured_operators.py)."""
     h100, shape = load_device("h100-80"), (1, 8192, 50_257, 768)
     odd, padded = (
         kernel_time.product_s(each, h100, "bfloat16") for each in (shape, (1, 8192, 50_304, 768))
     )
-    assert odd / padded == pytest.approx(1 / (0.5 * 0.62), rel=0.01)
+    assert odd / padded == pytest.approx(1 / 0.17, rel=0.01)
 
 
 @pytest.mark.parametrize("length", [1023, 1025])

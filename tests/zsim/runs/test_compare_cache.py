@@ -88,6 +88,28 @@ def test_a_single_block_more_or_less_fails(predicted: RunRecord, by: int) -> Non
     assert not Agreement(tuple(told.values())).ok
 
 
+@pytest.mark.parametrize(("allocated", "status"), [(0, "ok"), (16_384, "failed")])
+def test_blocks_that_other_streams_still_use_are_told_by_what_is_allocated(
+    predicted: RunRecord, allocated: int, status: str
+) -> None:
+    """Freed blocks count as asked for and as active until their event has passed."""
+    late = {"peak_bytes": 65_536, "active_bytes": 65_536, "reserved_bytes": 65_536}
+    told = checks(predicted, measured(predicted, allocated_bytes=allocated, **late))
+    assert told[ALLOCATED].status == status
+    assert "65,536 B" in told[ALLOCATED].detail
+
+
+def test_a_run_whose_freed_blocks_were_still_in_use_is_saved(
+    predicted: RunRecord, tmp_path: Path
+) -> None:
+    """Bytes asked for are then more than those allocated."""
+    cache = predicted.ranks[0].cache
+    assert cache is not None
+    run = measured(predicted, peak_bytes=cache.active_bytes - cache.peak_bytes, allocated_bytes=-8)
+    saved.save(run, tmp_path / "run.json")
+    assert saved.load(tmp_path / "run.json") == run
+
+
 @pytest.mark.parametrize(("share", "status"), [(0.02, "ok"), (0.04, "failed"), (-1.0, "failed")])
 def test_reserved_bytes_have_the_band_of_the_prediction(
     predicted: RunRecord, share: float, status: str

@@ -1,10 +1,11 @@
 """Bytes of torch's caching allocator for CUDA, predicted against measured.
 
 Bytes that a steady step asks for above its start are compared exactly. Inputs, buffers and
-workspaces live at the start already, and cancel. Reserved bytes have a band. The least are
-live blocks alone; the most are the replay's, with a share for blocks that other streams keep. What
-earlier runs left in the process is added. Active bytes are shown. A Run of a CPU has none of this
-and gets no check.
+workspaces live at the start already, and cancel. Where blocks were freed that another stream still
+used, their bytes count as asked for, and allocated blocks are compared in their place. Reserved
+bytes have a band. The least are live blocks alone; the most are the replay's, with a share for
+blocks that other streams keep. What earlier runs left in the process is added. Active bytes are
+shown. A Run of a CPU has none of this and gets no check.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ MORE_RESERVED = 0.03
 """Share of the replay by which reserved bytes may exceed it. The replay returns each block when the
 host frees it. Blocks that another stream uses come back later, so that others are taken meanwhile.
 """
+
+UNROUNDED = 16 * 512
+"""Bytes by which allocated blocks may differ: inputs, buffers of the module and workspaces are not
+rounded up to 512 in a prediction. A few such tensors."""
 
 Pair = tuple[RankRun, RankRun]
 """A rank, predicted and measured."""
@@ -60,18 +65,33 @@ def _allocated(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
         return Check(name=ALLOCATED, status="unsupported", detail=detail)
     wanted, taken, rank, cache = max(growths, key=lambda each: (abs(each[0] - each[1]), -each[2]))
     rounded = f"{cache.allocated_bytes:,} B at the peak after rounding"
+    late = False
     if wanted == taken:
         where = f"rank {rank}" if len(growths) == 1 else f"all {len(growths)} ranks"
         detail = f"exact    a step takes {taken:,} B more than it starts with on {where}, {rounded}"
+    elif late := all(_only_late(*each) for each in caches):
+        detail = (
+            f"within {UNROUNDED:,} B: {rounded}; other streams still used blocks that were freed, "
+            f"so that bytes asked for are {taken - wanted:+,} B"
+        )
     else:
         detail = (
             f"rank {rank}: a step takes {wanted:,} B more than it starts with predicted, "
             f"{taken:,} B measured, {wanted - taken:+,} B; {rounded}"
         )
     return Check(
-        name=ALLOCATED, status="ok" if wanted == taken else "failed", predicted=wanted,
+        name=ALLOCATED, status="ok" if wanted == taken or late else "failed", predicted=wanted,
         measured=taken, relative_error=(wanted - taken) / taken if taken else None, detail=detail,
     )
+
+
+def _only_late(predicted: RankRun, _: RankRun, measured: CacheRecord) -> bool:
+    """True where blocks came back late, and those that were allocated are the predicted ones."""
+    cache = predicted.cache
+    if cache is None or measured.active_bytes <= measured.allocated_bytes:
+        return False
+    allocated = measured.allocated_bytes - _besides(predicted, measured)
+    return abs(allocated - cache.allocated_bytes) <= UNROUNDED
 
 
 def _reserved(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
