@@ -280,7 +280,7 @@ FREED = OptionValue("reshard_after_forward", True)
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
-    dtensors=True,
+    dtensors=True, saves="parameters",
     num_distinct_ranks=num_distinct_ranks, nests="units", unit_hooks="fully_shard",
     problems=problems, model_problems=model_problems, offloads=offloads,
     saves_memory=(

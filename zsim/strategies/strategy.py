@@ -9,7 +9,7 @@ from typing import Any, Literal
 from zsim.autograd.lowering.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.models.spec import ModelSpec
+from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.training_options import Precision
 
 
@@ -57,6 +57,10 @@ def _unit_groups(options: Any, model: ModelSpec) -> int:
 
 def _never(options: Any) -> bool:
     return False
+
+
+def _no_buffers(options: Any, model: ModelSpec, dtype: str) -> tuple[tuple[ParamGroup, bool], ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,15 @@ class Strategy:
     """`num_groups(options, model)`: param groups that are gathered or reduced as one."""
     offloads: Callable[[Any], bool] = _never
     """Sharded parameters, gradients and optimizer states lie in host memory with these options."""
+
+    # -- checkpoints
+
+    saves: Literal["parameters", "buffers", ""] = ""
+    """Tensors of its checkpoints: one for each parameter, or for each flat buffer; "" where its
+    state dicts are not modelled."""
+    flat_buffers: Callable[[Any, ModelSpec, str], tuple[tuple[ParamGroup, bool], ...]] = _no_buffers
+    """`flat_buffers(options, model, dtype)`: flat buffers whose shards ranks hold, and whether each
+    is trained."""
 
     # -- alternatives
 

@@ -27,7 +27,7 @@ from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
-from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
+from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, saved_buffers
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.strategy import Formula, Strategy
 
@@ -111,5 +111,6 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero1"),
     nests="buffers", is_own=True,
+    saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero2", over_all_ranks="zero1",
 )

@@ -17,7 +17,7 @@ from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
-from zsim.strategies.flat_buffer.groups import Granularity
+from zsim.strategies.flat_buffer.groups import Granularity, saved_buffers
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.strategy import Formula, Strategy
 
@@ -55,5 +55,6 @@ def _step(model: FlatModel, *, first: bool) -> StepBuilder:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
     nests="buffers", is_own=True,
+    saves="buffers", flat_buffers=saved_buffers,
     num_groups=zero1.num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

@@ -28,7 +28,7 @@ from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
-from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity
+from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, saved_buffers
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.strategy import Formula, Strategy
 
@@ -140,6 +140,7 @@ def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatG
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
     nests="buffers", is_own=True,
+    saves="buffers", flat_buffers=saved_buffers,
     num_groups=zero1.num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),
 )

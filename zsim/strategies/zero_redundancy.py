@@ -109,6 +109,6 @@ def _broadcast(
 
 
 STRATEGY = replace(
-    ddp.STRATEGY, plan=plan, formula=Formula("zero1", keeps="no master copy"),
+    ddp.STRATEGY, plan=plan, formula=Formula("zero1", keeps="no master copy"), saves="",
     num_distinct_ranks=num_distinct_ranks, shards_more="zero2",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from zsim.ir.sharding import FlatLayout
 from zsim.models.spec import ModelSpec, Parameter, ParamGroup
@@ -78,6 +78,15 @@ def flat_groups(
         for units, steps in ((kept, True), (rest, False))
         for group in regroup(units, granularity=granularity, element_nbytes=element)
     )
+
+
+def saved_buffers(
+    options: Any, model: ModelSpec, dtype: str
+) -> tuple[tuple[ParamGroup, bool], ...]:
+    """The flat buffers of a checkpoint, and whether each is trained; `options` have a
+    `granularity`."""
+    groups = flat_groups(model, granularity=options.granularity, num_shards=1, dtype=dtype)
+    return tuple([(group.group, group.trained) for group in groups])
 
 
 def _parts(
