@@ -1,7 +1,8 @@
 """Rings as steps against flows: `python -m tests.measured.ring_steps --out FILE`.
 
 Random collectives at once (`tests.support.ring_cases`), each simulated in both details. The record
-has how many differ, by how much and why; the exit status is 1 where a law is broken.
+has how many differ, by how much and why, and what late and slow ranks and links change. The exit
+status is 1 where a law is broken.
 """
 
 from __future__ import annotations
@@ -10,18 +11,30 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.ring_cases import REASONS, breaches, compared, drawn, reason
+from tests.support.ring_cases import REASONS, TROUBLES, breaches, compared, drawn, reason
 from zsim.version import __version__
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """Quantiles of the ratio that are recorded."""
-Outcome = tuple[str, float, str, list[str], float]
-"""Reason, steps over flows, the case as text, laws that it breaks, and seconds of computing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A case in both details: as text, with laws that it breaks and seconds of computing."""
+
+    why: str
+    trouble: str
+    ratio: float
+    text: str
+    broken: tuple[str, ...]
+    seconds: float
 
 
 def outcome(seed: int) -> Outcome:
@@ -29,22 +42,41 @@ def outcome(seed: int) -> Outcome:
     before = time.process_time()
     case = drawn(seed)
     times = compared(case)
-    why, broken = reason(case, times), list(breaches(case, times))
-    return why, times.ratio, f"{seed}: {case}", broken, time.process_time() - before
+    return Outcome(
+        why=reason(case, times), trouble=case.trouble, ratio=times.ratio, text=f"{seed}: {case}",
+        broken=tuple(breaches(case, times)), seconds=time.process_time() - before,
+    )
 
 
 def table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Number, ratio of steps to flows and extreme cases by reason."""
     rows: dict[str, Any] = {}
     for why, means in REASONS.items():
-        own = sorted((ratio, text) for kind, ratio, text, *_ in outcomes if kind == why)
+        own = sorted((each.ratio, each.text) for each in outcomes if each.why == why)
         rows[why] = {"means": means, "cases": len(own)}
         if own and why != "equal":
-            rows[why]["steps over flows"] = {
-                f"{share:.0%}": round(own[int(share * (len(own) - 1))][0], 4) for share in SHARES
-            }
+            rows[why]["steps over flows"] = quantiles([ratio for ratio, _ in own])
             rows[why] |= {"smallest": own[0][1], "largest": own[-1][1]}
     return rows
+
+
+def by_trouble(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Number, ratio of steps to flows and reasons by what is wrong with a rank or a link."""
+    rows: dict[str, Any] = {}
+    for trouble in dict.fromkeys(TROUBLES):
+        own = [each for each in outcomes if each.trouble == trouble]
+        reasons = Counter(each.why for each in own)
+        rows[trouble] = {
+            "cases": len(own), "steps over flows": quantiles([each.ratio for each in own]),
+            "reasons": {why: reasons[why] for why in REASONS if reasons[why]},
+        } if own else {"cases": 0}
+    return rows
+
+
+def quantiles(ratios: Sequence[float]) -> dict[str, float]:
+    """The recorded quantiles, by their share."""
+    ordered = sorted(ratios)
+    return {f"{share:.0%}": round(ordered[int(share * (len(ordered) - 1))], 4) for share in SHARES}
 
 
 def main() -> int:
@@ -55,18 +87,16 @@ def main() -> int:
     asked = parser.parse_args()
     with ProcessPoolExecutor(asked.jobs) as pool:
         outcomes = list(pool.map(outcome, range(asked.cases), chunksize=20))
-    broken = [breach for *_, own, _ in outcomes for breach in own]
-    ratios = sorted(ratio for _, ratio, *_ in outcomes)
+    broken = [breach for each in outcomes for breach in each.broken]
     record = {
         "command": f"python -m tests.measured.ring_steps --cases {asked.cases}",
         "date": time.strftime("%Y-%m-%d"),
         "zsim": __version__,
         "cases": asked.cases,
-        "seconds_of_computing": round(sum(seconds for *_, seconds in outcomes)),
+        "seconds_of_computing": round(sum(each.seconds for each in outcomes)),
         "broke a law": broken,
-        "steps over flows": {
-            f"{share:.0%}": round(ratios[int(share * (len(ratios) - 1))], 4) for share in SHARES
-        },
+        "steps over flows": quantiles([each.ratio for each in outcomes]),
+        "by trouble": by_trouble(outcomes),
         "by reason": table(outcomes),
     }
     text = json.dumps(record, indent=1) + "\n"

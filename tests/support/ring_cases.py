@@ -44,6 +44,7 @@ SHAPES = (
     (5, 3),
     (2, 32),
 )
+TROUBLES = ("none", "none", "a late rank", "a slow rank", "a slow link")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 NEAR = 0.001
 """Share of a time by which two are told to be equal, for reasons."""
@@ -110,7 +111,7 @@ def drawn(seed: int) -> RingCase:
     cluster = load_cluster(preset, nodes=nodes, ranks=size)
     if draw.random() < 0.4:
         cluster = replace(cluster, collectives="ring")
-    trouble = draw.choice(["none", "none", "a late rank", "a slow rank", "a slow link"])
+    trouble = draw.choice(TROUBLES)
     late, delays = None, (Delays(),)
     if trouble == "a late rank":
         late = draw.randrange(size)

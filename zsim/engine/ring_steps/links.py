@@ -1,22 +1,19 @@
-"""Links that several rings want at once: which they are, and how they serve chunks.
+"""Links that several rings want at once: which they are, and what each hop wants of them.
 
 A link serves in the order of requests, slice by slice, so rings with chunks waiting for it take
-turns. A chunk asks all its links at once and has passed when the last of them is done. So no ring
-holds a link while it waits for another, and none can block another for good.
+turns (`zsim.engine.ring_steps.turns`). A chunk asks all its links at once and has passed when the
+last of them is done. So no ring holds a link while it waits for another, and none can block another
+for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import ceil
 from typing import Any, NamedTuple
-
-import simpy
 
 from zsim.cluster.collectives.nccl.buffers import SIMPLE
 from zsim.cluster.ring_hops import DirectedLink, Hop, LinkUse
-from zsim.engine.ring_steps.part import Process
 
 SLICE_NBYTES = SIMPLE // 8
 """Most bytes for which a link is held in one turn: NCCL moves a channel's buffer in 8 steps.
@@ -38,11 +35,12 @@ class Lane(NamedTuple):
 
     def slices(self, nbytes: int) -> int:
         """The number of turns that a chunk of `nbytes` takes."""
-        return max(1, ceil(self.part * nbytes / SLICE_NBYTES))
+        part = self.part
+        return max(1, -(-part.numerator * nbytes // (part.denominator * SLICE_NBYTES)))
 
     def hold_ns(self, wire_ns: int) -> int:
         """The time that the link needs for a chunk with which the hop is busy for `wire_ns`."""
-        return ceil(self.share * wire_ns)
+        return -(-self.share.numerator * wire_ns // self.share.denominator)
 
 
 def shared_lanes(rings: Mapping[Any, Sequence[Hop]]) -> tuple[int, dict[Place, tuple[Lane, ...]]]:
@@ -51,6 +49,10 @@ def shared_lanes(rings: Mapping[Any, Sequence[Hop]]) -> tuple[int, dict[Place, t
 
     Flows contend by the same rule (`zsim.engine.contention.link_contention.contended`). Links that
     the same hops want alike, such as those of a way one behind the other, are one.
+
+    A ring wants no more than all of a link, however many of its hops go there. A node's rings, one
+    for each NIC, are one here. A device next to a NIC sends to it in one of them, and to the next
+    device in the others.
     """
     users: dict[DirectedLink, dict[Place, LinkUse]] = {}
     for key, ring in rings.items():
@@ -60,29 +62,19 @@ def shared_lanes(rings: Mapping[Any, Sequence[Hop]]) -> tuple[int, dict[Place, t
     numbers: dict[frozenset[Any], int] = {}
     lanes: dict[Place, tuple[Lane, ...]] = {}
     for among in users.values():
-        wanted = sum(use.share for use in among.values())
-        if wanted <= 1 or len({key for key, _ in among}) == 1:
+        wanted: dict[Any, Fraction] = {}
+        for (key, _), use in among.items():
+            wanted[key] = wanted.get(key, Fraction(0)) + use.share
+        if len(wanted) == 1 or sum(min(Fraction(1), each) for each in wanted.values()) <= 1:
             continue
-        alike = frozenset((hop_place, use.part, use.share) for hop_place, use in among.items())
+        shares = {
+            (key, position): use.share / max(Fraction(1), wanted[key])
+            for (key, position), use in among.items()
+        }
+        alike = frozenset((at, among[at].part, share) for at, share in shares.items())
         if alike not in numbers:
             numbers[alike] = len(numbers)
-            for hop_place, use in among.items():
-                lane = Lane(numbers[alike], use.part, use.share)
-                lanes[hop_place] = (*lanes.get(hop_place, ()), lane)
+            for at, share in shares.items():
+                lane = Lane(numbers[alike], among[at].part, share)
+                lanes[at] = (*lanes.get(at, ()), lane)
     return len(numbers), lanes
-
-
-def carry(
-    environment: simpy.Environment, link: simpy.Resource, *, hold_ns: int, slices: int
-) -> Process:
-    """Process that holds `link` for `hold_ns` in all, and between `slices` gives way to others."""
-    granted = link.request()
-    yield granted
-    for turn in range(slices):
-        if turn and link.queue:
-            link.release(granted)
-            granted = link.request()
-            yield granted
-        own = hold_ns * (turn + 1) // slices - hold_ns * turn // slices
-        yield environment.timeout(own)
-    link.release(granted)

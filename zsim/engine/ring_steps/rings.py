@@ -12,8 +12,15 @@ from zsim.engine.ring_steps.links import shared_lanes
 from zsim.engine.ring_steps.part import CollectiveAtWork, MemberPart, MemberQueues
 from zsim.engine.ring_steps.plan import RingPlan, ring_plan
 from zsim.engine.ring_steps.round_trip import LinkedRing, RoundTrip
+from zsim.engine.ring_steps.turns import LinkInTurns
 from zsim.engine.ring_steps.whole import WholeCollective
-from zsim.engine.ring_steps.work import IssuedCollective, collectives, num_hops, require_few
+from zsim.engine.ring_steps.work import (
+    SHARED,
+    IssuedCollective,
+    collectives,
+    num_hops,
+    require_few,
+)
 from zsim.engine.timeline import RingCosts
 from zsim.ir.program import Program
 from zsim.ir.run import HopRecord
@@ -28,9 +35,9 @@ class Rings:
     """The rings of a Program's communicators, and the plans of what goes round them."""
 
     def __init__(self, program: Program, costs: RingCosts, *, contention: bool) -> None:
-        """EventsError for too many steps. Without `contention` no two rings share a link."""
+        """EventsError for too many hops. Without `contention` no two rings share a link."""
         num_sends = num_hops(program, costs)
-        require_few(num_sends, what="the hops of chunks")
+        require_few(num_sends)
         self.costs = costs
         issued = [(each, count) for each, count in collectives(program) if each.goes_round(costs)]
         ways = {
@@ -57,13 +64,13 @@ class Rings:
             )
             for each, _ in issued
         }
-        self.events = num_sends + sum(count * self._turns(each) for each, count in issued)
-        """Hops of chunks and turns on shared links in a step."""
+        self.events = num_sends + sum(count * self._shared(each) for each, count in issued)
+        """Hops of chunks, and their ways over shared links, in a step."""
         self.require_few()
 
     def require_few(self, seeds: int = 1) -> None:
         """EventsError where so many simulations have too many events."""
-        require_few(self.events * seeds, what="the hops of chunks and turns on shared links")
+        require_few(self.events * seeds, what=SHARED)
 
     def at_work(
         self,
@@ -75,14 +82,11 @@ class Rings:
         """The rings in one simulation."""
         return RingsAtWork(self, environment, run_alone=run_alone, records=records)
 
-    def _turns(self, collective: IssuedCollective) -> int:
-        """Turns on shared links that the chunks of a collective take."""
+    def _shared(self, collective: IssuedCollective) -> int:
+        """Ways over shared links that the chunks of a collective take."""
         ring, plan = self.rings[collective.group, collective.ranks], self.plans[collective]
         return sum(
-            lane.slices(move.nbytes)
-            for lanes, moves in zip(ring.lanes, plan.moves, strict=True)
-            for lane in lanes
-            for move in moves
+            len(lanes) * len(moves) for lanes, moves in zip(ring.lanes, plan.moves, strict=True)
         )
 
 
@@ -99,7 +103,7 @@ class RingsAtWork:
     ) -> None:
         self.rings, self.environment = rings, environment
         self.run_alone, self.records = run_alone, records
-        self.links = [simpy.Resource(environment) for _ in range(rings.num_links)]
+        self.links = [LinkInTurns(environment) for _ in range(rings.num_links)]
         self.queues: dict[Communicator, MemberQueues] = {}
 
     def enter(self, collective: IssuedCollective, number: int, part: MemberPart) -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import simpy
 
 from zsim.cluster.ring_hops import Hop
-from zsim.engine.ring_steps.links import Lane, carry
+from zsim.engine.ring_steps.links import Lane
 from zsim.engine.ring_steps.part import MemberPart, PartProcess, Process
 from zsim.engine.ring_steps.plan import Move, RingPlan
 from zsim.engine.ring_steps.step_times import shared_out
+from zsim.engine.ring_steps.turns import LinkInTurns
 from zsim.ir.run import HopRecord
 
 
@@ -88,7 +89,7 @@ class RoundTrip:
         ring: LinkedRing,
         plan: RingPlan,
         *,
-        links: Sequence[simpy.Resource],
+        links: Sequence[LinkInTurns],
         records: list[HopRecord] | None,
     ) -> None:
         """`links` are the shared ones by number; hops are noted in `records` if there are any."""
@@ -150,24 +151,28 @@ class RoundTrip:
         """A chunk on its hop: by turns on shared links, at the hop's own pace at best, then its
         latency."""
         environment, lanes = self.environment, self.ring.lanes[position]
+        left_ns = move.pace_ns
         if lanes:
-            yield environment.all_of(
-                [
-                    environment.timeout(move.pace_ns),
-                    *(environment.process(self._turns(lane, move)) for lane in lanes),
-                ]
-            )
-            yield environment.timeout(latency_ns)
-        else:
-            yield environment.timeout(move.pace_ns + latency_ns)
+            due_ns = int(environment.now) + move.pace_ns
+            yield self._over_lanes(lanes, move)
+            left_ns = max(0, due_ns - int(environment.now))
+        yield environment.timeout(left_ns + latency_ns)
 
-    def _turns(self, lane: Lane, move: Move) -> Process:
-        return carry(
-            self.environment,
-            self.links[lane.link],
-            hold_ns=lane.hold_ns(move.wire_ns),
-            slices=lane.slices(move.nbytes),
-        )
+    def _over_lanes(self, lanes: Sequence[Lane], move: Move) -> simpy.Event:
+        """The event of a chunk's end on the last of its shared links."""
+        passed, missing = self.environment.event(), len(lanes)
+
+        def over() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                passed.succeed()
+
+        for lane in lanes:
+            self.links[lane.link].carry(
+                lane.hold_ns(move.wire_ns), lane.slices(move.nbytes), over
+            )
+        return passed
 
     def _note_moved(self, source: int, destination: int, now: int) -> None:
         for end in (source, destination):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import floor, log10, sqrt
 from typing import NamedTuple
 
 from zsim.cluster.collectives import LIBRARIES, RING, ring
@@ -14,13 +15,17 @@ from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 
 MOST_EVENTS = 4_000_000
-"""Most hops of chunks and turns on shared links in a step. A round of its simulation then takes a
-quarter of a minute where rings share no links, and longer where they do. There are three or four.
+"""Most hops of chunks, and ways of chunks over shared links, in a step.
+
+A round of its simulation then takes some half a minute, 5 us for a hop and 10 for a way over a
+shared link. There are three or four.
 """
+HOPS = "the hops of chunks"
+SHARED = f"{HOPS} and their ways over shared links"
 
 
 class EventsError(ZsimError):
-    """Rings with more steps than can be simulated in a minute or so."""
+    """Rings with more steps than can be simulated in some minutes."""
 
 
 class IssuedCollective(NamedTuple):
@@ -60,15 +65,28 @@ def collectives(program: Program) -> Iterator[tuple[IssuedCollective, int]]:
                     yield IssuedCollective(op, nbytes, root, group, ranks), count
 
 
-def require_few(events: int, *, what: str) -> None:
-    """EventsError for more than MOST_EVENTS; `what` they are."""
+def require_few(events: int, *, what: str = HOPS) -> None:
+    """EventsError for more than MOST_EVENTS; `what` they are.
+
+    They grow with the layers, and with the square of the ranks of a ring.
+    """
     if events > MOST_EVENTS:
+        share = MOST_EVENTS / events
         raise EventsError(
             where='execution.detail = "steps"',
             expected=f"at most {MOST_EVENTS:,} events",
             found=f"{events:,}, {what}",
-            remedy='take detail = "flows", which needs none of them, or fewer ranks or layers',
+            remedy=(
+                'take detail = "flows", which needs none of them; small enough are about '
+                f"{_percent(share)} of the layers, or {_percent(sqrt(share))} of the ranks"
+            ),
         )
+
+
+def _percent(share: float) -> str:
+    """`share` in percent, rounded down to two digits."""
+    digits = 1 - floor(log10(100 * share))
+    return f"{floor(100 * share * 10**digits) / 10**digits:g} %"
 
 
 def num_hops(program: Program, costs: RingCosts) -> int:

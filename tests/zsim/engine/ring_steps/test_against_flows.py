@@ -9,7 +9,7 @@ import pytest
 
 from tests.measured.ring_steps import outcome, table
 from tests.support.folders import MEASURED
-from tests.support.ring_cases import REASONS, breaches, compared, drawn, reason
+from tests.support.ring_cases import REASONS, TROUBLES, breaches, compared, drawn, reason
 
 RECORD = json.loads((MEASURED / "ring_steps.json").read_text(encoding="utf-8"))
 LEAST, MOST = 0.5, 1.2
@@ -35,14 +35,20 @@ def test_the_record_has_a_thousand_cases_and_every_reason():
     assert LEAST < RECORD["steps over flows"]["0%"] < RECORD["steps over flows"]["100%"] < MOST
 
 
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_the_record_has_many_late_and_slow_ranks_and_slow_links(trouble):
+    row = RECORD["by trouble"][trouble]
+    assert row["cases"] == sum(row["reasons"].values()) > 150
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_thousand_cases_differ_as_the_record_says():
     """Constants of presets change and move single cases from one reason to another."""
     outcomes = [outcome(seed) for seed in range(RECORD["cases"])]
-    assert [breach for *_, broken, _ in outcomes for breach in broken] == []
-    counts = Counter(why for why, *_ in outcomes)
+    assert [breach for each in outcomes for breach in each.broken] == []
+    counts = Counter(each.why for each in outcomes)
     recorded = {why: row["cases"] for why, row in RECORD["by reason"].items()}
     assert all(abs(counts[why] - recorded[why]) <= 20 for why in REASONS)
     assert table(outcomes).keys() == recorded.keys()
-    assert all(LEAST < ratio < MOST for _, ratio, *_ in outcomes)
+    assert all(LEAST < each.ratio < MOST for each in outcomes)

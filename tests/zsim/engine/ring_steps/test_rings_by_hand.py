@@ -135,3 +135,11 @@ def test_groups_of_one_take_nothing_and_of_two_pass_a_chunk_each_way(size):
     steps = as_steps(alike(mesh, op("all_gather", 400)), Costs(cluster(ranks=2)))
     assert rows(steps) == ([(0, 0, 5, 207), (0, 1, 5, 207)] if size == 2 else [])
     assert steps.step_time_ns == (207 if size == 2 else 0)
+
+
+def test_a_ring_is_not_in_its_own_way_where_another_passes():
+    """A card next to the only NIC sends to it and to the next card over the same x16 link."""
+    mesh, costs = Mesh(dp_replicate=2, dp_shard=16), Costs(load_cluster("pcie-box", nodes=4))
+    long, short = op("all_reduce", 10**8), op("all_gather", 1000, group="dp_replicate", index=1)
+    together = as_steps(alike(mesh, long, short), costs).step_time_ns
+    assert together < 1.01 * as_steps(alike(mesh, long), costs).step_time_ns

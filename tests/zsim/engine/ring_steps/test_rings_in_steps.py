@@ -135,19 +135,42 @@ def test_too_many_events_are_refused_before_any_happens():
         zsim.simulate(scenario)
     assert str(caught.value) == (
         'execution.detail = "steps": expected at most 4,000,000 events, found 19,903,488, the hops '
-        'of chunks; take detail = "flows", which needs none of them, or fewer ranks or layers'
+        'of chunks; take detail = "flows", which needs none of them; small enough are about 20 % '
+        "of the layers, or 44 % of the ranks"
     )
 
 
-def test_turns_on_shared_links_count_and_so_do_seeds(monkeypatch):
+def test_what_a_refusal_calls_small_enough_is(monkeypatch):
+    """Half as many ranks of a ring have a quarter of the hops."""
+    def events(layers, ranks):
+        cluster = {"preset": "dgx-a100", "nodes": ranks // 8}
+        scenario = two_nodes(
+            model={"preset": "llama-3.2-1b", "num_layers": layers}, cluster=cluster
+        )
+        return work.num_hops(plan(scenario, device="cuda"), Costs(scenario.cluster))
+
+    most = events(4, 32)
+    monkeypatch.setattr(work, "MOST_EVENTS", most)
+    with pytest.raises(EventsError, match=r"about 24 % of the layers, or 49 % of the ranks"):
+        work.require_few(4 * most + 1)
+    assert events(8, 32) > most >= events(16, 16) > 0.8 * most
+
+
+@pytest.mark.parametrize(("events", "told"), [(7 * 10**6, "57 % "), (10**9, "0.4 % ")])
+def test_a_refusal_tells_two_digits(events, told):
+    with pytest.raises(EventsError, match=f"about {told}of the layers"):
+        work.require_few(events)
+
+
+def test_ways_over_shared_links_count_and_so_do_seeds(monkeypatch):
     scenario = hybrid(2, 16, cluster={"preset": "dgx-a100", "nodes": 4})
     program = plan(scenario, device="cuda")
     costs = Costs(scenario.cluster, scenario.executed)
     monkeypatch.setattr(work, "MOST_EVENTS", work.num_hops(program, costs))
-    with pytest.raises(EventsError, match="the hops of chunks and turns on shared links; take"):
+    with pytest.raises(EventsError, match=f"{work.SHARED}; take"):
         simulate_step(program, costs=costs)
     jittery = two_nodes(faults=[{"kind": "jitter", "mean": "1 ms"}])
-    with pytest.raises(EventsError, match="turns on shared links"):
+    with pytest.raises(EventsError, match="ways over shared links"):
         zsim.jitter(jittery, seeds=50)
 
 
