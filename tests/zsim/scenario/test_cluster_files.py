@@ -200,7 +200,7 @@ def test_a_file_without_widths_as_they_once_were_has_the_band_of_presets() -> No
     assert parts[2].compute.width > 1.5 * parts[1].compute.width
 
 
-def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
+def test_products_in_eight_bits_and_in_tf32_move_with_the_others_and_stay_assumed() -> None:
     """No row of them has been seen: the ratio to the others is the preset's, and such a step is not
     called calibrated."""
     text = write_cluster.text(
@@ -212,12 +212,16 @@ def test_products_in_eight_bits_move_with_the_others_and_stay_assumed() -> None:
     )
     assert moved.matmul_efficiency == pytest.approx(0.9 * known.matmul_efficiency, rel=1e-3)
     assert moved.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency, rel=1e-3)
+    assert moved.efficiency("tf32") == pytest.approx(0.9 * known.efficiency("tf32"), rel=1e-3)
     figures = {figure.key: figure for figure in moved.figures}
     assert figures["device.matmul_efficiency"].provenance == "calibrated"
     assert figures["device.float8_efficiency"].provenance == "assumed"
-    assert tuned(known, {"matmul_efficiency": 0.9}).float8_efficiency == pytest.approx(
-        0.9 * known.float8_efficiency
-    )
+    assert figures["device.tf32_efficiency"].source.startswith("moved with matmul_efficiency; ")
+    fitted_to = tuned(known, {"matmul_efficiency": 0.9})
+    assert fitted_to.float8_efficiency == pytest.approx(0.9 * known.float8_efficiency)
+    assert fitted_to.efficiency("tf32") == pytest.approx(0.9 * known.efficiency("tf32"))
+    without = tuned(replace(known, tf32_efficiency=None), {"matmul_efficiency": 0.9})
+    assert without.efficiency("tf32") == without.matmul_efficiency
     cluster = cluster_reader.parse(written().encode(), where="m.toml")
     assert (calibration(cluster), calibration(cluster, Execution(float8=True))) == (
         "calibrated", "assumed",

@@ -37,9 +37,10 @@ HEARD = 0.1
 
 No row speaks of a constant that moves none by as much.
 """
-PRODUCTS, FLOAT8 = "matmul_efficiency", "float8_efficiency"
-"""Knobs of which the second moves with the first: training reaches as much of the best single
-product in 8 bits, as presets have it."""
+PRODUCTS = "matmul_efficiency"
+MOVED = ("float8_efficiency", "tf32_efficiency")
+"""Constants that move with products: training reaches as much of the best single product in 8 bits
+and in TF32, as presets have it."""
 SUMS = "a sum of profiled kernels, which are faster than in training, is no step to calibrate on"
 OF_ATTENTION = "attention."
 """Prefix of the knobs that every kind of attention kernels has."""
@@ -191,7 +192,8 @@ def tuned(device: Device, factors: dict[str, float]) -> Device:
         else:
             changed[name] = _number(getattr(device, name), factor)
         if name == PRODUCTS:
-            changed[FLOAT8] = _number(device.float8_efficiency, factor)
+            own = {moved: getattr(device, moved) for moved in MOVED}
+            changed |= {moved: each and _number(each, factor) for moved, each in own.items()}
     return replace(device, **changed)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from zsim.calibration.accuracy import percentile
 from zsim.calibration.fitting import fit_warnings
 from zsim.calibration.fitting.fit_collectives import FittedCurves
-from zsim.calibration.fitting.fit_steps import FLOAT8, OF_ATTENTION, PRODUCTS, Fitted
+from zsim.calibration.fitting.fit_steps import MOVED, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.errors import Caveat
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
 from zsim.scenario.tables import in_line
@@ -251,12 +251,22 @@ def _calibrated(
         elif name in heard:
             calibrated[name] = scaled(calibrated[name], factor, stamp)
             if name == PRODUCTS:
-                moved = Stamp(
-                    source=f"moved with {PRODUCTS}",
-                    about={"provenance": calibrated[FLOAT8]["provenance"]},
-                )
-                calibrated[FLOAT8] = scaled(calibrated[FLOAT8], factor, moved)
+                calibrated |= moved_with_products(calibrated, factor)
     return calibrated
+
+
+def moved_with_products(device: Mapping[str, Any], factor: float) -> dict[str, dict[str, str]]:
+    """The numbers of a device's table that move with the factor of its products."""
+    return {
+        name: scaled(
+            device[name], factor,
+            Stamp(
+                source=f"moved with {PRODUCTS}",
+                about={"provenance": device[name]["provenance"]},
+            ),
+        )
+        for name in MOVED if name in device
+    }
 
 
 def scaled(entry: Mapping[str, str], factor: float, stamp: Stamp) -> dict[str, str]:

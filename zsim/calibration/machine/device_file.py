@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.calibration.fitting import write_cluster
-from zsim.calibration.fitting.fit_steps import FLOAT8, PRODUCTS
+from zsim.calibration.fitting.fit_steps import PRODUCTS
 from zsim.calibration.fitting.write_cluster import Stamp, scaled
 from zsim.calibration.machine import machine_file
 from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice
@@ -23,7 +23,6 @@ from zsim.cluster.devices import devices, is_called, load_device
 from zsim.runs.backend import Gpus
 from zsim.scenario.scenario import Scenario
 
-TF32 = "tf32_efficiency"
 NODE = "# node: "
 """Beginning of the comment that names the preset of the node."""
 
@@ -81,12 +80,7 @@ def text(fitted: FittedDevice, base: Base, *, source: str, seconds: float) -> st
         table, name = _place(whole, constant.key)
         table[name] = scaled(table[name], constant.factor, _stamp(constant, source))
         if name == PRODUCTS:
-            for moved in (FLOAT8, TF32):
-                stamp = Stamp(
-                    source=f"moved with {PRODUCTS}",
-                    about={"provenance": table[moved]["provenance"]},
-                )
-                table[moved] = scaled(table[moved], constant.factor, stamp)
+            table |= write_cluster.moved_with_products(table, constant.factor)
     if fitted.curves:
         whole["curves"] = write_cluster.curve_tables(fitted.curves)
     head = (*_head(fitted, source, seconds), f"{NODE}{base.cluster}")
