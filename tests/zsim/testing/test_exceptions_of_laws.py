@@ -68,7 +68,7 @@ def test_reducing_once_sends_more_than_after_every_micro_batch_where_blocks_run_
 
 
 def test_a_longer_lookahead_makes_a_step_slower_where_gathers_hold_up_reductions() -> None:
-    """On GPUs: on a CPU the executor waits for each collective, wherever it stands."""
+    """GPUs alone: on a CPU the executor waits for each collective, wherever it stands."""
     less = scenario(
         model={
             "family": "gpt",
