@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from zsim.analysis.jitter import jitter as jitter
     from zsim.analysis.lint import LintFinding as LintFinding
     from zsim.analysis.lint import lint as lint
+    from zsim.analysis.sweep import Sweep as Sweep
+    from zsim.analysis.sweep import sweep as sweep
     from zsim.analysis.why import Why as Why
     from zsim.api import compare as compare
     from zsim.api import fit as fit
@@ -61,6 +63,7 @@ _MODULES = {
     "SavedRunError": "zsim.runs.saved",
     "Scenario": "zsim.scenario.scenario",
     "ScenarioError": "zsim.errors",
+    "Sweep": "zsim.analysis.sweep",
     "UnitError": "zsim.io.units",
     "Why": "zsim.analysis.why",
     "ZsimError": "zsim.errors",
@@ -73,6 +76,7 @@ _MODULES = {
     "ms": "zsim.io.quantities",
     "run": "zsim.api",
     "simulate": "zsim.api",
+    "sweep": "zsim.analysis.sweep",
     "validate": "zsim.api",
     "why": "zsim.api",
 }

@@ -33,12 +33,14 @@ SIGNATURES = {
     "Comparison": "checks, predicted, measured, replaced, required", "Duration": "time, band",
     "Fit": None, "GiB": "number", "JitteredSteps": None, "LintFinding": None, "MiB": "number",
     "Run": "record, scenario, warnings, device_memory",
-    "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems", "Why": None,
+    "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems",
+    "Sweep": None, "Why": None,
     "compare": "predicted, measured, require", "fit": "scenario",
     "jitter": "scenario, seeds", "lint": "scenario, ignore",
     "load": "path", "load_run": "path", "ms": "number",
     "run": f"scenario, backend, {REAL}, module, numerics, device",
     "simulate": "scenario, ranks, all_ranks",
+    "sweep": "scenario, axes, on, workers, out, say",
     "validate": f"scenario, against, {REAL}, require, cluster, module, numerics, device, "
                 "testbed, compute",
     "why": "run",
@@ -62,6 +64,7 @@ MEMBERS = {
                 "expandable_segments expect faults files fingerprint folder gradient_dtype "
                 "lint_ignore mesh model name optimizer options precision seed steps strategy sync "
                 "tables to_dict to_json to_toml with_ with_parts work world_size wrapping",
+    "Sweep": "axes best front rows to_csv to_dict to_jsonl to_pandas write",
 }
 SMALL = zsim.Scenario(
     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},

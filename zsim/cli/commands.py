@@ -421,6 +421,13 @@ def listing(options: argparse.Namespace) -> int:
     return show_commands.listing(options)
 
 
+def sweep(options: argparse.Namespace) -> int:
+    """`zsim sweep`, in a file of its own."""
+    from zsim.cli.sweep import swept
+
+    return swept(options)
+
+
 def accuracy(options: argparse.Namespace) -> int:
     """`zsim accuracy`."""
     from zsim.cli import accuracy as accuracy_commands
@@ -464,6 +471,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fit": least,
     "list": listing,
     "accuracy": accuracy,
+    "sweep": sweep,
     "calibrate": calibrate,
     "import": imported,
     "lint": lint,

@@ -155,6 +155,28 @@ def parser() -> arguments.Parser:
     _module(fit)
     _allocator(fit)
     _json(fit)
+    sweep = commands.add_parser(
+        "sweep", help="a scenario at every combination of values, as a table", allow_abbrev=False
+    )
+    sweep.add_argument(
+        "file", type=arguments.path, metavar="SWEEP.toml",
+        help='scenario = "FILE.toml", and [axes] with lists: batch.micro_batch = [1, 2, 4]',
+    )
+    sweep.add_argument(
+        "-o", "--out", metavar="FILE", type=arguments.path, default=None,
+        help="write the table (.csv, .jsonl, .parquet); an interrupted sweep into the same file "
+             "goes on where it stopped",
+    )
+    sweep.add_argument(
+        "--on", default="loky", metavar="loky",
+        help="who computes: loky (processes here, default), here (this process), "
+             "dask[:ADDRESS], ray[:ADDRESS]",
+    )
+    sweep.add_argument(
+        "--workers", type=arguments.count, default=None, metavar="N",
+        help="workers here (default: one for each core)",
+    )
+    _json(sweep)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print "
                                                     "the errors", allow_abbrev=False)
     accuracy.add_argument(

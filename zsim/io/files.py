@@ -101,9 +101,14 @@ def write(path: Path, data: bytes | str) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in FULL:
-            raise _full(path, error, nbytes=len(content)) from None
-        raise PlaceError(where=str(path), expected=FILE, found=str(error.strerror)) from None
+        raise unwritten(path, error, nbytes=len(content)) from None
+
+
+def unwritten(path: Path, error: OSError, *, nbytes: int) -> PlaceError:
+    """The error of `nbytes` that could not be written to `path`."""
+    if error.errno in FULL:
+        return _full(path, error, nbytes=nbytes)
+    return PlaceError(where=str(path), expected=FILE, found=str(error.strerror))
 
 
 def free_nbytes(folder: Path) -> int | None:

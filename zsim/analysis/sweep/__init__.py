@@ -1,0 +1,80 @@
+"""Sweeps: a scenario at every combination of values of its keys, as a table.
+
+Axes say which points there are, a point is a row, workers compute them, the journal keeps what is
+done, the table orders it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from zsim.analysis.sweep import workers as kinds
+from zsim.analysis.sweep.axes import Axes, SweepError, axes_of, read
+from zsim.analysis.sweep.journal import Journal
+from zsim.analysis.sweep.point import FIGURES, Point, Row, row_of
+from zsim.analysis.sweep.table import Sweep, require
+from zsim.io.units import counted
+from zsim.scenario.scenario import Scenario
+
+__all__ = ["Axes", "Sweep", "SweepError", "read", "sweep"]
+
+DIED = {
+    "status": "died", "reason": "its worker was killed, perhaps for lack of memory",
+    **dict.fromkeys(FIGURES),
+}
+
+
+def sweep(
+    scenario: Scenario, axes: Mapping[str, Sequence[Any]] | Axes, *, on: str = "loky",
+    workers: int | None = None, out: str | PathLike[str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Sweep:
+    """`scenario` at every combination of `axes`, values by dotted key of a scenario.
+
+    `on` and `workers`: which workers compute, and how many (default: loky's, one for each core).
+    `out`: a .csv, .jsonl or .parquet file; rows that its journal has are not computed again. A
+    point that cannot be is a row that says why. SweepError for axes that make no sweep.
+    """
+    chosen = axes if isinstance(axes, Axes) else axes_of(axes, where="axes")
+    target = Path(out) if out is not None else None
+    kinds.require(on)
+    if target is not None:
+        require(target)
+    points = [Point(scenario.tables, scenario.folder, values) for values in chosen.points()]
+    keys = [point.key() for point in points]
+    journal = Journal(target and target.with_name(f"{target.name}.journal"))
+    with journal:
+        rows = journal.done(keys)
+        _compute(points, keys, rows, journal, on=on, workers=workers, say=say)
+    result = Sweep(
+        chosen,
+        tuple(
+            {"point": number, **point.values, **rows[key]}
+            for number, (point, key) in enumerate(zip(points, keys, strict=True))
+        ),
+    )
+    if target is not None:
+        result.write(target)
+    return result
+
+
+def _compute(
+    points: Sequence[Point], keys: Sequence[str], rows: dict[str, Row], journal: Journal, *,
+    on: str, workers: int | None, say: Callable[[str], None],
+) -> None:
+    """Add the rows that `rows` lacks; equal points are computed once."""
+    missing = {key: point for key, point in zip(keys, points, strict=True) if key not in rows}
+    todo, begun, told = list(missing), time.monotonic(), 0.0
+    for number, row in kinds.results(row_of, list(missing.values()), on=on, workers=workers):
+        key = todo[number]
+        rows[key] = DIED if row is None else row
+        journal.add(key, rows[key])
+        done, now = len(rows) - (len(set(keys)) - len(todo)), time.monotonic()
+        if now - told > 0.5:
+            told = now
+            left = (now - begun) / done * (len(todo) - done)
+            say(f"{done:,} of {counted(len(todo), 'point')}, {left:,.0f} s left")

@@ -1,0 +1,33 @@
+"""`zsim sweep`: a scenario at every combination of the values in a file, as a table."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from zsim.analysis import sweep
+from zsim.cli.reports import report
+from zsim.io import files
+from zsim.ir.run import SCHEMA_VERSION
+
+
+def swept(options: argparse.Namespace) -> int:
+    """`zsim sweep`: 0 where every point was computed or refused by name, 1 where one failed."""
+    scenario, axes = sweep.read(options.file)
+    out, name = Path(options.out) if options.out else None, Path(options.file).name
+    if out:
+        files.require(out, option="-o", apart_from=[Path(options.file)])
+    result = sweep.sweep(
+        scenario, axes, on=options.on, workers=options.workers, out=out,
+        say=lambda text: report.tell(f"{name}: {text}"),
+    )
+    if options.json:
+        report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
+    else:
+        for line in str(result).splitlines():
+            report.say(line)
+    if out:
+        report.wrote(out, "; its .journal keeps what is done")
+    statuses = Counter(row["status"] for row in result.rows)
+    return 1 if statuses["failed"] or statuses["died"] else 0
