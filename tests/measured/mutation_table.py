@@ -23,7 +23,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/zsim/strategies/test_flat_groups.py", "tests/zsim/strategies/test_strategies.py",
         "tests/zsim/strategies/test_zero_groups.py",
         "tests/zsim/testing/test_exceptions_of_laws.py",
-        "tests/zsim/strategies/test_published_communication.py",
+        "tests/zsim/strategies/published/test_published_communication.py",
     ),
     "fully_shard": (
         "tests/zsim/strategies/test_strategy_fsdp2.py",
