@@ -124,7 +124,7 @@ def test_r6_parameters_behind_an_nvme_drive_are_from_1_3_to_20_times_slower() ->
 
 
 def behind_a_drive(micro_batch: int, sequence_length: int) -> tuple[Scenario, Scenario]:
-    """As `offloaded`, with 3 GB/s to the host."""
+    """Steps of `offloaded`, with 3 GB/s to the host."""
     case, without = offloaded(micro_batch, sequence_length)
     links = case.cluster.links
     drive = replace(links, host=Link(bandwidth=3 * GB, latency=links.host.latency))
