@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from zsim.analysis.jitter import jitter as jitter
     from zsim.analysis.lint import LintFinding as LintFinding
     from zsim.analysis.lint import lint as lint
+    from zsim.analysis.planner import Plan as Plan
+    from zsim.analysis.planner import plan_for as plan_for
     from zsim.analysis.sweep import Sweep as Sweep
     from zsim.analysis.sweep import sweep as sweep
     from zsim.analysis.why import Why as Why
@@ -58,6 +60,7 @@ _MODULES = {
     "JitteredSteps": "zsim.analysis.jitter",
     "LintFinding": "zsim.analysis.lint",
     "MiB": "zsim.io.quantities",
+    "Plan": "zsim.analysis.planner",
     "RankError": "zsim.errors",
     "Run": "zsim.runs.run",
     "SavedRunError": "zsim.runs.saved",
@@ -74,6 +77,7 @@ _MODULES = {
     "load": "zsim.scenario.scenario",
     "load_run": "zsim.api",
     "ms": "zsim.io.quantities",
+    "plan_for": "zsim.analysis.planner",
     "run": "zsim.api",
     "simulate": "zsim.api",
     "sweep": "zsim.analysis.sweep",

@@ -32,12 +32,13 @@ SIGNATURES = {
     "Bytes": "size", "Candidate": None,
     "Comparison": "checks, predicted, measured, replaced, required", "Duration": "time, band",
     "Fit": None, "GiB": "number", "JitteredSteps": None, "LintFinding": None, "MiB": "number",
-    "Run": "record, scenario, warnings, device_memory",
+    "Plan": None, "Run": "record, scenario, warnings, device_memory",
     "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems",
     "Sweep": None, "Why": None,
     "compare": "predicted, measured, require", "fit": "scenario",
     "jitter": "scenario, seeds", "lint": "scenario, ignore",
     "load": "path", "load_run": "path", "ms": "number",
+    "plan_for": "scenario, nodes, micro_batches, global_batch, tokens, days, price, goal, say",
     "run": f"scenario, backend, {REAL}, module, numerics, device",
     "simulate": "scenario, ranks, all_ranks",
     "sweep": "scenario, axes, on, workers, out, say",
@@ -64,6 +65,7 @@ MEMBERS = {
                 "expandable_segments expect faults files fingerprint folder gradient_dtype "
                 "lint_ignore mesh model name optimizer options precision seed steps strategy sync "
                 "tables to_dict to_json to_toml with_ with_parts work world_size wrapping",
+    "Plan": "alike front options recommended refused request scenario space to_dict to_json",
     "Sweep": "axes best front rows to_csv to_dict to_jsonl to_pandas write",
 }
 SMALL = zsim.Scenario(

@@ -32,14 +32,14 @@ MOST_STARTS = 6
 def fit(scenario: Scenario) -> Fit:
     """Every candidate assessed, with further changes where none of them fits, and a recommendation.
     """
-    cases: list[tuple[str, Scenario]] = []
+    able: list[tuple[str, Scenario]] = []
     refused: list[tuple[str, str]] = []
-    for name, other in _cases(scenario):
+    for name, other in cases(scenario):
         if problems := refusals.problems(other):
             refused.append((name, problems[0]))
         else:
-            cases.append((name, other))
-    tried = ways_of([((name,), other) for name, other in cases])
+            able.append((name, other))
+    tried = ways_of([((name,), other) for name, other in able])
     if all(way.memory.verdict != "FITS" for way in tried):
         tried += together(
             sorted(tried, key=lambda way: way.memory.needed.nbytes)[:MOST_STARTS], stages=False
@@ -73,10 +73,11 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     Each keeps every option of the scenario that its strategy knows. What a scenario file would be
     refused for is left out.
     """
-    yield from ((name, case) for name, case in _cases(scenario) if not refusals.problems(case))
+    yield from ((name, case) for name, case in cases(scenario) if not refusals.problems(case))
 
 
-def _cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+def cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """The candidates by name, also those that a scenario file would be refused for."""
     own = scenario.checkpointing
     forms = {NO_CHECKPOINTING: "", own: f", checkpointing as asked for ({_words(own)})"}
     if can_checkpoint(scenario):

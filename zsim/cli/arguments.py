@@ -18,7 +18,9 @@ OPTIONS = {
     "ranks": "--ranks", "all_ranks": "--all-ranks", "interpreter": "--interpreter",
     "timeout_s": "--timeout", "backend": "--backend", "against": "--against",
     "module": "--module", "testbed": "--testbed", "cluster": "--cluster", "require": "--require",
-    "numerics": "--numerics", "device": "--device", "seeds": "--seeds",
+    "numerics": "--numerics", "device": "--device", "seeds": "--seeds", "nodes": "--nodes",
+    "micro_batches": "--micro-batch", "global_batch": "--global-batch", "tokens": "--tokens",
+    "days": "--days", "price": "--price", "workers": "--workers",
 }
 """Options of the command line, by the names of arguments in Python."""
 _ARGUMENT = re.compile(
@@ -175,3 +177,12 @@ def seconds(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def counts(text: str) -> tuple[int | str, ...]:
+    """Numbers between commas, or the texts that are none, as `count` has them."""
+    return tuple(count(part.strip()) for part in text.split(","))
+
+
+number = seconds
+"""Number of anything, or the text itself."""

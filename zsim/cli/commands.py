@@ -421,6 +421,13 @@ def listing(options: argparse.Namespace) -> int:
     return show_commands.listing(options)
 
 
+def plan(options: argparse.Namespace) -> int:
+    """`zsim plan`, in a file of its own."""
+    from zsim.cli.plan import planned
+
+    return planned(options)
+
+
 def sweep(options: argparse.Namespace) -> int:
     """`zsim sweep`, in a file of its own."""
     from zsim.cli.sweep import swept
@@ -471,7 +478,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fit": least,
     "list": listing,
     "accuracy": accuracy,
-    "sweep": sweep,
+    "plan": plan, "sweep": sweep,
     "calibrate": calibrate,
     "import": imported,
     "lint": lint,

@@ -155,6 +155,44 @@ def parser() -> arguments.Parser:
     _module(fit)
     _allocator(fit)
     _json(fit)
+    plan = commands.add_parser(
+        "plan", help="the way to train a model: strategy, micro-batch and number of GPUs",
+        allow_abbrev=False,
+    )
+    plan.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    plan.add_argument(
+        "--nodes", type=arguments.counts, default=(), metavar="1,2,4",
+        help="numbers of nodes to try (default: the scenario's)",
+    )
+    plan.add_argument(
+        "--micro-batch", type=arguments.counts, default=(), metavar="1,2,4",
+        help="micro-batches to try (default: powers of two)",
+    )
+    plan.add_argument(
+        "--global-batch", type=arguments.count, default=None, metavar="N",
+        help="sequences of a step over all ranks, which accumulation fills (default: the "
+             "scenario's)",
+    )
+    plan.add_argument(
+        "--tokens", type=arguments.number, default=None, metavar="1e12",
+        help="tokens to train on: days and GPU hours are told",
+    )
+    plan.add_argument(
+        "--days", type=arguments.number, default=None, metavar="D",
+        help="days that --tokens may take; what is slower is left out",
+    )
+    plan.add_argument(
+        "--price", type=arguments.number, default=None, metavar="P", help="of one GPU for an hour"
+    )
+    plan.add_argument(
+        "--goal", choices=("fastest", "cheapest", "smallest"), default="fastest",
+        help="least time (default), fewest GPU hours, or fewest GPUs",
+    )
+    plan.add_argument(
+        "-o", "--out", metavar="FILE.toml", type=arguments.path, default=None,
+        help="write the scenario to take",
+    )
+    _json(plan)
     sweep = commands.add_parser(
         "sweep", help="a scenario at every combination of values, as a table", allow_abbrev=False
     )

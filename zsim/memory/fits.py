@@ -134,7 +134,7 @@ def assess_program(
     It counts the peak of the rank's program, and NCCL's buffers by the rank's position in its node.
     `besides`: device memory that no Program has (`zsim.memory.inputs_and_buffers`).
     """
-    capacity = _capacity(cluster)
+    capacity = device_capacity(cluster)
     ranks = _standing(program, cluster)
     needs = [
         (standing, _reserved(standing, cluster, capacity, expandable_segments=expandable_segments))
@@ -250,7 +250,8 @@ def _reserved(
     return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
 
 
-def _capacity(cluster: ClusterSpec) -> BytesBand:
+def device_capacity(cluster: ClusterSpec) -> BytesBand:
+    """Bytes of a device that a rank may have."""
     if cluster.kind != "cuda":
         memory = cluster.device.memory
         return BytesBand(nbytes=memory, low=memory, high=memory)

@@ -17,6 +17,7 @@ from zsim.analysis.sweep.axes import Axes, SweepError, axes_of, read
 from zsim.analysis.sweep.journal import Journal
 from zsim.analysis.sweep.point import FIGURES, Point, Row, row_of
 from zsim.analysis.sweep.table import Sweep, require
+from zsim.errors import ArgumentError, shown
 from zsim.io.units import counted
 from zsim.scenario.scenario import Scenario
 
@@ -40,6 +41,8 @@ def sweep(
     point that cannot be is a row that says why. SweepError for axes that make no sweep.
     """
     chosen = axes if isinstance(axes, Axes) else axes_of(axes, where="axes")
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise ArgumentError(where="workers", expected="a number from 1 on", found=shown(workers))
     target = Path(out) if out is not None else None
     kinds.require(on)
     if target is not None:

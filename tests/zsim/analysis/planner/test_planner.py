@@ -1,0 +1,157 @@
+"""Plans: bounds hold, what they rule out is on no front, goals choose what they say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import zsim
+from tests.support.folders import ROOT
+from zsim.analysis import fit, planner
+from zsim.analysis.planner.bounds import least_bytes, least_ns
+from zsim.analysis.planner.option import dominates
+from zsim.cli.main import main
+from zsim.scenario import refusals
+
+SMALL = zsim.Scenario(
+    model={"preset": "llama-3-8b", "num_layers": 4},
+    batch={"micro_batch": 1, "sequence_length": 2048}, cluster={"preset": "dgx-h100"},
+    strategy={"name": "fsdp2"}, precision={"parameters": "bf16"},
+)
+FILES = ("llama-3-8b-8-h100", "zero2-llama-2-7b-8x8-a100", "hsdp-llama-3-8b-4x8-h100")
+
+
+@pytest.fixture(scope="module")
+def plan() -> zsim.Plan:
+    return zsim.plan_for(SMALL, nodes=[1, 2], micro_batches=[1, 2], global_batch=32)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bounds_are_below_what_is_simulated(name: str) -> None:
+    scenario = zsim.load(ROOT / f"scenarios/published/{name}.toml")
+    for candidate in zsim.fit(scenario).candidates:
+        assert 0 < least_bytes(candidate.scenario) <= candidate.memory.allocated_bytes
+        assert 0 < least_ns(candidate.scenario) <= candidate.step_time_ns
+
+
+def test_states_on_the_host_bound_nothing() -> None:
+    offloaded = SMALL.with_(strategy={"offload": True})
+    assert least_bytes(offloaded) == 0 < least_bytes(SMALL)
+
+
+def test_candidates_are_those_of_fit_on_each_size(plan: zsim.Plan) -> None:
+    same = SMALL.with_(batch={"accumulation": 4})
+    ways = {name for name, case in fit.cases(same) if not refusals.problems(case)}
+    there = {
+        option.way for option in plan.options
+        if option.gpus == 8 and option.scenario.batch.micro_batch == 1
+    }
+    ruled_out = {name for name, _ in plan.refused if name.startswith("8 GPUs, micro_batch = 1,")}
+    assert ways == there | {name.removeprefix("8 GPUs, micro_batch = 1, ") for name in ruled_out}
+    for option in plan.options:
+        batch = option.scenario.batch
+        assert batch.micro_batch * batch.accumulation * option.gpus == 32
+
+
+def test_what_bounds_rule_out_changes_neither_front_nor_choice(plan, monkeypatch) -> None:
+    ruled_out = [reason for _, reason in plan.refused if reason.startswith("OOM: states")]
+    monkeypatch.setattr(planner, "_ruled_out", lambda *_: "")
+    whole = zsim.plan_for(SMALL, nodes=[1, 2], micro_batches=[1, 2], global_batch=32)
+    assert len(whole.options) == len(plan.options) + len(plan.refused) - len(whole.refused)
+    assert len(whole.options) >= len(plan.options) + len(ruled_out)
+    assert [each.name for each in whole.front] == [each.name for each in plan.front]
+    assert whole.recommended
+    assert plan.recommended
+    assert whole.recommended.name == plan.recommended.name
+
+
+def test_a_small_device_rules_out_by_states_alone() -> None:
+    plan = zsim.plan_for(
+        SMALL.with_(model={"num_layers": 32}, strategy={"name": "zero1"}), micro_batches=[1],
+        global_batch=8,
+    )
+    reasons = dict(plan.refused)
+    assert "states alone are" in reasons["8 GPUs, micro_batch = 1, ddp"]
+
+
+def test_the_front_is_what_nothing_else_beats(plan: zsim.Plan) -> None:
+    able = [each for each in plan.options if each.memory.verdict == "FITS"]
+    for option in able:
+        beaten = any(dominates(other, option) for other in able)
+        assert beaten == (option not in plan.front)
+        assert beaten == option.reason.startswith("no better than")
+
+
+def test_every_option_but_the_recommended_has_one_reason(plan: zsim.Plan) -> None:
+    without = [option for option in plan.options if not option.reason]
+    assert without == [plan.recommended]
+    assert all(reason for _, reason in plan.refused)
+
+
+def test_goals_choose_what_they_say() -> None:
+    told = {
+        goal: zsim.plan_for(
+            SMALL, nodes=[1, 2], micro_batches=[1], global_batch=32, goal=goal
+        ) for goal in planner.GOALS
+    }
+    chosen = {goal: plan.recommended for goal, plan in told.items()}
+    able = [each for each in told["fastest"].options if each.memory.verdict == "FITS"]
+    assert chosen["fastest"].step_time_ns <= 1.02 * min(each.step_time_ns for each in able)
+    assert chosen["smallest"].gpus == min(each.gpus for each in able) == 8
+    hours = min(each.gpus * each.step_time_ns for each in able)
+    assert chosen["cheapest"].gpus * chosen["cheapest"].step_time_ns <= 1.02 * hours
+
+
+def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
+    tokens = 1e12
+    fastest = plan.recommended.days(tokens)[0]
+    late = zsim.plan_for(
+        SMALL, nodes=[1, 2], micro_batches=[1, 2], global_batch=32, tokens=tokens,
+        days=1.1 * fastest, price=2.0, goal="smallest",
+    )
+    assert late.recommended.gpus == 16
+    assert any("days, where" in option.reason for option in late.options)
+    assert "at 2 an hour" in str(late)
+    never = zsim.plan_for(
+        SMALL, micro_batches=[1], global_batch=32, tokens=tokens, days=fastest / 9
+    )
+    assert never.recommended is None
+    assert str(never).endswith("nothing fits in time: try more nodes, or more days")
+
+
+def test_sizes_that_do_not_divide_are_told() -> None:
+    plan = zsim.plan_for(SMALL, micro_batches=[1, 3], global_batch=32)
+    assert ("1 node, micro_batch = 3", "32 sequences are no multiple of 3 on each of 8 ranks") in (
+        plan.refused
+    )
+
+
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"nodes": [0]}, "nodes: expected numbers from 1 on"),
+    ({"micro_batches": ["a"]}, "micro_batches: expected numbers"),
+    ({"nodes": range(1, 300), "micro_batches": [1]}, "at most 256 pairs, found 299"),
+    ({"days": 3.0}, "days: expected tokens as well"), ({"tokens": -1}, "tokens: expected a number"),
+    ({"goal": "best"}, "goal: expected fastest or cheapest or smallest"),
+    ({"global_batch": 0}, "global_batch: expected numbers"),
+])
+def test_what_cannot_be_asked(asked, message: str) -> None:
+    with pytest.raises(zsim.ArgumentError, match=message):
+        zsim.plan_for(SMALL, **asked)
+
+
+def test_the_command_prints_and_writes_what_to_take(tmp_path, capsys) -> None:
+    file, out = tmp_path / "small.toml", tmp_path / "best.toml"
+    file.write_text(SMALL.to_toml())
+    asked = ["--micro-batch", "1,2", "--global-batch", "32", "--tokens", "1e11"]
+    assert main(["plan", str(file), *asked, "-o", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "small: fastest way to train llama-3-8b, 32 sequences a step" in told
+    assert "1e+11 tokens in" in told
+    taken = zsim.load(out)
+    assert taken.batch.micro_batch * taken.batch.accumulation == 4
+    assert main(["plan", str(file), *asked, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["recommended"] in {option["name"] for option in plan["options"]}
+    assert main(["plan", str(file), "--micro-batch", "two"]) == 2
+    assert "--micro-batch" in capsys.readouterr().err

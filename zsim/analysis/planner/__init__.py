@@ -1,0 +1,190 @@
+"""Planner: the settings to train a model with, on how many GPUs, and why not the others.
+
+The space says which candidates there are; bounds rule some out; the rest are planned and simulated.
+What is left is an exact Pareto front of GPUs, bytes and time, from which the goal chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from zsim.analysis.advice import ways_of
+from zsim.analysis.planner.bounds import least_bytes, least_ns
+from zsim.analysis.planner.option import Option, dominates
+from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
+from zsim.analysis.planner.table import Plan, Request
+from zsim.errors import ArgumentError, shown
+from zsim.io.arguments import described
+from zsim.io.units import format_bytes, format_time
+from zsim.memory.fits import device_capacity
+from zsim.scenario.scenario import Scenario
+
+__all__ = ["Option", "Plan", "plan_for"]
+
+Goal = Literal["fastest", "cheapest", "smallest"]
+GOALS: tuple[Goal, ...] = ("fastest", "cheapest", "smallest")
+AT_ONCE = 48
+"""Candidates that are simulated between two looks at what they rule out."""
+AS_FAST = 1.02
+"""Ratio of step times up to which two candidates count as equally fast, as in `zsim fit`."""
+
+
+def plan_for(
+    scenario: Scenario, *, nodes: Sequence[int] = (), micro_batches: Sequence[int] = (),
+    global_batch: int | None = None, tokens: float | None = None, days: float | None = None,
+    price: float | None = None, goal: Goal = "fastest", say: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """The way to train `scenario`'s model, with every other way and one reason against each.
+
+    `nodes`, `micro_batches`: sizes to try; `global_batch`: sequences of a step, which accumulation
+    fills. `tokens` to train on within `days` leave out what is slower; `price` is of one GPU for an
+    hour. `goal`: "fastest", "cheapest" (GPU hours) or "smallest" (GPUs). ArgumentError for sizes
+    and goals that are none.
+    """
+    request = _request(tokens=tokens, days=days, price=price, goal=goal)
+    space = space_of(
+        scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch
+    )
+    told = list(cases(scenario, space))
+    refused = [each for each in told if isinstance(each, Refused)]
+    able = [each for each in told if isinstance(each, PlanCase)]
+    options: list[Option] = []
+    for batch in _batches(able, options, refused):
+        say(f"{len(options) + len(refused):,} of {len(told):,} candidates")
+        tried = ways_of([((case.name,), case.scenario) for case in batch])
+        for case, way in zip(batch, tried, strict=True):
+            assert way.step is not None
+            options.append(Option(
+                name=case.name, way=case.way, scenario=case.scenario, memory=way.memory,
+                step_time_ns=way.step.ns, step_time_band_ns=way.step.band_ns,
+            ))
+    order = {case.name: number for number, case in enumerate(able)}
+    options.sort(key=lambda option: order[option.name])
+    taken = _taken(options, request)
+    return Plan(
+        scenario=scenario, request=request, space=space, recommended=taken,
+        options=tuple(
+            replace(each, reason=_reason(each, taken, options, request)) for each in options
+        ),
+        refused=tuple((each.name, each.reason) for each in refused),
+    )
+
+
+def _request(
+    *, tokens: float | None, days: float | None, price: float | None, goal: str
+) -> Request:
+    for where, value in (("tokens", tokens), ("days", days), ("price", price)):
+        if value is not None and not (isinstance(value, int | float) and 0 < value < 1e30):
+            raise ArgumentError(
+                where=where, expected="a number above 0", found=described(value)
+            )
+    if days is not None and tokens is None:
+        raise ArgumentError(
+            where="days", expected="tokens as well", found="none",
+            remedy="days say how long training on so many tokens may take",
+        )
+    if goal not in GOALS:
+        raise ArgumentError(where="goal", expected=" or ".join(GOALS), found=shown(goal))
+    return Request(tokens=tokens, days=days, price=price, goal=goal)
+
+
+def _batches(
+    able: Sequence[PlanCase], options: Sequence[Option], refused: list[Refused]
+) -> Iterator[list[PlanCase]]:
+    """Cases that no bound rules out, those that are quickest at best first. What is ruled out goes
+    to `refused`."""
+    waiting = sorted(
+        ((least_ns(case.scenario), least_bytes(case.scenario), number, case)
+         for number, case in enumerate(able)), key=lambda entry: entry[:3],
+    )
+    while waiting:
+        batch: list[PlanCase] = []
+        rest = []
+        for entry in waiting:
+            ns, nbytes, _, case = entry
+            if reason := _ruled_out(case, ns, nbytes, options):
+                refused.append(Refused(case.name, reason))
+            elif len(batch) < AT_ONCE:
+                batch.append(case)
+            else:
+                rest.append(entry)
+        waiting = rest
+        if batch:
+            yield batch
+
+
+def _ruled_out(case: PlanCase, ns: int, nbytes: int, options: Sequence[Option]) -> str:
+    """The reason for which `case` is neither on the front nor has room, by its bounds; or ""."""
+    there = device_capacity(case.scenario.cluster).high
+    if nbytes > there:
+        return f"OOM: states alone are {format_bytes(nbytes)} of {format_bytes(there)}"
+    for option in options:
+        if (
+            option.memory.verdict == "FITS" and option.gpus <= case.gpus
+            and option.step_time_ns <= ns and option.memory.needed.nbytes <= nbytes
+        ):
+            return f"at its peak rate {format_time(ns)}, no faster than {option.name}"
+    return ""
+
+
+def _taken(options: Sequence[Option], request: Request) -> Option | None:
+    """The option that the goal chooses among those that fit and are in time; a TIGHT one only where
+    none fits. Of two that are as good the one that comes first shards and recomputes less."""
+    for verdict in ("FITS", "TIGHT"):
+        able = [
+            each for each in options if each.memory.verdict == verdict and not _late(each, request)
+        ]
+        if able:
+            least = min(_cost(each, request) for each in able)
+            near = [each for each in able if _as_good(each, least, request)]
+            return near[0]
+    return None
+
+
+def _cost(option: Option, request: Request) -> tuple[float, float]:
+    """Figures that the goal makes least: the first, then the second."""
+    ns = float(option.step_time_ns)
+    if request.goal == "fastest":
+        return ns, option.gpus
+    return (option.gpus * ns, ns) if request.goal == "cheapest" else (option.gpus, ns)
+
+
+def _as_good(option: Option, least: tuple[float, float], request: Request) -> bool:
+    first, second = _cost(option, request)
+    if request.goal == "smallest":
+        return first == least[0] and second <= AS_FAST * least[1]
+    return first <= AS_FAST * least[0] and (first > least[0] or second <= AS_FAST * least[1])
+
+
+def _late(option: Option, request: Request) -> bool:
+    return bool(
+        request.tokens and request.days and option.days(request.tokens)[0] > request.days
+    )
+
+
+def _reason(
+    option: Option, taken: Option | None, options: Sequence[Option], request: Request
+) -> str:
+    """The one reason against `option`; "" for the one to take."""
+    if option is taken:
+        return ""
+    needed, there = option.memory.needed.nbytes, option.memory.capacity.nbytes
+    if option.memory.verdict == "OOM":
+        return f"OOM: {format_bytes(needed)} of {format_bytes(there)}"
+    if _late(option, request):
+        return f"{option.days(request.tokens or 0)[0]:,.1f} days, where {request.days:g} are asked"
+    if option.memory.verdict == "TIGHT":
+        return "TIGHT: it may not have room"
+    better = next((each for each in options if dominates(each, option)), None)
+    if better is not None:
+        return f"no better than {better.name} in GPUs, memory or time"
+    if taken is None:
+        return ""
+    share = option.step_time_ns / taken.step_time_ns - 1
+    if option.gpus != taken.gpus:
+        return f"{option.gpus:,} GPUs, {share:+.0%} time"
+    if abs(share) <= AS_FAST - 1:
+        return "as fast, and shards or recomputes more"
+    return f"{share:+.0%} time"

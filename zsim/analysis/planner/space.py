@@ -1,0 +1,126 @@
+"""Candidates of a plan: the scenario on each number of nodes, with each micro-batch, at one global
+batch. Each has every strategy and checkpointing that `zsim fit` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from zsim.analysis import fit
+from zsim.errors import ArgumentError, ScenarioError
+from zsim.io.units import counted
+from zsim.scenario import refusals
+from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
+
+MAX_SIZES = 256
+"""Most pairs of nodes and micro-batch; each has some 18 strategies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Numbers of nodes, micro-batches, and the global batch in sequences, which accumulation fills.
+    """
+
+    nodes: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    global_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCase:
+    """A candidate: the strategy and checkpointing in words, and the scenario that it is."""
+
+    way: str
+    scenario: Scenario
+
+    @property
+    def name(self) -> str:
+        """The sizes and the way, as "16 GPUs, micro_batch = 2, zero2, checkpointing"."""
+        batch = self.scenario.batch
+        return f"{counted(self.gpus, 'GPU')}, micro_batch = {batch.micro_batch}, {self.way}"
+
+    @property
+    def gpus(self) -> int:
+        """The number of ranks."""
+        return self.scenario.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A candidate that cannot be, and the reason."""
+
+    name: str
+    reason: str
+
+
+def space_of(
+    scenario: Scenario, *, nodes: Sequence[int] = (), micro_batches: Sequence[int] = (),
+    global_batch: int | None = None,
+) -> Space:
+    """The space that was asked for.
+
+    By default nodes and global batch are the scenario's. Micro-batches are the powers of two that
+    the global batch has room for, and the scenario's. ArgumentError for sizes that are none.
+    """
+    own, batch = max(1, scenario.world_size // scenario.cluster.devices_per_node), scenario.batch
+    whole = batch.micro_batch * batch.accumulation * scenario.world_size
+    if global_batch is not None:
+        whole = global_batch
+    asked = {"nodes": nodes, "micro_batches": micro_batches, "global_batch": (whole,)}
+    for where, sizes in asked.items():
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise ArgumentError(
+                where=where, expected="numbers from 1 on", found=str(list(sizes))[:60]
+            )
+    most = max(1, whole // scenario.world_size)
+    powers = {2**n for n in range(most.bit_length()) if 2**n <= most}
+    chosen = Space(
+        nodes=tuple(sorted(set(nodes or (own,)))), global_batch=whole,
+        micro_batches=tuple(sorted(set(micro_batches or (powers | {batch.micro_batch})))),
+    )
+    pairs = len(chosen.nodes) * len(chosen.micro_batches)
+    if pairs > MAX_SIZES:
+        raise ArgumentError(
+            where="nodes and micro_batches", expected=f"at most {MAX_SIZES} pairs",
+            found=f"{pairs:,}", remedy="name fewer",
+        )
+    return chosen
+
+
+def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
+    """Every candidate of the space, those that cannot be with their reason."""
+    for nodes, micro_batch in product(space.nodes, space.micro_batches):
+        size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}"
+        try:
+            sized = _sized(scenario, space, nodes=nodes, micro_batch=micro_batch)
+        except ScenarioError as error:
+            yield Refused(size, error.problems[0])
+            continue
+        if isinstance(sized, str):
+            yield Refused(size, sized)
+            continue
+        for name, case in fit.cases(sized):
+            problems = refusals.problems(case)
+            able = PlanCase(name, case)
+            yield Refused(able.name, problems[0]) if problems else able
+
+
+def _sized(scenario: Scenario, space: Space, *, nodes: int, micro_batch: int) -> Scenario | str:
+    """The scenario with these sizes, or the reason that its batch does not divide."""
+    own = scenario.world_size // scenario.cluster.devices_per_node
+    if nodes == own or (own == 0 and nodes == 1):
+        moved = scenario
+    else:
+        axes = dict.fromkeys(STRATEGIES[scenario.strategy].axes)
+        moved = scenario.with_(cluster={"nodes": nodes, "ranks": None}, strategy=axes)
+    together = micro_batch * moved.world_size
+    if space.global_batch % together:
+        return (
+            f"{space.global_batch:,} sequences are no multiple of {micro_batch} on each of "
+            f"{moved.world_size:,} ranks"
+        )
+    batch = {"micro_batch": micro_batch, "accumulation": space.global_batch // together}
+    return moved.with_(batch=batch)

@@ -1,0 +1,173 @@
+"""Plan: the candidates, the one to take and the reason against each other one, as data, as the table
+of `zsim plan` and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zsim.analysis.fit_table import SURER
+from zsim.analysis.planner.option import Option, dominates
+from zsim.analysis.planner.space import Space
+from zsim.io.units import format_bytes, format_time
+from zsim.ir.run import SCHEMA_VERSION
+from zsim.scenario.scenario import Scenario
+
+MOST_LINES = 12
+"""Options of the front that the table has; the fastest of more."""
+MOST_REASONS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Tokens to train on, the days that they may take, the price of a GPU hour, and the goal."""
+
+    tokens: float | None
+    days: float | None
+    price: float | None
+    goal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan:
+    """All candidates that were simulated as `options`, those that were not as `refused` with the
+    reason, and the one to take (None where none fits)."""
+
+    scenario: Scenario
+    request: Request
+    space: Space
+    options: tuple[Option, ...]
+    recommended: Option | None
+    refused: tuple[tuple[str, str], ...]
+
+    @property
+    def front(self) -> tuple[Option, ...]:
+        """The options that fit and that no other one beats in GPUs, memory and time together."""
+        able = [each for each in self.options if each.memory.verdict == "FITS"]
+        return tuple(
+            each for each in able if not any(dominates(other, each) for other in able)
+        )
+
+    @property
+    def alike(self) -> tuple[Option, ...]:
+        """Other options on as many GPUs that fit, whose band has the recommended one's time."""
+        taken = self.recommended
+        return () if taken is None else tuple(
+            each for each in self.options
+            if each is not taken and each.memory.verdict == "FITS" and each.gpus == taken.gpus
+            and each.step_time_band_ns[0] <= taken.step_time_ns <= each.step_time_band_ns[1]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim plan --json` prints; its keys are stable."""
+        front = {each.name for each in self.front}
+        return {
+            "schema_version": SCHEMA_VERSION, "scenario": self.scenario.name,
+            "request": asdict(self.request), "space": asdict(self.space),
+            "recommended": self.recommended.name if self.recommended else None,
+            "options": [
+                {**each.to_dict(), "on_front": each.name in front} for each in self.options
+            ],
+            "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False, default=str)
+
+    def __str__(self) -> str:
+        """The table of `zsim plan`."""
+        return "\n".join(_lines(self))
+
+    def __repr__(self) -> str:
+        chosen = f"take {self.recommended.name}" if self.recommended else "nothing fits"
+        return f"<Plan of {len(self.options) + len(self.refused)} candidates: {chosen}>"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    request, space = plan.request, plan.space
+    yield (
+        f"{plan.scenario.name}: {request.goal} way to train {plan.scenario.model.name}, "
+        f"{space.global_batch:,} sequences a step"
+    )
+    shown, days = _shown(plan), f" {'days':>7}" if request.tokens else ""
+    yield f"   {'GPUs':>6} {'mb':>3} {'':5} {'needs':>10} {'step':>10} {'tokens/s':>10}{days}"
+    for each in shown:
+        yield f"{'->' if each is plan.recommended else '  '} {_cells(each, plan)}  {each.way}"
+        if each is not plan.recommended and each.reason:
+            yield f"{'':{len(_cells(each, plan)) + 5}}{each.reason}"
+    hidden = len(plan.front) - len([each for each in shown if each in plan.front])
+    if hidden > 0:
+        yield f"   and {hidden} more on the front of GPUs, memory and time; --json has all"
+    yield from _rest(plan)
+    yield from _verdict(plan)
+
+
+def _shown(plan: Plan) -> list[Option]:
+    """The front's fastest, and the recommended one, in the order of the candidates."""
+    fastest = sorted(plan.front, key=lambda each: each.step_time_ns)[:MOST_LINES]
+    chosen = {each.name for each in fastest}
+    if plan.recommended is not None:
+        chosen.add(plan.recommended.name)
+    return [each for each in plan.options if each.name in chosen]
+
+
+def _cells(each: Option, plan: Plan) -> str:
+    days = f" {each.days(plan.request.tokens)[0]:>7,.1f}" if plan.request.tokens else ""
+    return (
+        f"{each.gpus:>6,} {each.scenario.batch.micro_batch:>3} {each.memory.verdict:5} "
+        f"{format_bytes(each.memory.needed.nbytes):>10} {format_time(each.step_time_ns):>10} "
+        f"{each.tokens_per_s:>10,.0f}{days}"
+    )
+
+
+def _rest(plan: Plan) -> Iterator[str]:
+    """The numbers of other candidates, by what speaks against them."""
+    shown = {each.name for each in _shown(plan)}
+    reasons = Counter(
+        [_kind(each.reason) for each in plan.options if each.name not in shown]
+        + [_kind(reason) for _, reason in plan.refused]
+    )
+    for reason, number in reasons.most_common(MOST_REASONS):
+        yield f"   {number:>4} {reason}"
+
+
+def _kind(reason: str) -> str:
+    """The reason without its figures and names."""
+    heads = {
+        "OOM: states": "OOM by parameters, gradients and optimizer states alone", "OOM": "OOM",
+        "no better": "no better than another in GPUs, memory or time", "TIGHT": "TIGHT",
+        "at its peak": "slower at the device's peak rate than another is",
+    }
+    head = next((text for begin, text in heads.items() if reason.startswith(begin)), "")
+    if head or "sequences are no multiple" in reason:
+        return head or "do not divide the global batch"
+    if " are asked" in reason:
+        return "too slow for the days"
+    return "on the front as well" if reason.endswith("% time") else reason[:90]
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    taken, request = plan.recommended, plan.request
+    if taken is None:
+        late = any("are asked" in each.reason for each in plan.options)
+        remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
+        yield f"nothing fits{' in time' if late else ''}: try {remedy}"
+        return
+    yield f"{taken.name}: {taken.gpus:,} GPUs, {taken.step_time} a step"
+    if request.tokens:
+        middle, low, high = taken.days(request.tokens)
+        hours = taken.gpu_hours(request.tokens)
+        price = request.price
+        cost = f", {hours * price:,.0f} at {price:g} an hour" if price else ""
+        yield (
+            f"   {request.tokens:,.3g} tokens in {middle:,.1f} days ({low:,.1f} to {high:,.1f}), "
+            f"{hours:,.0f} GPU hours{cost}; without restarts and checkpoints"
+        )
+    if plan.alike:
+        yield (
+            f"   {len(plan.alike)} others on as many GPUs have its time in their band; {SURER}"
+        )

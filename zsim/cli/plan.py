@@ -1,0 +1,34 @@
+"""`zsim plan`: the way to train a model, on how many GPUs, and why not another."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zsim.analysis.planner import plan_for
+from zsim.cli.reports import report
+from zsim.io import files
+from zsim.scenario.scenario import load
+
+
+def planned(options: argparse.Namespace) -> int:
+    """`zsim plan`: 0 where a way fits, 1 where none does."""
+    scenario = load(options.scenario)
+    out = Path(options.out) if options.out else None
+    if out:
+        files.require(out, option="-o", apart_from=[Path(options.scenario)])
+    plan = plan_for(
+        scenario, nodes=options.nodes, micro_batches=options.micro_batch,
+        global_batch=options.global_batch, tokens=options.tokens, days=options.days,
+        price=options.price, goal=options.goal,
+        say=lambda text: report.tell(f"{scenario.name}: {text}"),
+    )
+    if options.json:
+        report.write_json(plan.to_dict())
+    else:
+        for line in str(plan).splitlines():
+            report.say(line)
+    if out and plan.recommended:
+        files.write(out, plan.recommended.scenario.to_toml())
+        report.wrote(out, "; zsim run simulates it")
+    return 0 if plan.recommended else 1
