@@ -47,11 +47,12 @@ class Option:
         return metrics.tokens(self.scenario) * self.gpus * 1e9 / max(1, step_ns)
 
     def days(self, tokens: float) -> tuple[float, float, float]:
-        """Days for so many tokens, and the band's ends. Restarts and checkpoints are not in them."""
+        """Days for so many tokens, and the band's ends, without restarts and checkpoints."""
         low, high = self.step_time_band_ns
-        return tuple(  # type: ignore[return-value]
+        middle, least, most = (
             tokens / self._per_s(ns) / DAY_S for ns in (self.step_time_ns, low, high)
         )
+        return middle, least, most
 
     def gpu_hours(self, tokens: float) -> float:
         """Hours of a GPU, summed over all, for so many tokens."""

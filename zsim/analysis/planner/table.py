@@ -1,5 +1,5 @@
-"""Plan: the candidates, the one to take and the reason against each other one, as data, as the table
-of `zsim plan` and as JSON."""
+"""Plan: the candidates, the one to take and the reason against each other one. It is data, the
+table of `zsim plan`, and JSON."""
 
 from __future__ import annotations
 
