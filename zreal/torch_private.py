@@ -296,14 +296,11 @@ def c10d_calls(names: Iterable[str], seen: _Seen) -> Iterator[None]:
 
         def call(keys: Any, *args: Any, op: Any = op, name: str = name) -> Any:
             __tracebackhide__ = True
-
-            def carried_out(outer: list[_Seen]) -> Any:
-                __tracebackhide__ = True
-                if not outer:
-                    return op.redispatch(keys & after, *args)
-                return outer[-1](name, args, lambda: carried_out(outer[:-1]))
-
-            return carried_out(list(_WATCHING[name]))
+            # no function here may know itself: a cycle would hold the tensors until it is collected
+            carry_out = partial(op.redispatch, keys & after, *args)
+            for watcher in _WATCHING[name]:
+                carry_out = partial(watcher, name, args, carry_out)
+            return carry_out()
 
         library.impl(name, call, "BackendSelect", with_keyset=True)
     try:

@@ -3,8 +3,10 @@ agreeing with nothing."""
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,23 @@ def test_watchers_of_collectives_can_watch_inside_one_another() -> None:
             seen.append("|")
         dist.all_reduce(torch.zeros(1))
     assert seen == ["outer", "|", "inner", "outer", "outer", "|", "outer", "|"]
+
+
+def test_a_watched_collective_lets_its_tensors_go_at_once() -> None:
+    names = ("c10d::allreduce_",)
+    gc.disable()
+    try:
+        with (
+            torch_private.fake_group(rank=0, world_size=2),
+            torch_private.c10d_calls(names, lambda _, __, call: call()),
+        ):
+            tensor = torch.zeros(1)
+            dist.all_reduce(tensor)
+            held = weakref.ref(tensor)
+            del tensor
+            assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_faults_at_no_op_and_faults_of_a_launchers_ranks_are_refused(tmp_path: Path) -> None:
