@@ -57,11 +57,14 @@ def safe(scenario: zsim.Scenario, clean: zsim.Run) -> zsim.Run | DeadlockError:
 
 
 def _require_named(scenario: zsim.Scenario, error: DeadlockError) -> None:
-    """AssertionError unless `error` names every fault, and in front no rank but one of a fatal one.
-    """
+    """AssertionError unless `error` names every fault, and in front a lost link, or no rank but one
+    of a fatal fault."""
     fatal = [fault for fault in scenario.faults if isinstance(fault, FATAL)]
     assert fatal, f"nothing is missing, and yet {error}"
     assert all(str(fault) in error.remedy for fault in scenario.faults), error.remedy
+    links = [fault for fault in fatal if isinstance(fault, LostLink)]
+    if any(error.where.startswith(f"{link} (of rank") for link in links):
+        return
     ranks = {fault.rank for fault in fatal if isinstance(fault, AT_OPS)}
     named = {int(number) for number in re.findall(r"\d+", error.where.partition(", op ")[0])}
     assert named, error.where

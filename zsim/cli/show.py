@@ -13,6 +13,7 @@ from zsim import api
 from zsim.analysis import advice
 from zsim.cli.inputs import UsageError, read, warned
 from zsim.cli.reports import memory_report, report
+from zsim.engine.simulate import LostLinkError
 from zsim.errors import ScenarioError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
@@ -104,7 +105,8 @@ def _routes(case: Planned) -> tuple[GroupRoutes, ...]:
 
 
 def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, ...] | None:
-    """Changes that would lower the peak; None, and a warning, where that would take minutes.
+    """Changes that would lower the peak; None, and a warning, where that would take minutes or
+    the step never ends.
 
     `answer` is the verdict on the scenario as it is.
     """
@@ -114,7 +116,11 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
                                     f"{untried}"])
         return None
     with report.progress(f"{scenario.name}: every change planned and simulated"):
-        step = simulator.step_time(case)
+        try:
+            step = simulator.step_time(case)
+        except LostLinkError as error:  # memory needs no clock
+            report.warn(scenario.name, [f"what would help is not computed: {error}"])
+            return None
         return advice.advice(
             advice.Way(
                 changes=(), scenario=scenario, memory=answer, step=step, program=case.program

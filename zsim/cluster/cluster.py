@@ -301,9 +301,11 @@ class ClusterSpec:
             return range(index * nics // size, index * nics // size + 1)
         return range(-(-index * nics // size), -(-(index + 1) * nics // size))
 
-    def is_cut(self, ranks: tuple[int, ...]) -> bool:
-        """True where a ring over `ranks` needs a link that is lost."""
-        return any(self.needs(ranks, node=node, nic=nic) for node, nic in self.lost_rails)
+    def cut_by(self, ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The lost links that a ring over `ranks` needs, each as node and NIC."""
+        return tuple(
+            (node, nic) for node, nic in self.lost_rails if self.needs(ranks, node=node, nic=nic)
+        )
 
     def needs(self, ranks: tuple[int, ...], *, node: int, nic: int) -> bool:
         """True where a ring over `ranks` goes over the link of that NIC."""

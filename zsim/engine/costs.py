@@ -25,6 +25,7 @@ from zsim.engine.contention.interference import (
     remaining,
 )
 from zsim.engine.execution import EAGER, Execution
+from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER
 from zsim.ir.ops import (
     ACCUMULATE,
@@ -36,6 +37,7 @@ from zsim.ir.ops import (
     Op,
 )
 from zsim.ir.order.launch_queue import SYNCHRONOUS
+from zsim.ir.order.waits import named_ranks
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over
@@ -216,9 +218,17 @@ class Costs:
         known = self._collectives.get(key)
         if known is None:
             known = self._collectives[key] = (
-                NEVER if self.cluster.is_cut(ranks) else self._wire_ns(kind, nbytes, layout, ranks)
+                NEVER if self.cluster.cut_by(ranks) else self._wire_ns(kind, nbytes, layout, ranks)
             )
         return known
+
+    def lost_links(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
+        """The faults by which a collective over `ranks` never ends, with the ranks of each NIC."""
+        return tuple(
+            f"{LostLink(node=node, nic=nic)} (of "
+            f"{named_ranks(sorted(self.cluster.ranks_at(node, nic)))})"
+            for node, nic in self.cluster.cut_by(ranks)
+        )
 
     def _wire_ns(self, kind: str, nbytes: int, layout: Layout, ranks: tuple[int, ...]) -> int:
         algorithms = LIBRARIES[self.cluster.collectives]

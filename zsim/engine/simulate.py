@@ -56,6 +56,10 @@ _Key = tuple[str, tuple[int, ...]]
 """A communicator: the name of its group, and those of its ranks that are simulated."""
 
 
+class LostLinkError(DeadlockError):
+    """A step that cannot end, as a collective that all members enter needs a link that is lost."""
+
+
 def simulate(
     program: Program, *, costs: CostModel, all_ranks: bool = False, delays: Sequence[Delays] = (),
     contention: bool = True, stepwise: RingCosts | None = None,
@@ -253,8 +257,9 @@ class _Engine:
         self.hops: list[HopRecord] | None = [] if prepared.note_hops else None
         self.differing: _Collective | None = None
         """The first collective on which members do not agree."""
-        self.endless: list[_Collective] = []
-        """Collectives that all members have entered and that never end."""
+        self.endless: list[tuple[int, tuple[int, ...], _Collective]] = []
+        """Collectives that never end, with the ranks that have all entered them, and since when.
+        """
         communicators = {
             key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
             for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
@@ -291,7 +296,7 @@ class _Engine:
         if self.differing is not None:
             raise _mismatch(self.differing, Counter(self.representatives))
         if self.endless:
-            raise _endless(self.endless)
+            raise _endless(self.endless, self.costs)
         stuck = [rank for rank, _ in self.ranks if rank.schedule.next_op(rank.frontier)]
         if stuck:
             raise _deadlock(self.prepared, stuck)
@@ -361,7 +366,8 @@ class _Engine:
         begin = max(collective.ready, communicator.free_at)
         own = self.costs.collective_ns(*collective.signature, communicator.ranks)
         if own == NEVER or not collective.is_agreed:
-            self.endless += [collective] if collective.is_agreed else []
+            if collective.is_agreed:
+                self.endless.append((begin, communicator.ranks, collective))
             return
         alone = own + collective.longer
 
@@ -392,7 +398,8 @@ class _Engine:
         if not collective.is_agreed:
             return
         if self.costs.collective_ns(kind, nbytes, communicator.ranks) == NEVER:
-            self.endless += [collective] if is_whole else []
+            if is_whole:
+                self.endless.append((collective.ready, communicator.ranks, collective))
             return
         if is_whole:
             del communicator.pending[arrival.ordinal]
@@ -478,18 +485,21 @@ def _mismatch(collective: _Collective, ranks: Mapping[int, int]) -> DeadlockErro
     )
 
 
-def _endless(collectives: list[_Collective]) -> DeadlockError:
-    """The error of collectives that all their members have entered, over links that are lost."""
-    rank, arrival = min(
-        (collective.arrived[-1] for collective in collectives),
-        key=lambda each: each[0].arrived[each[1].index],
-    )
+def _endless(
+    collectives: list[tuple[int, tuple[int, ...], _Collective]], costs: CostModel
+) -> LostLinkError:
+    """The error of the first of `collectives` over a lost link, which all its ranks have entered.
+    """
+    begin, ranks, collective = min(collectives, key=lambda each: each[:2])
+    rank, arrival = collective.arrived[0]
     op = rank.schedule.ops[arrival.index]
-    return DeadlockError(
-        where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
-        expected=f"a network that carries {op.nbytes:,} B over {op.group}",
-        found=f"a lost link: all members wait in it forever, from "
-              f"{format_time(rank.arrived[arrival.index])} into the step on",
+    return LostLinkError(
+        where=" and ".join(costs.lost_links(ranks)),
+        expected=f"a network that carries the {op.kind} of {op.unit}, {op.nbytes:,} B over "
+                 f"{op.group}",
+        found=f"a lost link: {named_ranks(ranks)} wait in it forever, from {format_time(begin)} "
+              f"into the step on",
+        remedy="leave the fault out for a step that ends",
     )
 
 

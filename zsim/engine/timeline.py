@@ -26,6 +26,10 @@ class CostModel(Protocol):
         """The time of a collective of `nbytes` (full message) over `ranks` alone, or NEVER."""
         ...
 
+    def lost_links(self, ranks: tuple[int, ...]) -> Sequence[str]:
+        """The faults by which a collective over `ranks` NEVER ends."""
+        ...
+
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         """The share of each link that a collective over `ranks` takes at full speed, by rank and
         kind of link."""

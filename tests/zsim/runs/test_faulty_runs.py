@@ -99,9 +99,41 @@ def test_collectives_that_are_alike_are_mixed_up_and_the_run_says_it() -> None:
 HSDP = zsim.load(SCENARIOS / "published/hsdp-llama-3-8b-4x8-h100.toml")
 
 
-def test_a_lost_link_holds_up_what_crosses_it_for_ever() -> None:
-    with pytest.raises(DeadlockError, match="found a lost link: all members wait in it forever"):
-        faulty({"kind": "lost_link", "node": 1, "nic": 3}, of=HSDP)
+LOST = {"kind": "lost_link", "node": 1, "nic": 3}
+
+
+def test_a_lost_link_is_named_with_the_collective_that_needs_it() -> None:
+    with pytest.raises(DeadlockError) as caught:
+        faulty(LOST, of=HSDP)
+    error = caught.value
+    assert error.where == "lost_link: node 1, nic 3 (of rank 11)"
+    assert error.expected.startswith("a network that carries the all_reduce of ")
+    assert error.found.startswith("a lost link: ranks 3, 11, 19, 27 wait in it forever, from ")
+    assert error.remedy == "the scenario's faults are lost_link: node 1, nic 3"
+
+
+def test_a_lost_link_is_at_fault_even_beside_a_rank_that_would_fail() -> None:
+    failure = {"kind": "failure", "rank": 5, "at": "optimizer root"}
+    with pytest.raises(DeadlockError, match=r"^lost_link: node 1, nic 3 \(of rank 11\): "):
+        faulty(failure, LOST, of=HSDP)
+
+
+def test_commands_that_need_a_step_name_the_lost_link_and_memory_needs_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lost.toml"
+    file.write_text(HSDP.with_(faults=[LOST], expect=None).to_toml())
+    named = "lost_link: node 1, nic 3 (of rank 11): expected a network that carries the all_reduce"
+    remedy = "; leave the fault out for a step that ends\n"
+    assert main(["show", str(file), "--memory"]) == 0
+    shown = capsys.readouterr()
+    assert f"warning: lost: what would help is not computed: {named}" in shown.err
+    assert shown.err.endswith(remedy)
+    assert "FITS" in shown.out
+    assert main(["lint", str(file)]) == 1
+    linted = capsys.readouterr().out
+    assert linted.startswith(f"lost: not linted: {named}")
+    assert linted.endswith(remedy)
 
 
 def test_a_slow_link_makes_the_step_longer_and_ranks_over_it_no_later() -> None:

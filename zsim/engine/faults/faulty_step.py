@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.engine.faults.fault import AT_OPS, Fault, ReorderedCollective
 from zsim.engine.faults.faulty_program import failures, faulty_program, index_of
-from zsim.engine.simulate import SIMULATION
+from zsim.engine.simulate import SIMULATION, LostLinkError
 from zsim.engine.simulate_step import StepCosts, simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.errors import DeadlockError
@@ -67,8 +67,9 @@ def _blamed(error: DeadlockError, faults: Sequence[Fault], *, remedy: str) -> De
     Of two ranks that disagree the engine cannot tell which is right.
     """
     deviating = sorted({fault.rank for fault in faults if isinstance(fault, AT_OPS)})
-    if not deviating or error.where.startswith(tuple(f"rank {rank}, " for rank in deviating)):
-        return DeadlockError(
+    is_named = error.where.startswith(tuple(f"rank {rank}, " for rank in deviating))
+    if isinstance(error, LostLinkError) or not deviating or is_named:
+        return type(error)(
             where=error.where, expected=error.expected, found=error.found, remedy=remedy
         )
     cause = error.found if error.where == SIMULATION else f"{error.where}: {error.complaint}"

@@ -4,7 +4,7 @@ exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -73,6 +73,10 @@ class _Doubled:
     def collective_ns(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> int:
         """Twice the time of the collective."""
         return 2 * self.costs.collective_ns(kind, nbytes, ranks)
+
+    def lost_links(self, ranks: tuple[int, ...]) -> Sequence[str]:
+        """The same lost links."""
+        return self.costs.lost_links(ranks)
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         """The usage of links."""
