@@ -16,10 +16,10 @@ from zsim.engine.faults.fault import SlowLink
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
-from zsim.ir.run import RunRecord
+from zsim.ir.run import IncompleteRunError, RunRecord, UnendedRunError
 from zsim.models import torch_versions
 from zsim.models.training_options import Device
-from zsim.runs import fault_support, registry, saved, simulator
+from zsim.runs import fault_support, registry, saved, simulator, unended
 from zsim.runs.backend import (
     Backend,
     Capabilities,
@@ -339,14 +339,35 @@ def observed(
         raise ArgumentError(where="ranks", expected=expected, found=str(outside[0]))
     kinds = (*capabilities.faults, *((SlowLink.kind,) if options.testbed else ()))
     fault_support.require(scenario, kinds, backend=backend.name)
-    record = registry.ask(backend, scenario, options=options)
+    try:
+        record = registry.ask(backend, scenario, options=options)
+    except (IncompleteRunError, UnendedRunError) as error:
+        error.run = _seen(error.run, capabilities, scenario)
+        raise
+    run_laws.require_lawful(record, where=scenario.name)
+    return _seen(record, capabilities, scenario)
+
+
+def _seen(record: RunRecord, capabilities: Capabilities, scenario: Scenario) -> RunRecord:
+    """The record with what its backend can see, and with the scenario's faults."""
     senses = {
         "memory": capabilities.memory, "numerics": capabilities.numerics, "time": capabilities.time
     }
-    run_laws.require_lawful(record, where=scenario.name)
     sees = " ".join(sense for sense, there in senses.items() if there)
     faults = record.faults or tuple(map(str, scenario.faults))
     return replace(record, provenance={**record.provenance, "sees": sees}, faults=faults)
+
+
+def _observed_or_meant(
+    backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
+) -> RunRecord:
+    """The record as of `observed`, also that of a step which is meant not to end."""
+    try:
+        return observed(backend, capabilities, scenario, options)
+    except (IncompleteRunError, UnendedRunError) as error:
+        if unended.expected(scenario, error, backend=backend.name) is None:
+            raise
+        return error.run
 
 
 def of_module(backend: Backend, scenario: Scenario, options: RunOptions) -> Scenario:
@@ -372,10 +393,11 @@ def of_module(backend: Backend, scenario: Scenario, options: RunOptions) -> Scen
 def measured(
     backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
 ) -> RunRecord:
-    """The record that a real `backend` makes of `scenario`; ZsimError where it simulates all the
-    same, or where the Program breaks a law, which might hang its ranks."""
+    """The record that a real `backend` makes of `scenario`, incomplete where its step is meant not
+    to end; ZsimError where it simulates all the same, or where the Program breaks a law, which
+    might hang its ranks."""
     simulator.require_lawful(scenario, device=capabilities.device)
-    record = observed(backend, capabilities, scenario, options)
+    record = _observed_or_meant(backend, capabilities, scenario, options)
     if record.interpreter == "simulator":
         defect = "one of the simulator, which would be compared with itself"
         raise registry.BackendError(
@@ -397,7 +419,7 @@ def validated(
     torch = torch_versions.version_of(measured.provenance.get("torch", ""))
     predictor = registry.SimBackend(device=capabilities.device, cluster=cluster, torch=torch)
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
-    predicted = observed(predictor, predictor.capabilities(), scenario, options)
+    predicted = _observed_or_meant(predictor, predictor.capabilities(), scenario, options)
     if any(rank.cache for rank in measured.ranks):
         on = cluster or simulator.cluster_for(scenario, capabilities.device)
         predicted = with_caches(scenario, predicted, on)
@@ -407,7 +429,9 @@ def validated(
         else f"{scenario.cluster.name} replaced by {capabilities.device} devices of this machine, "
              f"planned again for them"
     )
-    return compared(predicted, measured, replaced=replaced, required=required)
+    comparison = compared(predicted, measured, replaced=replaced, required=required)
+    own = tuple(unended.checks(scenario, predicted, measured))
+    return replace(comparison, checks=own + comparison.checks) if own else comparison
 
 
 def _cluster_of_gpus(scenario: Scenario, capabilities: Capabilities) -> ClusterSpec | None:

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 import zsim
-from tests.support.folders import PARITY
+from tests.support.folders import PARITY, SCENARIOS
 from zreal import torch_private, worker
 from zreal.rank_faults import RankFaults, done, number_in_run
+from zsim.cli.main import main
 from zsim.engine.faults.fault import FailingRank, SkippedCollective
 from zsim.errors import BackendUnavailableError, DeadlockError, ScenarioError
 from zsim.ir.ops import COLLECTIVES
@@ -61,6 +62,26 @@ def test_a_skipped_collective_is_blamed_on_its_rank(name: str, at: str) -> None:
     error = failing({"kind": "skipped_collective", "rank": 1, "at": at}, name)
     assert error.where == "rank 1"
     assert ", where the Program has " in error.found
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("name", ["zero3-mlp-4-failure", "fsdp2-mlp-2-skipped-reduce-scatter"])
+def test_a_step_that_is_meant_not_to_end_is_validated(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(SCENARIOS / f"faults/{name}.toml")
+    saved = ["--save", str(tmp_path), "--trace", str(tmp_path / "trace.json")]
+    assert main(["validate", file, "--no-calibrate", "--timeout", "8", *saved]) == 0
+    told = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in told.out.splitlines()]
+    assert lines[1] == "expect.ends false expected, false predicted, false measured"
+    assert lines[4].startswith("complete neither Run reaches its end; at fault rank ")
+    assert lines[-1].startswith(
+        "WITH FAULTS, alike in order and bytes; memory not checked: a Run did not reach its end; "
+    )
+    assert f"note: {name}: no trace is written, as the step does not end\n" in told.err
+    sides = [str(tmp_path / f"{name}.{side}.json") for side in ("predicted", "measured")]
+    assert main(["compare", *sides]) == 0
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.cli.reports import report
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.ir.run import IncompleteRunError, InterruptedRunError, RunRecord
+from zsim.ir.run import IncompleteRunError, InterruptedRunError, RunRecord, UnendedRunError
 from zsim.runs import chrome_trace, registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run
@@ -61,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
         except ZsimError as error:
             if step := unended.expected(scenario, error, backend=backend.name):
                 runs.append(step)
+                _note_no_trace(scenario, options)
                 continue
             _note(failures, scenario, error, several=several)
     report.print_runs(runs, failures, as_json=options.json, several=several)
@@ -90,6 +91,12 @@ def _require_spans(
         raise UsageError(
             where="--trace", expected=expected, found=f"{backend.name}, whose trace would be empty"
         )
+
+
+def _note_no_trace(scenario: Scenario, options: argparse.Namespace) -> None:
+    """Say that there is no trace of a step that does not end, where one is asked for."""
+    if options.trace:
+        report.note(f"{scenario.name}: no trace is written, as the step does not end")
 
 
 def _note(
@@ -300,7 +307,9 @@ def _overlay(
     comparison: Comparison, scenario: Scenario, options: argparse.Namespace, *, several: bool
 ) -> None:
     """Write both sides' spans into one trace, where that is asked for."""
-    if options.trace:
+    if not (comparison.predicted.complete or comparison.measured.complete):
+        _note_no_trace(scenario, options)
+    elif options.trace:
         path = _target(options.trace, scenario, several, ".trace.json.gz")
         chrome_trace.write(comparison.predicted, path, measured=comparison.measured)
         report.wrote(path, "; open it in ui.perfetto.dev")
@@ -341,11 +350,10 @@ def keeping_what_there_is(target: Path | None) -> Iterator[None]:
     error's remedy says where."""
     try:
         yield
-    except IncompleteRunError as error:
-        if any(rank.phases for rank in error.run.ranks):
-            error.remedy = "; ".join(
-                [*([error.remedy] if error.remedy else []), _kept(error.run, target)]
-            )
+    except (IncompleteRunError, UnendedRunError) as error:
+        ran = isinstance(error, IncompleteRunError)  # what is simulated is there again at once
+        if any(rank.phases for rank in error.run.ranks) and (target or ran):
+            error.remedy = "; ".join(filter(None, (error.remedy, _kept(error.run, target))))
         raise
     except InterruptedRunError as stop:
         if stop.run and any(rank.phases for rank in stop.run.ranks):
@@ -356,7 +364,7 @@ def keeping_what_there_is(target: Path | None) -> Iterator[None]:
 def _kept(run: RunRecord, target: Path | None) -> str:
     """Save what ranks had ended to `target`, if there is one; returns a sentence about it."""
     if not target:
-        ended = sum("first" in rank.phases for rank in run.ranks)
+        ended = sum(rank.stands_for for rank in run.ranks if "first" in rank.phases)
         return (
             f"{ended} of {run.world_size} ranks had ended their first step; --save keeps what "
             f"there is"

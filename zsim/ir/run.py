@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zsim.errors import RankError
+from zsim.errors import DeadlockError, RankError, ZsimError
 from zsim.ir.mesh import Mesh
 
 SCHEMA_VERSION = 1
@@ -253,15 +254,29 @@ def observed_ranks(ranks: Iterable[int]) -> dict[str, str]:
     return {"ranks": " ".join(map(str, ranks))}
 
 
-class IncompleteRunError(RankError):
-    """A real run in which a rank failed; `run` holds what all ranks had ended by then, marked
+def ranks_at_fault(run: RunRecord) -> tuple[int, ...]:
+    """The ranks that the failure of a Run names in front; () where it names none."""
+    named = re.match(r"ranks? (\d+(?:, \d+)*)\b", run.failure)
+    return tuple(map(int, named[1].split(", "))) if named else ()
+
+
+class _KeptRunError(ZsimError):
+    """An error with the Run until then: `run` holds the phases that ranks had ended, marked
     incomplete."""
 
-    def __init__(self, error: RankError, run: RunRecord) -> None:
+    def __init__(self, error: ZsimError, run: RunRecord) -> None:
         super().__init__(
             where=error.where, expected=error.expected, found=error.found, remedy=error.remedy
         )
         self.run = run
+
+
+class IncompleteRunError(_KeptRunError, RankError):
+    """A real run in which a rank failed."""
+
+
+class UnendedRunError(_KeptRunError, DeadlockError):
+    """A simulated run whose steady step cannot end, because of its faults."""
 
 
 class InterruptedRunError(KeyboardInterrupt):

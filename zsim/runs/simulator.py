@@ -8,8 +8,8 @@ asked otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
@@ -19,7 +19,7 @@ from zsim.engine.faults.fault import FAULT_KINDS, Jitter
 from zsim.engine.faults.faulty_step import simulate_faulty_step, told_of
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
-from zsim.errors import ZsimError
+from zsim.errors import DeadlockError, ZsimError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
@@ -34,6 +34,7 @@ from zsim.ir.run import (
     RankRun,
     RunRecord,
     Span,
+    UnendedRunError,
     observed_ranks,
 )
 from zsim.models.torch_versions import NEWEST, TorchVersion
@@ -88,38 +89,48 @@ class SimBackend:
 
     @uncollected()
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
-        """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks."""
+        """The simulated Run: of one rank of each kind, of `options.ranks`, or of all ranks.
+
+        UnendedRunError where its faults keep the step from ending.
+        """
         cluster = self.cluster or cluster_for(scenario, self.device)
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
         stepwise = costs.execution.detail == "steps"
         every = options.all_ranks or stepwise
         program = _program(scenario, cluster, all_ranks=every, torch=self.torch)
+        begun = RunRecord(
+            scenario=scenario.name, backend=self.name, interpreter="simulator",
+            world_size=scenario.world_size, mesh=scenario.mesh, ranks=(),
+            provenance={
+                **_provenance(scenario, cluster), "torch": self.torch,
+                **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
+                **(_of_rings(program, costs) if stepwise else {}),
+            },
+        )
         if scenario.faults:
-            program, timeline = simulate_faulty_step(
-                program, scenario.faults, costs=costs, all_ranks=every, note_hops=options.hops
-            )
+            try:
+                program, timeline = simulate_faulty_step(
+                    program, scenario.faults, costs=costs, all_ranks=every, note_hops=options.hops
+                )
+            except DeadlockError as error:
+                ended = _until_the_step(
+                    begun, program, ranks=range(scenario.world_size) if every else options.ranks
+                )
+                faults = tuple(map(str, scenario.faults))
+                raise UnendedRunError(
+                    error, replace(ended, complete=False, failure=str(error), faults=faults)
+                ) from None
         else:
             timeline = simulate_step(
                 program, costs=costs, all_ranks=every, note_hops=options.hops
             )
-        return RunRecord(
-            scenario=scenario.name,
-            backend=self.name,
-            interpreter="simulator",
-            world_size=scenario.world_size,
-            mesh=scenario.mesh,
+        band = "{:.4f} {:.4f}".format(*error_bands.band(program, timeline, costs=costs))
+        return replace(
+            begun,
             ranks=_ranks(program, _shown(timeline, options), costs=costs, timeline=timeline),
             step_time_ns=timeline.step_time_ns,
             representatives=() if every or options.ranks else timeline.representatives,
-            provenance={
-                **_provenance(scenario, cluster),
-                "torch": self.torch,
-                "band": "{:.4f} {:.4f}".format(
-                    *error_bands.band(program, timeline, costs=costs)
-                ),
-                **(observed_ranks(sorted(options.ranks)) if options.ranks else {}),
-                **(_of_rings(program, costs) if stepwise else {}),
-            },
+            provenance={**begun.provenance, "band": band},
             hops=timeline.hops,
             faults=told_of(scenario.faults),
             late=late_ranks(program, timeline) if scenario.faults else (),
@@ -217,6 +228,29 @@ def _ranks(
             ),
         )
         for rank, count in shown.items()
+    )
+
+
+def _until_the_step(
+    begun: RunRecord, program: Program, *, ranks: Sequence[int] | None
+) -> RunRecord:
+    """The Run with the phases before the steady step, of `ranks` or of the first rank of each kind.
+    """
+    firsts = {kind: rank for rank, kind in reversed([*enumerate(program.assignment)])}
+    alike = tuple(firsts[kind] for kind in program.assignment)
+    shown = Counter(alike) if ranks is None else dict.fromkeys(sorted(ranks), 1)
+    phases: dict[int, Phases] = {}
+    for kind in {program.assignment[rank] for rank in shown}:
+        whole = _phases(
+            program.ranks[kind], program.mesh, with_timeline=len(shown) <= MOST_TIMELINES
+        )
+        phases[kind] = {phase: whole[phase] for phase in ("construction", "first")}
+    return replace(
+        begun, representatives=alike if ranks is None else (),
+        ranks=tuple(
+            RankRun(rank=rank, stands_for=count, phases=phases[program.assignment[rank]])
+            for rank, count in sorted(shown.items())
+        ),
     )
 
 

@@ -1,16 +1,23 @@
 """Steps that do not end because of faults, held to what their scenario expects of that.
 
-Such a step has no Run, simulated or real: its error says which rank is at fault.
+Such a step has an error in place of a Run, simulated or real. The error says which rank is at
+fault, and keeps what the ranks had ended before.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.errors import DeadlockError, RankError
-from zsim.ir.run import SCHEMA_VERSION, IncompleteRunError
+from zsim.ir.run import (
+    SCHEMA_VERSION,
+    IncompleteRunError,
+    RunRecord,
+    UnendedRunError,
+    ranks_at_fault,
+)
+from zsim.runs.compare.check import Check
 from zsim.scenario import expect
 from zsim.scenario.expect import NO_RANK, Verdict
 from zsim.scenario.scenario import Scenario
@@ -22,14 +29,12 @@ class UnendedRun:
 
     scenario: Scenario
     backend: str
-    error: DeadlockError | RankError
+    error: UnendedRunError | IncompleteRunError
 
     @property
     def expectations(self) -> tuple[Verdict, ...]:
         """A verdict on each entry of the scenario's `expect`."""
-        named = re.match(r"rank (\d+)\b", self.error.where)
-        rank = int(named[1]) if named else NO_RANK
-        return expect.check(self.scenario.expect, figures={"ends": False, "at_fault": rank})
+        return _verdicts(self.scenario, self.error.run)
 
     @property
     def ok(self) -> bool:
@@ -46,15 +51,34 @@ class UnendedRun:
         }
 
 
+def is_meant(scenario: Scenario) -> bool:
+    """True where `[expect]` says `ends = false`."""
+    return any(entry.name == "ends" and not entry.value for entry in scenario.expect)
+
+
 def expected(scenario: Scenario, error: Exception, *, backend: str) -> UnendedRun | None:
     """The step that `error` has ended, where its scenario expects that; None for another error, as
     of ranks that break down before the step with faults."""
-    meant = any(entry.name == "ends" and not entry.value for entry in scenario.expect)
-    simulated = isinstance(error, DeadlockError)
-    real = isinstance(error, IncompleteRunError) and any(
-        "first" in rank.phases for rank in error.run.ranks
-    )
-    if not (meant and (simulated or real)):
+    if not (is_meant(scenario) and isinstance(error, UnendedRunError | IncompleteRunError)):
         return None
-    assert isinstance(error, DeadlockError | RankError)
+    if not any("first" in rank.phases for rank in error.run.ranks):
+        return None
     return UnendedRun(scenario=scenario, backend=backend, error=error)
+
+
+def checks(scenario: Scenario, predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
+    """The checks of `[expect]` on both sides, where it says that the step does not end."""
+    if not is_meant(scenario):
+        return
+    sides = (_verdicts(scenario, run) for run in (predicted, measured))
+    for left, right in zip(*sides, strict=True):
+        yield Check(
+            name=f"expect.{left.name}", status="ok" if left.ok and right.ok else "failed",
+            detail=f"{left.expected} expected, {left.actual} predicted, {right.actual} measured",
+        )
+
+
+def _verdicts(scenario: Scenario, run: RunRecord) -> tuple[Verdict, ...]:
+    rank, *others = ranks_at_fault(run) or (NO_RANK,)
+    figures = {"ends": run.complete, "at_fault": NO_RANK if others else rank}
+    return expect.check(scenario.expect, figures=figures)

@@ -149,38 +149,42 @@ class ScenarioItem(_Item):
         from zsim.testing.zero import Zero, predicted_against
 
         settings = self.parent.settings
-        case = BackendCase(backend=self.name, source=self.scenario)
+        zero = Zero(
+            case=BackendCase(backend=self.name, source=self.scenario), item=self, settings=settings
+        )
+        told, unseen = "", False
         try:
-            run = Zero(case=case, item=self, settings=settings).run()
+            run = zero.run()
         except ZsimError as error:
             step = unended.expected(self.scenario, error, backend=self.name)
             if step is None:
                 raise
-            if not step.ok:
-                raise ScenarioFailedError("\n".join(_unmet(step))) from None
-            return
-        problems = list(_problems(run))
-        unseen = [verdict.name for verdict in run.expectations if verdict.ok is None]
-        told = f"{self.name} measures no {', no '.join(unseen)} of [expect]" if unseen else ""
+            record, problems = step.error.run, list(_unmet(step))
+        else:
+            record, problems = run.record, list(_problems(run))
+            names = [verdict.name for verdict in run.expectations if verdict.ok is None]
+            told = f"{self.name} measures no {', no '.join(names)} of [expect]" if names else ""
+            unseen = len(names) == len(run.expectations) > 0
         if told and settings.require_backend:
             problems.append(f"{told} (--zero-require-backend)")
         elif told:
             self.user_properties.append(("zero_not_checked", told))
         if self.name != SIM and SIM in settings.backends:
-            comparison = predicted_against(run)
+            comparison = predicted_against(zero.scenario, record)
             problems += [] if comparison.ok else [str(comparison)]
-        elif not problems and len(unseen) == len(run.expectations) > 0:
+        elif unseen and not problems:
             settings.lacks(told)
         if problems:
             raise ScenarioFailedError("\n".join(problems))
 
 
 def _unmet(step: UnendedRun) -> Iterator[str]:
-    """Lines on each expectation of a step that did not end, and on why it did not."""
+    """Lines on each expectation that a step which did not end fails, and on why it did not."""
     for verdict in step.expectations:
         if not verdict.ok:
             yield f"{verdict.name}: expected {verdict.expected}, found {verdict.actual}"
-    yield str(step.error)
+    if not step.ok:
+        yield str(step.error)
 
 
 def _problems(run: Run) -> Iterator[str]:

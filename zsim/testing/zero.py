@@ -15,7 +15,7 @@ from zsim import api
 from zsim.errors import ArgumentError, BackendUnavailableError, ZsimError
 from zsim.io.arguments import path_of
 from zsim.ir.program import Program
-from zsim.ir.run import IncompleteRunError
+from zsim.ir.run import IncompleteRunError, RunRecord, UnendedRunError
 from zsim.models.training_options import Device
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.agreement import Aspect
@@ -111,7 +111,7 @@ class Zero:
         if error.details:
             error.add_note(error.details)
         folder = self.settings.artifacts
-        if folder is None or not isinstance(error, IncompleteRunError):
+        if folder is None or not isinstance(error, IncompleteRunError | UnendedRunError):
             return
         if any(rank.phases for rank in error.run.ranks):
             artifacts.keep(self.item, error.run, folder=folder, ending=INCOMPLETE)
@@ -165,7 +165,7 @@ class Zero:
                 "--zero-backend=gloo or backend= of the marker"
             )
         run = subject if isinstance(subject, Run) else self.run(subject)
-        comparison = predicted_against(run, require=require)
+        comparison = predicted_against(run.scenario, run.record, require=require)
         if not comparison.ok:
             pytest.fail(str(comparison), pytrace=False)
         return comparison
@@ -212,14 +212,14 @@ def without_torch_warnings() -> Iterator[None]:
         yield
 
 
-def predicted_against(run: Run, *, require: tuple[Aspect, ...] = ()) -> Comparison:
+def predicted_against(
+    scenario: Scenario, measured: RunRecord, *, require: tuple[Aspect, ...] = ()
+) -> Comparison:
     """A real Run against its scenario, simulated for the same devices."""
-    _, capabilities = api.open_backend(run.backend, RunOptions())
-    machine = api.machine_of(capabilities, run.scenario, None)
-    cluster = api.machine_cluster(run.scenario, machine)
-    return api.validated(
-        run.scenario, run.record, capabilities, required=require, cluster=cluster
-    )
+    _, capabilities = api.open_backend(measured.backend, RunOptions())
+    machine = api.machine_of(capabilities, scenario, None)
+    cluster = api.machine_cluster(scenario, machine)
+    return api.validated(scenario, measured, capabilities, required=require, cluster=cluster)
 
 
 def properties(run: Run) -> Mapping[str, object]:

@@ -11,6 +11,7 @@ import pytest
 
 import zsim
 from tests.support.folders import ROOT, SCENARIOS
+from zsim import api
 from zsim.cli.main import main
 from zsim.cluster.testbed import layout
 from zsim.errors import (
@@ -20,8 +21,9 @@ from zsim.errors import (
     RankError,
     ScenarioError,
 )
-from zsim.ir.run import IncompleteRunError
+from zsim.ir.run import IncompleteRunError, UnendedRunError, ranks_at_fault
 from zsim.runs import fault_support, saved, unended
+from zsim.runs.backend import Capabilities
 from zsim.runs.compare.compare import compare
 
 FSDP2 = zsim.load(SCENARIOS / "parity/fsdp2-gpt-4.toml")
@@ -257,6 +259,88 @@ def test_ranks_that_break_down_before_the_step_with_faults_are_not_what_is_meant
         step = unended.expected(meant, IncompleteRunError(cause, record), backend="gloo")
         assert (step is not None) is known
     assert unended.expected(meant, cause, backend="gloo") is None
+
+
+ENDED = SCENARIOS / "faults/zero3-mlp-4-failure.toml"
+
+
+def test_what_a_step_that_does_not_end_leaves_is_saved_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, trace = tmp_path / "run.json", tmp_path / "run.trace.json"
+    assert main(["run", str(ENDED), "--save", str(file), "--trace", str(trace)]) == 0
+    told = capsys.readouterr()
+    assert f"; what the ranks had ended until then is in {file}, marked incomplete\n" in told.out
+    name = "zero3-mlp-4-failure"
+    assert told.err == f"note: {name}: no trace is written, as the step does not end\n"
+    assert not trace.exists()
+    record = zsim.load_run(file)
+    assert (record.complete, ranks_at_fault(record)) == (False, (2,))
+    assert record.failure.startswith("rank 2: expected the ops that the Program has")
+    assert record.faults == ("failure: rank 2, at backward blocks.1",)
+    clean = zsim.simulate(zsim.load(ENDED).with_(faults=None, expect=None))
+    assert record.representatives == clean.record.representatives
+    for rank, whole in zip(record.ranks, clean.ranks, strict=True):
+        assert (rank.rank, rank.stands_for) == (whole.rank, whole.stands_for)
+        assert rank.phases == {
+            name: phase for name, phase in whole.phases.items() if name != "steady"
+        }
+
+
+@pytest.mark.parametrize(
+    "options", [{"ranks": (1, 3)}, {"all_ranks": True}], ids=["some ranks", "all ranks"]
+)
+def test_the_ranks_that_are_asked_for_are_kept_of_a_step_that_does_not_end(
+    options: dict[str, Any]
+) -> None:
+    with pytest.raises(UnendedRunError) as caught:
+        zsim.simulate(zsim.load(ENDED), **options)
+    run = caught.value.run
+    assert [rank.rank for rank in run.ranks] == [*options.get("ranks", range(4))]
+    assert all(rank.stands_for == 1 for rank in run.ranks)
+
+
+def ended_by(rank: int, *, backend: str = "gloo") -> IncompleteRunError:
+    """The error of real ranks that end as those of `ENDED`, with another rank at fault."""
+    with pytest.raises(UnendedRunError) as caught:
+        zsim.simulate(zsim.load(ENDED), all_ranks=True)
+    error = RankError(where=f"rank {rank}", expected="steps", found="exited with code 86")
+    record = replace(
+        caught.value.run, backend=backend, interpreter="executor", failure=str(error),
+    )
+    return IncompleteRunError(error, record)
+
+
+@pytest.mark.parametrize("rank", [2, 0])
+def test_ends_of_a_step_simulated_and_real_are_compared_and_held_to_what_is_expected(
+    rank: int
+) -> None:
+    capabilities = Capabilities(memory=True, numerics=True, time=False, device="cpu")
+    comparison = api.validated(zsim.load(ENDED), ended_by(rank).run, capabilities)
+    assert comparison.ok is (rank == 2)
+    told = {check.name: check for check in comparison.checks}
+    assert told["expect.ends"].detail == "false expected, false predicted, false measured"
+    assert told["expect.at_fault"].detail == (
+        f"rank 2 expected, rank 2 predicted, rank {rank} measured"
+    )
+    who = "rank 2" if rank == 2 else "rank 2 predicted, rank 0 measured"
+    first, predicted, *_, measured = told["complete"].detail.splitlines()
+    assert first == f"neither Run reaches its end; at fault {who}"
+    assert predicted.startswith("predicted: rank 2: expected the ops that the Program has")
+    assert measured == f"measured: rank {rank}: expected steps, found exited with code 86"
+    assert told["collective order"].status == "ok"
+    verdict = "DIFFERS: expect.at_fault and complete" if rank != 2 else "WITH FAULTS, alike in"
+    assert str(comparison.agreement).startswith(verdict)
+    assert not comparison.agrees
+
+
+def test_a_step_that_ends_for_real_alone_is_not_what_is_expected() -> None:
+    measured = zsim.simulate(zsim.load(ENDED).with_(faults=None, expect=None), all_ranks=True)
+    record = replace(measured.record, faults=("failure: rank 2, at backward blocks.1",))
+    capabilities = Capabilities(memory=True, numerics=False, time=False, device="cpu")
+    comparison = api.validated(zsim.load(ENDED), record, capabilities)
+    assert comparison.agreement.failed == ("expect.ends", "expect.at_fault", "complete")
+    assert comparison.checks[0].detail == "false expected, false predicted, true measured"
 
 
 TWO = zsim.load(SCENARIOS / "parity/fsdp2-mlp-2.toml").with_(cluster={"ranks": None, "nodes": 2})

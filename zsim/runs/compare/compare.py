@@ -11,8 +11,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zsim.ir.order.waits import named_ranks
 from zsim.ir.program import PHASES
-from zsim.ir.run import CollectiveRecord, PhaseRecord, RankRun, RunRecord, sees
+from zsim.ir.run import (
+    CollectiveRecord,
+    PhaseRecord,
+    RankRun,
+    RunRecord,
+    ranks_at_fault,
+    sees,
+)
 from zsim.models import torch_versions
 from zsim.runs.compare import memory_at_rest, memory_by_part
 from zsim.runs.compare.agreement import FAULTS, PREFIX
@@ -163,6 +171,10 @@ def _faults(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
 
 
 def _completeness(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
+    """The checks that both Runs are whole, or that their faults end them alike."""
+    if predicted.faults and not (predicted.complete or measured.complete):
+        yield _unended(predicted, measured)
+        return
     for word, run in (("predicted", predicted), ("measured", measured)):
         if run.failure or not run.complete:
             why = f": {run.failure}" if run.failure else ""
@@ -179,6 +191,23 @@ def _completeness(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
                 f"phase"
             )
             yield Check(name="complete", status="failed", detail=detail)
+
+
+def _unended(predicted: RunRecord, measured: RunRecord) -> Check:
+    """The check of two Runs that do not end: the same ranks are at fault in both. The Program names
+    all of them, a real run the first to fail."""
+    left, right = (ranks_at_fault(run) for run in (predicted, measured))
+    alike = left == right or not set(left).isdisjoint(right)
+    who = f"{_blamed(left)} predicted, {_blamed(right)} measured"
+    return Check(
+        name="complete", status="ok" if alike else "failed",
+        detail=f"neither Run reaches its end; at fault {_blamed(right) if left == right else who}\n"
+               f"predicted: {predicted.failure}\nmeasured: {measured.failure}",
+    )
+
+
+def _blamed(ranks: tuple[int, ...]) -> str:
+    return named_ranks(ranks) if ranks else "no rank"
 
 
 def _coverage(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
@@ -362,10 +391,12 @@ def _memory(
     pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord, bound: float
 ) -> Iterator[Check]:
     for phase in PHASES:
-        in_phase = [pair for pair in pairs if pair.phase == phase]
+        name, in_phase = f"peak memory, {phase}", [pair for pair in pairs if pair.phase == phase]
         if in_phase:
-            yield _phase_memory(
-                f"peak memory, {phase}", in_phase, _blind(predicted, measured, "memory"), bound
+            yield _phase_memory(name, in_phase, _blind(predicted, measured, "memory"), bound)
+        elif not (predicted.complete and measured.complete):
+            yield Check(
+                name=name, status="unsupported", detail=f"{PREFIX}a Run did not reach its end"
             )
     yield _rest(pairs, predicted, measured)
     yield _parts(

@@ -59,7 +59,8 @@ factor = 1.5
 A step with faults is simulated, and its Run says so: no comparison with it ever says "agrees". A
 step that cannot end, after a `failure`, a skipped or reordered collective or over a lost link, is
 an error that names who waits for whom. Where that is meant, `[expect]` says so with `ends = false`,
-and `at_fault = 2` is the rank that must be named; `zsim run` and `pytest scenarios/` judge both.
+and `at_fault = 2` is the rank that must be named; `zsim run`, `zsim validate` and `pytest
+scenarios/` judge both. `--save` then keeps the phases before that step, marked incomplete.
 
 A link over which no collective goes is told in the Run's warnings, and an op that is not there is
 refused. `zsim run --backend gloo` applies slow and late ranks, failures and skipped collectives to
