@@ -12,11 +12,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
+from zreal.processes.descendants import adopt_orphans, descendants
 from zreal.processes.error_line import error_line
 from zreal.processes.progress import Progress
 from zreal.processes.stacks import answer_when_asked
@@ -35,6 +37,8 @@ def rank_main(
         enter_host(*host)
         os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, IN_TESTBED: "1"}
     _die_with_controller()
+    adopt_orphans()
+    own = os.getpid()
     answer_when_asked(pipe.fileno())
 
     def keep(part: Any) -> None:
@@ -51,6 +55,8 @@ def rank_main(
         message, code = json.dumps({"result": result}), 0
     except BaseException as error:
         message, code = json.dumps({"error": _error_text(error)}), 1
+    if os.getpid() != own:  # a fork that has come out of the function: it is no rank
+        os._exit(code)
     _send(pipe, message)
     pipe.close()
     os._exit(code)
@@ -113,4 +119,7 @@ def _end_after(sentinel: int) -> None:
     """Wait for the controller's end, then end this rank, even inside a collective, and what it has
     started."""
     wait([sentinel])
+    for process in descendants([os.getpid()]):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
     os.killpg(os.getpid(), signal.SIGKILL)

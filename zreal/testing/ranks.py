@@ -19,12 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from zreal.processes.descendants import descendants
 from zreal.processes.launch import attend, started
 from zreal.processes.rank_status import RankStatus
-from zreal.testing.judgement.leftovers import MARK, end_leftovers, leftovers
+from zreal.testing.judgement.leftovers import MARK, Known, end_leftovers, leftovers
 from zreal.testing.judgement.roll_call import stranded
 from zreal.testing.judgement.verdict import RanksFailed, judge
-from zreal.testing.on_rank.bodies import CALL, END
+from zreal.testing.on_rank.bodies import CALL, END, copies_that_came_back
 from zreal.testing.session import environment
 from zsim.errors import ArgumentError
 
@@ -112,16 +113,26 @@ class Ranks:
         self._attend("the teardown of the test", self.timeout_s, ending=True)
         told = [warning for rank in self._ranks for warning in rank.result.get("warnings", ())]
         self.warnings += dict.fromkeys(map(tuple, told))
-        self.left += leftovers(self._mark, sessions=self._sessions())
+        self.left += leftovers(self._mark, sessions=self._sessions(), known=self._below())
         self.stop()
+        if copies := copies_that_came_back(self.folder, self.world_size):
+            raise RanksFailed(copies)
 
     def stop(self) -> None:
         """End the ranks, whatever they do, and what they have started."""
-        ranks, self._ranks = self._ranks, []
-        sessions = [rank.process.pid for rank in ranks]
+        sessions, below = self._sessions(), self._below()
+        self._ranks = []
         self._stack.close()
-        if ranks:
-            end_leftovers(self._mark, sessions=sessions)
+        if sessions:
+            end_leftovers(self._mark, sessions=sessions, known=below)
+
+    def _below(self) -> Known:
+        """Processes below the ranks: those of ranks that run, and what those that have ended told.
+        """
+        ended = [rank.result for rank in self._ranks if isinstance(rank.result, dict)]
+        told = {(pid, began) for result in ended for pid, began in result.get("left", ())}
+        live = [rank.process.pid for rank in self._ranks if rank.process.exitcode is None]
+        return told | {(process.pid, process.began) for process in descendants(live)}
 
     def _sessions(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]

@@ -152,22 +152,49 @@ def absent():
     assert "in all_reduce" in frames[0]
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("all_reduce(torch.ones(2), group=pair)", "all_reduce #0 of 2 float32"),
+        ("monitored_barrier(pair)", "monitored_barrier #0"),
+    ],
+    ids=["in c10d", "in its kernel"],
+)
 def test_a_body_that_leaves_a_rank_in_a_collective_is_told_without_a_timeout(
-    sessions: RankSessions
+    sessions: RankSessions, call: str, told: str
 ) -> None:
-    report = sessions.failure("""
+    report = sessions.failure(f"""
 @pytest.mark.ranks(3, timeout=3600)
 def test_it(rank):
     pair = dist.new_group([0, 1])
     if rank.index != 1:
-        dist.all_reduce(torch.ones(2), group=pair)
+        dist.{call}
 """)
     assert report.splitlines()[:2] == [
         "ranks were left in a collective: the test has ended on ranks that they wait for",
-        "rank 0 waits in all_reduce #0 of 2 float32 over ranks [0, 1] for rank 1",
+        f"rank 0 waits in {told} over ranks [0, 1] for rank 1",
     ]
     assert 'test_user.py", line 9, in test_it' in report
+    assert "/zreal/" not in report
     assert report.splitlines()[-1] == "ranks 1, 2 passed"
+
+
+def test_a_fork_that_comes_out_of_the_body_is_no_rank_and_is_told(sessions: RankSessions) -> None:
+    report = sessions.failure("""
+@pytest.mark.ranks(2)
+def test_it(rank):
+    dist.barrier()
+    if rank.index == 1:
+        fork = os.fork()
+        if fork == 0:
+            raise ValueError("in the fork")
+        os.waitpid(fork, 0)
+""")
+    head, remedy, *text = report.splitlines()
+    assert head == "the fork of rank 1 came out of the test as well, and was ended there"
+    assert remedy == "end a fork by os._exit in the body"
+    assert "E               ValueError: in the fork" in text
+    assert "test_user.py:11: ValueError" in text
 
 
 def test_a_collective_that_nobody_waits_for_is_missed_on_the_other_rank(

@@ -1,6 +1,6 @@
 """Processes that the body of a test has started and left behind.
 
-They are in the session of a rank, or have its environment: Linux shows both.
+They were below a rank in Linux's tree of processes, are in its session or have its environment.
 """
 
 from __future__ import annotations
@@ -8,49 +8,53 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from zreal.processes.descendants import running
 
 MARK = "ZREAL_RANKS"
 """Environment variable of the ranks of a run, and of all that they start."""
 OWN_END_S = 0.5
 """Seconds in which processes may end that notice the end of their rank, as multiprocessing's do."""
+FORKED = "multiprocessing.forkserver"
+"""Part of the command of each rank, which its forks have too."""
+Known = Collection[tuple[int, int]]
+"""Processes that were seen below the ranks, each by id and beginning."""
 
 
-def leftovers(mark: str, *, sessions: Sequence[int]) -> list[str]:
+def leftovers(mark: str, *, sessions: Collection[int], known: Known) -> list[str]:
     """Commands of the processes that outlive the ranks of a run."""
     limit = time.monotonic() + OWN_END_S
-    while (left := list(_processes(mark, sessions))) and time.monotonic() < limit:
+    while (left := list(_left(mark, sessions, known))) and time.monotonic() < limit:
         time.sleep(0.02)
     return [command for command in map(_command, left) if command]
 
 
-def end_leftovers(mark: str, *, sessions: Sequence[int]) -> None:
+def end_leftovers(mark: str, *, sessions: Collection[int], known: Known) -> None:
     """Kill the processes that outlive the ranks of a run, and those that they start meanwhile."""
     for _ in range(3):
-        for pid in _processes(mark, sessions):
+        for pid in _left(mark, sessions, known):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _processes(mark: str, sessions: Sequence[int]) -> Iterator[int]:
-    marked = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            state, _, _, session = (
-                (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
-            )
-            if state not in "ZX" and (
-                int(session) in sessions
-                or marked in (folder / "environ").read_bytes().split(b"\0")
-            ):
-                yield int(folder.name)
+def _left(mark: str, sessions: Collection[int], known: Known) -> Iterator[int]:
+    for process in running():
+        is_known = process.session in sessions or (process.pid, process.began) in known
+        if is_known or _is_marked(process.pid, mark):
+            yield process.pid
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    with suppress(OSError):
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
 
 
 def _command(pid: int) -> str:
     with suppress(OSError):
-        return (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace").replace(
-            "\0", " "
-        ).strip()
+        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+        return f"a fork of the rank, process {pid}" if FORKED in text else text
     return ""

@@ -11,8 +11,10 @@ from zreal.testing.names import is_member, named
 from zsim.io.processes import is_stopped
 from zsim.runs.launch.planned_collectives import number_of
 
-BELOW = ("/zreal/testing/on_rank/", "/pluggy/")
+BELOW = ("/zreal/testing/on_rank/bodies.py", "/zreal/testing/on_rank/rank_plugin.py", "/pluggy/")
 """Parts of the names of files from which the body of a test, or a fixture, is called."""
+OWN = ("/zreal/testing/on_rank/", "/zreal/torch_private.py")
+"""Parts of the names of files that watch collectives."""
 MOST_FRAMES = 12
 
 
@@ -42,7 +44,8 @@ def body_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Frames of the body of a test, the innermost first, without what called it."""
     calls = (frame for frame in frames if any(part in frame.file for part in BELOW))
     below = next(calls, None)
-    return tuple(frames if below is None else frames[: frames.index(below)])
+    called = frames if below is None else frames[: frames.index(below)]
+    return tuple(frame for frame in called if not any(part in frame.file for part in OWN))
 
 
 def stranded(ranks: Sequence[RankStatus]) -> str:

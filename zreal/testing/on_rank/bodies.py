@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
 import traceback
 import unittest
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +18,14 @@ from typing import Any
 import pytest
 
 from zreal.processes.rank_process import Commands
+from zreal.testing.names import named
 from zreal.testing.on_rank.collective_checks import CollectiveChecks, CollectiveMismatchError
 from zreal.testing.on_rank.rank import Rank
 
 END, CALL = "end", "call"
 """Commands of the controller; a number follows the second."""
+COPY = "copy_of_rank_"
+"""Name of the file that a fork of a rank leaves when it comes out of the body; the rank follows."""
 Told = Callable[[BaseException], tuple[str, str]]
 """The report of an error, and its place in the code."""
 
@@ -34,9 +38,15 @@ class Served:
     checks: CollectiveChecks
     commands: Commands
     folder: Path
+    _pid: int = field(default_factory=os.getpid)
 
     def answer(self, outcome: dict[str, Any]) -> None:
-        """Answer the last command."""
+        """Answer the last command. A fork of this process does not come here: it ends, and leaves
+        the outcome in a file."""
+        if os.getpid() != self._pid:
+            told = outcome.get("text") or outcome["outcome"]
+            (self.folder / f"{COPY}{self.rank.index}").write_text(told, encoding="utf-8")
+            os._exit(1)
         failed = outcome["outcome"] == "failed"
         self.commands.answer(
             outcome | {"counts": dict(self.checks.counts)}, error=outcome["line"] if failed else ""
@@ -60,6 +70,17 @@ class Served:
         except BaseException as error:
             return failure(error, told)
         return {"outcome": "passed", "has_result": result is not None}
+
+
+def copies_that_came_back(folder: Path, world_size: int) -> str:
+    """The report of forks of ranks that came out of the body of the test; "" for none."""
+    copies = {rank: folder / f"{COPY}{rank}" for rank in range(world_size)}
+    texts = {
+        rank: file.read_text(encoding="utf-8") for rank, file in copies.items() if file.exists()
+    }
+    lines = [f"the fork of {named(list(texts))} came out of the test as well, and was ended there",
+             "end a fork by os._exit in the body", *dict.fromkeys(texts.values())]
+    return "\n".join(lines) if texts else ""
 
 
 def failure(error: BaseException, told: Told) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from zreal.processes.descendants import descendants
 from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_process import Commands
 from zreal.processes.rank_settings import settle
@@ -68,7 +69,8 @@ def serve(
             end = {"outcome": "passed"}
             served.answer(end)
             served.answer_calls(partial(call_function, this), function_error)
-    return end | {"counts": dict(checks.counts)}
+    below = [[process.pid, process.began] for process in descendants([os.getpid()])]
+    return end | {"counts": dict(checks.counts), "left": below}
 
 
 def _redirect_output(folder: Path, rank: int) -> None:
