@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from zsim.cluster.testbed import Layout
     from zsim.engine.timeline import Timeline
     from zsim.ir.program import Program
+    from zsim.memory.fits import MemoryVerdict
+    from zsim.scenario.plan import Planned
 
 __all__ = [
     "Comparison", "Run", "Scenario", "compare", "fit", "load", "load_run", "run", "simulate",
@@ -119,14 +121,42 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     from zsim.scenario.plan import planned
 
     try:
-        verdict = fits.assess(planned(scenario))
+        case = planned(scenario)
+        verdict = fits.assess(case)
     except ZsimError:  # what a GPU without figures holds besides torch is not known
         return None
     return DeviceMemory(
         verdict=verdict.verdict, needed_bytes=verdict.needed.nbytes,
         low_bytes=verdict.needed.low, high_bytes=verdict.needed.high,
         capacity_bytes=verdict.capacity.nbytes,
+        releases_per_step=verdict.releases_per_step,
+        released_ns=released_ns(case, verdict),
     )
+
+
+def released_ns(case: Planned, verdict: MemoryVerdict) -> int:
+    """Nanoseconds by which giving cached memory back makes a steady step longer than it were on
+    the same device with room for all."""
+    if not verdict.releases_per_step:
+        return 0
+    from zsim.memory import full_device
+
+    full, roomy = full_device.with_calls(case, verdict), full_device.without_calls(case)
+    return simulator.step_time(full).ns - simulator.step_time(roomy).ns
+
+
+def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
+    """`program` with the driver's calls of a step that fills the device, as of
+    `zsim.memory.full_device`.
+
+    Without figures of the GPU's non-torch memory it stays as it is.
+    """
+    from zsim.memory import full_device
+
+    try:
+        return full_device.on_device(program, scenario, cluster)
+    except ZsimError:  # as in `device_memory`
+        return program
 
 
 def with_caches(scenario: Scenario, record: RunRecord, cluster: ClusterSpec) -> RunRecord:
@@ -268,6 +298,7 @@ def why(run: Run) -> Why:
     scenario = run.scenario
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = plan(scenario, device=scenario.cluster.kind)
+    program = on_device(program, scenario, scenario.cluster)
     program, timeline = simulate_faulty_step(program, scenario.faults, costs=costs)
     return reasons(scenario, program, timeline)
 
@@ -307,6 +338,8 @@ def open_backend(
     if not isinstance(name, str):
         raise ArgumentError(where=where, expected="the name of a backend", found=described(name))
     backend = registry.find(name, where=where)
+    if isinstance(backend, registry.SimBackend):
+        backend = registry.SimBackend(on_device=on_device)
     for argument in ("interpreter", "device"):
         if backend.name == registry.SimBackend.name and getattr(options, argument):
             raise ArgumentError(where=argument, expected="a real backend", found=backend.name)
@@ -417,7 +450,9 @@ def validated(
     """
     cluster = cluster or _cluster_of_gpus(scenario, capabilities)
     torch = torch_versions.version_of(measured.provenance.get("torch", ""))
-    predictor = registry.SimBackend(device=capabilities.device, cluster=cluster, torch=torch)
+    predictor = registry.SimBackend(
+        device=capabilities.device, cluster=cluster, torch=torch, on_device=on_device
+    )
     options = RunOptions(ranks=tuple(rank.rank for rank in measured.ranks))
     predicted = _observed_or_meant(predictor, predictor.capabilities(), scenario, options)
     if any(rank.cache for rank in measured.ranks):

@@ -18,6 +18,7 @@ from zsim.io.parallel import mapped
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
+from zsim.memory.full_device import with_calls
 from zsim.runs.simulator import StepTime, step_time
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
@@ -149,14 +150,18 @@ def _figures(
 ) -> tuple[MemoryVerdict, StepTime | None]:
     if before is not None and before.program is not None and scenario == (
         before.scenario.with_parts(expandable_segments=scenario.expandable_segments)
-    ):  # the allocator is in no Program and takes no time
-        return assess(Planned(scenario, before.program)), before.step
+    ):  # the allocator changes nothing but memory that is given back
+        verdict = assess(case := Planned(scenario, before.program))
+        same = verdict.driver_calls == before.memory.driver_calls
+        return verdict, before.step if same else step_time(with_calls(case, verdict))
     return _assessed(planned(scenario), timed=timed)
 
 
 def _assessed(case: Planned, *, timed: bool) -> tuple[MemoryVerdict, StepTime | None]:
     verdict = assess(case)
-    return verdict, step_time(case) if timed or verdict.verdict != "OOM" else None
+    if not timed and verdict.verdict == "OOM":
+        return verdict, None
+    return verdict, step_time(with_calls(case, verdict))
 
 
 def _effect(way: Way, asked: Way) -> Effect:

@@ -217,7 +217,7 @@ def _times(chosen: Candidate, fastest: Candidate) -> str:
     """Step times of the chosen candidate and of the fastest, and the reason where these differ."""
     taken, pressed = f"{format_time(chosen.step_time_ns)} a step", chosen.memory.pressure
     if pressed is not None and pressed.runs is not None and pressed.runs.sentence:
-        taken += f" and what it waits for {pressed.runs.sentence}"
+        taken += f", {pressed.runs.sentence}"
     if chosen is fastest:
         return f"the fastest, with {taken}"
     gain = f"to gain less than {100 * (MUCH_FASTER - 1):.0f} %"

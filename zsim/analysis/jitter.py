@@ -23,6 +23,7 @@ from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_time
 from zsim.ir.gc_pause import uncollected
+from zsim.memory.full_device import filled
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 
@@ -118,7 +119,7 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     True
     """
     first = _jitter_of(scenario, seeds)
-    case = planned(scenario)
+    case = filled(planned(scenario))
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = faulty_program(case.program, scenario.faults)
     simulate_faulty_step(case.program, scenario.faults, costs=costs)  # raises where it cannot end

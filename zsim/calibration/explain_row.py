@@ -13,7 +13,7 @@ from zsim.cluster.collectives.nccl.estimate import channels
 from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes, format_time
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import planned
 
 
 def text(row: Step | Collective | Skipped, *, as_json: bool) -> str:
@@ -72,9 +72,8 @@ def _left_open(row: Step) -> list[str]:
 
 def _pressure(row: Step) -> tuple[str, ...]:
     """Caveats of a step's memory, or the reason why it is not predicted."""
-    cluster = row.scenario.cluster
     try:
-        caveats = memory_pressure.caveats(plan(row.scenario, device=cluster.kind), cluster)
+        _, caveats = memory_pressure.pressed(row.scenario, planned(row.scenario).program)
         return tuple(caveat.text for caveat in caveats)
     except ZsimError as error:
         return (" ".join(f"not predicted: {error}".split()),)

@@ -1,75 +1,45 @@
-"""Caveats of a nearly full device: its step runs longer than its kernels say.
+"""Rows of steps on a nearly full device, as the replay of torch's allocator on it has them.
 
-The allocator then frees its cache and asks the driver again, which waits for the device. Published
-rows whose sharded states fill two fifths of the device or more ran slower than physics says. None
-of ours do, so there is a width and no factor.
+A step that gives cached memory back has the driver's calls in its time. One that may have to has
+them in its band.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.error_bands import FULL
 from zsim.errors import Caveat
 from zsim.io.units import format_bytes
-from zsim.ir.ledger import Ledger
-from zsim.ir.ledger_replay import HELD, replay
-from zsim.ir.program import Program, RankProgram
+from zsim.ir.program import Program
+from zsim.memory.fits import MemoryVerdict, assess
+from zsim.memory.full_device import may_be_full, with_calls
+from zsim.scenario.plan import Planned
+from zsim.scenario.scenario import Scenario
 
-STATES = 0.4
-"""Share of a device's memory in parameters, gradients and optimizer states from which on rows of
-llm-foundry ran slower."""
-PEAK = 0.9
-"""Share of a device's memory in allocated bytes that leaves none free: cached pieces and the driver
-take the rest."""
-LONGER = 0.2
-"""Share by which such a step may take longer: the rarest outliers among identical runs of
-llm-foundry are 5 to 20 % off."""
 DOES_NOT_FIT = 0.3
 """Half-width of a step that cannot have run as its scenario says, as if all constants were assumed
 (`error_bands.COMPUTE`)."""
 
 
-def caveats(program: Program, cluster: ClusterSpec) -> tuple[Caveat, ...]:
-    """Caveats of a step whose device is nearly full, or has less than the step needs."""
-    return tuple(of_device(program, cluster.device.memory))
+def pressed(scenario: Scenario, program: Program) -> tuple[Program, tuple[Caveat, ...]]:
+    """`program` with the driver's calls of its steady step, and the caveats of its memory."""
+    if not may_be_full(program, scenario.cluster):
+        return program, ()
+    case = Planned(scenario, program)
+    verdict = assess(case)
+    return with_calls(case, verdict).program, tuple(caveats(verdict))
 
 
-def of_device(program: Program, memory: int) -> Iterator[Caveat]:
-    """`caveats` on a device of so many bytes."""
-    most, held = max(map(needed, program.ranks)), max(map(most_held, program.ranks))
-    if most > memory:
-        text = (
-            f"the scenario does not fit: {format_bytes(most)} are allocated at once on "
-            f"{format_bytes(memory)}"
-        )
-        yield Caveat(text, widens=DOES_NOT_FIT)
+def caveats(verdict: MemoryVerdict) -> Iterator[Caveat]:
+    """Caveats of a step that is not sure to have room."""
+    if verdict.verdict == "FITS":
         return
-    if most >= PEAK * memory:
-        text = (
-            f"near out of memory: {100 * most / memory:.0f} % of the device are allocated at once"
-        )
-        yield Caveat(text, longer=LONGER)
-    if held >= STATES * memory:
-        share = f"{100 * held / memory:.0f} % of the device's memory"
-        yield Caveat(
-            f"parameters, gradients and optimizer states fill {share}: such steps run longer",
-            longer=LONGER,
-        )
-
-
-def needed(rank: RankProgram) -> int:
-    """The most bytes that are allocated at once in a steady step."""
-    return replay(rank, timeline=False)["steady"].peak_bytes
-
-
-def most_held(rank: RankProgram) -> int:
-    """The most bytes of parameters, gradients and optimizer states that a rank holds at once in a
-    steady step, as it shards them."""
-    ledger, most = Ledger(), 0
-    for op in (*rank.construction, *rank.first, *rank.second):
-        ledger.apply(op)
-    for op in rank.steady:
-        ledger.apply(op)
-        most = max(most, sum(ledger.by_kind[kind] for kind in HELD))
-    return most
+    needed = f"{format_bytes(verdict.needed.nbytes)} of {format_bytes(verdict.capacity.nbytes)}"
+    if verdict.releases_per_step is None:
+        yield Caveat(f"the scenario does not fit: it needs {needed}", widens=DOES_NOT_FIT)
+    elif verdict.releases_per_step:
+        yield Caveat(f"the device is full, {verdict.running}: it needs {needed}")
+    else:
+        text = "the device is nearly full and may have to give cached memory back"
+        yield Caveat(f"{text}: it needs {needed}", longer=FULL)

@@ -153,10 +153,10 @@ class _Reading:
 
 def _reading(step: Step, scenario: Scenario, program: Program) -> _Reading:
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    program, caveats = memory_pressure.pressed(scenario, program)
     timeline = simulate_step(program, costs=costs)
     shares = step_shares(program, timeline, costs=costs)
     low, high = shares.on_shared_network(*step.network) if step.is_shared else shares.factors
-    caveats = memory_pressure.caveats(program, scenario.cluster)
     wider = hypot(step.widened, *(caveat.widens for caveat in caveats))
     longer = hypot(wider, *(caveat.longer for caveat in caveats))
     seconds = timeline.step_time_ns / 1e9

@@ -17,7 +17,7 @@ from zsim.engine.simulate import LostLinkError
 from zsim.errors import ScenarioError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory import fits, non_torch, reserved, waterfall
+from zsim.memory import fits, full_device, non_torch, reserved, waterfall
 from zsim.runs import registry, simulator
 from zsim.runs.backend import RunOptions
 from zsim.scenario.keys import schema
@@ -38,6 +38,7 @@ def show(options: argparse.Namespace) -> int:
     head = report.show_head(scenario, program)
     warnings = warned(scenario)
     answer = fits.assess(case)
+    case, released = full_device.with_calls(case, answer), api.released_ns(case, answer)
     stages = waterfall.waterfall(scenario, answer)
     helps = _advice(case, answer) if options.memory else None
     nothing_fits = "" if helps is None else advice.none_fits(answer, helps)
@@ -61,7 +62,9 @@ def show(options: argparse.Namespace) -> int:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
         more |= {"warnings": list(warnings)} if warnings else {}
         if options.memory:
-            more |= memory_report.answer_object(answer, stages, program.of_rank(answer.rank))
+            more |= memory_report.answer_object(
+                answer, stages, program.of_rank(answer.rank), released_ns=released
+            )
             more["what_would_help"] = [
                 asdict(effect) | {"finding": memory_report.finding(effect)}
                 for effect in helps or ()
@@ -79,12 +82,14 @@ def show(options: argparse.Namespace) -> int:
     if not options.memory:
         after_mesh = 1 + [name for name, _ in rows].index("mesh")
         rows[after_mesh:after_mesh] = report.route_rows(_routes(case))
-    report.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: "
-                                                   f"{memory_report.verdict_words(answer)}")])
+    needs = memory_report.verdict_words(answer, released)
+    report.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: {needs}")])
     if options.program:
         report.say(str(program))
     if options.memory:
-        memory_report.print_answer(answer, stages, program.of_rank(answer.rank))
+        memory_report.print_answer(
+            answer, stages, program.of_rank(answer.rank), released_ns=released
+        )
         if helps is not None:
             memory_report.print_advice(helps, nothing_fits)
     if options.time:

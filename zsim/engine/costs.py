@@ -24,6 +24,7 @@ from zsim.engine.contention.interference import (
     lost_share,
     remaining,
 )
+from zsim.engine.driver_time import driver_ns
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER
@@ -270,7 +271,11 @@ class Costs:
 
     def issue_ns(self, op: Op) -> int:
         """The host's time to issue `op`: per collective, with the hook that issues it, or per
-        kernel. Events of memory alone cost nothing."""
+        kernel. Events of memory alone cost nothing, unless the driver is called for them."""
+        calls = op.driver_calls
+        return self._issue_ns(op) + (0 if calls is None else driver_ns(calls))
+
+    def _issue_ns(self, op: Op) -> int:
         overheads = self.cluster.overheads
         if op.kind in COLLECTIVES:
             return overheads.issue_collective + (

@@ -58,6 +58,10 @@ OVERLAP = 0.2
 """Share of hidden communication by which a step may take longer. Kernels lose a tenth to a third of
 it here. Measured are 18.9 % of all compute on average and 40 % at most (arXiv 2507.03114), however
 much of it was beside a collective."""
+FULL = 0.25
+"""Share by which a step that gives cached memory back may take longer. Such steps take 10 to 25 %
+longer in all: 4 to 12 % on one H100 (tests/measured), 19 % in thunder's issue 420. The calls of
+the driver that are predicted are a part of that."""
 KNOWN_NODES, GROWTH = 8, 0.016
 """Most nodes of steps that constants were fitted to, and the share by which a step may take longer
 for each doubling beyond. Public steps on more than 16 nodes grow by that much more than predicted.
@@ -111,6 +115,8 @@ class StepShares:
     """Addition by more nodes than constants were fitted to, as a share of the step."""
     issuing: float = 0.0
     """Share of the step: the host's own time to issue its ops."""
+    full: float = 0.0
+    """Addition of a device that gives cached memory back in the step, as a share of it."""
     least: float = 0.0
     """Half-width of whole steps by a calibration on this machine, whose errors are not of kernels
     alone; 0 without one."""
@@ -143,7 +149,7 @@ class StepShares:
         """(low, high) around the predicted time. Errors of the shares are independent, so their
         squares add up."""
         low = hypot(self.compute.faster, self.shorter, self.host.faster)
-        high = hypot(self.compute.slower, self.longer, self.later, self.beside)
+        high = hypot(self.compute.slower, self.longer, self.later, self.beside, self.full)
         return self._whole(low, high + self.growth)
 
     def _whole(self, low: float, high: float) -> tuple[float, float]:
@@ -162,7 +168,7 @@ class StepShares:
             self.network.share * (most - 1) + max(0.0, self.hidden * (most - 1) - self.spare),
         )
         low = hypot(self.compute.faster, shorter, self.host.faster)
-        high = hypot(self.compute.slower, longer, self.later, self.beside)
+        high = hypot(self.compute.slower, longer, self.later, self.beside, self.full)
         return self._whole(low, high + self.growth)
 
 
@@ -208,6 +214,7 @@ def step_shares(program: Program, timeline: Timeline, *, costs: Costs) -> StepSh
         hidden=hidden / step, spare=max(0, around - hidden) / step,
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
         issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
+        full=FULL if any(op.driver_calls for op in ops) else 0.0,
         least=max(
             (figures[key].width or 0.0 for key in by_constant if key in figures), default=0.0
         ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.ir.ops import COLLECTIVES, STREAMS, Op
+from zsim.ir.ops import COLLECTIVES, STREAMS, Op, Stream
 from zsim.ir.order.launch_queue import NONE, awaited
 
 _HOST = STREAMS.index("host")
@@ -193,11 +193,16 @@ class RankSchedule:
 def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...]]:
     """The ops whose ends the host awaits before it issues an op, by op.
 
-    It awaits them for a host op with waits just before, or for a full launch queue.
+    It awaits them for a host op with waits just before, or for a full launch queue. Before it
+    frees a segment it awaits the last op of every stream.
     """
     awaited_by: list[tuple[int, ...]] = []
     waits: tuple[int, ...] = ()
+    last: dict[Stream, int] = {}
     for op, earlier in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
+        if op.driver_calls is not None and op.driver_calls.frees:
+            waits = (*waits, *last.values())
         awaited_by.append(waits if earlier == NONE else (*waits, earlier))
         waits = (op.index,) if op.stream == "host" and op.waits else ()
+        last[op.stream] = op.index
     return awaited_by

@@ -122,6 +122,21 @@ def is_attention(operator: str) -> bool:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class DriverCalls:
+    """Calls of CUDA's driver that torch's allocator makes for one op on a full device.
+
+    An allocation fails, so it frees cached segments, for which the host waits until the device
+    rests, and allocates others.
+    """
+
+    failures: Final[int] = 0
+    frees: Final[int] = 0
+    freed_bytes: Final[int] = 0
+    allocations: Final[int] = 0
+    allocated_bytes: Final[int] = 0
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Op:
     """One thing that a rank's host issues.
 
@@ -134,6 +149,8 @@ class Op:
     Compute and copies carry `kernels`. Compute names in `reads` the param groups whose gathered
     parameters it needs (none where parameters are never sharded). The op's allocations and frees
     are in `memory`, in the order in which the host makes them. Counts of `micro_batch` begin at 0.
+    Its `driver_calls` follow from the device (`zsim.memory.full_device`), so that a Program's text
+    has none.
     """
 
     index: Final[int]
@@ -149,6 +166,7 @@ class Op:
     reads: Final[tuple[str, ...]] = ()
     kernels: Final[tuple[Kernel, ...]] = ()
     memory: Final[tuple[MemoryEvent, ...]] = ()
+    driver_calls: Final[DriverCalls | None] = None
 
     @property
     def flops(self) -> int:

@@ -125,6 +125,8 @@ class CachingAllocator:
     pools: dict[tuple[str, bool], Pool] = field(default_factory=dict)
     taken: list[tuple[int, int]] = field(default_factory=list)
     """(address, bytes) of each piece of memory as it was taken from the device."""
+    given: list[int] = field(default_factory=list)
+    """Bytes of each piece of memory as it was given back."""
     _next_address: int = _FIRST_ADDRESS
 
     def allocate(self, nbytes: int, stream: str) -> Block:
@@ -170,6 +172,7 @@ class CachingAllocator:
                     del self.heads[block.address]
                     self._count(pool, -block.size)
                     given.append((block.address, block.size, pool))
+        self.given += [nbytes for _, nbytes, _ in given]
         return tuple(given)
 
     def segments(self) -> Iterator[tuple[Block, ...]]:

@@ -7,13 +7,13 @@ outside is banded. It reads Programs and knows no strategy and no time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ledger import label
 from zsim.ir.ledger_replay import replay
-from zsim.ir.ops import Alloc, Op
+from zsim.ir.ops import Alloc, DriverCalls, Op
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
@@ -70,6 +70,8 @@ class MemoryVerdict:
     pressure: Pressure | None = None
     """The allocator's releases where it would reserve more than the device is expected to have;
     None where all of it has room, and where live bytes alone are too many."""
+    driver_calls: Mapping[int, Mapping[int, DriverCalls]] = field(default_factory=dict)
+    """Calls of the driver that are expected in a steady step, by rank program and op."""
 
     @property
     def verdict(self) -> FitsVerdict:
@@ -144,10 +146,15 @@ def assess_program(
         needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].index)
     )
     items = (*besides, *standing.outside)
-    beyond = total(items)
-    needed = BytesBand(
-        nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high
-    )
+    needed = _needed(reserved, active, total(items))
+    pressures = {
+        each.index: _pressure(
+            each, cluster, _needed(most, live, beyond), capacity, beyond,
+            expandable_segments=expandable_segments,
+        )
+        for each, (most, live, _) in needs
+        for beyond in [total((*besides, *each.outside))]
+    }
     return MemoryVerdict(
         rank=standing.rank, phase=standing.phase, peak_at=standing.highest.peak_at,
         allocated_bytes=standing.allocated, by_kind=standing.highest.by_kind,
@@ -155,10 +162,18 @@ def assess_program(
         rounding_bytes=active - standing.allocated - workspaces, workspace_bytes=workspaces,
         cached_bytes=reserved - active, reserved_bytes=reserved, outside=items,
         construction_bytes=standing.built, needed=needed, capacity=capacity,
-        expandable_segments=expandable_segments,
-        pressure=_pressure(
-            standing, cluster, needed, capacity, beyond, expandable_segments=expandable_segments
-        ),
+        expandable_segments=expandable_segments, pressure=pressures[standing.index],
+        driver_calls={
+            kind: pressed.expected.driver_calls
+            for kind, pressed in pressures.items()
+            if pressed is not None and pressed.expected is not None
+        },
+    )
+
+
+def _needed(reserved: int, active: int, beyond: NonTorchMemory) -> BytesBand:
+    return BytesBand(
+        nbytes=reserved + beyond.nbytes, low=active + beyond.low, high=reserved + beyond.high
     )
 
 

@@ -7,8 +7,10 @@ where an allocation has no room after all cached memory is given back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from zsim.ir.ops import DriverCalls
 from zsim.ir.program import RankProgram
 from zsim.memory import reserved
 from zsim.memory.caching_allocator import DeviceFullError
@@ -17,10 +19,11 @@ from zsim.memory.caching_allocator import DeviceFullError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
     """Times in a step that the device is full and the allocator gives all cached memory back, for
-    which the host waits."""
+    which the host waits. `driver_calls` are those of the steady step, by the index of the op."""
 
     first: int
     steady: int
+    driver_calls: Mapping[int, DriverCalls] = field(default_factory=dict, compare=False)
 
     @property
     def sentence(self) -> str:
@@ -75,7 +78,8 @@ def pressure(
                 empty_cache="first",
             )
             return Releases(
-                first=records["first"].num_releases, steady=records["steady"].num_releases
+                first=records["first"].num_releases, steady=records["steady"].num_releases,
+                driver_calls=records["steady"].driver_calls,
             )
 
         here = program

@@ -15,9 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
 from zsim.ir.ledger import label
-from zsim.ir.ops import Alloc, Op, Stream
+from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 from zsim.memory.caching_allocator import Block, CachingAllocator, DeviceFullError
+
+SETTLED = 3
+"""Further steady steps on a full device, whose first finds the cache of other steps. On an H100
+each further one was alike, or alike to that before the last (tests/measured/full_device.json)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class AllocatorRecord:
     which stalls the device."""
     reserved_by_pool: Mapping[str, int]
     """Reserved bytes at the end of the phase, by "stream small" and "stream large"."""
+    driver_calls: Mapping[int, DriverCalls] = field(default_factory=dict, compare=False)
+    """Segments freed and allocated, by the index of the op."""
 
 
 def pool_of(stream: Stream) -> str:
@@ -140,7 +146,8 @@ def replay(
 
     `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the
     allocator; zsim.memory.non_torch knows both. Without a capacity nothing is released within a
-    phase. `empty_cache`: the phase before which torch.cuda.empty_cache is called.
+    phase. With one the steady step is repeated, up to `SETTLED` times, until it calls the driver no
+    more; the last counts. `empty_cache`: the phase before which torch.cuda.empty_cache is called.
 
     ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
     where `capacity` does not suffice.
@@ -151,10 +158,13 @@ def replay(
     )
     records: dict[PhaseName, AllocatorRecord] = {}
     for phase in PHASES:
-        _phase(heap, program.before(phase), SECOND)
+        replay_phase(heap, program.before(phase), SECOND)
         if empty_cache == phase:
             heap.allocator.release()
-        records[phase] = _phase(heap, program.phase(phase), phase)
+        records[phase] = replay_phase(heap, program.phase(phase), phase)
+    for _ in range(SETTLED if capacity is not None else 0):
+        if records["steady"].driver_calls:
+            records["steady"] = replay_phase(heap, program.steady, "steady")
     return records
 
 
@@ -180,9 +190,12 @@ class _Peak:
             self.most_reserved = allocator.reserved
 
 
-def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
+def replay_phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
+    """The record of `heap` over `ops`, which belong to `phase`; errors as of `replay`."""
     allocator = heap.allocator
     start, releases = allocator.reserved, allocator.num_releases
+    calls, failed = dict[int, DriverCalls](), releases
+    given, taken = len(allocator.given), len(allocator.taken)
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
     # tens of thousands of events pass here
     live, allocate, free = heap.live, allocator.allocate, allocator.free
@@ -205,6 +218,15 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
         except (ProgramError, DeviceFullError) as error:
             where = f"{phase} op {op.index} ({label(op)})"
             raise type(error)(where=where, expected=error.expected, found=error.found) from None
+        if len(allocator.taken) > taken or len(allocator.given) > given:
+            calls[op.index] = DriverCalls(
+                allocator.num_releases - failed,
+                len(allocator.given) - given, sum(allocator.given[given:]),
+                len(allocator.taken) - taken, sum(size for _, size in allocator.taken[taken:]),
+            )
+            failed, given, taken = (
+                allocator.num_releases, len(allocator.given), len(allocator.taken),
+            )
     return AllocatorRecord(
         start_reserved_bytes=start, peak_reserved_bytes=peak.most_reserved,
         end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
@@ -216,4 +238,5 @@ def _phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
             f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
             for pool in allocator.pools.values()
         },
+        driver_calls=calls,
     )

@@ -41,6 +41,8 @@ class DeviceMemory:
     """Bytes of the device that the scenario needs, with all that torch does not count.
 
     `verdict` is FITS, TIGHT or OOM. The true need is expected between `low_bytes` and `high_bytes`.
+    Where all that torch caches has no room, a steady step gives it back `releases_per_step` times,
+    which takes `released_ns` of the step; None where the step is not expected to run.
     """
 
     verdict: str
@@ -48,6 +50,8 @@ class DeviceMemory:
     low_bytes: int
     high_bytes: int
     capacity_bytes: int
+    releases_per_step: int | None = 0
+    released_ns: int = 0
 
     def __str__(self) -> str:
         return (

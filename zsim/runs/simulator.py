@@ -8,7 +8,7 @@ asked otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
@@ -55,6 +55,7 @@ differ by a byte."""
 MOST_TIMELINES = 64
 """Ranks up to which a Run keeps the bytes after each op."""
 
+OnDevice = Callable[[Program, Scenario, ClusterSpec], Program]
 Phases = Mapping[str, PhaseRecord]
 Payloads = Counter[tuple[str, int, str, int]]
 
@@ -67,15 +68,16 @@ class SimBackend:
     """The simulator as a backend.
 
     Its Run predicts a real one on `device`, such a kind of device, or on that very `cluster`, by
-    that version of `torch`.
+    that version of `torch`. `on_device` gives a Program what follows from the device's memory.
     """
 
     name = "sim"
 
     def __init__(
         self, device: str | None = None, cluster: ClusterSpec | None = None,
-        torch: TorchVersion = NEWEST,
+        torch: TorchVersion = NEWEST, on_device: OnDevice = lambda program, *_: program,
     ) -> None:
+        self.on_device = on_device
         self.device = device
         self.cluster = cluster
         self.torch = torch
@@ -98,6 +100,7 @@ class SimBackend:
         stepwise = costs.execution.detail == "steps"
         every = options.all_ranks or stepwise
         program = _program(scenario, cluster, all_ranks=every, torch=self.torch)
+        program = self.on_device(program, scenario, cluster)
         begun = RunRecord(
             scenario=scenario.name, backend=self.name, interpreter="simulator",
             world_size=scenario.world_size, mesh=scenario.mesh, ranks=(),

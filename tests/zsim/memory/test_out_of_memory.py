@@ -78,12 +78,13 @@ def test_what_fits_once_cached_memory_is_given_back_is_tight_and_says_how_often(
     ))
     sentence = verdict_words(verdict)
     assert "short" not in sentence
-    times = verdict.releases_per_step
     assert (
-        f"to keep all that it caches; runs, giving cached memory back {times} times a steady "
-        f"step, which stalls the device"
+        "to keep all that it caches; runs, giving cached memory back twice a steady step, which "
+        "stalls the device"
         in sentence
     )
+    assert sentence.endswith("stalls the device")
+    assert verdict_words(verdict, 9_000_000).endswith("stalls the device and takes 9.000 ms of it")
 
 
 def test_what_fails_with_all_cached_memory_given_back_is_out_of_memory() -> None:
@@ -213,8 +214,7 @@ def test_of_what_is_tight_that_which_runs_smoothest_is_recommended_first() -> No
     chosen, reason = recommend((least, stalls))
     assert chosen is stalls
     assert reason.startswith("1 of 2 run only by giving back what they cache; the fastest, with "
-                             "2 ns a step and what it waits for")
-    assert "giving cached memory back 3 times a steady step" in reason
+                             "2 ns a step, giving cached memory back 3 times a steady step")
     assert recommend((least,))[1].startswith("1 of 1 may run with the least outside torch's "
                                              "bytes; ")
     at_best = (
@@ -237,7 +237,7 @@ def test_fit_and_show_say_what_is_given_back(
         for row, note in zip(lines, lines[1:], strict=False)
         if row.split()[:2] == ["fsdp2", "TIGHT"]
     )
-    assert f"giving cached memory back {verdict.releases_per_step} times a steady step" in line
+    assert "giving cached memory back twice a steady step" in line
     assert main(["fit", str(file), "--json"]) == 0
     (candidate,) = (
         candidate for candidate in json.loads(capsys.readouterr().out)["candidates"]
@@ -274,8 +274,8 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
     capsys: pytest.CaptureFixture[str]
 ) -> None:
     (effect,) = (
-        each for each in advice(way_of((), planned(moved(scenario(LLAMA_8B), "zero2"))))
-        if each.change == "activation checkpointing of every block"
+        each for each in advice(way_of((), planned(scenario(LLAMA_8B))))
+        if each.change == "fused optimizer"
     )
     assert (effect.verdict, effect.releases_per_step) == ("TIGHT", 2)
     print_advice([effect])
@@ -286,7 +286,8 @@ def test_advice_that_leads_to_what_is_tight_says_what_is_given_back(
 
 
 def test_a_proposal_of_what_to_change_says_what_it_has_to_give_back() -> None:
-    changes = hiding(planned(scenario(LLAMA_8B.replace("nodes = 1", "nodes = 2")))).changes
+    text = LLAMA_8B.replace("nodes = 1", "nodes = 2").replace("length = 4096", "length = 4608")
+    changes = hiding(planned(scenario(text))).changes
     (links,) = (change for change in changes if change.label == "links 4 times as fast")
     assert (links.memory, links.released) == ("TIGHT", "giving cached memory back once a steady "
                                                        "step")

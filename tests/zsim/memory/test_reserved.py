@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir import ledger_replay as memory
-from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir.ops import Alloc, DriverCalls, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import RankProgram
 from zsim.memory.caching_allocator import DeviceFullError
 from zsim.memory.reserved import AllocatorRecord, built_elsewhere, replay
@@ -164,11 +164,15 @@ def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_r
     rank = program(
         op(0, activations("x", 30 * MIB)), op(1, Free("x")),
         op(2, activations("y", 32 * MIB), stream="all_gather"),
+        op(3, Free("y"), stream="all_gather"),
     )
     steady = replay(rank, capacity=40 * MIB)["steady"]
     assert (steady.num_releases, steady.peak_reserved_bytes, steady.end_reserved_bytes) == (
-        1, 32 * MIB, 32 * MIB,
+        2, 32 * MIB, 32 * MIB,
     )
+    assert steady.driver_calls == {
+        0: DriverCalls(1, 1, 32 * MIB, 1, 30 * MIB), 2: DriverCalls(1, 1, 30 * MIB, 1, 32 * MIB)
+    }
     with pytest.raises(
         DeviceFullError,
         match=r"steady op 2 \(forward a\): expected 33,554,432 B within 31,457,280 B",

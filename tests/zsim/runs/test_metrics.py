@@ -259,6 +259,7 @@ def test_the_need_of_a_run_is_that_of_show_memory(capsys):
         "verdict": shown["verdict"], "needed_bytes": shown["needed_bytes"]["nbytes"],
         "low_bytes": shown["needed_bytes"]["low"], "high_bytes": shown["needed_bytes"]["high"],
         "capacity_bytes": shown["capacity_bytes"]["nbytes"],
+        "releases_per_step": shown["releases_per_step"], "released_ns": shown["released_ns"],
     }
 
 

@@ -41,6 +41,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_bytes
 from zsim.memory.fits import FitsVerdict, assess
+from zsim.memory.full_device import filled
 from zsim.models import wrapping
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
@@ -207,7 +208,7 @@ def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
 
 
 def _simulated(label: str, case: Planned, timeline: Timeline | None = None) -> Tried:
-    scenario, program = case.scenario, case.program
+    scenario, program = case.scenario, case.program if timeline else filled(case).program
     timeline = timeline or simulate_step(
         program, costs=Costs(cluster=scenario.cluster, execution=scenario.executed)
     )

@@ -16,6 +16,7 @@ from zsim.errors import ScenarioError
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
+from zsim.memory.full_device import filled
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs import simulator
@@ -45,7 +46,7 @@ class LintCase:
     @cached_property
     def step_ns(self) -> int:
         """Nanoseconds of the simulated steady step."""
-        return simulator.step_time(self.planned).ns
+        return simulator.step_time(filled(self.planned)).ns
 
     @cached_property
     def peak_bytes(self) -> int:

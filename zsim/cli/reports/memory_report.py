@@ -30,14 +30,14 @@ COLUMNS = 100
 
 
 def answer_object(
-    answer: MemoryVerdict, stages: Sequence[Stage], program: RankProgram
+    answer: MemoryVerdict, stages: Sequence[Stage], program: RankProgram, *, released_ns: int = 0
 ) -> dict[str, Any]:
     """The keys of `zsim show --memory --json`; "memory" is the timeline, bytes during each
     computation."""
     return {
         "verdict": answer.verdict, "needed_bytes": asdict(answer.needed),
         "capacity_bytes": asdict(answer.capacity), "margin_bytes": answer.margin_bytes,
-        "releases_per_step": answer.releases_per_step,
+        "releases_per_step": answer.releases_per_step, "released_ns": released_ns,
         "pressure": None if answer.pressure is None else asdict(answer.pressure),
         "rank": answer.rank,
         "peak": {
@@ -53,7 +53,9 @@ def answer_object(
     }
 
 
-def print_answer(answer: MemoryVerdict, stages: Sequence[Stage], program: RankProgram) -> None:
+def print_answer(
+    answer: MemoryVerdict, stages: Sequence[Stage], program: RankProgram, *, released_ns: int = 0
+) -> None:
     """The timeline, the waterfall and the verdict of one scenario."""
     ridge, held = ridges(program, answer.phase), holdings(program, answer.phase)
     size = -(-len(ridge) // MOST_POINTS)
@@ -74,7 +76,7 @@ def print_answer(answer: MemoryVerdict, stages: Sequence[Stage], program: RankPr
         sign = "=" if stage.total else "+" if stage.nbytes >= 0 else "-"
         amount = f"    {sign} {stage.name:20} {_bytes(abs(stage.nbytes))}"
         _say_wrapped(f"{amount}  {stage.reason}", hanging=len(amount) + 2)
-    say(f"{answer.verdict}: {verdict_words(answer)}")
+    say(f"{answer.verdict}: {verdict_words(answer, released_ns)}")
     unconfirmed = [
         item.name if item.nbytes else f"{item.name} (none expected, up to "
                                       f"{format_bytes(item.high)})"
@@ -101,10 +103,11 @@ def _say_wrapped(text: str, *, hanging: int) -> None:
         say(line)
 
 
-def verdict_words(answer: MemoryVerdict) -> str:
+def verdict_words(answer: MemoryVerdict, released_ns: int = 0) -> str:
     """Needed bytes against the device's capacity, with band and margin, as a phrase.
 
-    Without a margin it tells how the allocator runs the step.
+    Without a margin it tells how the allocator runs the step, and that giving cached memory back
+    takes `released_ns` of it.
     """
     needed, capacity = answer.needed, answer.capacity
     unsure = f" ({_band(needed)})" if needed.low != needed.high else ""
@@ -116,11 +119,11 @@ def verdict_words(answer: MemoryVerdict) -> str:
         )
     return (
         f"needs {format_bytes(needed.nbytes)}{unsure} of "
-        f"{format_bytes(capacity.nbytes)}{_margin(answer)}{built}"
+        f"{format_bytes(capacity.nbytes)}{_margin(answer, released_ns)}{built}"
     )
 
 
-def _margin(answer: MemoryVerdict) -> str:
+def _margin(answer: MemoryVerdict, released_ns: int) -> str:
     """Bytes to spare or short; under memory pressure, the outcome of releasing cached memory."""
     margin = (
         f", {format_bytes(abs(answer.margin_bytes))} "
@@ -132,7 +135,8 @@ def _margin(answer: MemoryVerdict) -> str:
     full = f"{margin}: full at {pressed.full_at} although all cached memory is given back"
     if pressed.runs is None:
         return f"{full}, even with the least outside torch's bytes"
-    stalls = f", {pressed.runs.sentence}, which stalls the device" if pressed.runs.sentence else ""
+    takes = f" and takes {format_time(released_ns)} of it" if released_ns else ""
+    stalls = pressed.runs.sentence and f", {pressed.runs.sentence}, which stalls the device{takes}"
     if pressed.expected:
         return f" to keep all that it caches; runs{stalls}"
     return f"{full}; with the least outside torch's bytes it runs{stalls}"

@@ -124,6 +124,11 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
     if run.device_memory is not None:
         allocated = format_bytes(figures.peak_memory_bytes)
         yield "memory", f"{run.device_memory} (torch allocates {allocated})"
+        if times := run.device_memory.releases_per_step:
+            yield "  gives cached memory back", (
+                f"{counted(times, 'time')} a steady step, which takes "
+                f"{format_time(run.device_memory.released_ns)} of it"
+            )
     if figures.step_time_ns is not None:
         known = run.record.provenance.get("calibration", "measured")
         name = "step time with faults" if run.faults else "step time"

@@ -1,0 +1,82 @@
+"""Programs on a device that is nearly full, whose steady steps call the driver.
+
+torch's allocator gives cached memory back and takes other memory, step by step. That takes time, so
+whoever simulates a step asks here first. The allocator's replay is asked only where live bytes fill
+much of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from zsim.cluster.cluster import ClusterSpec
+from zsim.ir.ledger_replay import replay
+from zsim.ir.ops import DriverCalls
+from zsim.ir.program import Program, RankProgram
+from zsim.memory import fits
+from zsim.memory.fits import MemoryVerdict
+from zsim.memory.inputs_and_buffers import belongings
+from zsim.memory.non_torch import capacity
+from zsim.scenario.plan import Planned
+from zsim.scenario.scenario import Scenario
+
+MUCH = 0.4
+"""Share of the device in live bytes below which all that is cached has room. Of this project's
+scenarios none reserves 2.5 times its live bytes."""
+
+
+def filled(case: Planned) -> Planned:
+    """`case` with the driver's calls of its steady step, where its device is too full to keep all
+    that is cached."""
+    scenario = case.scenario
+    return replace(case, program=on_device(case.program, scenario, scenario.cluster))
+
+
+def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
+    """`program`, which is of `scenario`, on `cluster`, as `filled` has it."""
+    if not may_be_full(program, cluster):
+        return program
+    verdict = fits.assess_program(
+        program, cluster, expandable_segments=scenario.expandable_segments,
+        besides=belongings(scenario),
+    )
+    return _with_calls(program, verdict.driver_calls)
+
+
+def may_be_full(program: Program, cluster: ClusterSpec) -> bool:
+    """True where live bytes alone fill so much of the device that the cache may have no room."""
+    if cluster.kind != "cuda":
+        return False
+    enough = MUCH * capacity(cluster.device).low
+    return any(
+        record.peak_bytes >= enough
+        for rank in program.ranks for record in replay(rank, timeline=False).values()
+    )
+
+
+def with_calls(case: Planned, verdict: MemoryVerdict) -> Planned:
+    """`case` with the driver's calls of the `verdict` on it, and with no others."""
+    return replace(case, program=_with_calls(case.program, verdict.driver_calls))
+
+
+def without_calls(case: Planned) -> Planned:
+    """`case` on a device that has room for all that is cached."""
+    return replace(case, program=_with_calls(case.program, {}))
+
+
+def _with_calls(program: Program, calls: Mapping[int, Mapping[int, DriverCalls]]) -> Program:
+    ranks = (_called(rank, calls.get(kind, {})) for kind, rank in enumerate(program.ranks))
+    return replace(program, ranks=tuple(ranks))
+
+
+def _called(rank: RankProgram, calls: Mapping[int, DriverCalls]) -> RankProgram:
+    """`rank` itself where nothing in it changes: what is computed of it once holds for all."""
+    if not calls and not any(op.driver_calls for op in rank.steady):
+        return rank
+    steady = tuple(
+        op if op.driver_calls == calls.get(op.index)
+        else replace(op, driver_calls=calls.get(op.index))
+        for op in rank.steady
+    )
+    return replace(rank, steady=steady)
