@@ -23,6 +23,7 @@ from zreal.meters.step_time import METHOD, timed
 from zreal.modules import emulation
 from zreal.modules.own.own_module import OwnModel
 from zreal.observer.observer import observe
+from zreal.observer.subjects import deepspeed_engine
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_device import HOST_ID, start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
@@ -56,6 +57,7 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     none can with this torch.
     """
     _require_version(scenario)
+    deepspeed_engine.require(scenario)
     _require_nothing_kept(scenario)
     able = [
         name

@@ -145,6 +145,9 @@ class CollectiveRecorder(TorchDispatchMode):
         if group.group_name in self._groups:
             return self._groups[group.group_name]
         ranks = tuple(dist.get_process_group_ranks(group))
+        same = [known for known in self._groups.values() if known.ranks == ranks]
+        if same:  # DeepSpeed has a group of its own over the same ranks
+            return same[0]
         larger = (known for known in self._groups.values() if set(ranks) < set(known.ranks))
         whole = next(larger, self._world)
         return MeshGroup(whole.axis, len(ranks), ranks, is_part=len(ranks) < whole.size)

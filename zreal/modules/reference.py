@@ -18,6 +18,7 @@ from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.rank_modules import RankModules
 from zsim.models.spec import ModelSpec
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -78,6 +79,9 @@ class SingleProcess:
         self.scenario, self._dtype = scenario, scenario.precision.parameters
         stepped = made(dtype=NAMES[stepped_in])
         self._master = stepped.first
+        if STRATEGIES[scenario.strategy].masters_of_cast:
+            for parameter in self._master.parameters():
+                parameter.data.copy_(parameter.data.to(DTYPES[self._dtype]))
         self._ranks = stepped if DTYPES[self._dtype] == stepped_in else made(dtype=self._dtype)
         self._noise: _Noise | None = None
         if scenario.optimizer.name == "adamw":

@@ -136,7 +136,7 @@ class SubjectTrainer:
                         subject.module, forwards, spec=scenario.model
                     )
                 begin_part("backward", micro_batch=i)
-                loss.backward()
+                subject.backward(loss)
                 total += loss.detach().item() if reads_losses else 0.0
                 del loss
         begin_part("optimizer")

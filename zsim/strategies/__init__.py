@@ -49,7 +49,8 @@ def _strategy(name: str) -> Strategy:
 
 
 STRATEGIES: Mapping[str, Strategy] = _Files(
-    "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy"
+    "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy",
+    "deepspeed1", "deepspeed2",
 )
 LADDER = ("ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3")
 """The strategies that `zsim fit` compares with a scenario's own, from what shards least."""
@@ -80,6 +81,13 @@ def problems(
         casts = precision is not None and precision.reduce != precision.parameters
         waits = batch is not None and batch.accumulation > 1 and sync == "last"
         refusals += strategy.model_problems(options, model, casts and waits, checkpointing)
+    if precision is not None:
+        refusals += strategy.precision_problems(precision)
+    if batch is not None and batch.forwards > 1 and not strategy.sums_losses:
+        refusals.append(
+            f"batch.forwards: expected 1 with {name}, whose engine runs backward after each "
+            f"forward, found {batch.forwards}"
+        )
     return tuple(refusals)
 
 

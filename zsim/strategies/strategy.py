@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from zsim.autograd.lowering.lowered import UnitHooks
@@ -82,6 +82,16 @@ class Strategy:
     """`model_problems(options, model, accumulates, checkpointing)`: refusals of a model, as above;
     `accumulates`: gradients wait for a later micro-batch in another dtype than the reduction's."""
 
+    precision_problems: Callable[[Precision], Iterator[str]] = _none
+    """`precision_problems(precision)`: refusals of dtypes, as above."""
+    syncs: tuple[Literal["every", "last"], ...] = ("every", "last")
+    """The micro-batches after which gradients may be reduced, the default first."""
+    sums_losses: bool = True
+    """Several forwards may come before a backward of their summed losses."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the strategy's library that are none of its options, and where a scenario has them,
+    or why it has none."""
+
     # -- the model under the strategy
 
     casts_input: bool = False
@@ -89,6 +99,8 @@ class Strategy:
     does."""
     steps_two_bytes: bool = True
     """The optimizer may step two-byte parameters, of which there are no float32 ones."""
+    masters_of_cast: bool = False
+    """Float32 master copies are made of parameters that have been cast to two bytes."""
     nests: Literal["units", "buffers", "nothing"] = "nothing"
     """Units inside blocks: modules with hooks of their own, flat buffers of their own, or no units
     at all."""

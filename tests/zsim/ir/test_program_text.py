@@ -26,6 +26,9 @@ CASES = {
     "fsdp1": 'name = "fsdp1", dp_shard = 2',
     "zero2_in_groups": 'name = "zero2", dp_replicate = 2, dp_shard = 2',
     "zero_redundancy": 'name = "zero_redundancy"',
+    "deepspeed1": 'name = "deepspeed1", reduce_bucket_size = 3000',
+    "deepspeed2": 'name = "deepspeed2", reduce_bucket_size = 3000',
+    "deepspeed2_overlapped": 'name = "deepspeed2", reduce_bucket_size = 3000, overlap_comm = true',
 }
 RANKS = {"zero2_in_groups": 4}
 

@@ -29,6 +29,8 @@ class Subject:
     micro_batch: Callable[[bool], AbstractContextManager[None]]
     """Context around the forwards and backward of one micro-batch, the step's last or not. It
     reduces gradients or skips the reduction; in the last it reduces."""
+    backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
+    """Runs the backward of a micro-batch from its loss."""
     states: Callable[[], list[torch.Tensor]]
     """The optimizer's tensors on this rank, master copies included."""
     owns_gradients: bool = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from zreal.observer.subjects import Build, ddp, fsdp1, fsdp2, zero_redundancy
+from zreal.observer.subjects import Build, ddp, deepspeed_engine, fsdp1, fsdp2, zero_redundancy
 
 SUBJECTS: dict[str, Build] = {
     "ddp": ddp.build,
+    "deepspeed1": deepspeed_engine.build, "deepspeed2": deepspeed_engine.build,
     "fsdp2": fsdp2.build,
     "hsdp": fsdp2.build,
     "fsdp1": fsdp1.build,

@@ -112,15 +112,16 @@ def compute_waits_for_its_all_gather(step: RankStep) -> Iterator[str]:
 
 
 def collectives_send_what_is_packed(step: RankStep) -> Iterator[str]:
-    """A reduction begins after the copy of its gradients, an all-gather after its copy-in."""
+    """A reduction begins after the copy of its gradients, or the norms that it sends, an all-gather
+    after its copy-in."""
     packed: dict[tuple[str, bool], int] = {}
     for op in step.ops:
         gathers = op.stream in GATHER_STREAMS
-        if op.kind == "copy":
+        if op.kind in ("copy", "optimizer"):
             packed[op.unit, gathers] = op.index
         copy = packed.get((op.unit, gathers), -1) if op.kind in COLLECTIVES else -1
         if copy >= 0 and not step.order.before(copy, op.index):
-            yield f"op {op.index} ({label(op)}) does not wait for the copy in op {copy}"
+            yield f"op {op.index} ({label(op)}) does not wait for what op {copy} packs"
 
 
 def copies_wait_for_what_they_copy(step: RankStep) -> Iterator[str]:

@@ -387,6 +387,14 @@ MEANINGS: Mapping[str, str] = {
                          "previous block is gathered.",
     "limit_all_gathers": "The host waits while two frees are pending.",
     "use_orig_params": "The optimizer steps the original parameters, not the flat ones.",
+    "reduce_bucket_size": "Elements of a bucket of gradients, and of the buffer that holds it.",
+    "allgather_bucket_size": "Read and not used by DeepSpeed 0.19.",
+    "allgather_partitions": "Read and not used by DeepSpeed 0.19.",
+    "overlap_comm": "Gradients are reduced on a stream of their own, from two buffers.",
+    "contiguous_gradients": "Gradients are copied into the bucket's buffer; only true is modelled.",
+    "round_robin_gradients": "Parameters are dealt out in turn to the parts of the flat buffer.",
+    "reduce_scatter": "Gradients are averaged in slices by owner, else bucket by bucket.",
+    "check_grad_overflow": "Two-byte gradients are searched for infinities before the step.",
     "num_layers": "Blocks.",
     "hidden_size": "Width of the residual stream.",
     "num_heads": "Attention heads of each block.",
@@ -461,7 +469,7 @@ def strategy_table(name: str) -> type[BaseModel]:
     own |= _fields(strategy.options)
     own |= {
         "name": _described("name", Literal[name], ...),
-        "sync": _described("sync", Literal["every", "last"], "every"),
+        "sync": _described("sync", Literal[strategy.syncs], strategy.syncs[0]),
     }
     return create_model(
         f"strategy {name}",

@@ -176,10 +176,12 @@ def strategy_of(table: object, problems: list[str]) -> Any:
         problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found "
                         f"{actual}{hint}")
         return None
+    elsewhere = STRATEGIES[name].elsewhere
+    problems += [f"strategy.{key}: {elsewhere[key]}" for key in table if key in elsewhere]
     rest = {
         key: value
         for key, value in table.items()
-        if key not in reserved and not _idle(name, key, value)
+        if key not in (*reserved, *elsewhere) and not _idle(name, key, value)
     }
     return validated(strategy_table(name), rest, prefix="strategy", problems=problems)
 

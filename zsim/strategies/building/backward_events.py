@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -179,6 +179,57 @@ def accumulated(
         else:
             ordered.append(event)
     return [*ordered, *early, *late]
+
+
+def accumulated_in_turn(
+    tape: Iterable[TapeEvent],
+    born: Callable[[ParameterGradient], tuple[list[Alloc], list[MemoryEvent]]],
+    *,
+    late: frozenset[str],
+    after_sums: frozenset[str],
+    held_by_caller: Sequence[str],
+    waiting: dict[str, list[MemoryEvent]],
+) -> Iterator[BackwardEvent]:
+    """A module's backward, as `accumulated` has it, where the hook of each parameter does more than
+    free: `born` gives that too, and the order among parameters counts.
+
+    A node makes its gradients, then frees what it held; then gradients are accumulated. A late
+    weight is accumulated after its bias although it is made before. Parameters of other nodes wait
+    until the gradient of the input is added to those of other nodes. A tape that marks the
+    accumulation decides it. Buffers `held_by_caller` are freed by no node.
+    """
+    early, then, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
+    is_over = node_makes_more = False
+    for event in tape:
+        frees = (
+            isinstance(event, Free) and event.buffer not in held_by_caller and not node_makes_more
+        )
+        if is_over and not frees:
+            yield from (*early, *then)
+            early.clear()
+            then.clear()
+            if not adds_up(event):
+                yield from last
+                last.clear()
+        is_over = frees
+        if isinstance(event, ParameterGradient):
+            node_makes_more = event.node_makes_more
+            made, rest = born(event)
+            yield from made
+            turn = then if event.fqn in late else last if event.fqn in after_sums else early
+            (waiting.setdefault(event.fqn, []) if event.accumulation_is_marked else turn).extend(
+                rest
+            )
+        elif isinstance(event, Accumulated):
+            yield from waiting.pop(event.fqn, ())
+        elif isinstance(event, NodeOver):
+            yield from (*early, *then)
+            early.clear()
+            then.clear()
+            is_over = True
+        else:
+            yield event
+    yield from (*early, *then, *last)
 
 
 def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:

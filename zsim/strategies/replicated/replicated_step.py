@@ -3,25 +3,19 @@ reduced in buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import (
-    Accumulated,
-    LoweredModule,
-    NodeOver,
-    ParameterGradient,
-    storage_events,
-)
+from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, storage_events
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import (
-    BackwardEvent,
-    adds_up,
+    accumulated_in_turn,
     forward_memory,
     until_recomputed,
 )
@@ -128,7 +122,12 @@ class ReplicatedStep:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready.
         """
         self._casts = self._casts_by_gradient() if synchronises and self.model.casts else {}
-        tape = self._backward_memory(module, into_buckets=synchronises and self.model.views)
+        tape = accumulated_in_turn(
+            module.backward.memory,
+            partial(self._born, into_buckets=synchronises and self.model.views),
+            late=self.model.late, after_sums=self.model.after_sums,
+            held_by_caller=loss_buffers(self.model.training.model), waiting=self._waiting,
+        )
         recomputation, memory = until_recomputed(tape)
         # cheap ones are kernels of no weight, and make memory all the same
         if module.recompute or recomputation:
@@ -142,56 +141,6 @@ class ReplicatedStep:
         self._compute = self.step.issue(
             "backward", module.unit, micro_batch=self.micro_batch, kernels=kernels, memory=memory
         )
-
-    def _backward_memory(
-        self, module: LoweredModule, *, into_buckets: bool
-    ) -> Iterator[BackwardEvent]:
-        """A node makes its gradients, then frees what it held; then gradients are accumulated and
-        full buckets reduced.
-
-        A late weight is accumulated after its bias although it is made before. Parameters of other
-        nodes wait until the gradient of the input is added to those of other nodes. A tape that
-        marks the accumulation decides it.
-        """
-        tape, loss = module.backward.memory, loss_buffers(self.model.training.model)
-        early, late, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
-        is_over = node_makes_more = False
-        for event in tape:
-            frees = isinstance(event, Free) and event.buffer not in loss and not node_makes_more
-            if is_over and not frees:
-                yield from (*early, *late)
-                early.clear()
-                late.clear()
-                if not adds_up(event):
-                    yield from last
-                    last.clear()
-            is_over = frees
-            if isinstance(event, ParameterGradient):
-                node_makes_more = event.node_makes_more
-                made, rest = self._born(event, into_buckets=into_buckets)
-                yield from made
-                turn = (
-                    late
-                    if event.fqn in self.model.late
-                    else last
-                    if event.fqn in self.model.after_sums
-                    else early
-                )
-                (
-                    self._waiting.setdefault(event.fqn, [])
-                    if event.accumulation_is_marked
-                    else turn
-                ).extend(rest)
-            elif isinstance(event, Accumulated):
-                yield from self._waiting.pop(event.fqn, ())
-            elif isinstance(event, NodeOver):
-                yield from (*early, *late)
-                early.clear()
-                late.clear()
-                is_over = True
-            else:
-                yield event
-        yield from (*early, *late, *last)
 
     def _born(
         self, event: ParameterGradient, *, into_buckets: bool

@@ -22,6 +22,9 @@ STEP_COUNTER, MASTER = 4, 4
 FSDP1_ALIGNMENT = 16
 """Bytes that a parameter's offset is a multiple of, with use_orig_params."""
 
+DEEPSPEED_ALIGNMENT = 2
+"""Elements that DeepSpeed's part of a rank is a multiple of."""
+
 
 def states_follow_zeros_table(run: Run) -> Iterator[str]:
     """Each rank holds the parameters, gradients and optimizer states of its strategy's row of
@@ -172,6 +175,18 @@ def _flat_parameters(scenario: Scenario, rank: int, states: _States) -> Held:
     }
 
 
+def _engine(scenario: Scenario, rank: int, states: _States) -> Held:
+    """DeepSpeed 1 and 2: one flat buffer, padded to two elements a rank. A master copy is made of
+    float32 parameters too, and gradients are gone when the optimizer has stepped."""
+    numel, ranks = _numel(_trained(scenario, states)), scenario.mesh.dp_shard
+    part = -(-numel // (DEEPSPEED_ALIGNMENT * ranks)) * DEEPSPEED_ALIGNMENT
+    untrained = _numel(scenario.model.parameters) - numel
+    return {
+        "parameters": (part * ranks + untrained) * states.parameter, "gradients": 0,
+        "optimizer_states": part * (MASTER + states.element) + states.counter,
+    }
+
+
 def _trained(scenario: Scenario, states: _States) -> list[Parameter]:
     return [each for each in scenario.model.parameters if each.fqn in states.trained]
 
@@ -190,6 +205,6 @@ def _product(sizes: Sequence[int]) -> int:
 ROWS: dict[str, Callable[[Scenario, int, _States], Held]] = {
     "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zero1": _flat_buffers,
     "zero2": _flat_buffers, "zero3": _flat_buffers, "fsdp1": _flat_parameters,
-    "fsdp2": _fully_shard, "hsdp": _fully_shard,
+    "fsdp2": _fully_shard, "hsdp": _fully_shard, "deepspeed1": _engine, "deepspeed2": _engine,
 }
 """The row of ZeRO's table that each strategy has."""

@@ -18,6 +18,7 @@ from zsim.models.spec import ModelSpec
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.testing.strategies.tables import (
+    ENGINE,
     FAMILIES,
     STRATEGIES,
     Tables,
@@ -55,7 +56,11 @@ def scenario_tables(
     if parameters == "fp32" and draw(st.sampled_from([False, False, True])):
         precision["autocast"] = "bf16"
     flat = ranks > 1 and runs_once(tables) and "unused" not in model and "autocast" not in precision
-    fitting = tuple(name for name in strategies if flat or name != "fsdp1")
+    once = tables["batch"]["forwards"] == 1 and "unused" not in model
+    fitting = tuple(
+        name for name in strategies
+        if (flat or name != "fsdp1") and (once or name not in ENGINE)
+    )
     assume(fitting)
     strategy = draw(strategy_tables(ranks, fitting))
     again = draw(checkpointing_tables(model))
@@ -70,7 +75,8 @@ def scenario_tables(
     }
     return {
         **tables, **{key: value for key, value in named.items() if value},
-        "cluster": {"preset": preset, "ranks": ranks}, "strategy": {**strategy, "sync": sync},
+        "cluster": {"preset": preset, "ranks": ranks},
+        "strategy": strategy if strategy["name"] in ENGINE else {**strategy, "sync": sync},
         "precision": precision, "optimizer": optimizer,
     }
 

@@ -8,9 +8,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 FAMILIES = ("mlp", "gpt", "llama")
-STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1")
+STRATEGIES = (
+    "ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "deepspeed1",
+    "deepspeed2",
+)
 REPLICATED = ("ddp", "zero_redundancy")
 FULLY_SHARD = ("fsdp2", "hsdp")
+ENGINE = ("deepspeed1", "deepspeed2")
 GRANULARITIES = ("unit", "parameter", "900 B")
 STACK = {"times": 2, "order": "stack"}
 FROZEN = {
@@ -73,6 +77,11 @@ def strategy_tables(
         return {"name": name} | draw(_flat_parameter(ranks, divisors))
     if name in FULLY_SHARD:
         return {"name": name} | draw(_fully_shard(name, ranks, divisors))
+    if name in ENGINE:
+        bucket = draw(st.sampled_from([20, 200, 100_000]))
+        return {"name": name, "reduce_bucket_size": bucket} | draw(_one_of(
+            {}, {"overlap_comm": True}, {"round_robin_gradients": True}, {"reduce_scatter": False},
+        ))
     replicas = draw(st.sampled_from(divisors))
     more: Tables = {"dp_replicate": replicas, "dp_shard": ranks // replicas}
     more["granularity"] = draw(st.sampled_from(GRANULARITIES))

@@ -1,0 +1,148 @@
+"""DeepSpeed's engine on gloo ranks of this machine: `python -m tests.measured.deepspeed`.
+
+It needs the extra `deepspeed`. Each row of the record is a scenario, with collectives in order and
+bytes by phase and part of its first and last rank. A test predicts them anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zreal.observer.observer import observe
+from zreal.processes import launch
+from zreal.processes.rank_settings import settle
+from zreal.processes.rendezvous import rendezvous
+from zsim.ir.run import PhaseRecord
+from zsim.scenario.scenario import Scenario, parse
+from zsim.testing.strategies.tables import ENGINE
+
+Tables = dict[str, Any]
+RANKS = (2, 4)
+MODELS: tuple[Tables, ...] = (
+    {"family": "mlp", "sizes": {"dims": [5, 7, 6], "hidden": 9, "num_classes": 3}},
+    {"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": 8, "num_heads": 2,
+                                "vocabulary": 13, "tied": False}},
+    {"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": 8, "num_heads": 2,
+                                "vocabulary": 13, "attention": "sdpa"}},
+    {"family": "llama", "sizes": {"num_layers": 2, "hidden_size": 8, "num_heads": 4,
+                                  "num_kv_heads": 2, "feed_forward": 10, "vocabulary": 13}},
+)
+PRECISIONS: tuple[Tables, ...] = (
+    {}, {"parameters": "bf16", "reduce": "fp32"}, {"parameters": "bf16", "reduce": "bf16"},
+    {"reduce": "bf16"},
+)
+OPTIMIZERS: tuple[Tables, ...] = (
+    {}, {"clip_norm": 0.5}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "clip_norm": 1.0},
+    {"implementation": "fused"}, {"implementation": "for-loop", "clip_norm": 0.1},
+)
+BUCKETS = (20, 50, 100, 200, 300, 1000, 5000)
+BOOLEANS = ("overlap_comm", "round_robin_gradients", "check_grad_overflow")
+
+
+def grid() -> list[Tables]:
+    """Each stage with one and two micro-batches, buckets of three sizes, on two and four ranks."""
+    return [
+        {
+            "model": MODELS[1],
+            "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
+            "cluster": {"preset": "cpu-gloo", "ranks": ranks},
+            "strategy": {"name": name, "reduce_bucket_size": bucket},
+        }
+        for name, accumulation, bucket, ranks in product(ENGINE, (1, 2), (50, 300, 5000), RANKS)
+    ]
+
+
+def draw(seed: int) -> Tables:
+    """A random scenario of one of DeepSpeed's stages."""
+    one_of = random.Random(seed).choice
+    model = one_of(MODELS)
+    strategy = {"name": one_of(ENGINE), "reduce_bucket_size": one_of(BUCKETS)}
+    batch = {"micro_batch": 2, "accumulation": one_of((1, 2, 3))}
+    strategy |= {name: True for name in BOOLEANS if one_of((True, False, False))}
+    strategy |= one_of(({}, {}, {"reduce_scatter": False}))
+    more = one_of(({}, {}, {"activation_checkpointing": {"mode": "full"}}))
+    more |= one_of(({}, {}, {"frozen": ["wte.*"] if model["family"] == "llama" else ["*.bias"]}))
+    return {
+        "model": model,
+        "batch": batch if model["family"] == "mlp" else batch | {"sequence_length": 4},
+        "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
+        "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS), **more,
+    }
+
+
+def measured_rank(
+    arguments: Tables, *, rank: int, world_size: int, port: int, **_: Any
+) -> list[Tables]:
+    """The phases of this rank, scenario by scenario."""
+    settle()
+    store = rendezvous(rank=rank, world_size=world_size, port=port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    return [
+        {
+            name: figures(phase)
+            for name, phase in observe(
+                parse(text.encode(), where="row"), rank=rank
+            ).run.phases.items()
+        }
+        for text in arguments["texts"]
+    ]
+
+
+def figures(phase: PhaseRecord) -> Tables:
+    """The compared figures of a phase: collectives, levels, and start and peak of each part."""
+    memory = phase.memory
+    return {
+        "collectives": [f"{each.op} {each.nbytes}" for each in phase.collectives],
+        "levels": [memory.start_bytes, memory.peak_bytes, memory.end_bytes],
+        "parts": [
+            [f"{part.name} {part.micro_batch}", part.start_bytes, part.peak_bytes]
+            for part in memory.parts
+        ],
+    }
+
+
+def rows(scenarios: list[Scenario], *, timeout_s: float) -> list[Tables]:
+    """Each scenario with the figures of its first and last rank."""
+    measured: list[Tables] = []
+    for ranks in RANKS:
+        texts = [each.to_toml() for each in scenarios if each.world_size == ranks]
+        by_rank = launch.launch(
+            "tests.measured.deepspeed:measured_rank", {"texts": texts}, world_size=ranks,
+            timeout_s=timeout_s,
+        )
+        measured += [
+            {"text": text, "first_rank": by_rank[0][index], "last_rank": by_rank[-1][index]}
+            for index, text in enumerate(texts)
+        ]
+    return measured
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--draws", type=int, default=150)
+    parser.add_argument("--out", type=Path, default=Path("tests/measured/deepspeed.json"))
+    parser.add_argument("--timeout", type=float, default=3600.0)
+    asked = parser.parse_args()
+    tables = [*grid(), *map(draw, range(asked.draws))]
+    record = {
+        "command": "python -m tests.measured.deepspeed", "date": time.strftime("%Y-%m-%d"),
+        "deepspeed": version("deepspeed"), "torch": torch.__version__,
+        "rows": rows([Scenario(**each) for each in tables], timeout_s=asked.timeout),
+    }
+    asked.out.write_text(json.dumps(record, separators=(",", ":")).replace('{"text"', '\n{"text"'))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

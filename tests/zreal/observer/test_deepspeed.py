@@ -1,0 +1,104 @@
+"""DeepSpeed's stages against the engine itself: as tests/measured/deepspeed.json has recorded it,
+and for real where the extra `deepspeed` is installed."""
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.measured import deepspeed as measured
+from tests.support.folders import PARITY, ROOT
+from zreal.observer.subjects import deepspeed_engine
+from zsim.errors import BackendUnavailableError
+from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
+from zsim.scenario.scenario import Scenario, load, parse
+
+RECORD = json.loads((ROOT / "tests/measured/deepspeed.json").read_text())
+FILES = sorted(PARITY.glob("deepspeed*.toml"))
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: zsim[real,deepspeed]"
+)
+
+
+def wrong(row: dict[str, Any]) -> list[str]:
+    """The phases of a row's first and last rank that are not predicted to the byte."""
+    scenario = parse(row["text"].encode(), where="row.toml")
+    ranks = SimBackend().run(scenario, options=RunOptions(all_ranks=True)).ranks
+    return [
+        f"{which}, {phase}: {row['text']}"
+        for which, rank in (("first_rank", ranks[0]), ("last_rank", ranks[-1]))
+        for phase in ("construction", "first", "steady")
+        if measured.figures(rank.phases[phase]) != row[which][phase]
+    ]
+
+
+def test_the_record_is_of_the_version_that_is_modelled() -> None:
+    assert RECORD["deepspeed"].startswith("0.19.")
+    assert len(RECORD["rows"]) >= 150 + len(measured.grid())
+
+
+@pytest.mark.parametrize("start", range(0, len(RECORD["rows"]), 20))
+def test_recorded_steps_are_predicted_to_the_byte(start: int) -> None:
+    assert [line for row in RECORD["rows"][start : start + 20] for line in wrong(row)] == []
+
+
+@needs_deepspeed
+@pytest.mark.gloo
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_scenario_agrees_with_the_engine_on_gloo_ranks(file) -> None:
+    comparison = zsim.validate(load(file), against="gloo", timeout_s=300)
+
+    details = {check.name: check.detail for check in comparison.checks if check.status != "ok"}
+    assert {name: text for name, text in details.items() if "unsupported" not in text} == {}
+    exact = {check.name for check in comparison.checks if check.detail.startswith("exact")}
+    assert {"collective order", "bytes", "memory at rest", "memory of parts"} <= exact
+
+
+@needs_deepspeed
+@pytest.mark.slow
+@pytest.mark.gloo
+def test_150_random_draws_are_predicted_to_the_byte() -> None:
+    drawn = [Scenario(**measured.draw(seed)) for seed in range(1000, 1150)]
+    rows = measured.rows(drawn, timeout_s=3000)
+
+    assert [line for row in rows for line in wrong(row)] == []
+
+
+def scenario(**strategy: object) -> Scenario:
+    return Scenario(
+        model=measured.MODELS[0], batch={"micro_batch": 2},
+        cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": "deepspeed2", **strategy},
+    )
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"), [(None, "found no DeepSpeed"), ("0.16.9", "found DeepSpeed 0.16.9")]
+)
+def test_a_missing_or_another_deepspeed_is_refused_with_the_line_that_installs_it(
+    installed: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise deepspeed_engine.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(deepspeed_engine, "version", version)
+    with pytest.raises(BackendUnavailableError) as error:
+        deepspeed_engine.require(scenario())
+
+    assert told in str(error.value)
+    assert "pip install --no-build-isolation 'zsim[real,deepspeed]'" in str(error.value)
+
+
+def test_the_engines_config_says_what_the_scenario_says() -> None:
+    config = deepspeed_engine.config(scenario(reduce_bucket_size=77, overlap_comm=True))
+
+    assert config["zero_optimization"] == {
+        "stage": 2, "reduce_bucket_size": 77, "allgather_bucket_size": 500_000_000,
+        "allgather_partitions": True, "overlap_comm": True, "contiguous_gradients": True,
+        "round_robin_gradients": False, "reduce_scatter": True,
+    }
+    assert (config["gradient_clipping"], config["communication_data_type"]) == (0.0, "fp32")

@@ -1,0 +1,157 @@
+"""DeepSpeed's ZeRO-1 and ZeRO-2: closed forms of their bytes, the order of buckets, refusals."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.errors import ScenarioError
+from zsim.ir.ledger_replay import replay
+from zsim.ir.ops import Alloc
+from zsim.models.spec import Parameter
+from zsim.scenario.plan import plan, training
+from zsim.scenario.scenario import Scenario
+from zsim.strategies.deepspeed_engine.partition import FlatPartition, buckets
+from zsim.strategies.replicated.buckets import ready_order
+
+GPT = {"family": "gpt", "sizes": {"num_layers": 3, "hidden_size": 8, "num_heads": 2,
+                                  "vocabulary": 13}}
+
+
+def scenario(*, ranks: int = 2, accumulation: int = 1, **tables: Any) -> Scenario:
+    strategy = {"name": "deepspeed2", "reduce_bucket_size": 300} | tables.pop("strategy", {})
+    return Scenario(
+        model=tables.pop("model", GPT), strategy=strategy,
+        batch={"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
+        cluster={"preset": "cpu-gloo", "ranks": ranks}, **tables,
+    )
+
+
+def flat_of(case: Scenario) -> FlatPartition:
+    return FlatPartition.of(
+        training(case, device="cpu"), mesh=case.mesh, options=case.options
+    )
+
+
+@given(st.integers(1, 9), st.booleans())
+def test_parts_hold_each_element_once_and_padding_is_behind_all(ranks: int, deals: bool) -> None:
+    flat = flat_of(scenario(ranks=ranks, strategy={"round_robin_gradients": deals}))
+
+    assert sum(sum(share.pieces) for share in flat.shares) == flat.numel
+    assert all(sum(share.pieces) + share.padding == flat.part_numel for share in flat.shares)
+    assert flat.part_numel % 2 == 0
+    assert flat.padded_numel - flat.numel < 2 * ranks
+    assert {p.fqn for p in flat.laid_out} == {p.fqn for p in flat.parameters}
+
+
+def test_round_robin_deals_parameters_out_in_turn() -> None:
+    flat = flat_of(scenario(ranks=3, strategy={"round_robin_gradients": True}))
+    assert flat.laid_out[: len(flat.parameters[::3])] == flat.parameters[::3]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 60))
+def test_a_bucket_closes_before_the_gradient_that_would_overflow_it(
+    numels: list[int], limit: int
+) -> None:
+    flat = flat_of(scenario(strategy={"reduce_scatter": False, "reduce_bucket_size": limit}))
+    order = [Parameter(fqn=f"p{i}", shape=(n,)) for i, n in enumerate(numels)]
+    made = buckets(flat, order)
+
+    assert [p for bucket in made for p in bucket.parameters] == order
+    assert all(b.numel <= limit or len(b.parameters) == 1 for b in made)
+    assert all(
+        before.numel + after.parameters[0].numel > limit
+        for before, after in zip(made, made[1:], strict=False)
+    )
+    assert all(bucket.in_buffer == (bucket.numel <= limit) for bucket in made)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stage_1_reduces_once_in_the_order_of_the_model_and_stage_2_after_each_micro_batch(
+    stage: int, accumulation: int
+) -> None:
+    case = scenario(accumulation=accumulation, strategy={"name": f"deepspeed{stage}"})
+    flat = flat_of(case)
+    order = flat.parameters if stage == 1 else ready_order(flat.training)
+    once = [4 * sum(each) for bucket in buckets(flat, order) for each in bucket.reductions]
+    steady = plan(case, device="cpu").of_rank(0).steady
+
+    reduced = [op.nbytes for op in steady if op.kind == "all_reduce"]
+    assert reduced == [*once * (accumulation if stage == 2 else 1), 4]  # the norm is the last
+    assert [op.nbytes for op in steady if op.kind == "all_gather"] == [4 * flat.padded_numel]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bytes_from_step_to_step_follow_the_closed_form(ranks: int, dtype: str) -> None:
+    """Ψ of parameters, and 12 bytes an element of a rank's part: master copy and AdamW's states. A
+    step counter and the global norm are 4 bytes each."""
+    case = scenario(ranks=ranks, precision={"parameters": dtype, "reduce": dtype})
+    flat = flat_of(case)
+    program = plan(case, device="cpu")
+    for rank in range(ranks):
+        held = replay(program.of_rank(rank))["steady"]
+        expected = flat.padded_numel * flat.element + 12 * flat.part_numel + 4 + 4
+        assert (held.start_bytes, held.end_bytes) == (expected, expected)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_buffers_of_buckets_are_as_large_as_the_option_whatever_the_model(
+    overlap: bool
+) -> None:
+    case = scenario(strategy={"reduce_bucket_size": 500_000, "overlap_comm": overlap})
+    made = [
+        event.nbytes
+        for op in plan(case, device="cpu").of_rank(0).steady for event in op.memory
+        if isinstance(event, Alloc) and event.buffer.startswith("bucket:")
+    ]
+    assert made == [4 * 500_000] * (1 + overlap)
+
+
+def test_whole_gradients_are_kept_where_they_reach_into_the_part() -> None:
+    case = scenario(ranks=4)
+    flat, program = flat_of(case), plan(case, device="cpu")
+    for rank, share in enumerate(flat.shares):
+        kept = [
+            event.nbytes
+            for op in program.of_rank(rank).steady for event in op.memory
+            if isinstance(event, Alloc) and event.buffer == "part.gradients"
+        ]
+        assert kept == [4 * share.touched_numel]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"strategy": {"contiguous_gradients": False}},
+         "strategy.contiguous_gradients: expected true, found false"),
+        ({"strategy": {"gradient_clipping": 1.0}},
+         "strategy.gradient_clipping: this is optimizer.clip_norm"),
+        ({"strategy": {"communication_data_type": "fp32"}},
+         "strategy.communication_data_type: this is precision.reduce"),
+        ({"strategy": {"cpu_offload": True}},
+         "strategy.cpu_offload: expected a key of DeepSpeed 0.19, which refuses this one"),
+        ({"strategy": {"reduce_bucket_sise": 3}},
+         "strategy.reduce_bucket_sise: unknown key, did you mean reduce_bucket_size?"),
+        ({"strategy": {"sync": "last"}}, "strategy.sync: expected"),
+        ({"precision": {"parameters": "fp16"}}, "found fp16, whose loss scale is not modelled"),
+        ({"precision": {"parameters": "bf16", "master": False}}, "precision.master: expected true"),
+        ({"model": GPT | {"unused": ["blocks.1"]}}, "model.unused: expected none with DeepSpeed's"),
+    ],
+)
+def test_what_the_engine_or_its_model_has_not_is_refused_by_name(
+    changed: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ScenarioError) as error:
+        scenario(**changed)
+    assert told in str(error.value)
+
+
+def test_several_forwards_before_a_backward_are_refused() -> None:
+    with pytest.raises(ScenarioError, match="batch.forwards: expected 1 with deepspeed2"):
+        Scenario(
+            model=GPT, batch={"micro_batch": 2, "sequence_length": 4, "forwards": 2},
+            cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": "deepspeed2"},
+        )

@@ -1,0 +1,151 @@
+"""DeepSpeed's own engine at ZeRO stages 1 and 2, around an optimizer of torch.optim.
+
+It is imported when a rank first needs it, as it takes two seconds. Its loop differs from torch's:
+the engine runs backward, counts micro-batches, clips and clears gradients.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from zreal.meters.held_memory import state_tensors
+from zreal.modules.initial_values import Make, by_unit
+from zreal.modules.modules import Model
+from zreal.modules.optimizers import make_optimizer, trained
+from zreal.observer.subjects import Subject
+from zsim.errors import BackendUnavailableError
+from zsim.models.training_options import DTYPE_NAMES
+from zsim.scenario.scenario import Scenario
+from zsim.strategies.deepspeed_engine.options import VERSION
+
+STAGES = {"deepspeed1": 1, "deepspeed2": 2}
+"""The stage of each strategy."""
+COMPILED_ON_CPU = "deepspeed_shm_comm"
+"""Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
+"""
+
+
+def require(scenario: Scenario) -> None:
+    """BackendUnavailableError where a strategy of DeepSpeed's finds no DeepSpeed, or another."""
+    if scenario.strategy not in STAGES:
+        return
+    try:
+        installed = version("deepspeed")
+    except PackageNotFoundError:
+        installed = ""
+    if not installed.startswith(f"{VERSION}."):
+        raise BackendUnavailableError(
+            where=f"strategy {scenario.strategy}",
+            expected=f"DeepSpeed {VERSION}, whose engine is observed",
+            found=f"DeepSpeed {installed}" if installed else "no DeepSpeed",
+            remedy="DS_BUILD_OPS=0 pip install --no-build-isolation 'zsim[real,deepspeed]'",
+        )
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """The step of an engine, which clears gradients by itself."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__([torch.empty(0)], {})
+        self.engine = engine
+
+    def step(self, closure: Any = None) -> Any:
+        """Step at the end of accumulation."""
+        return self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing, as no gradient is left."""
+
+
+def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
+    """`model` under DeepSpeed's engine, over all ranks of the mesh."""
+    deepspeed = _deepspeed(mesh.device_type)
+    for fqns in by_unit(scenario.model).values():
+        make(fqns)
+    inner = make_optimizer(scenario.optimizer, trained(model))
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=model, optimizer=inner, config=config(scenario), dist_init_required=False
+    )
+
+    @contextmanager
+    def micro_batch(last: bool) -> Iterator[None]:
+        yield
+        if not last:
+            engine.step()  # counts the micro-batch
+
+    return Subject(
+        module=engine, optimizer=EngineOptimizer(engine), micro_batch=micro_batch,
+        # gradients are sums over micro-batches, as everywhere
+        backward=partial(engine.backward, scale_wrt_gas=False),
+        states=lambda: [*optimizer.single_partition_of_fp32_groups, *state_tensors(inner)],
+        dtype=scenario.precision.parameters, clip=lambda norm: None,
+        whole=lambda kind: _whole(kind, scenario, model, deepspeed.utils),
+    )
+
+
+def _deepspeed(device_type: str) -> Any:
+    """The module deepspeed, in the process group that this rank is in already."""
+    if dist.get_backend() == "fake":
+        raise BackendUnavailableError(
+            where="backend fake", expected="ranks of their own for DeepSpeed's engine",
+            found="a process for all of them", remedy="use the backend gloo, or nccl",
+        )
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    for name, value in (
+        ("DS_ACCELERATOR", device_type), ("RANK", rank), ("LOCAL_RANK", rank),
+        ("WORLD_SIZE", size), ("LOCAL_SIZE", size),
+    ):
+        os.environ.setdefault(name, value)
+    logging.disable(logging.WARNING)
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__[COMPILED_ON_CPU] = False
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    return deepspeed
+
+
+def config(scenario: Scenario) -> dict[str, Any]:
+    """The engine's config: the strategy's options, which have DeepSpeed's names, and what other
+    tables say."""
+    precision, options = scenario.precision, scenario.options
+    zero = {field.name: getattr(options, field.name) for field in fields(options)}
+    checks = zero.pop("check_grad_overflow")
+    return {
+        "train_micro_batch_size_per_gpu": scenario.batch.micro_batch,
+        "gradient_accumulation_steps": scenario.batch.accumulation,
+        "gradient_clipping": scenario.optimizer.clip_norm,
+        "communication_data_type": DTYPE_NAMES[precision.reduce],
+        "bf16": {"enabled": precision.parameters == "bfloat16", "check_grad_overflow": checks},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": STAGES[scenario.strategy], **zero},
+    }
+
+
+def _whole(kind: str, scenario: Scenario, model: Model, utils: Any) -> dict[str, torch.Tensor]:
+    """Whole float32 parameters, or gradients as the step will have clipped them; by all ranks."""
+    read = {
+        "parameters": utils.safe_get_full_fp32_param, "gradients": utils.safe_get_full_grad
+    }[kind]
+    named = {
+        name: parameter if not parameter.requires_grad else read(parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or kind == "parameters"
+    }
+    whole = {name: tensor.detach().clone() for name, tensor in named.items()}
+    clip_norm = scenario.optimizer.clip_norm
+    if kind == "gradients" and clip_norm:
+        norm = torch.stack([tensor.double().norm() for tensor in whole.values()]).norm()
+        scale = float(((norm + 1e-6) / clip_norm).clamp(min=1.0))
+        whole = {name: tensor / scale for name, tensor in whole.items()}
+    return whole

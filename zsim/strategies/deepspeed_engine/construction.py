@@ -1,0 +1,81 @@
+"""Construction at stages 1 and 2: rank 0's parameters for everyone, the flat buffer, the master
+copy of a rank's part."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc, Free, MemoryEvent
+from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building.kernels import MASTER_DTYPE
+from zsim.strategies.building.parameters import children_first
+from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.building.training import Training
+from zsim.strategies.deepspeed_engine.partition import AXIS, MASTER_NBYTES, FlatPartition
+
+FLAT, MASTER = Buffer.of("flat", "parameters"), Buffer.of("flat", "master")
+
+
+def construction(flat: FlatPartition) -> StepBuilder:
+    """Make the model, broadcast it, flatten what is trained, and copy this rank's part in float32.
+    """
+    step = StepBuilder()
+    make_and_broadcast(step, flat.training, num_ranks=flat.num_ranks)
+    step.issue("alloc", ROOT, stream="host", memory=_flattened(flat))
+    element = flat.element
+    part = flat.part_numel
+    cast = flat.dtype != MASTER_DTYPE
+    memory: list[MemoryEvent] = [Alloc("part", "temporaries", part * element)] if cast else []
+    memory.append(Alloc(MASTER, "optimizer_states", part * MASTER_NBYTES))
+    memory += [Free("part")] if cast else []
+    gradient = Alloc("master_gradient", "temporaries", part * MASTER_NBYTES)
+    memory += [gradient, Free(gradient.buffer)]
+    step.issue("alloc", ROOT, stream="host", memory=memory)
+    return step
+
+
+def _flattened(flat: FlatPartition) -> list[MemoryEvent]:
+    """The flat buffer takes the place of what it is made of. One parameter alone without padding is
+    its own."""
+    padding = (flat.padded_numel - flat.numel) * flat.element
+    if len(flat.parameters) + bool(padding) == 1:
+        return []
+    memory: list[MemoryEvent] = [Alloc("flat.padding", "temporaries", padding)] if padding else []
+    memory.append(Alloc(FLAT, "parameters", flat.padded_numel * flat.element))
+    memory += [Free("flat.padding")] if padding else []
+    return [*memory, *(Free(parameter.fqn) for parameter in flat.parameters)]
+
+
+def make_and_broadcast(step: StepBuilder, training: Training, *, num_ranks: int) -> None:
+    """Make the model in float32, cast it parameter by parameter where it computes in two bytes, and
+    broadcast each."""
+    dtype, units = training.precision.parameters, training.model.units
+    element, casts = DTYPE_NBYTES[dtype], dtype != MASTER_DTYPE
+    for unit in units:
+        step.issue(
+            "alloc", unit.fqn, stream="host",
+            memory=[
+                Alloc(
+                    Buffer.of(p.fqn, "made") if casts else p.fqn, "parameters",
+                    p.numel * MASTER_NBYTES,
+                )
+                for p in unit.parameters
+            ],
+        )
+    named = training.model.named_parameters
+    owner = {parameter.fqn: unit.fqn for unit in units for parameter in unit.parameters}
+    if casts:
+        for fqn, group in groupby(children_first(named), key=lambda p: owner[p.fqn]):
+            memory: list[MemoryEvent] = []
+            for p in group:
+                memory.append(Alloc(p.fqn, "parameters", p.numel * element))
+                memory.append(Free(Buffer.of(p.fqn, "made")))
+            step.issue("alloc", fqn, stream="host", memory=memory)
+    if num_ranks > 1:
+        for p in named:
+            step.issue(
+                "broadcast", p.fqn, stream="all_gather", group=AXIS, nbytes=p.numel * element,
+                dtype=dtype,
+            )

@@ -1,0 +1,198 @@
+"""The end of a step at stages 1 and 2. A rank takes the norm, clips, and steps its part in float32;
+then the flat buffer is all-gathered.
+
+The norm is taken in float64, gradient by gradient, and reduced even where nothing is clipped.
+Two-byte gradients may be searched for infinities before. Source:
+deepspeed/runtime/zero/stage_1_and_2.py (step, get_grad_norm_direct, has_overflow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building import optimizers
+from zsim.strategies.building.clipping import NORMS
+from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
+from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.deepspeed_engine.partition import AXIS, MASTER_NBYTES, FlatPartition, Share
+from zsim.strategies.deepspeed_engine.step import KEPT, PADDING
+
+OVERFLOW = "overflow"
+WIDE = "float64"
+NORM_NBYTES, WIDE_NBYTES = DTYPE_NBYTES[MASTER_DTYPE], DTYPE_NBYTES[WIDE]
+GRADIENT = "master_gradient"
+GLOBAL_NORM = "norm.global"
+"""The norm that the engine tells its user. It stays until the next step has its own."""
+
+
+def optimizer_step(
+    step: StepBuilder, flat: FlatPartition, share: Share, *, first: bool
+) -> None:
+    """Step the rank's part behind all of backward, and gather the flat buffer."""
+    step.begin("optimizer")
+    after = _search_infinities(step, flat, share) if flat.searches_infinities else []
+    normed = step.issue(
+        "optimizer", NORMS, waits=after, kernels=tuple(_norm_kernels(flat, share)),
+        memory=list(_norms(share)),
+    )
+    if flat.num_ranks > 1:
+        normed = step.issue(
+            "all_reduce", NORMS, stream="all_reduce", waits=(normed,), group=AXIS,
+            nbytes=NORM_NBYTES, dtype=MASTER_DTYPE,
+        )
+    stepped = _step(step, flat, share, after=normed, first=first)
+    if flat.num_ranks > 1:
+        step.issue(
+            "all_gather", ROOT, stream="all_gather", waits=(stepped,), group=AXIS,
+            nbytes=flat.padded_numel * flat.element, dtype=flat.dtype,
+        )
+    gone = [Free("norm.all")] if first else [Free("norm.all"), Free("norm.told")]
+    step.issue("free", ROOT, stream="host", memory=gone)
+    step.begin("zero_grad")
+
+
+def _search_infinities(
+    step: StepBuilder, flat: FlatPartition, share: Share
+) -> list[int]:
+    """Search each gradient, padding too, and tell all ranks; the host reads the answer."""
+    parts = [n for n in (*share.pieces, share.padding) if n]
+    memory: list[MemoryEvent] = [Alloc("infinities.count", "temporaries", NORM_NBYTES)]
+    for numel in parts:
+        memory += _searched(numel)
+    flag = Alloc("infinities.found", "temporaries", 1)
+    sent = Alloc("infinities.sent", "communication", 1)
+    memory += [flag, Free("infinities.count"), sent]
+    kernels = [
+        kernel for numel in parts for kernel in (
+            copy_kernel(numel, source=flat.dtype, target=MASTER_DTYPE),
+            Kernel("norm", 4 * numel, 4 * NORM_NBYTES * numel, MASTER_DTYPE),
+        )
+    ]
+    told = step.issue("optimizer", OVERFLOW, kernels=tuple(kernels), memory=memory)
+    if flat.num_ranks > 1:
+        told = step.issue(
+            "all_reduce", OVERFLOW, stream="all_reduce", waits=(told,), group=AXIS, nbytes=1,
+            dtype="uint8",
+        )
+    read = step.issue(
+        "host_wait", OVERFLOW, stream="host", waits=(told,),
+        memory=[Free(sent.buffer), Free(flag.buffer)],
+    )
+    return [read]
+
+
+def _searched(numel: int) -> list[MemoryEvent]:
+    """A float32 copy, three maps of flags, and the flags as numbers."""
+    made = [
+        Alloc("infinities.wide", "temporaries", NORM_NBYTES * numel),
+        *(Alloc(f"infinities.{flags}", "temporaries", numel) for flags in ("nan", "inf", "any")),
+    ]
+    flags = Alloc("infinities.flags", "temporaries", NORM_NBYTES * numel)
+    largest = Alloc("infinities.largest", "temporaries", NORM_NBYTES)
+    return [
+        *made, flags, largest, Free(flags.buffer),
+        *(Free(alloc.buffer) for alloc in (*made, largest)),
+    ]
+
+
+def _norm_kernels(flat: FlatPartition, share: Share) -> Iterator[Kernel]:
+    for numel in share.pieces:
+        yield copy_kernel(numel, source=flat.dtype, target=WIDE)
+        # memory bounds it: its rate in float64, which no device here has, would not show
+        yield Kernel("norm", 2 * numel, WIDE_NBYTES * numel, MASTER_DTYPE)
+
+
+def _norms(share: Share) -> Iterator[MemoryEvent]:
+    """The norm of each gradient of the part, then the sum of their squares in float32."""
+    for index, numel in enumerate(share.pieces):
+        wide = Alloc("norm.wide", "temporaries", WIDE_NBYTES * numel)
+        yield from (wide, Alloc(f"norm.{index}", "temporaries", WIDE_NBYTES), Free(wide.buffer))
+    if count := len(share.pieces):
+        yield Alloc("norm.stack", "temporaries", WIDE_NBYTES * count)
+        yield Alloc("norm.squares", "temporaries", WIDE_NBYTES * count)
+        yield Free("norm.stack")
+        yield Alloc("norm.sum", "temporaries", WIDE_NBYTES)
+        yield Free("norm.squares")
+    yield Alloc("norm.reduced", "communication", NORM_NBYTES)
+    if share.pieces:
+        yield Free("norm.sum")
+
+
+def _step(
+    step: StepBuilder, flat: FlatPartition, share: Share, *, after: int, first: bool
+) -> int:
+    """Flatten the gradients of the part in float32, clip them, and step."""
+    training = flat.training
+    settings = training.optimizer
+    memory: list[MemoryEvent] = [*_total(share), Alloc(
+        GLOBAL_NORM if first else "norm.told", "temporaries", NORM_NBYTES
+    )]
+    flattened, gradient = _flattened(flat, share)
+    memory += flattened
+    if settings.clip_norm:
+        memory += _clipped()
+    memory += optimizers.memory(
+        (flat.part_numel,), optimizer=settings, dtype=MASTER_DTYPE, device=training.device,
+        owner="optimizer", first=first,
+    )
+    memory += gradient
+    kernels = optimizers.kernels(
+        (flat.part_numel,), optimizer=settings, dtype=MASTER_DTYPE, of=flat.dtype,
+        device=training.device,
+    )
+    scaled = Kernel(
+        "scale", flat.part_numel, 2 * flat.part_numel * MASTER_NBYTES, MASTER_DTYPE
+    )
+    return step.issue(
+        "optimizer", ROOT, waits=(after,), kernels=(scaled, *kernels), memory=memory
+    )
+
+
+def _total(share: Share) -> Iterator[MemoryEvent]:
+    """The root of the sum over ranks; -1 in its place if it is no number; the norm of all groups.
+    """
+    yield Alloc("norm.root", "temporaries", NORM_NBYTES)
+    yield Free("norm.reduced")
+    flags = [Alloc(f"norm.{name}", "temporaries", 1) for name in ("inf", "nan", "any")]
+    error = Alloc("norm.error", "temporaries", NORM_NBYTES)
+    yield from (*flags, error)
+    yield from (Free(alloc.buffer) for alloc in (*flags, error))
+    yield from (Free(f"norm.{index}") for index in range(len(share.pieces)))
+    yield Alloc("norm.groups", "temporaries", NORM_NBYTES)
+    yield Alloc("norm.all", "temporaries", NORM_NBYTES)
+    yield Free("norm.groups")
+    yield Free("norm.root")
+
+
+def _flattened(
+    flat: FlatPartition, share: Share
+) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
+    """The gradient of the part, and what is freed after the step. One gradient alone in its own
+    dtype is no copy."""
+    parts = len(share.pieces) + bool(share.padding)
+    sources: list[MemoryEvent] = [
+        *([Free(PADDING)] if share.padding else []), *([Free(KEPT)] if share.touched else [])
+    ]
+    if parts == 1 and flat.dtype == MASTER_DTYPE:
+        return [], sources
+    memory: list[MemoryEvent] = []
+    if parts > 1 and flat.dtype != MASTER_DTYPE:
+        memory.append(Alloc("part.flat", "temporaries", flat.part_numel * flat.element))
+    memory.append(Alloc(GRADIENT, "temporaries", flat.part_numel * MASTER_NBYTES))
+    if parts > 1 and flat.dtype != MASTER_DTYPE:
+        memory.append(Free("part.flat"))
+    return [*memory, *sources], [Free(GRADIENT)]
+
+
+def _clipped() -> Iterator[MemoryEvent]:
+    """The coefficient by which the gradient is scaled in place."""
+    names = ("unscaled", "sum", "ratio", "clip", "scale", "reciprocal", "coefficient")
+    unscaled, total, ratio, clip, scale, reciprocal, coefficient = (
+        Alloc(f"norm.{name}", "temporaries", NORM_NBYTES) for name in names
+    )
+    yield from (unscaled, total, Free(unscaled.buffer), ratio, Free(total.buffer), clip)
+    yield from (Free(ratio.buffer), scale, reciprocal, coefficient)
+    yield from (Free(each.buffer) for each in (reciprocal, coefficient, scale, clip))

@@ -1,0 +1,329 @@
+"""PartitionedStep: forward, backward and reductions of a step at stages 1 and 2.
+
+The ops are those of every rank. Place holders in them stand for what a rank has for itself: whole
+gradients that reach into its part of the flat buffer. `of_rank` fills them. Source:
+deepspeed/runtime/zero/stage_1_and_2.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from zsim.autograd.lowering.lower_model import loss_buffers
+from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
+from zsim.models.spec import ROOT
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building.backward_events import (
+    accumulated_in_turn,
+    forward_memory,
+    until_loss_goes,
+    until_recomputed,
+)
+from zsim.strategies.building.kernels import copy_kernel, move_gradients
+from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.deepspeed_engine.partition import AXIS, Bucket, FlatPartition, Share, buckets
+from zsim.strategies.replicated.buckets import ready_order
+
+SCALED, SCALED_GRADIENT = "loss:scaled", "loss:scaled_gradient"
+"""The loss times its scale, which is 1 without fp16, and the gradient behind that product."""
+OWN = "own"
+"""Role of a place holder."""
+END = Buffer.of("backward", OWN)
+KEPT, LATER, PADDING = "part.gradients", "part.gradients.later", "part.padding"
+"""Whole gradients that reach into a rank's part, of the first micro-batch; those of a later one,
+until they are added; and zeros behind them."""
+
+
+@dataclass(slots=True)
+class PartitionedStep:
+    """One training step.
+
+    `in_hooks`: gradients are reduced as they come, else at the end of accumulation in the model's
+    order. `drops_others`: gradients of which a rank owns nothing go with their reduction.
+    """
+
+    flat: FlatPartition
+    in_hooks: bool
+    drops_others: bool
+    step: StepBuilder = field(default_factory=StepBuilder)
+    micro_batch: int = 0
+    buckets: tuple[Bucket, ...] = ()
+    _closes: dict[str, Bucket] = field(default_factory=dict)
+    """The bucket that is reduced before a gradient is copied into the next one, by parameter."""
+    _first_ready: str = ""
+    """The parameter whose gradient is ready first."""
+    _compute: int = -1
+    _reduced: list[int] = field(default_factory=list)
+    _made: dict[str, list[str]] = field(default_factory=dict)
+    _live: set[str] = field(default_factory=set)
+    """Gradients that wait for later micro-batches, or for the end."""
+    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
+    _has_buffers: bool = False
+    _full: list[Bucket] = field(default_factory=list)
+    """Buckets whose reduction is not issued yet."""
+    _loss: list[MemoryEvent] = field(default_factory=list)
+    _placed: list[int] = field(default_factory=list)
+    """Ops with place holders."""
+
+    def __post_init__(self) -> None:
+        ready = ready_order(self.flat.training)
+        self._first_ready = ready[0].fqn
+        self.buckets = buckets(self.flat, ready if self.in_hooks else self.flat.parameters)
+        self._closes = {
+            after.parameters[0].fqn: before
+            for before, after in zip(self.buckets, self.buckets[1:], strict=False)
+        }
+
+    @property
+    def is_last(self) -> bool:
+        """True where no micro-batch follows."""
+        return self.micro_batch == self.flat.training.batch.accumulation - 1
+
+    def forward(self, module: LoweredModule) -> None:
+        """Compute with whole parameters."""
+        self._compute = self.step.issue(
+            "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
+            memory=forward_memory(self.flat.training, module),
+        )
+
+    def backward(self, module: LoweredModule, *, reduces: bool) -> None:
+        """Compute. Each gradient goes into the bucket, which is averaged before it would overflow;
+        or it stays."""
+        gradients = self.flat.gradients
+        events = accumulated_in_turn(
+            self._tape(module), self._reduced_gradient if reduces else self._kept_gradient,
+            late=gradients.late, after_sums=gradients.after_sums,
+            held_by_caller=loss_buffers(self.flat.training.model), waiting=self._waiting,
+        )
+        recomputation, memory = until_recomputed(events)
+        if module.recompute or recomputation:
+            self.step.issue(
+                "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute,
+                memory=recomputation,
+            )
+        adds = self.micro_batch and not reduces
+        self._compute = self.step.issue(
+            "backward", module.unit, micro_batch=self.micro_batch,
+            kernels=gradients.adding_kernels[module.fqn] if adds else module.backward.kernels,
+            memory=memory,
+        )
+        if self._full:
+            self._placed.append(self._compute)
+        self._average_full()
+
+    def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
+        """The backward of `module`. In front of the first one's the loss is scaled; what goes after
+        the last one's waits for `end_backward`."""
+        tape: Sequence[TapeEvent] = module.backward.memory
+        if module is self.flat.training.last_of_backward:
+            tape, self._loss = until_loss_goes(self.flat.training, tape)
+        if module is not self.flat.training.modules[-1]:
+            yield from tape
+            return
+        seed, *rest = tape
+        assert isinstance(seed, Alloc)
+        yield Alloc(SCALED, "activations", seed.nbytes)
+        yield seed
+        yield Alloc(SCALED_GRADIENT, "temporaries", seed.nbytes)
+        over = next(index for index, event in enumerate(rest) if isinstance(event, Free))
+        yield from (*rest[:over], Free(SCALED_GRADIENT), *rest[over:])
+
+    def _born(
+        self, event: ParameterGradient, *, reduces: bool
+    ) -> tuple[list[Alloc], list[MemoryEvent]]:
+        """A gradient of a parameter; with its last one in this micro-batch, what its hook does."""
+        fqn, whole = event.fqn, f"{event.fqn}.gradient"
+        made, kept = self._made.setdefault(fqn, []), fqn in self._live
+        made.append(f"{whole}{len(made) + 1}")
+        births = [Alloc(made[-1], "temporaries", self.flat.gradients.nbytes_of[fqn])]
+        if kept and event.is_copy:
+            births = []
+        elif not kept and len(made) == 1:
+            made[-1] = whole
+            births = [Alloc(whole, "gradients", self.flat.gradients.nbytes_of[fqn])]
+        if len(made) < self.flat.gradients.uses[fqn]:
+            return births, []
+        del self._made[fqn]
+        self._live.add(fqn)
+        parts = [Free(name) for name in reversed(made) if births and name != whole]
+        buffers = self._make_buffers() if fqn == self._first_ready else []
+        hook = [*buffers, *(self._into_bucket(fqn) if reduces else ())]
+        return births, [*parts, *hook]
+
+    def _reduced_gradient(self, event: ParameterGradient) -> tuple[list[Alloc], list[MemoryEvent]]:
+        return self._born(event, reduces=True)
+
+    def _kept_gradient(self, event: ParameterGradient) -> tuple[list[Alloc], list[MemoryEvent]]:
+        return self._born(event, reduces=False)
+
+    @property
+    def _buffers(self) -> list[Alloc]:
+        """The buffers that buckets lie in, in turn: two with overlap."""
+        options = self.flat.options
+        nbytes = options.reduce_bucket_size * self.flat.element
+        return [
+            Alloc(Buffer.of("bucket", number), "communication", nbytes)
+            for number in range(1 + options.overlap_comm)
+        ]
+
+    def _make_buffers(self) -> list[Alloc]:
+        made = [] if self._has_buffers else self._buffers
+        self._has_buffers = True
+        return made
+
+    def _into_bucket(self, fqn: str) -> Iterator[MemoryEvent]:
+        """Average the bucket that would overflow, then copy a gradient into the next one. Such a
+        gradient is freed; one that is larger than a bucket stays where it is."""
+        if bucket := self._closes.get(fqn):
+            yield from self._averaging(bucket)
+        numel = self.flat.gradients.nbytes_of[fqn] // self.flat.element
+        if numel <= self.flat.options.reduce_bucket_size:
+            self._live.discard(fqn)
+            yield Free(f"{fqn}.gradient")
+
+    def _averaging(self, bucket: Bucket) -> Iterator[MemoryEvent]:
+        """Memory of a bucket's all-reduces: a flat copy of several slices, a cast to another dtype.
+        Then come the gradients that a rank keeps of it."""
+        self._full.append(bucket)
+        for number, slices in enumerate(bucket.reductions):
+            yield from self._copies(f"{bucket.name}.{number}", slices)
+        yield Alloc(Buffer.of(bucket.name, OWN), "gradients", 0)
+        if not bucket.in_buffer:
+            (parameter,) = bucket.parameters
+            if self.drops_others:
+                self._live.discard(parameter.fqn)
+                yield Free(f"{parameter.fqn}.gradient")
+            else:
+                yield Alloc(Buffer.of(parameter.fqn, OWN), "gradients", 0)
+
+    def _copies(self, name: str, slices: tuple[int, ...]) -> Iterator[MemoryEvent]:
+        flat, numel = self.flat, sum(slices)
+        sizes = {
+            "flat": numel * flat.element if len(slices) > 1 else 0,
+            "cast": numel * DTYPE_NBYTES[flat.reduced_in] if flat.casts else 0,
+        }
+        made = [
+            Alloc(Buffer.of(name, role), "communication", nbytes)
+            for role, nbytes in sizes.items() if nbytes
+        ]
+        yield from made
+        yield from (Free(alloc.buffer) for alloc in reversed(made))
+
+    def _average_full(self) -> None:
+        """Issue what is full, in the order of accumulation; gradients may be born in another."""
+        full, self._full = self._full, []
+        for bucket in sorted(full, key=lambda each: each.number):
+            self._average(bucket)
+
+    def _average(self, bucket: Bucket) -> None:
+        """Copy gradients into the bucket's buffer, divide and average them; each rank copies its
+        own slices back, an equal part on average.
+
+        With overlap the reduction has a stream of its own, and compute waits for the one before.
+        """
+        flat, dtype = self.flat, self.flat.reduced_in
+        kernels = [Kernel("divide", bucket.numel, 2 * bucket.numel * flat.element, flat.dtype)]
+        if bucket.in_buffer:
+            kernels.insert(
+                0, move_gradients(
+                    bucket.numel, source=flat.dtype, target=flat.dtype, reduced_in=dtype
+                )
+            )
+        if flat.casts or any(len(slices) > 1 for slices in bucket.reductions):
+            kernels.append(copy_kernel(bucket.numel, source=flat.dtype, target=dtype))
+        ready = self.step.issue(
+            "copy", bucket.name, waits=(self._compute, *self._reduced[-1:]),
+            micro_batch=self.micro_batch, kernels=tuple(kernels),
+        )
+        for slices in bucket.reductions if flat.num_ranks > 1 else ():
+            ready = self.step.issue(
+                "all_reduce", bucket.name, stream="all_reduce", waits=(ready,), group=AXIS,
+                nbytes=sum(slices) * DTYPE_NBYTES[dtype], dtype=dtype, micro_batch=self.micro_batch,
+            )
+        own = copy_kernel(bucket.numel // flat.num_ranks, source=dtype, target=flat.dtype)
+        done = self.step.issue(
+            "copy", bucket.name, waits=(ready,), micro_batch=self.micro_batch, kernels=(own, own),
+            stream="all_reduce" if flat.options.overlap_comm else "compute",
+        )
+        self._reduced.append(done)
+
+    def end_backward(self, *, reduces: bool) -> None:
+        """Backward returns; what is left is averaged, everything where no hook has reduced. Then
+        gradients, buffers and the loss go."""
+        seed, *loss = self._loss
+        self.step.issue(
+            "free", ROOT, stream="host", micro_batch=self.micro_batch, memory=[seed]
+        )
+        memory: list[MemoryEvent] = []
+        if reduces:
+            if not self.in_hooks:
+                memory += [e for p in self.flat.parameters for e in self._into_bucket(p.fqn)]
+            memory += self._averaging(self.buckets[-1])
+            memory.append(Alloc(END, "gradients", 0))
+            memory += [Free(alloc.buffer) for alloc in self._buffers]
+            self._has_buffers = False
+            self._live.clear()
+            self._average_full()
+        overlaps = reduces and self.flat.options.overlap_comm
+        self._placed.append(
+            self.step.issue(
+                "free", ROOT, stream="host", waits=self._reduced[-1:] if overlaps else (),
+                micro_batch=self.micro_batch, memory=[*memory, Free(SCALED), *loss],
+            )
+        )
+
+    def _first(self, share: Share) -> str:
+        """The first bucket of which a rank keeps anything, "" for none."""
+        touched = {parameter.fqn for parameter in share.touched}
+        return next(
+            (b.name for b in self.buckets if any(p.fqn in touched for p in b.parameters)), ""
+        )
+
+    def kind_of(self, share: Share) -> tuple[object, ...]:
+        """All that the ops of a rank depend on."""
+        large = [b.parameters[0] for b in self.buckets if not b.in_buffer]
+        return (
+            self._first(share), share.touched_numel, share.pieces, share.padding,
+            tuple(parameter.fqn for parameter in large if parameter in share.touched),
+        )
+
+    def of_rank(self, share: Share) -> list[Op]:
+        """The ops of a rank with this share."""
+        touched, first = {parameter.fqn for parameter in share.touched}, self._first(share)
+        ops = list(self.step.ops)
+        for index in self._placed:
+            op = ops[index]
+            memory = [
+                filled
+                for event in op.memory
+                for filled in self._filled(event, op.micro_batch, share, touched, first)
+            ]
+            ops[index] = replace(op, memory=tuple(memory))
+        return ops
+
+    def _filled(
+        self, event: MemoryEvent, micro_batch: int, share: Share, touched: set[str], first: str
+    ) -> Iterator[MemoryEvent]:
+        """An event of a rank, or what is in place of a place holder."""
+        buffer = Buffer(event.buffer)
+        later = self.drops_others and micro_batch > 0
+        if buffer.role != OWN:
+            yield event
+        elif buffer == END:
+            if micro_batch == self.flat.training.batch.accumulation - 1 and share.padding:
+                yield Alloc(PADDING, "gradients", share.padding * self.flat.element)
+            if later and touched:
+                yield Free(LATER)
+            if not self.drops_others:
+                yield from (
+                    Free(f"{bucket.parameters[0].fqn}.gradient") for bucket in self.buckets
+                    if not bucket.in_buffer and bucket.parameters[0].fqn not in touched
+                )
+        elif buffer.owner == first:
+            nbytes = share.touched_numel * self.flat.element
+            yield Alloc(LATER if later else KEPT, "gradients", nbytes)
+        elif buffer.owner in touched:
+            yield Free(f"{buffer.owner}.gradient")
