@@ -126,11 +126,12 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     except ZsimError:  # what a GPU without figures holds besides torch is not known
         return None
     return DeviceMemory(
-        verdict=verdict.verdict, needed_bytes=verdict.needed.nbytes,
+        verdict=verdict.on_device, needed_bytes=verdict.needed.nbytes,
         low_bytes=verdict.needed.low, high_bytes=verdict.needed.high,
         capacity_bytes=verdict.capacity.nbytes,
         releases_per_step=verdict.releases_per_step,
         released_ns=released_ns(case, verdict),
+        host=verdict.host,
     )
 
 

@@ -173,7 +173,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("    stepped = step.optimizer(first=first)\n",
          "    stepped = step.optimizer(first=True)\n"),
         ("    step.zero_grad()\n\n\n" "def num_groups", "\n\n" "def num_groups"),
-        ("                    if group.trained:\n", "                    if True:\n"),
+        ("for group in [group for group in ready[module.fqn] if group.trained]:",
+         "for group in ready[module.fqn]:"),
     ),
     *_of(
         ZERO3, "flat buffers",
@@ -196,7 +197,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         FLAT_STEP, "flat buffers",
         ("            waits=(\n" "                *(self._gathered[fqn] for fqn in reads),\n",
          "            waits=(\n"),
-        ("                    waits=self._compute[-1:],\n", "                    waits=(),\n"),
+        ("waits=self._compute[-1:])\n", "waits=())\n"),
         ('            self._free(group, "unsharded")\n', "            pass\n"),
         ("            del self._gathered[group.fqn]\n", ""),
         ("        ready = self._compute[-1]\n", "        ready = self._compute[0]\n"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -51,6 +51,11 @@ class Plain:
 
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         return {rank: {"link": Fraction(1)} for rank in ranks} if self.one_link else {}
+
+    def host_usage(
+        self, kernels: tuple[Kernel, ...], rank: int, *, in_step: bool
+    ) -> Mapping[Hashable, Fraction]:
+        return {}
 
     def issue_ns(self, op: Op) -> int:
         return self.late.get(op.index, self.issue)

@@ -18,8 +18,9 @@ from zsim.cli.main import main
 from zsim.scenario import scenario as scenario_module
 
 TABLES = (
-    "model, batch, cluster, strategy, precision, optimizer, activation_checkpointing, wrapping, "
-    "execution, faults, allocator, frozen, steps, seed, expect, lint, description"
+    "model, batch, cluster, strategy, precision, optimizer, offload, "
+    "activation_checkpointing, wrapping, execution, faults, allocator, frozen, steps, seed, "
+    "expect, lint, description"
 )
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 PARTS = "where, expected, found, remedy"
@@ -63,8 +64,9 @@ MEMBERS = {
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
     "Scenario": "batch checkpointing cluster description executed executed_on execution "
                 "expandable_segments expect faults files fingerprint folder gradient_dtype "
-                "lint_ignore mesh model name optimizer options precision seed steps strategy sync "
-                "tables to_dict to_json to_toml with_ with_parts work world_size wrapping",
+                "lint_ignore mesh model name offload optimizer options precision seed steps "
+                "strategy sync tables to_dict to_json to_toml with_ with_parts work "
+                "world_size wrapping",
     "Plan": "alike front options recommended refused request scenario space to_dict to_json",
     "Sweep": "axes best front rows to_csv to_dict to_jsonl to_pandas write",
 }

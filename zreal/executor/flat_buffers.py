@@ -29,7 +29,8 @@ class FlatBuffers:
 
     def full(self, unit: str) -> Tensor:
         """The whole padded parameters of `unit`; without memory while they are resharded."""
-        return self.live.get(Buffer.of(unit, "unsharded"), self.live[Buffer.of(unit, "parameters")])
+        unsharded = Buffer.of(unit, "unsharded")
+        return self.live[unsharded if unsharded in self.live else Buffer.of(unit, "parameters")]
 
     def shard(self, unit: str) -> Tensor:
         """This rank's parameters of `unit`: a buffer of their own, or a slice of the whole."""
@@ -72,8 +73,9 @@ class FlatBuffers:
         one unit at a time."""
         for unit, shard in shards.items():
             group = self.groups[unit]
-            full = shard.new_empty(group.layout.padded_numel)
-            torch_private.all_gather(full, shard, group=self.process_group)
+            full = self.full(unit).new_empty(group.layout.padded_numel, dtype=shard.dtype)
+            own = shard.to(full.device)  # from the host, where it is offloaded
+            torch_private.all_gather(full, own, group=self.process_group)
             views = self.views(group, full)
             for parameter, (_, view) in zip(group.group.parameters, views, strict=True):
                 yield parameter.fqn, view

@@ -6,9 +6,9 @@ reads from the Program when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from zreal import torch_private
 from zreal.executor.communication_stream import CollectiveQueue, DeviceStreams, OpStreams
 from zreal.executor.flat_buffers import FlatBuffers, release
+from zreal.executor.host_shards import HostShards
 from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
 from zreal.modules import emulation
@@ -26,9 +27,10 @@ from zreal.modules.clipping import Clipping
 from zreal.modules.initial_values import DTYPES, Make, made
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
+from zsim.ir.host_ledger import OFFLOADED
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import ModelSpec, Module
-from zsim.models.training_options import Dtype, Optimizer, Precision
+from zsim.models.training_options import Dtype, Offload, Optimizer, Precision
 from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
@@ -49,6 +51,8 @@ class FlatSettings(Protocol):
     def precision(self) -> Precision: ...
     @property
     def optimizer(self) -> Optimizer: ...
+    @property
+    def offload(self) -> Offload: ...
     @property
     def gradient_dtype(self) -> Dtype: ...
 
@@ -73,6 +77,8 @@ class FlatRank:
     """True where whole gradients live until the optimizer has stepped, as in ZeRO-1."""
     buffers: FlatBuffers = field(init=False)
     optimizer: RankOptimizer = field(init=False)
+    host: HostShards | None = field(init=False)
+    """Shards in host memory, where any are offloaded."""
     _main: dict[Tensor, Tensor] = field(default_factory=dict)
     """Views of the kept gradients of another dtype than their parameters, by parameter."""
     _clipping: Clipping = field(default_factory=Clipping)
@@ -88,7 +94,14 @@ class FlatRank:
         )
         by_unit = {group.fqn: group for group in groups}
         self.buffers = FlatBuffers(by_unit, self.model, self.process_group)
-        self.optimizer = RankOptimizer(self.scenario.optimizer)
+        offload, settings = self.scenario.offload, self.scenario.optimizer
+        if offload.adam == "deepspeed":  # in one pass, as torch's fused
+            settings = replace(settings, implementation="fused")
+        self.optimizer = RankOptimizer(settings)
+        self.host = HostShards(
+            offload, self.scenario.precision.parameters, self.optimizer, self.uncounted,
+            pins=torch.device(self.device).type == "cuda",
+        ) if offload.optimizer else None
         self.device_streams = DeviceStreams(torch.get_device_module(self.device))
 
     @property
@@ -134,9 +147,12 @@ class FlatRank:
                 parameter.register_post_accumulate_grad_hook(self._add_to_main)
         kept = "unsharded" if Buffer.of(unit, "unsharded") in made else "parameters"
         buffers.live[Buffer.of(unit, kept)] = flat
-        if kept == "unsharded":
+        if Buffer.of(unit, "parameters") in made and kept == "unsharded":
             buffers.live[Buffer.of(unit, "parameters")] = buffers.own_slice(unit, flat).clone()
-        if group.trained:
+        if self.host is not None:
+            own = buffers.own_slice(unit, exact), buffers.own_slice(unit, flat)
+            self.host.construct(op, *own)
+        elif group.trained:
             self.optimizer.stepped[unit] = buffers.shard(unit)
         if Buffer.of(unit, "master") in made:
             master = buffers.own_slice(unit, exact).clone()
@@ -194,10 +210,9 @@ class FlatRank:
         has_output = Buffer.of(op.unit, "reduce_output") in live
         match op.kind:
             case "all_gather":
-                full = self.buffers.full(op.unit)
-                full.untyped_storage().resize_(full.numel() * full.element_size())
-                shard = self.buffers.shard(op.unit)
-                self._issue(op, torch_private.all_gather, full, shard)
+                self._gather(op)
+            case "copy" if self.host is not None and _crosses(op):
+                self._cross(op, self.host)
             case "copy" if op.stream != "compute" and has_output:
                 self._keep_output(op)
             case "copy" if op.stream != "compute":
@@ -216,12 +231,41 @@ class FlatRank:
                 self._reduce_scatter(op)
             case "free":
                 self._free(op)
+            case "optimizer" if self.host is not None:
+                self.host.step(op.unit)
             case "optimizer":
                 self._step()
             case _:
                 raise ProgramError(
                     where=f"op {op.index}", expected="an op of zero1, zero2 or zero3", found=op.kind
                 )
+
+    def _gather(self, op: Op) -> None:
+        """All-gather a shard, which goes where it was brought from the host for this."""
+        full = self.buffers.full(op.unit)
+        full.untyped_storage().resize_(full.numel() * full.element_size())
+        onloaded = self.buffers.live.pop(Buffer.of(op.unit, "onloaded"), None)
+        shard = self.buffers.shard(op.unit) if onloaded is None else onloaded
+        self._issue(op, torch_private.all_gather, full, shard)
+        if onloaded is not None:
+            self.streams.free(onloaded, op.stream)
+
+    def _cross(self, op: Op, host: HostShards) -> None:
+        """Copy a gradient to the host and free it, or a shard to the device.
+
+        For an all-gather the shard has a buffer of its own; else it goes back into the parameters.
+        """
+        unit, live = op.unit, self.buffers.live
+        if op.kernels[-1].operator.startswith("to_host"):
+            host.take_gradient(unit, self.buffers.gradient(unit))
+            if Free(Buffer.of(unit, "gradient_shard")) in op.memory:
+                self.streams.free(live.pop(Buffer.of(unit, "gradient_shard")), op.stream)
+            return
+        source, onloaded = host.parameters(unit), Buffer.of(unit, "onloaded")
+        if onloaded in _allocated(op):
+            live[onloaded] = torch.empty_like(source, device=self.device)
+        target = live[onloaded] if onloaded in live else self.buffers.shard(unit)
+        target.copy_(source, non_blocking=host.pins)
 
     def _issue(self, op: Op, collective: Callable[..., object], *tensors: Tensor) -> None:
         """Carry out a collective of `tensors`."""
@@ -232,9 +276,22 @@ class FlatRank:
 
     def _clip(self, op: Op) -> None:
         """One of the three ops of clipping: norms of the shards, their all-reduce, the scaling."""
-        gradients = [*map(self.buffers.gradient, self.optimizer.stepped)]
+        gradients = [*self._own_gradients().values()]
+        if self.host is not None:
+            with self.uncounted():
+                self._clip_in_place(op, gradients)
+        else:
+            self._clip_in_place(op, gradients)
+
+    def _own_gradients(self) -> Mapping[str, Tensor]:
+        """This rank's gradients where they are stepped, by unit."""
+        if self.host is not None:
+            return self.host.gradients()
+        return {unit: self.buffers.gradient(unit) for unit in self.optimizer.stepped}
+
+    def _clip_in_place(self, op: Op, gradients: Sequence[Tensor]) -> None:
         if op.kind == "all_reduce":
-            self._clipping.reduce(self.process_group)
+            self._clipping.reduce(self.process_group, device=self.device)
         elif op.unit == clipping.NORMS:
             self._clipping = Clipping()
             self._clipping.measure(gradients, sharded=self.process_group.size() > 1)
@@ -348,25 +405,27 @@ class FlatRank:
     def _step(self) -> None:
         """Step this rank's shards; stepped master copies are cast into the parameters."""
         units = self.optimizer.stepped
-        gradients = {unit: self.buffers.gradient(unit) for unit in units}
+        gradients = self._own_gradients()
         self.optimizer.step(gradients, {unit: self.buffers.shard(unit) for unit in units})
 
     def expected_step(self) -> dict[str, Tensor]:
         """The shards after the next step, as a new optimizer makes them from the same state."""
-        gradients = {unit: self.buffers.gradient(unit) for unit in self.optimizer.stepped}
-        return self.optimizer.expected_step(gradients)
+        return self.optimizer.expected_step(self._own_gradients())
 
     def held(self) -> Mapping[str, int]:
-        """Bytes of this rank's parameters, gradients and optimizer states.
+        """Bytes of this rank's parameters, gradients and optimizer states, and of host memory where
+        some are offloaded.
 
         Whole gradients count in ZeRO-1, and where nothing is sharded.
         """
         whole = self.keeps_whole_gradients or self.process_group.size() == 1
-        return held_bytes(
+        held = held_bytes(
             parameters=self._with_role("parameters"),
             gradients=self._with_role(*(["gradients"] if whole else []), "gradient_shard"),
-            states=[*self._with_role("master"), *self.optimizer.states()], device=self.device,
+            states=[] if self.host else [*self._with_role("master"), *self.optimizer.states()],
+            device=self.device,
         )
+        return held if self.host is None else {**held, OFFLOADED: self.host.nbytes()}
 
     def _with_role(self, *roles: str) -> list[Tensor]:
         named = self.buffers.live.items()
@@ -385,16 +444,21 @@ class FlatRank:
         """Parameters as `parameters` has them, views of one unit at a time."""
         shards = self.optimizer.stepped if stepped is None else stepped
         units = self.buffers.groups
+        rest = self.buffers.shard if self.host is None else self.host.parameters
         return self.buffers.gathered(
-            {unit: shards[unit] if unit in shards else self.buffers.shard(unit) for unit in units}
+            {unit: shards[unit] if unit in shards else rest(unit) for unit in units}
         )
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient whole, all-gathered before the optimizer's step; for parity."""
-        units = self.optimizer.stepped
-        gathered = self.buffers.gathered({unit: self.buffers.gradient(unit) for unit in units})
+        gathered = self.buffers.gathered(self._own_gradients())
         return {fqn: view.clone() for fqn, view in gathered}
 
 
 def _allocated(op: Op) -> set[str]:
     return {event.buffer for event in op.memory if isinstance(event, Alloc)}
+
+
+def _crosses(op: Op) -> bool:
+    """True for a copy between device and host."""
+    return any(kernel.location == "link" for kernel in op.kernels)

@@ -23,8 +23,8 @@ from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
 from zsim.ir.ops import Op, OpKind
 from zsim.ir.program import PhaseName, RankProgram, StepPart
-from zsim.models.spec import ROOT
 from zsim.scenario.scenario import Scenario
+from zsim.strategies.building import clipping
 
 ExecutedRank = FlatRank | ReplicatedRank
 REDUCING: tuple[OpKind, ...] = ("copy", "all_reduce", "reduce_scatter", "free")
@@ -77,11 +77,15 @@ class ProgramTrainer:
     held: Mapping[str, int] = field(default_factory=dict)
     """Bytes that the rank held by kind after the optimizer's last step."""
     _parity: ParityStep | None = None
+    _expected: Mapping[str, Tensor] = field(default_factory=dict)
+    """The result of the step that is under way, as a new optimizer makes it, for parity."""
     _reads_losses: bool = True
     """True where the host waits for each micro-batch's loss."""
     _ops: tuple[Op, ...] = ()
     _cursor: int = 0
     """Index in `_ops` of the op that is carried out."""
+    _begins: frozenset[int] = frozenset()
+    """Indices at which parts of the step begin, where they are announced."""
     _losses: list[float] = field(default_factory=list)
     _pass: MicroBatchPass = field(default_factory=MicroBatchPass)
 
@@ -124,7 +128,7 @@ class ProgramTrainer:
     ) -> float:
         """Carry out `ops` and announce `parts`, which start at their keys. Returns the mean loss.
         """
-        self._ops, self._cursor, self._losses = ops, 0, []
+        self._ops, self._cursor, self._losses, self._begins = ops, 0, [], frozenset(parts or ())
         while True:
             part = (parts or {}).get(self._cursor)
             if part is not None:
@@ -147,17 +151,20 @@ class ProgramTrainer:
         if op.kind == "recompute":  # torch does when backward needs a tensor that was not kept
             self.rank.streams.wait(op)
             return
-        if op.kind != "optimizer" or op.unit != ROOT:  # clipping's ops have other units
+        if not _steps(op):
             self.rank.perform(op)
             return
         parity = self._parity
-        if parity is None:
-            self.rank.perform(op)
-        else:
+        if parity is not None and not self._expected:
             self.rank.streams.wait(op)
-            parity.gradients, expected = self.rank.gradients(), self.rank.expected_step()
-            self.rank.perform(op)
-            parity.difference = largest_difference(self.rank.optimizer.copies(), expected)
+            parity.gradients, self._expected = self.rank.gradients(), self.rank.expected_step()
+        self.rank.perform(op)
+        if any(map(_steps, self._ops[op.index + 1 :])):  # offloaded, group by group
+            return
+        if parity is not None:
+            copies = self.rank.optimizer.copies()
+            parity.difference = largest_difference(copies, self._expected)
+            self._expected = {}
         self.held = self.rank.held()
 
     def _forward(self, op: Op, batches: list[batching.MicroBatch]) -> None:
@@ -212,6 +219,8 @@ class ProgramTrainer:
         """Carry out the ops that follow at once and reduce the last gradients."""
         following = self._cursor + 1
         while following < len(self._ops) and self._ops[following].kind in REDUCING:
+            if following in self._begins:  # what the next forward needs is copied first
+                return
             self._perform(self._ops[following])
             self._cursor, following = following, following + 1
 
@@ -248,3 +257,8 @@ class ProgramTrainer:
             raise ProgramError(
                 where=f"op {op.index}: {op.kind}", expected=f"unit {unit}", found=op.unit
             )
+
+
+def _steps(op: Op) -> bool:
+    """True for a step of the optimizer, and not for the clipping before it."""
+    return op.kind == "optimizer" and op.unit not in (clipping.NORMS, clipping.CLIP)

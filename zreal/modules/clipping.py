@@ -34,11 +34,12 @@ class Clipping:
         else:
             self._sum(self.stack)
 
-    def reduce(self, group: dist.ProcessGroup) -> None:
-        """Sum the squares over `group`, out of place."""
+    def reduce(self, group: dist.ProcessGroup, *, device: str | torch.device) -> None:
+        """Sum the squares over `group` on `device`, out of place."""
         assert self.squares is not None
-        self.reduced = self.squares.clone()
-        dist.all_reduce(self.reduced, group=group)
+        reduced = self.squares.to(device, copy=True)
+        dist.all_reduce(reduced, group=group)
+        self.reduced = reduced.to(self.squares.device)
 
     def clip(self, gradients: Sequence[Tensor], *, max_norm: float) -> None:
         """Scale `gradients` in place so that their joint norm is at most `max_norm`."""

@@ -16,7 +16,14 @@ from zreal.tracing.units.param_groups import UnitChoice
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
-from zsim.models.training_options import Device, Dtype, Optimizer, Precision
+from zsim.models.training_options import (
+    ON_DEVICE,
+    Device,
+    Dtype,
+    Offload,
+    Optimizer,
+    Precision,
+)
 from zsim.strategies.building.training import Training
 from zsim.strategies.strategy import Strategy
 
@@ -29,6 +36,7 @@ class Settings:
     options: Any
     precision: Precision
     optimizer: Optimizer
+    offload: Offload = ON_DEVICE
 
     @property
     def gradient_dtype(self) -> Dtype:

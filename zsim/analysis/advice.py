@@ -111,6 +111,7 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
         if effect.needed_bytes < least:
             least, peak_at, change = effect.needed_bytes, effect.peak_at, effect.change
     needed = f"{format_bytes(least)} of {format_bytes(before.capacity.nbytes)} (peak in {peak_at})"
+    needed += f"; {before.host}" if before.host_is_short else ""
     joined = (
         f", and of several together, up to {MOST_TOGETHER}, none that was tried FITS"
         if len(effects) > 1
@@ -238,5 +239,5 @@ def _key(scenario: Scenario) -> tuple[object, ...]:
     mine = scenario
     return (
         mine.strategy, mine.options, mine.mesh, mine.checkpointing, mine.batch, mine.wrapping,
-        mine.optimizer, mine.expandable_segments,
+        mine.optimizer, mine.expandable_segments, mine.offload,
     )

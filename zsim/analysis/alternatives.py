@@ -14,7 +14,7 @@ from typing import Any
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
-from zsim.models.training_options import Optimizer
+from zsim.models.training_options import ON_DEVICE, Offload, Optimizer
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, problems, wrapped
 from zsim.strategies.strategy import OptionValue
@@ -116,7 +116,19 @@ def moved(
         else scenario.model
     )
     return scenario.with_parts(
-        strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model
+        strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model,
+        offload=_offload_under(strategy, scenario.offload),
+    )
+
+
+def _offload_under(strategy: str, offload: Offload) -> Offload:
+    """The part of `offload` that the strategy can do; the rest stays on the device."""
+    able = STRATEGIES[strategy].offloadable
+    if not able:
+        return ON_DEVICE
+    return replace(
+        offload, optimizer=offload.optimizer if "optimizer" in able else None,
+        parameters=offload.parameters if "parameters" in able else None,
     )
 
 
@@ -130,7 +142,11 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
     defaults = {field.name: field.default for field in fields(before.options)}
     there = {field.name: field.default for field in fields(after.options)}
     left = _options(after)
-    return tuple(
+    on_device = [
+        f'offload.{state} = "{getattr(before.offload, state)}"'
+        for state in before.offload.states if not getattr(after.offload, state)
+    ]
+    return (*on_device, *(
         f"{name} = {_toml(value)}"
         for name, value in _options(before).items()
         if value != defaults[name]
@@ -142,7 +158,7 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
                 and not _could_keep(before, after, name, value)
             )
         )
-    )
+    ))
 
 
 def _could_keep(before: Scenario, after: Scenario, name: str, value: object) -> bool:

@@ -204,6 +204,7 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         f"even {smallest.name} needs {format_bytes(needed)} of {format_bytes(there)} (peak in "
         f"{smallest.memory.peak_at})"
     )
+    short += f"; {smallest.memory.host}" if smallest.memory.host_is_short else ""
     return None, f"nothing fits: {short}; {REMEDY}"
 
 

@@ -113,7 +113,9 @@ def lines(fit: Fit) -> Iterator[str]:
             f"{mark} {candidate.name:{width}} {answer.verdict:5} {needed:>10} {step:>10} "
             f"{f'{low:.0f}/{high:+.0f} %':>9} {tokens:>7,.0f}"
         )
-        if notes := "; ".join(filter(None, (answer.running, without(candidate.dropped)[2:]))):
+        host = str(answer.host) if answer.host_is_short else ""
+        told = (host, answer.running, without(candidate.dropped)[2:])
+        if notes := "; ".join(filter(None, told)):
             yield f"      {notes}"
     if fit.candidates:
         yield f"   token/s are of one rank; {SURER}"

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, PresetFigure, Provenance, figures_of, load_device, values
+from zsim.cluster.host import Drives, Host
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
 from zsim.io.units import parse_power
@@ -153,6 +154,9 @@ class ClusterSpec:
     """Bytes/s that a node's processors reach to their memory, together."""
     overheads: Overheads
     figures: tuple[PresetFigure, ...] = field(repr=False)
+    host: Host = field(default_factory=Host)
+    drives: Drives | None = None
+    """The drives of a node; None where its file names none."""
     nccl: Nccl | None = None
     curves: tuple[MeasuredCurve, ...] = ()
     """Collectives that were measured here; none in a preset."""
@@ -385,6 +389,7 @@ def cluster_of(
     figures = figures_of(
         "", {key: entry for key, entry in table.items() if key not in ("device", "curves")}
     )
+    host = values(table["host"])
     if "power" in table:
         device = replace(device, power=parse_power(table["power"]["value"]))
     return ClusterSpec(
@@ -398,7 +403,9 @@ def cluster_of(
         num_ranks=num_ranks,
         device=device,
         links=Links(**{kind: Link(**values(link)) for kind, link in table["links"].items()}),
-        host_memory_bandwidth=values(table["host"])["memory_bandwidth"],
+        host_memory_bandwidth=host.pop("memory_bandwidth"),
+        host=Host(**host),
+        drives=Drives(**values(table["drives"])) if "drives" in table else None,
         overheads=Overheads(**values(table["overheads"])),
         figures=(*device.figures, *figures),
         nccl=Nccl(**table["nccl"]) if "nccl" in table else None,

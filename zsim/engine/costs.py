@@ -8,6 +8,7 @@ provenance.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, log2
@@ -16,7 +17,7 @@ from zsim.cluster.cluster import ClusterSpec, Layout, Path
 from zsim.cluster.collectives import LIBRARIES, communicator
 from zsim.cluster.collectives.nccl import estimate, measured_curves
 from zsim.cluster.devices import Device
-from zsim.engine import kernel_time
+from zsim.engine import host_work, kernel_time
 from zsim.engine.contention.interference import (
     DeviceShare,
     KernelLoss,
@@ -93,9 +94,9 @@ class Costs:
     def kernel_ns(self, kernel: Kernel) -> int:
         """The time of one kernel; 0 for one that another kernel's work includes.
 
-        `zsim.engine.kernel_time` has the time on the device. A transfer moves its bytes at the
-        host link's rate, work on the host at this rank's share of the host's memory bandwidth.
-        Rounded up once, at least 1. Cached: a model's blocks have equal kernels.
+        `zsim.engine.kernel_time` has the time on the device, `zsim.engine.host_work` that of copies
+        over PCIe and of work on the host, which has the node to itself. Rounded up once, at least
+        1. Cached: a model's blocks have equal kernels.
         """
         known = self._each_kernel.get(kernel)
         if known is None:
@@ -118,12 +119,7 @@ class Costs:
 
     def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.location != "device":
-            rate = (
-                self.cluster.host_bandwidth
-                if kernel.location == "host"
-                else self.cluster.links.host.bandwidth
-            )
-            return max(1, -(-kernel.nbytes * 10**9 // rate))
+            return host_work.alone_ns(kernel, self.cluster)
         alone = kernel_time.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
@@ -261,6 +257,16 @@ class Costs:
         """The share of each link that a collective over `ranks` takes at full speed, by rank and
         kind of link."""
         return self.cluster.usage(ranks)
+
+    def host_usage(
+        self, kernels: tuple[Kernel, ...], rank: int, *, in_step: bool
+    ) -> dict[Hashable, Fraction]:
+        """The shares of the rank's node that an op off the device takes at full speed, by resource.
+
+        With ranks `in_step`, those of all ranks of the node.
+        """
+        times = {kernel: self.kernel_ns(kernel) for kernel in kernels}
+        return host_work.usage(kernels, times, rank, self.cluster, in_step=in_step)
 
     def bytes_sent(
         self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0

@@ -1,11 +1,11 @@
 """The schedule of a rank program: the events whose times follow from one another, before any time
 is known.
 
-Between collectives ranks share nothing. An op starts when the host has issued it, and the op before
-it on its stream and those it waits for are over. So a rank runs a segment of ops at once, by sums
-and maxima, until it arrives at collectives. It resumes when one of them ends. The ops of a segment
-depend on the collectives that have ended, not on when. So each segment is computed once for all
-ranks of the program.
+Between collectives, and what leaves the device, ranks share nothing. An op starts when the host has
+issued it, and the op before it on its stream and those it waits for are over. So a rank runs a
+segment of ops at once, by sums and maxima, until it arrives at collectives. It resumes when one of
+them ends. The ops of a segment depend on the collectives that have ended, not on when. So each
+segment is computed once for all ranks of the program.
 
 Events are numbered. Event i is the end of op i. The host's events follow: the start of the step,
 then each resumption of the host after it has awaited ops.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.ir.ops import COLLECTIVES, STREAMS, Op, Stream
+from zsim.ir.ops import COLLECTIVES, STREAMS, Op, Stream, leaves_device
 from zsim.ir.order.launch_queue import NONE, awaited
 
 _HOST = STREAMS.index("host")
@@ -27,7 +27,10 @@ Event = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The rank's part in collective `index`: the collective of its group with number `ordinal`."""
+    """The rank's part in collective `index`: the collective of its group with number `ordinal`.
+
+    Work off the device is a collective of its rank alone, without a group: it shares links too.
+    """
 
     index: int
     stream: int
@@ -88,7 +91,7 @@ class RankSchedule:
     @property
     def groups(self) -> list[str]:
         """The names of the groups with collectives, sorted."""
-        return sorted({arrival.group for arrival in self.arrivals.values()})
+        return sorted({arrival.group for arrival in self.arrivals.values() if arrival.group})
 
     def _add_ops(self, awaited_by: Sequence[tuple[int, ...]]) -> None:
         counts: dict[str, int] = {}
@@ -102,7 +105,7 @@ class RankSchedule:
             self.host_events.append(host_event)
             self.positions.append(len(self.queues[stream]))
             self.queues[stream].append(op.index)
-            if op.kind in COLLECTIVES:
+            if op.kind in COLLECTIVES or leaves_device(op):
                 ordinal = counts.get(op.group, 0)
                 counts[op.group] = ordinal + 1
                 self.arrivals[op.index] = Arrival(

@@ -7,6 +7,9 @@ Between collectives ranks share nothing, so times there follow by arithmetic at 
 the simulation. A member's arrival is known no later than the last completion it depends on, so no
 event lies in the past.
 
+Copies to and from the host, and work on it, are events too: they share links and memory of their
+node (`zsim.engine.host_work`).
+
 Communicators contend when they share links of a rank and together need more than all of them. Each
 running collective then has its max–min fair share (`zsim.engine.contention.link_contention`),
 computed again at each start and end; its latency is stretched as well.
@@ -40,7 +43,7 @@ from zsim.engine.timeline import NEVER, NO_DELAYS, CostModel, Delays, RingCosts,
 from zsim.errors import DeadlockError
 from zsim.io.units import format_time
 from zsim.ir.ledger import label
-from zsim.ir.ops import COLLECTIVES
+from zsim.ir.ops import Op
 from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
 from zsim.ir.run import HopRecord
@@ -114,6 +117,9 @@ class Prepared:
                 group = program.mesh.group(name, rank)
                 own[name] = name, group if all_ranks else meetings.present(name, rank)
                 self.groups.setdefault(own[name], group)
+        self.in_step, self.contention = not all_ranks, contention
+        self.host_usages: dict[tuple[int, str, int], Usage] = {}
+        """Shares of a node that ops off the device take, by rank, stream and kernels."""
         self.usages: list[Usage] = [{}] * len(self.groups)
         if contention and len(self.groups) > 1:
             self.usages = contended([self._usage(group) for group in self.groups.values()])
@@ -127,6 +133,14 @@ class Prepared:
             self.representatives[rank]: parts for rank, parts in self.costs.usage(group).items()
         }
 
+    def host_usage(self, op: Op, rank: int) -> Usage:
+        """The shares of the rank's node that `op` takes, the same object for one stream's like ops.
+        """
+        key = rank, op.stream, id(op.kernels)
+        if key not in self.host_usages:
+            self.host_usages[key] = self.costs.host_usage(op.kernels, rank, in_step=self.in_step)
+        return self.host_usages[key]
+
     def simulate(self, delays: Sequence[Delays] = ()) -> Timeline:
         """The times of the steady step with `delays`, by rank program, or none. DeadlockError as of
         `simulate`."""
@@ -138,7 +152,7 @@ class _Durations:
     """The durations of a schedule's events, in ns, by event."""
 
     durations: list[int]
-    """Durations of ops; 0 for collectives and for the host's events."""
+    """Durations of ops; 0 for those that share links and for the host's events."""
     offsets: list[int]
     """The host's work before each event: from its last event to the issue of an op, or to its next
     event."""
@@ -149,9 +163,9 @@ class _Durations:
 
 
 def _alone(schedule: RankSchedule, costs: CostModel) -> tuple[list[int], list[int]]:
-    """The ns of each op, 0 for a collective, and the ns in which the host issues it."""
+    """The ns of each op, 0 for what shares links, and the ns in which the host issues it."""
     durations = [
-        costs.compute_ns(op.kernels) if op.kernels and op.kind not in COLLECTIVES else 0
+        costs.compute_ns(op.kernels) if op.kernels and op.index not in schedule.arrivals else 0
         for op in schedule.ops
     ]
     return durations, [costs.issue_ns(op) for op in schedule.ops]
@@ -221,7 +235,7 @@ class _Rank:
     ends: list[int]
     frontier: Frontier
     shared: dict[int, int] = field(default_factory=dict)
-    """The ns that each collective took longer because it shared its links, by op."""
+    """The ns that each collective or copy took longer because it shared its links, by op."""
     arrived: dict[int, int] = field(default_factory=dict)
     """The time from which on each collective waited for other members alone, by op."""
 
@@ -325,7 +339,28 @@ class _Engine:
         for arrival in segment.arrivals:
             self._arrive(rank, arrival)
 
+    def _leave_device(self, rank: _Rank, arrival: Arrival) -> None:
+        """Let the host, or its link, do the op's work at the speed that other work leaves it."""
+        index, begin = arrival.index, rank.starts[arrival.index]
+        op = rank.schedule.ops[index]
+        alone = self.costs.compute_ns(op.kernels) + rank.durations.longer.get(index, 0)
+
+        def end() -> None:
+            if shared := self.clock.now() - begin - alone:
+                rank.shared[index] = shared
+            self._resume(rank, arrival, begin, self.clock.now())
+
+        delay = begin - self.clock.now()
+        if not self.prepared.contention:
+            self.clock.after(delay + alone, end)
+            return
+        usage = self.prepared.host_usage(op, rank.rank)
+        self.clock.after(delay, lambda: self.links.begin(usage, alone, end))
+
     def _arrive(self, rank: _Rank, arrival: Arrival) -> None:
+        if not arrival.group:
+            self._leave_device(rank, arrival)
+            return
         communicator, ready = rank.communicators[arrival.group], rank.starts[arrival.index]
         collective = communicator.pending.get(arrival.ordinal)
         if collective is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
@@ -33,6 +33,15 @@ class CostModel(Protocol):
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         """The share of each link that a collective over `ranks` takes at full speed, by rank and
         kind of link."""
+        ...
+
+    def host_usage(
+        self, kernels: tuple[Kernel, ...], rank: int, *, in_step: bool
+    ) -> Mapping[Hashable, Fraction]:
+        """The shares of the rank's node that an op off the device takes at full speed, by resource.
+
+        With ranks `in_step`, those of all ranks of the node.
+        """
         ...
 
     def issue_ns(self, op: Op) -> int:
@@ -75,8 +84,8 @@ NO_DELAYS = Delays()
 class Times:
     """Start, end and issue of each op of one rank, by index, in ns since the start of the step.
 
-    `shared`: by collective, ns that it took longer because others used its links. `arrived`: by
-    collective, the time from which on it waited for other members alone.
+    `shared`: by collective or copy, ns that it took longer because others used its links.
+    `arrived`: by collective, the time from which on it waited for other members alone.
     """
 
     starts: Sequence[int]

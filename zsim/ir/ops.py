@@ -44,10 +44,10 @@ COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_re
 
 Stream = Literal[
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback",
-    "host",
+    "host", "to_host", "to_device",
 ]
 """A `callback` of a reduction's future runs on a stream of torch's pool, which no other stream
-waits for unless it is told to."""
+waits for unless it is told to. Copies of offloaded states have a stream for each direction."""
 STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
 
 
@@ -69,6 +69,20 @@ class Free:
 
 
 MemoryEvent = Alloc | Free
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class HostAlloc:
+    """`buffer`, `nbytes` of host memory of `kind`, begins to live; `pinned` for the device's copies
+    or pageable."""
+
+    buffer: Final[str]
+    kind: Final[MemoryKind]
+    nbytes: Final[int]
+    pinned: Final[bool] = False
+
+
+HostEvent = HostAlloc | Free
 
 Location = Literal["device", "link", "host"]
 LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined]
@@ -105,6 +119,8 @@ SCALE_SCORES, MASK_SCORES = "scale_scores", "mask_scores"
 MOVE_GRADIENT = "move_gradient"
 """Operator that copies gradients into the buffer that is reduced, and back, or casts them to
 float32. It takes no time where gradients are kept in that buffer."""
+PAGEABLE = "_pageable"
+"""End of the operators `to_host` and `to_device` where the host's side of a copy is not pinned."""
 ATTENTION_BACKWARD = "attention_backward"
 HEAD = "head"
 """Operator of a model's last linear, the head, which no recipe multiplies in 8 bits."""
@@ -148,9 +164,9 @@ class Op:
 
     Compute and copies carry `kernels`. Compute names in `reads` the param groups whose gathered
     parameters it needs (none where parameters are never sharded). The op's allocations and frees
-    are in `memory`, in the order in which the host makes them. Counts of `micro_batch` begin at 0.
-    Its `driver_calls` follow from the device (`zsim.memory.full_device`), so that a Program's text
-    has none.
+    are in `memory`, in the order in which the host makes them. Those of host memory, for offloaded
+    states, are in `host`. Counts of `micro_batch` begin at 0. Its `driver_calls` follow from the
+    device (`zsim.memory.full_device`), so that a Program's text has none.
     """
 
     index: Final[int]
@@ -166,9 +182,17 @@ class Op:
     reads: Final[tuple[str, ...]] = ()
     kernels: Final[tuple[Kernel, ...]] = ()
     memory: Final[tuple[MemoryEvent, ...]] = ()
+    host: Final[tuple[HostEvent, ...]] = ()
     driver_calls: Final[DriverCalls | None] = None
 
     @property
     def flops(self) -> int:
         """Floating-point operations of all kernels of this op."""
         return sum(kernel.flops for kernel in self.kernels)
+
+
+def leaves_device(op: Op) -> bool:
+    """True where the host or a link to it does some of the op's work."""
+    return op.kind in ("copy", "optimizer") and any(
+        kernel.location != "device" for kernel in op.kernels
+    )

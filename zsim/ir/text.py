@@ -5,7 +5,8 @@ communication blocks.1.out 33,408 B
 
 Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128
 flop 112 B float32", with a "t" after the sizes of a product whose first factor lies transposed) and
-memory events in order ("+ kind buffer bytes" and "- buffer").
+memory events in order ("+ kind buffer bytes" and "- buffer"). Those of host memory come last, and
+end in "in host" or "in pinned".
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from zsim.ir.ops import (
     STREAMS,
     Alloc,
     Free,
+    HostAlloc,
+    HostEvent,
     Kernel,
     Location,
     MemoryEvent,
@@ -36,7 +39,11 @@ _OP = re.compile(
 _KERNEL = re.compile(
     r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host))?"
 )
-_ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B")
+_ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B(?: in (host|pinned))?")
+
+
+IN_HOST = " in host"
+"""End of a free of host memory."""
 
 
 def _format_kernel(kernel: Kernel) -> str:
@@ -58,7 +65,7 @@ def format_op(op: Op) -> str:
     text += f"  reads={','.join(op.reads)}" if op.reads else ""
     text += f"  after {','.join(map(str, op.waits))}" if op.waits else ""
     kernels = [_format_kernel(kernel) for kernel in op.kernels]
-    return " | ".join([text, *kernels, *map(_format_event, op.memory)])
+    return " | ".join([text, *kernels, *map(_format_event, op.memory), *map(_on_host, op.host)])
 
 
 def _format_event(event: MemoryEvent) -> str:
@@ -67,6 +74,13 @@ def _format_event(event: MemoryEvent) -> str:
         if isinstance(event, Free)
         else f"+ {event.kind} {event.buffer} {event.nbytes:,} B"
     )
+
+
+def _on_host(event: HostEvent) -> str:
+    if isinstance(event, Free):
+        return f"- {event.buffer} in host"
+    where = "pinned" if event.pinned else "host"
+    return f"+ {event.kind} {event.buffer} {event.nbytes:,} B in {where}"
 
 
 def bad_line(number: int, line: str, expected: str) -> ProgramError:
@@ -85,12 +99,18 @@ def parse_op(line: str, *, number: int = 1) -> Op:
         raise bad_line(number, line, "an op: index, kind, unit, stream, …")
     kernels: list[Kernel] = []
     memory: list[MemoryEvent] = []
+    host: list[HostEvent] = []
     for part in match["rest"].split(" | ")[1:]:
         kernel, alloc = _KERNEL.fullmatch(part), _ALLOC.fullmatch(part)
         if part.startswith("- "):
-            memory.append(Free(part[2:]))
+            buffer = part[2:].removesuffix(IN_HOST)
+            (memory if buffer == part[2:] else host).append(Free(buffer))
         elif alloc is not None and alloc[1] in MEMORY_KINDS:
-            memory.append(Alloc(alloc[2], cast(Any, alloc[1]), _number(alloc[3])))
+            kind, nbytes = cast(Any, alloc[1]), _number(alloc[3])
+            if alloc[4]:
+                host.append(HostAlloc(alloc[2], kind, nbytes, alloc[4] == "pinned"))
+            else:
+                memory.append(Alloc(alloc[2], kind, nbytes))
         elif kernel is not None:
             shape = tuple(map(int, kernel[2].split("x"))) if kernel[2] else ()
             location = cast(Location, kernel[7] or "device")
@@ -116,4 +136,5 @@ def parse_op(line: str, *, number: int = 1) -> Op:
         reads=tuple(match["reads"].split(",")) if match["reads"] else (),
         kernels=tuple(kernels),
         memory=tuple(memory),
+        host=tuple(host),
     )

@@ -1,4 +1,5 @@
 """Memory verdict: the bytes that a rank needs of its device, by use, against the device's capacity.
+With offloading, those of a node's ranks against its host's memory too.
 
 Allocated bytes are exact; what the allocator reserves for them follows from its rules; what lies
 outside is banded. It reads Programs and knows no strategy and no time.
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.host import HostMemory
 from zsim.ir.ledger import label
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, DriverCalls, Op
@@ -18,6 +20,7 @@ from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
 from zsim.memory.holdings import until_end
+from zsim.memory.host import host_memory
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import NonTorchMemory, capacity, cublas_workspace, outside, total
 from zsim.memory.out_of_memory import Pressure, pressure
@@ -25,6 +28,7 @@ from zsim.memory.rank_classes import rank_classes
 from zsim.scenario.plan import Planned
 
 FitsVerdict = Literal["FITS", "TIGHT", "OOM"]
+WORSE: tuple[FitsVerdict, ...] = ("FITS", "TIGHT", "OOM")
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 MOST_REPLAYED = 4
 """Most rank programs whose allocator is replayed: those with the highest allocated bytes and
@@ -42,7 +46,8 @@ class BytesBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryVerdict:
-    """Memory that `rank`, the one that may need most, needs of its device, and the verdict.
+    """Memory that `rank`, the one that may need most, needs of its device, and the verdict. What is
+    offloaded counts to the `host` of a node.
 
     The peak is that of `phase`, inside the op `peak_at`.
     """
@@ -73,8 +78,23 @@ class MemoryVerdict:
     driver_calls: Mapping[int, Mapping[int, DriverCalls]] = field(default_factory=dict)
     """Calls of the driver that are expected in a steady step, by rank program and op."""
 
+    host: HostMemory | None = None
+    """Offloaded states in host memory; None where there are none."""
+
     @property
     def verdict(self) -> FitsVerdict:
+        """The worse verdict of device and host; a host of unknown size has none."""
+        if self.host is None or self.host.verdict == "UNKNOWN":
+            return self.on_device
+        return max(self.on_device, self.host.verdict, key=WORSE.index)
+
+    @property
+    def host_is_short(self) -> bool:
+        """True where the host may lack memory for what is offloaded."""
+        return self.host is not None and self.host.verdict in ("TIGHT", "OOM")
+
+    @property
+    def on_device(self) -> FitsVerdict:
         """FITS, OOM, or TIGHT between the two.
 
         FITS: the device has even the most that may be needed. OOM: live bytes alone exceed the
@@ -100,7 +120,7 @@ class MemoryVerdict:
     def running(self) -> str:
         """Text on the cache releases of a TIGHT step, such as "giving cached memory back twice a
         steady step"; "" for any other."""
-        if self.verdict != "TIGHT" or self.margin_bytes >= 0:
+        if self.on_device != "TIGHT" or self.margin_bytes >= 0:
             return ""
         expected = None if self.pressure is None else self.pressure.expected
         return "not expected to run" if expected is None else expected.sentence
@@ -168,6 +188,7 @@ def assess_program(
             for kind, pressed in pressures.items()
             if pressed is not None and pressed.expected is not None
         },
+        host=host_memory(program, cluster),
     )
 
 

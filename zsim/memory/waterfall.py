@@ -117,6 +117,8 @@ def _states_reason(scenario: Scenario) -> str:
     """Reasons why parameters, gradients and states at the peak differ from the formula."""
     if STRATEGIES[scenario.strategy].offloads(scenario.options) and scenario.cluster.kind != "cpu":
         return "in host memory instead (CPUOffloadPolicy)"
+    if scenario.offload.optimizer:
+        return "the optimizer's states are in host memory, and gradients once they are reduced"
     reason = (
         "padding, uneven shards, step counters; gradients that are not there at the peak count "
         "less"
@@ -173,5 +175,5 @@ def _stages(scenario: Scenario, verdict: MemoryVerdict) -> Iterator[Stage]:
             yield Stage(name=item.name, nbytes=item.nbytes, reason=item.source)
     yield Stage(
         name="needed", nbytes=verdict.needed.nbytes,
-        reason=f"{verdict.verdict} in {verdict.capacity.nbytes:,} B", total=True,
+        reason=f"{verdict.on_device} in {verdict.capacity.nbytes:,} B", total=True,
     )

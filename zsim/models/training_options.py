@@ -74,3 +74,26 @@ class Optimizer:
     weight_decay: float = 0.01
     clip_norm: float = 0.0
     """The global norm to which gradients are clipped before each step; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """States that live outside the device: those of the optimizer, with its step, and shards of
+    parameters. None: they stay on the device.
+
+    With `pin_memory` the host's side of copies is pinned, and copies run beside compute. The step
+    on the host is torch's, by the optimizer's `implementation`, or that of DeepSpeedCPUAdam.
+    """
+
+    optimizer: Literal["cpu"] | None = None
+    parameters: Literal["cpu"] | None = None
+    pin_memory: bool = True
+    adam: Literal["torch", "deepspeed"] = "torch"
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states that live outside the device."""
+        return tuple(name for name in ("optimizer", "parameters") if getattr(self, name))
+
+
+ON_DEVICE = Offload()

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
 
+from zsim.cluster.host import HostMemory
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described, path_of
 from zsim.io.quantities import Bytes, Duration
@@ -52,12 +53,20 @@ class DeviceMemory:
     capacity_bytes: int
     releases_per_step: int | None = 0
     released_ns: int = 0
+    host: HostMemory | None = None
+    """The host memory of a node, where states are offloaded; its own verdict is apart."""
+
+    @property
+    def has_room(self) -> bool:
+        """False where device or host has too little memory (OOM)."""
+        return "OOM" not in (self.verdict, "" if self.host is None else self.host.verdict)
 
     def __str__(self) -> str:
+        host = "" if self.host is None else f"; {self.host}"
         return (
-            f"{self.verdict}: needs {format_bytes(self.needed_bytes)} "
-            f"({format_bytes(self.low_bytes)} to {format_bytes(self.high_bytes)}) of "
-            f"{format_bytes(self.capacity_bytes)}"
+            f"{self.verdict}{' on the device' if host else ''}: needs "
+            f"{format_bytes(self.needed_bytes)} ({format_bytes(self.low_bytes)} to "
+            f"{format_bytes(self.high_bytes)}) of {format_bytes(self.capacity_bytes)}{host}"
         )
 
 
@@ -99,8 +108,9 @@ class Run:
 
     @property
     def fits(self) -> bool | None:
-        """False where the device has too little memory (OOM); None where that is not asked."""
-        return None if self.device_memory is None else self.device_memory.verdict != "OOM"
+        """False where the device has too little memory (OOM), or the host for what is offloaded;
+        None where that is not asked."""
+        return None if self.device_memory is None else self.device_memory.has_room
 
     @property
     def needed_memory(self) -> Bytes | None:
@@ -267,7 +277,7 @@ def _expectable(
     judged = sees(run, "time")
     return {
         "ends": run.complete, "at_fault": late,
-        "fits": None if needs is None else needs.verdict != "OOM",
+        "fits": None if needs is None else needs.has_room,
         "needed_memory": None if needs is None else needs.needed_bytes,
         "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,

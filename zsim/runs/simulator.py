@@ -21,6 +21,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import DeadlockError, ZsimError
 from zsim.ir.gc_pause import uncollected
+from zsim.ir.host_ledger import OFFLOADED, replay_host
 from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
 from zsim.ir.ledger_replay import replay
@@ -258,7 +259,7 @@ def _until_the_step(
 
 
 def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
-    memory: Mapping[PhaseName, MemoryRecord] = replay(program, timeline=with_timeline)
+    memory = _with_host(replay(program, timeline=with_timeline), program)
     return {
         phase: PhaseRecord(
             collectives=tuple(
@@ -267,6 +268,20 @@ def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
             memory=memory[phase],
         )
         for phase in PHASES
+    }
+
+
+def _with_host(
+    memory: Mapping[PhaseName, MemoryRecord], program: RankProgram
+) -> Mapping[PhaseName, MemoryRecord]:
+    """The records of steps with the bytes of host memory at their ends, where there are any."""
+    if not any(op.host for op in program.construction):
+        return memory
+    host = replay_host(program)
+    return {
+        phase: replace(record, held={**record.held, OFFLOADED: host[phase].end_bytes})
+        if record.held else record
+        for phase, record in memory.items()
     }
 
 

@@ -17,7 +17,7 @@ from zsim.strategies.flat_buffer.groups import Granularity
 
 AS_THEY_ARE = {
     "batch": "batch", "optimizer": "optimizer", "checkpointing": "activation_checkpointing",
-    "wrapping": "wrapping",
+    "wrapping": "wrapping", "offload": "offload",
 }
 """Parts whose tables have their fields as keys, and the names of the tables."""
 OF_STRATEGY = ("strategy", "options", "mesh", "sync")

@@ -66,6 +66,7 @@ def training(
         checkpointing=scenario.checkpointing,
         torch=torch,
         gradients=scenario.gradient_dtype,
+        offload=scenario.offload,
     )
 
 

@@ -21,7 +21,7 @@ from zsim.models import checkpointing
 from zsim.models.families.transformers import FAMILY as TRANSFORMERS
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
-from zsim.scenario import huggingface_checks
+from zsim.scenario import huggingface_checks, offload_checks
 from zsim.scenario.parts import fault_plan
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
@@ -203,6 +203,15 @@ def _expectations(parts: Any) -> Iterator[str]:
             )
 
 
+def _offload(parts: Any) -> Iterator[str]:
+    """States that a strategy cannot offload, or that make no sense in host memory."""
+    yield from offload_checks.problems(
+        parts.offload, strategy=parts.strategy, mesh=parts.mesh, optimizer=parts.optimizer,
+        precision=parts.precision, model=parts.model, options=parts.options,
+        cluster=parts.cluster,
+    )
+
+
 REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
     _momentum: ("optimizer",),
@@ -210,6 +219,9 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _autocast: ("precision",),
     _master: ("precision", "strategy"),
     _execution: ("execution", "cluster", "model", "precision"),
+    _offload: (
+        "offload", "strategy", "mesh", "optimizer", "precision", "model", "options", "cluster"
+    ),
     _huggingface: ("model", "batch", "precision", "checkpointing", "wrapping"),
     _traced: ("model", "batch", "precision", "checkpointing", "strategy"),
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),

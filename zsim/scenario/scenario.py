@@ -27,7 +27,7 @@ from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Batch, Dtype, Optimizer, Precision
+from zsim.models.training_options import Batch, Dtype, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
 from zsim.scenario.derived_tables import in_step
@@ -77,6 +77,8 @@ class Scenario:
     sync: Literal["every", "last"]
     precision: Precision
     optimizer: Optimizer
+    offload: Offload
+    """States in host memory; of fsdp2 and hsdp their own option says it."""
     checkpointing: Checkpointing
     wrapping: Wrapping
     execution: Execution
@@ -104,6 +106,7 @@ class Scenario:
         strategy: Table | None = None,
         precision: Table | None = None,
         optimizer: Table | None = None,
+        offload: Table | None = None,
         activation_checkpointing: Table | None = None,
         wrapping: Table | None = None,
         execution: Table | None = None,
@@ -122,6 +125,7 @@ class Scenario:
         tables = {
             "description": description, "model": model, "batch": batch, "cluster": cluster,
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
+            "offload": offload,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
             "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
@@ -160,6 +164,7 @@ class Scenario:
         strategy: Table | None = KEPT,
         precision: Table | None = KEPT,
         optimizer: Table | None = KEPT,
+        offload: Table | None = KEPT,
         activation_checkpointing: Table | None = KEPT,
         wrapping: Table | None = KEPT,
         execution: Table | None = KEPT,
@@ -190,6 +195,7 @@ class Scenario:
         changes = {
             "description": description, "model": model, "batch": batch, "cluster": cluster,
             "strategy": strategy, "precision": precision, "optimizer": optimizer,
+            "offload": offload,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
             "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,

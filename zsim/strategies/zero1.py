@@ -29,6 +29,7 @@ from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, saved_buffers
 from zsim.strategies.flat_buffer.layout import FlatModel
+from zsim.strategies.flat_buffer.offloaded_step import step_class
 from zsim.strategies.strategy import Formula, Strategy
 
 
@@ -60,7 +61,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 def _step(
     model: FlatModel, reduce: Callable[[FlatBufferStep, FlatGroup], None], *, first: bool
 ) -> StepBuilder:
-    step = FlatBufferStep(model, gradient_kind="gradients")
+    step = step_class(model)(model, gradient_kind="gradients")
     forward_backward(step, reduce)
     finish(step, first=first)
     return step.step
@@ -81,11 +82,19 @@ def forward_backward(
         step.step.begin("backward", micro_batch=step.micro_batch)
         for module in backward:
             step.backward(module)
-            if synchronises(step):
-                for group in ready[module.fqn]:
-                    if group.trained:
-                        reduce(step, group)
+            for group in [group for group in ready[module.fqn] if group.trained]:
+                finish_gradient(step, group, reduce)
         step.release_loss()
+
+
+def finish_gradient(
+    step: FlatBufferStep, group: FlatGroup, reduce: Callable[[FlatBufferStep, FlatGroup], None]
+) -> None:
+    """Reduce the gradient of a group, to which no module of this micro-batch adds any more."""
+    if synchronises(step):
+        reduce(step, group)
+    if step.in_last_micro_batch:
+        step.complete(group)
 
 
 def synchronises(step: FlatBufferStep) -> bool:
@@ -110,7 +119,7 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero1"),
-    nests="buffers", is_own=True,
+    nests="buffers", is_own=True, offloadable=("optimizer",),
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero2", over_all_ranks="zero1",
 )

@@ -19,6 +19,7 @@ from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import Granularity, saved_buffers
 from zsim.strategies.flat_buffer.layout import FlatModel
+from zsim.strategies.flat_buffer.offloaded_step import step_class
 from zsim.strategies.strategy import Formula, Strategy
 
 
@@ -46,7 +47,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _step(model: FlatModel, *, first: bool) -> StepBuilder:
-    step = FlatBufferStep(model)
+    step = step_class(model)(model)
     zero1.forward_backward(step, FlatBufferStep.reduce_scatter_gradients)
     zero1.finish(step, first=first)
     return step.step
@@ -54,7 +55,7 @@ def _step(model: FlatModel, *, first: bool) -> StepBuilder:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
-    nests="buffers", is_own=True,
+    nests="buffers", is_own=True, offloadable=("optimizer",),
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=zero1.num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

@@ -30,6 +30,7 @@ from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, saved_buffers
 from zsim.strategies.flat_buffer.layout import FlatModel
+from zsim.strategies.flat_buffer.offloaded_step import step_class
 from zsim.strategies.strategy import Formula, Strategy
 
 MAX_LOOKAHEAD = 256
@@ -71,7 +72,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def _step(model: FlatModel, *, lookahead: int, first: bool) -> StepBuilder:
-    step = FlatBufferStep(model, sharded=True)
+    step = step_class(model)(model, sharded=True)
     modules = model.training.modules
     for step.micro_batch in range(model.training.batch.accumulation):
         step.step.begin("forward", micro_batch=step.micro_batch)
@@ -100,9 +101,8 @@ def backward(step: FlatBufferStep, modules: tuple[LoweredModule, ...], *, lookah
         step.unshard(*_needed(step.model, modules[i : i + 1 + lookahead]))
         step.backward(module)
         step.reshard(*done[module.fqn])
-        if zero1.synchronises(step):
-            for group in [group for group in ready[module.fqn] if group.trained]:
-                step.reduce_scatter_gradients(group)
+        for group in [group for group in ready[module.fqn] if group.trained]:
+            zero1.finish_gradient(step, group, FlatBufferStep.reduce_scatter_gradients)
     step.release_loss()
 
 
@@ -139,7 +139,7 @@ def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatG
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
-    nests="buffers", is_own=True,
+    nests="buffers", is_own=True, offloadable=("optimizer", "parameters"),
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=zero1.num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),

@@ -22,6 +22,7 @@ from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.scenario import scenario
 from zsim.scenario.plan import Planned, plan
+from zsim.scenario.scenario import Scenario
 
 TEXT = """
 model = { preset = "gpt-tiny" }
@@ -96,6 +97,14 @@ def test_a_host_that_only_issues_collectives_late_keeps_no_kernels_waiting() -> 
     ]
 
 
+def hosted_ns(case: Scenario) -> int:
+    """The time of rank 0's kernels on the host, waits for its memory included."""
+    program = plan(case, device="cuda")
+    costs = Costs(cluster=case.cluster, execution=case.executed)
+    timeline = simulate_step(program, costs=costs)
+    return time_report.hosted_ns(program.of_rank(0).steady, costs, timeline.ranks[0])
+
+
 def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowly() -> None:
     """Larger kernels, or a compiler, do not help a step that waits for the host's optimizer."""
     offloaded = TEXT.replace('"fsdp2"', '"fsdp2", offload = true')
@@ -103,9 +112,7 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
     for text in (TEXT, offloaded):
         case = scenario.parse(text.encode(), where="report.toml")
         program = plan(case, device="cuda")
-        hosted = time_report.hosted_ns(
-            program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
-        )
+        hosted = hosted_ns(case)
         assert (hosted > 0) == (text is offloaded)
         _, lines = reported(Planned(case, program), hosted_ns=hosted)
         sentences += [line for line in lines if "bound by" in line or "the host's own" in line]
@@ -128,10 +135,7 @@ strategy = { name = "fsdp2", offload = true }
         case = scenario.parse(
             f'{text}cluster = {{ preset = "dgx-h100", {cluster} }}'.encode(), where="offload.toml"
         )
-        program = plan(case, device="cuda")
-        hosted.append(time_report.hosted_ns(
-            program.of_rank(0).steady, Costs(cluster=case.cluster, execution=case.executed)
-        ))
+        hosted.append(hosted_ns(case))
     first, two, eight, nodes = hosted
     assert two == pytest.approx(first, rel=0.01)
     assert eight == pytest.approx(first, rel=0.01)

@@ -260,6 +260,7 @@ def test_the_need_of_a_run_is_that_of_show_memory(capsys):
         "low_bytes": shown["needed_bytes"]["low"], "high_bytes": shown["needed_bytes"]["high"],
         "capacity_bytes": shown["capacity_bytes"]["nbytes"],
         "releases_per_step": shown["releases_per_step"], "released_ns": shown["released_ns"],
+        "host": None,
     }
 
 

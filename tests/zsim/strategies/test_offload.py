@@ -7,14 +7,16 @@ import pytest
 
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs import Costs
+from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, Kernel
 from zsim.ir.program import Program
 from zsim.ir.program import parse as parse_program
+from zsim.memory.fits import assess
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
-from zsim.scenario.plan import plan
+from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario, parse
 
 
@@ -148,12 +150,43 @@ def test_a_step_waits_for_the_link_and_for_the_optimizer_on_the_host() -> None:
 
 def test_host_and_link_have_rates_of_their_own() -> None:
     cluster = load_cluster("dgx-a100")
-    costs = Costs(cluster)
-    per_rank = cluster.host_memory_bandwidth // cluster.devices_per_node
-    assert costs.kernel_ns(Kernel("adamw", 0, per_rank, "float32", location="host")) == 10**9
+    costs, whole = Costs(cluster), cluster.host_memory_bandwidth
+    assert costs.kernel_ns(Kernel("adamw.fused", 0, whole, "float32", location="host")) == 10**9
     assert costs.kernel_ns(
         Kernel("to_host", 0, cluster.links.host.bandwidth, "float32", location="link")
     ) == 10**9
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_host_has_sixteen_bytes_of_each_element_of_a_shard(precision: str) -> None:
+    """Shard, gradient and two states, all float32, and the step counters of AdamW."""
+    case = scenario(precision=precision, more='optimizer = { implementation = "fused" }')
+    program = plan(case, device="cuda")
+    shard = sum(shard_nbytes(case).values())
+    host = replay_host(program.of_rank(0))
+    assert host["steady"].peak_bytes == 4 * shard + 4 * len(case.model.parameters)
+    assert host["steady"].pinned_bytes == 2 * shard
+    assert host["first"].end_bytes == host["steady"].end_bytes
+    verdict = assess(planned(case)).host
+    assert verdict is not None
+    assert verdict.offloaded_bytes == sum(
+        replay_host(program.of_rank(rank))["steady"].peak_bytes for rank in range(8)
+    )
+
+
+def test_an_offload_that_the_host_has_no_room_for_is_out_of_memory() -> None:
+    """34e9 parameters at 16 B are 540 GB of the 512 GB of a small server."""
+    text = """
+model = { preset = "llama-2-34b" }
+batch = { micro_batch = 1, sequence_length = 2048 }
+cluster = { preset = "pcie-box" }
+strategy = { name = "fsdp2", offload = true }
+precision = { parameters = "bf16", reduce = "bf16" }
+activation_checkpointing = { mode = "full" }
+"""
+    answer = assess(planned(parse(text.encode(), where="large.toml")))
+    assert answer.host is not None
+    assert (answer.on_device, answer.host.verdict, answer.verdict) == ("FITS", "OOM", "OOM")
 
 
 def test_offloaded_gradients_are_clipped_by_the_host() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit_table import SURER, Fit, without
 from zsim.cli.reports.report import bar, say, write_json
+from zsim.cluster.host import HostMemory
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.program import RankProgram
 from zsim.memory.fits import BytesBand, MemoryVerdict, ridges
@@ -48,9 +49,15 @@ def answer_object(
         "construction_bytes": answer.construction_bytes, "built_on_device": answer.built_on_device,
         "live_at_peak": [asdict(holding) for holding in holdings(program, answer.phase)],
         "outside": [asdict(item) for item in answer.outside],
+        "host": None if answer.host is None else host_object(answer.host),
         "waterfall": [asdict(stage) for stage in stages],
         "memory": [list(point) for point in ridges(program, answer.phase)],
     }
+
+
+def host_object(host: HostMemory) -> dict[str, Any]:
+    """Host memory in JSON, with its verdict."""
+    return {"verdict": host.verdict, "needed_bytes": host.needed_bytes, **asdict(host)}
 
 
 def print_answer(
@@ -77,6 +84,11 @@ def print_answer(
         amount = f"    {sign} {stage.name:20} {_bytes(abs(stage.nbytes))}"
         _say_wrapped(f"{amount}  {stage.reason}", hanging=len(amount) + 2)
     say(f"{answer.verdict}: {verdict_words(answer, released_ns)}")
+    if answer.host is not None:
+        say("in host memory of a node, with all its ranks")
+        for kind, nbytes in answer.host.by_kind.items():
+            say(f"      {kind:48} {_bytes(nbytes)}")
+        say(f"      {'processes and the system (assumed)':48} {_bytes(answer.host.other_bytes)}")
     unconfirmed = [
         item.name if item.nbytes else f"{item.name} (none expected, up to "
                                       f"{format_bytes(item.high)})"
@@ -117,9 +129,10 @@ def verdict_words(answer: MemoryVerdict, released_ns: int = 0) -> str:
             f"; building the model on the device takes {format_bytes(answer.construction_bytes)}, "
             f"unit by unit: build it elsewhere"
         )
+    on_host = "" if answer.host is None else f"; {answer.on_device} on the device, {answer.host}"
     return (
         f"needs {format_bytes(needed.nbytes)}{unsure} of "
-        f"{format_bytes(capacity.nbytes)}{_margin(answer, released_ns)}{built}"
+        f"{format_bytes(capacity.nbytes)}{_margin(answer, released_ns)}{built}{on_host}"
     )
 
 

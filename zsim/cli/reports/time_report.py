@@ -14,7 +14,7 @@ from zsim.cli.reports import report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step
-from zsim.engine.timeline import Timeline
+from zsim.engine.timeline import Timeline, Times
 from zsim.io.units import format_time
 from zsim.ir.ops import Op
 from zsim.runs import fault_support, simulator
@@ -111,15 +111,22 @@ def show(planned: Planned) -> None:
     for line in lines(
         reasons, hiding(planned, case.timeline), step=whole(case),
         synchronous=planned.scenario.executed.synchronous,
-        hosted_ns=hosted_ns(planned.program.of_rank(reasons.rank).steady, case.costs),
+        hosted_ns=hosted_ns(
+            planned.program.of_rank(reasons.rank).steady, case.costs,
+            case.timeline.ranks[case.timeline.representatives[reasons.rank]],
+        ),
     ):
         report.say(line)
 
 
-def hosted_ns(ops: Sequence[Op], costs: Costs) -> int:
-    """Nanoseconds of kernels on the host, as of an optimizer with states in host memory."""
-    own = (tuple([kernel for kernel in op.kernels if kernel.location == "host"]) for op in ops)
-    return sum(costs.compute_ns(kernels) for kernels in own if kernels)
+def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:
+    """Nanoseconds of kernels on the host, as of an optimizer with states in host memory, and of
+    their waits for its memory."""
+    return sum(
+        costs.compute_ns(own) + times.shared.get(op.index, 0)
+        for op in ops
+        if (own := tuple([kernel for kernel in op.kernels if kernel.location == "host"]))
+    )
 
 
 def lines(
@@ -138,7 +145,8 @@ def lines(
             f"kernels beside them"
         )
     if step.sharing_ns:
-        yield f"  {format_time(step.sharing_ns)} of the step because collectives share links"
+        work = "collectives, and the host's work," if hosted_ns else "collectives"
+        yield f"  {format_time(step.sharing_ns)} of the step because {work} share links"
     if synchronous:
         yield (
             "  one thing after another: on a CPU FSDP waits for each collective where it calls "

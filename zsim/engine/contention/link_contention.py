@@ -59,6 +59,9 @@ class SharedLinks:
         """Numbers of usages by identity, in the order of first use, so that no address decides
         anything."""
         self.known: dict[tuple[int, ...], tuple[int | Fraction, ...]] = {}
+        self.are_modest: list[bool] = []
+        """True where a flow alone needs no more than any whole link, by number of its usage. A flow
+        for all ranks of a node may need more."""
         self.is_stale = False
 
     def begin(self, usage: Usage, alone_ns: int, ended: Callable[[], None]) -> None:
@@ -67,8 +70,11 @@ class SharedLinks:
         `usage` is the same object for all collectives of one group, whose last one is over.
         """
         flow = _Flow(usage=usage, left=alone_ns, at=self.clock.now(), ended=ended)
-        self.flows[self.numbers.setdefault(id(usage), len(self.numbers))] = flow
-        if len(self.flows) == 1:
+        number = self.numbers.setdefault(id(usage), len(self.numbers))
+        if number == len(self.are_modest):
+            self.are_modest.append(max(usage.values(), default=0) <= 1)
+        self.flows[number] = flow
+        if len(self.flows) == 1 and self.are_modest[number]:
             self._run(flow, 1)
         else:
             self._share_soon()

@@ -189,7 +189,8 @@ def _on_device(ops: list[Op], times: Times, costs: OverlapCosts) -> Iterator[_In
         start, end = times.starts[op.index], times.ends[op.index]
         here = tuple([kernel for kernel in op.kernels if kernel.location == "device"])
         if here and len(here) < len(op.kernels):  # all loss is the device's
-            own = end - start - costs.compute_ns(op.kernels) + costs.compute_ns(here)
+            alone = costs.compute_ns(op.kernels) + times.shared.get(op.index, 0)
+            own = end - start - alone + costs.compute_ns(here)
             yield (
                 (start, start + own, op.index)
                 if op.kernels[0] in here

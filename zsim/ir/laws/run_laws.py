@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zsim.errors import ZsimError
+from zsim.ir.host_ledger import OFFLOADED
 from zsim.ir.ledger_replay import HELD
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, RunRecord
@@ -96,16 +97,19 @@ def sizes_are_possible(run: RunRecord, rank: RankRun) -> Iterator[str]:
     fits under its peak."""
     for name, phase in rank.phases.items():
         memory = phase.memory
-        unknown = [*(set(memory.by_kind) - set(MEMORY_KINDS)), *(set(memory.held) - set(HELD))]
+        unknown = [
+            *(set(memory.by_kind) - set(MEMORY_KINDS)), *(set(memory.held) - {*HELD, OFFLOADED})
+        ]
         if unknown:
             yield f"{name}: memory of no known kind, {min(unknown)[:40]}"
         levels = (memory.start_bytes, memory.end_bytes, *(nbytes for _, nbytes in memory.timeline))
         least = min(*levels, *memory.by_kind.values(), *memory.held.values())
         if least < 0:
             yield f"{name}: {least:,} B of memory"
-        if sum(memory.held.values()) > memory.peak_bytes:
+        held = sum(memory.held.values()) - memory.held.get(OFFLOADED, 0)
+        if held > memory.peak_bytes:
             yield (
-                f"{name}: {sum(memory.held.values()):,} B held at a peak of {memory.peak_bytes:,} B"
+                f"{name}: {held:,} B held at a peak of {memory.peak_bytes:,} B"
             )
 
 

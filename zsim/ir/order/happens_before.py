@@ -41,9 +41,9 @@ def happened(ops: tuple[Op, ...]) -> Happened:
         if stream != host:
             known.append(tails[stream])
         clock = list(map(max, zip(*known, strict=True)))
+        clock[stream] = op.index
         if stream == host and op.waits:
             blocked = tuple(clock)
-        clock[stream] = op.index
         clocks.append(tuple(clock))
         streams.append(stream)
         tails[stream] = clocks[-1]

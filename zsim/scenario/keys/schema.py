@@ -23,7 +23,7 @@ from zsim.models.families import FAMILIES, presets
 from zsim.models.families.layers import LossDtype
 from zsim.models.operators import AttentionKind
 from zsim.models.repeats import Uses
-from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
+from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.table import MAX_NAME, MOST_FAULTS, Pause, Table
@@ -206,6 +206,22 @@ TABLES: Mapping[str, Any] = {
         },
         {},
     ),
+    "offload": _derived(
+        "OffloadTable", Offload,
+        "States of zero1, zero2 and zero3 in host memory, where the optimizer steps.",
+        {
+            "optimizer": _key("The memory of float32 copies and optimizer states: cpu."),
+            "parameters": _key("The memory of zero3's shards of parameters: cpu."),
+            "pin_memory": _key(
+                "The host's side of copies is pinned: they are faster, and run beside compute."
+            ),
+            "adam": _key(
+                "The step on the host: torch's, by `optimizer.implementation`, or that of "
+                "DeepSpeedCPUAdam, in one pass."
+            ),
+        },
+        {},
+    ),
     "activation_checkpointing": _derived(
         "CheckpointingTable", Checkpointing,
         "Blocks and operators that are recomputed in backward instead of kept.",
@@ -326,7 +342,8 @@ KEYS: dict[str, Any] = {
     **{
         name: (TABLES[name], TABLES[name]())
         for name in (
-            "precision", "optimizer", "activation_checkpointing", "wrapping", "execution"
+            "precision", "optimizer", "offload", "activation_checkpointing", "wrapping",
+            "execution",
         )
     },
     "frozen": (

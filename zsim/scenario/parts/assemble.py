@@ -22,7 +22,7 @@ from zsim.ir.mesh import AXES, Mesh
 from zsim.models import wrapping
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import DTYPE_NAMES, Batch, Optimizer, Precision
+from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import refusals
 from zsim.scenario.expect import Expectation, expectation
@@ -45,6 +45,7 @@ class Parts:
     batch: Batch | None
     precision: Precision | None
     optimizer: Optimizer | None
+    offload: Offload | None
     checkpointing: Checkpointing | None
     wrapping: Wrapping | None
     execution: Execution | None
@@ -73,6 +74,7 @@ def assemble(
         batch=attempt(partial(_same_fields, Batch), tables["batch"]),
         precision=attempt(_precision, tables["precision"]),
         optimizer=attempt(partial(_same_fields, Optimizer), tables["optimizer"]),
+        offload=attempt(partial(_same_fields, Offload), tables["offload"]),
         checkpointing=attempt(
             partial(_same_fields, Checkpointing), tables["activation_checkpointing"]
         ),

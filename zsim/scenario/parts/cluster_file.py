@@ -41,6 +41,7 @@ from zsim.cluster.devices import (
     parsed,
     power_problem,
 )
+from zsim.cluster.host import Drives
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.execution import AttentionKernels
 from zsim.errors import ScenarioError, ZsimError, shown
@@ -54,11 +55,13 @@ MOST_TERMS = 4
 MOST_TIMES, MOST_POINTS = 64, 64
 MOST: Mapping[str, float] = {
     "num_sms": 100_000, "launch_queue": 1_000_000, "matmul_prologue": 100_000,
-    "half_length": 10_000_000,
+    "half_length": 10_000_000, "cores": 100_000, "devices_per_switch": 1024,
 }
 MOST_TIME_NS = 10**9
 OPTIONAL = ("step_dtensor", "wake")
 """Overheads that only clusters of CPUs have."""
+OF_HOST = ("memory", "cores", "thread_bandwidth", "devices_per_switch")
+"""Properties of a host that a file may leave out; offloading needs them."""
 LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
 """Half-widths that a band may have, as shares. No calibration on steps is known to be worth more
 than the presets' own; beyond the other end a time says nothing."""
@@ -235,7 +238,7 @@ def _require_cluster(
     check: _Checked, table: dict[str, Any]
 ) -> tuple[tuple[MeasuredCurve, ...], tuple[MeasuredTimes, ...]]:
     """Everything checked; what is returned are curves and times, since nothing else makes them."""
-    check.table("", table, TOP, ("nccl", "curves", "times", "power"))
+    check.table("", table, TOP, ("nccl", "curves", "times", "power", "drives"))
     check.text("description", table["description"])
     check.one_of("kind", table["kind"], ("cpu", "cuda"))
     library = check.one_of("collectives", table["collectives"], tuple(LIBRARIES))
@@ -244,7 +247,10 @@ def _require_cluster(
     links = check.table("links", table["links"], [field.name for field in fields(Links)])
     for name in links:
         check.constants(f"links.{name}", links[name], [field.name for field in fields(Link)])
-    check.constants("host", table["host"], ("memory_bandwidth",))
+    of_host = check.table("host", table["host"], ("memory_bandwidth",), OF_HOST)
+    check.constants("host", of_host, tuple(of_host))
+    if "drives" in table:
+        check.constants("drives", table["drives"], [field.name for field in fields(Drives)])
     needed = [field.name for field in fields(Overheads) if field.default is MISSING]
     optional = [name for name in OPTIONAL if name in check.table("overheads", table["overheads"],
                                                                  needed, OPTIONAL)]

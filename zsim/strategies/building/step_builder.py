@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir.ops import HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import PartName, Program, RankProgram, StepPart
 
 
@@ -41,6 +41,7 @@ class StepBuilder:
         reads: tuple[str, ...] = (),
         kernels: tuple[Kernel, ...] = (),
         memory: Iterable[MemoryEvent] = (),
+        host: Iterable[HostEvent] = (),
     ) -> int:
         """Append an op and return its index; repeated waits count once."""
         index = len(self.ops)
@@ -50,7 +51,7 @@ class StepBuilder:
         # Each field by its place: by keyword an Op takes three times as long to make.
         op = Op(
             index, kind, unit, stream, waits, group, nbytes, root, dtype, micro_batch, reads,
-            kernels, tuple(memory),
+            kernels, tuple(memory), tuple(host),
         )
         self.ops.append(op)
         return index

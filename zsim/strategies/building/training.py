@@ -10,7 +10,14 @@ from zsim.ir.ops import Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.torch_versions import NEWEST, TorchVersion
-from zsim.models.training_options import Batch, Device, Optimizer, Precision
+from zsim.models.training_options import (
+    ON_DEVICE,
+    Batch,
+    Device,
+    Offload,
+    Optimizer,
+    Precision,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,8 @@ class Training:
     """The torch whose steps torch's own strategies follow."""
     gradients: str = ""
     """Dtype of the buffers that gradients are added into; "" for that of parameters."""
+    offload: Offload = ON_DEVICE
+    """States that live in host memory."""
 
     @property
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:

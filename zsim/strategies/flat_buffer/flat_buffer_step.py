@@ -65,20 +65,25 @@ class FlatBufferStep:
         is reused."""
         for group in groups:
             if group.fqn not in self._gathered:
-                nbytes = self.model.full_nbytes(group)
-                self._gathered[group.fqn] = self.step.issue(
-                    "all_gather",
-                    group.fqn,
-                    stream="all_gather",
-                    waits=self._compute[-1:],
-                    group=AXIS,
-                    nbytes=nbytes,
-                    dtype=self.model.dtype,
-                    micro_batch=self.micro_batch,
-                    memory=(
-                        Alloc(Buffer.of(group.fqn, "unsharded"), "unsharded_parameters", nbytes),
-                    ),
-                )
+                self._gather(group, waits=self._compute[-1:])
+
+    def _gather(
+        self, group: FlatGroup, *, waits: Sequence[int], gone: tuple[Free, ...] = ()
+    ) -> None:
+        """Issue the all-gather of a group, after which `gone` is not needed."""
+        nbytes = self.model.full_nbytes(group)
+        whole = Alloc(Buffer.of(group.fqn, "unsharded"), "unsharded_parameters", nbytes)
+        self._gathered[group.fqn] = self.step.issue(
+            "all_gather",
+            group.fqn,
+            stream="all_gather",
+            waits=waits,
+            group=AXIS,
+            nbytes=nbytes,
+            dtype=self.model.dtype,
+            micro_batch=self.micro_batch,
+            memory=(whole, *gone),
+        )
 
     def reshard(self, *groups: FlatGroup) -> None:
         """Free gathered parameters."""
@@ -267,6 +272,9 @@ class FlatBufferStep:
             self._reduce_over_replicas(group)
         self._gradients.remove(group.fqn)
         self._free(group, "gradients")
+
+    def complete(self, group: FlatGroup) -> None:
+        """The gradient of a group is whole, and reduced; it stays where it is."""
 
     def _input_gone(self, group: FlatGroup) -> tuple[Free, ...]:
         return (Free(Buffer.of(group.fqn, "reduce_input")),) if self.model.casts_gradients else ()

@@ -12,12 +12,13 @@ from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
-from zsim.models.training_options import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES, Offload
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
+from zsim.strategies.flat_buffer import host_buffers
 from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, flat_groups
 
 AXIS, REPLICAS = "dp_shard", "dp_replicate"
@@ -59,6 +60,11 @@ class FlatModel:
     def has_master(self) -> bool:
         """True where the optimizer steps a float32 copy of the shards."""
         return self.rounds and self.training.precision.master
+
+    @property
+    def offload(self) -> Offload:
+        """States that live in host memory."""
+        return self.training.offload
 
     @property
     def rounds(self) -> bool:
@@ -183,6 +189,7 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
         step.issue(
             "copy", group.fqn, kernels=_copies(model, group),
             memory=_flatten(model, group, sharded=sharded),
+            host=host_buffers.constructed(group, offload=model.offload, dtype=model.dtype),
         )
         if sharded:
             gone = Free(Buffer.of(group.fqn, "unsharded"))
@@ -206,9 +213,9 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
         yield Free(parameter.fqn)
     if model.rounds:
         yield Alloc(Buffer.of(group.fqn, kept[0]), kept[1], model.full_nbytes(group))
-    if sharded:
+    if sharded and not model.offload.parameters:
         yield Alloc(Buffer.of(group.fqn, "parameters"), "parameters", model.shard_nbytes(group))
-    if model.has_master and group.trained:
+    if model.has_master and group.trained and not model.offload.optimizer:
         yield Alloc(
             Buffer.of(group.fqn, "master"), "optimizer_states",
             model.shard_nbytes(group, MASTER_DTYPE),

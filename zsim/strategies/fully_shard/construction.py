@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import Alloc, Free, MemoryEvent
+from zsim.ir.ops import Alloc, Free, HostAlloc, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.torch_versions import RESHARD_ALONE
 from zsim.models.training_options import DTYPE_NBYTES
@@ -87,7 +87,11 @@ def construction(
             shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
             shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
         frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
-        step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees))
+        on_host = [
+            HostAlloc(f"{p.fqn}.shard", "parameters", p.shard * element, pinned=True)
+            for p in group.parameters if p.shard and offloaded
+        ]
+        step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees), host=on_host)
     searched = derived.lookup(of="group")
     if searched and ROOT not in groups:  # a root that owns nothing derives its mesh all the same
         step.issue("alloc", ROOT, stream="host", memory=searched)

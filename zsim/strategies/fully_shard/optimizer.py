@@ -3,10 +3,10 @@ they live, gradients dropped."""
 
 from __future__ import annotations
 
-from zsim.ir.ops import MemoryEvent, Stream
+from zsim.ir.ops import Free, HostEvent, MemoryEvent, Stream
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building import clipping, optimizers
+from zsim.strategies.building import clipping, host_step, optimizers
 from zsim.strategies.building.training import Training
 from zsim.strategies.fully_shard.fully_shard_step import FullyShardStep
 
@@ -72,7 +72,10 @@ def step_shards(
         numels, optimizer=settings, dtype=step.training.precision.stepped,
         device=step.training.device
     )
-    kernels, memory = step.where_shards_are(kernels), () if step.elsewhere else memory
+    host: tuple[HostEvent, ...] = ()
+    if step.elsewhere:
+        kernels = host_step.located(kernels, implementation=settings.implementation)
+        memory, host = (), tuple(host_step.on_host(memory))
     waits = _clip(step, numels) if settings.clip_norm else step.reduces
     step.issue(
         "optimizer",
@@ -81,8 +84,12 @@ def step_shards(
         waits=waits,
         kernels=kernels,
         memory=memory,
+        host=host,
     )
     step.begin("zero_grad")
     gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
-    step.issue("free", ROOT, stream="host", memory=gradients)
+    units = [unit.fqn for unit in step.training.model.units if unit.fqn in step.on_host]
+    step.issue(
+        "free", ROOT, stream="host", memory=gradients, host=[Free(f"{u}.gradient") for u in units]
+    )
     return step

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from zsim.ir.ops import Kernel, MemoryEvent
+from zsim.ir.ops import Free, HostAlloc, HostEvent, Kernel, MemoryEvent
 from zsim.models.torch_versions import INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.fsdp.gradient_division import divide_kernels, division
@@ -309,7 +309,14 @@ class ReducingStep(UnshardingStep):
             micro_batch=self.micro_batch,
             kernels=kernels,
             memory=memory,
+            host=self._arriving(group, fresh=fresh) if self.elsewhere else (),
         )
+
+    def _arriving(self, group: FSDPParamGroup, *, fresh: bool) -> list[HostEvent]:
+        """The pinned memory that a gradient comes to: it stays there, or is added and goes."""
+        nbytes = self.nbytes(group.reduces["shard"], self.original)
+        name = f"{group.fqn}.{'gradient' if fresh else 'arriving'}"
+        return [HostAlloc(name, "gradients", nbytes, pinned=True)]
 
     def _add_on_host(self, group: FSDPParamGroup, done: int) -> int:
         """Add what has come from the device to the gradient of earlier micro-batches: torch's copy
@@ -317,5 +324,5 @@ class ReducingStep(UnshardingStep):
         kernels = tuple([replace(kernel, location="host") for kernel in self._add_to_shards(group)])
         return self.issue(
             "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch,
-            kernels=kernels,
+            kernels=kernels, host=[Free(f"{group.fqn}.arriving")],
         )

@@ -4,7 +4,7 @@ exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -81,6 +81,12 @@ class _Doubled:
     def usage(self, ranks: tuple[int, ...]) -> Mapping[int, Mapping[str, Fraction]]:
         """The usage of links."""
         return self.costs.usage(ranks)
+
+    def host_usage(
+        self, kernels: tuple[Kernel, ...], rank: int, *, in_step: bool
+    ) -> Mapping[Hashable, Fraction]:
+        """The shares of the node."""
+        return self.costs.host_usage(kernels, rank, in_step=in_step)
 
     def issue_ns(self, op: Op) -> int:
         """Twice the time of the host."""

@@ -1,0 +1,100 @@
+"""Work of offloading shares its node: links of switches, memory, and both directions of a link."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.engine.costs import Costs
+from zsim.engine.simulate import simulate
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Kernel, Op, Stream
+from zsim.ir.program import Program, RankProgram
+
+GB = 10**9
+
+
+def cluster(**host: int) -> ClusterSpec:
+    """A node of 8 devices behind links of 20 GB/s each, with 400 GB/s of memory."""
+    preset = load_cluster("dgx-a100")
+    links = replace(
+        preset.links, host=replace(preset.links.host, bandwidth=20 * GB)
+    )
+    overheads = replace(preset.overheads, issue_kernel=0)
+    one_each = replace(preset.host, devices_per_switch=1)
+    return replace(
+        preset, links=links, overheads=overheads, host_memory_bandwidth=400 * GB,
+        host=replace(one_each, **host),
+    )
+
+
+def op(index: int, name: str, nbytes: int, stream: Stream, *waits: int) -> Op:
+    """A copy over the link, or a step on the host."""
+    location = "link" if name.startswith("to_") else "host"
+    kernel = Kernel(name, 0, nbytes, "float32", location=location)
+    kind = "optimizer" if location == "host" else "copy"
+    return Op(index, kind, "unit", stream, waits, kernels=(kernel,))
+
+
+def step_ns(
+    nodes: ClusterSpec, *ops: Op, all_ranks: bool = False, contention: bool = True
+) -> int:
+    rank = RankProgram(construction=(), first=(), steady=ops)
+    ranks = nodes.num_ranks
+    program = Program(mesh=Mesh(dp_shard=ranks), ranks=(rank,), assignment=(0,) * ranks)
+    return simulate(
+        program, costs=Costs(nodes), all_ranks=all_ranks, contention=contention
+    ).step_time_ns
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+@pytest.mark.parametrize(("per_switch", "seconds"), [(1, 1), (2, 2), (4, 4), (8, 8)])
+def test_devices_of_a_switch_share_its_link(
+    per_switch: int, seconds: int, all_ranks: bool
+) -> None:
+    copy = op(0, "to_host", 20 * GB, "to_host")
+    nodes = cluster(devices_per_switch=per_switch)
+    assert step_ns(nodes, copy, all_ranks=all_ranks) == seconds * GB
+    assert step_ns(nodes, copy, contention=False) == GB
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_directions_of_a_link_are_apart_and_share_the_memory(all_ranks: bool) -> None:
+    both = op(0, "to_host", 20 * GB, "to_host"), op(1, "to_device", 20 * GB, "to_device")
+    assert step_ns(cluster(), *both, all_ranks=all_ranks) == GB
+    narrow = replace(cluster(), host_memory_bandwidth=160 * GB)
+    assert step_ns(narrow, *both, all_ranks=all_ranks) == 2 * GB
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_ranks_share_the_memory_in_which_they_step(all_ranks: bool) -> None:
+    stepped = op(0, "adamw.fused", 50 * GB, "host")
+    assert step_ns(cluster(), stepped, all_ranks=all_ranks) == GB
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_a_step_and_a_copy_have_equal_parts_until_one_is_over(all_ranks: bool) -> None:
+    """A rank's part of memory is 50 GB/s, and its copy wants 20 of them: the step has 30 for a
+    second, then 50."""
+    ops = op(0, "to_device", 20 * GB, "to_device"), op(1, "adamw.fused", 80 * GB, "host")
+    assert step_ns(cluster(), *ops, all_ranks=all_ranks) == 2 * GB
+
+
+def test_a_few_cores_step_slower_than_memory_allows() -> None:
+    nodes = cluster(cores=8, thread_bandwidth=10 * GB)
+    assert step_ns(nodes, op(0, "adamw.fused", 50 * GB, "host")) == 5 * GB
+    assert step_ns(nodes, op(0, "adamw.foreach", 50 * GB, "host")) == 10 * GB
+
+
+def test_pageable_copies_take_two_and_a_half_times_as_long() -> None:
+    assert step_ns(cluster(), op(0, "to_host_pageable", 20 * GB, "host")) == 5 * GB // 2
+
+
+def test_the_host_waits_for_its_own_step_before_it_issues_what_follows() -> None:
+    ops = (
+        op(0, "to_host", 20 * GB, "to_host"), op(1, "adamw.fused", 50 * GB, "host", 0),
+        op(2, "to_device", 20 * GB, "to_device"),
+    )
+    assert step_ns(cluster(), *ops) == 3 * GB

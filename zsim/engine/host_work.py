@@ -1,0 +1,98 @@
+"""Work that offloading leaves to the host: copies over PCIe and steps of the optimizer.
+
+Each has a rate that it reaches alone, and takes shares of the link of a PCIe switch and of the
+node's memory. `zsim.engine.contention` divides those among the ranks of a node. Streams and
+strategies play no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from fractions import Fraction
+
+from zsim.cluster.cluster import ClusterSpec
+from zsim.ir.ops import PAGEABLE, Kernel
+
+PAGEABLE_SHARE = Fraction(2, 5)
+"""Rate of copies from pageable memory over that of pinned: 0.3 to 0.5 are reported. Assumed."""
+PASSES: Mapping[str, Fraction] = {"foreach": Fraction(1, 2), "for-loop": Fraction(1, 3)}
+"""Share of a thread's bandwidth in steps of several passes over their operands. Measured on a
+thread of an EPYC: torch's foreach steps 0.243e9 parameters/s, for-loop 0.165e9. At 80 B each that
+is 19 and 13 of 40 GB/s."""
+
+
+def is_link(kernel: Kernel) -> bool:
+    """True for a copy between device and host."""
+    return kernel.location == "link"
+
+
+def alone_ns(kernel: Kernel, cluster: ClusterSpec) -> int:
+    """The ns of work off the device that has the whole node to itself; rounded up, at least 1."""
+    return max(1, -(-kernel.nbytes * 10**9 // _rate(kernel, cluster)))
+
+
+def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
+    """Bytes/s alone: of the link, or of the rank's threads up to what the node's memory gives."""
+    if is_link(kernel):
+        link = cluster.links.host.bandwidth
+        return int(link * PAGEABLE_SHARE) if kernel.operator.endswith(PAGEABLE) else link
+    threads = threads_of(cluster)
+    if not threads:
+        return cluster.host_memory_bandwidth
+    _, _, implementation = kernel.operator.partition(".")
+    streamed = threads * cluster.host.thread_bandwidth * PASSES.get(implementation, Fraction(1))
+    return min(cluster.host_memory_bandwidth, int(streamed))
+
+
+def threads_of(cluster: ClusterSpec) -> int:
+    """Cores of a node for each of its ranks, at least one; 0 where the file does not say."""
+    return max(1, cluster.host.cores // neighbours(cluster)) if cluster.host.cores else 0
+
+
+def neighbours(cluster: ClusterSpec) -> int:
+    """The ranks of a full node."""
+    return min(cluster.devices_per_node, cluster.num_ranks)
+
+
+def shares(kernel: Kernel, cluster: ClusterSpec) -> dict[str, Fraction]:
+    """The shares of its device's link, of its switch's and of the node's memory that work off the
+    device takes at full speed, by resource.
+
+    A copy reads or writes each byte once in host memory. Directions of a link are apart.
+    """
+    rate = Fraction(_rate(kernel, cluster))
+    memory = {"memory": rate / cluster.host_memory_bandwidth}
+    if not is_link(kernel):
+        return memory
+    direction = kernel.operator.removesuffix(PAGEABLE)
+    used = rate / cluster.links.host.bandwidth
+    return memory | {f"device {direction}": used, f"switch {direction}": used}
+
+
+def usage(
+    kernels: tuple[Kernel, ...], times: Mapping[Kernel, int], rank: int, cluster: ClusterSpec, *,
+    in_step: bool,
+) -> dict[Hashable, Fraction]:
+    """The shares that an op takes on average over its `times` alone, by resource of a rank's node.
+
+    With ranks `in_step` one stands for all of its node: they want the same at the same time.
+    """
+    total = sum(times[kernel] for kernel in kernels)
+    means: dict[str, Fraction] = {}
+    for kernel in kernels:
+        if kernel.location != "device":
+            for resource, share in shares(kernel, cluster).items():
+                part = share * Fraction(times[kernel], total)
+                means[resource] = means.get(resource, Fraction(0)) + part
+    per_switch = cluster.host.devices_per_switch
+    node, index = divmod(rank, cluster.devices_per_node)
+    located: dict[str, tuple[Hashable, int]] = {
+        "device": (rank, 1),
+        "switch": ((node, index // per_switch), min(per_switch, neighbours(cluster))),
+        "memory": (node, neighbours(cluster)),
+    }
+    made: dict[Hashable, Fraction] = {}
+    for resource, share in means.items():
+        where, sharing = located[resource.partition(" ")[0]]
+        made["host", resource, rank if in_step else where] = share * (sharing if in_step else 1)
+    return made

@@ -1,0 +1,77 @@
+"""Refusals of the table `offload`, one line each, the scenario's key first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zsim.cluster.cluster import ClusterSpec
+from zsim.io.units import counted, format_bytes
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import HostAlloc
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precision
+from zsim.strategies import STRATEGIES
+from zsim.strategies.flat_buffer import host_buffers, layout
+from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
+
+OWN_OPTION = ("fsdp2", "hsdp")
+"""Strategies with an option for it in their own table, as torch has one."""
+
+
+def problems(
+    offload: Offload, *, strategy: str, mesh: Mesh, optimizer: Optimizer, precision: Precision,
+    model: ModelSpec, options: Any, cluster: ClusterSpec,
+) -> Iterator[str]:
+    """The reasons for which `strategy` cannot train so."""
+    if offload == ON_DEVICE:
+        return
+    able = STRATEGIES[strategy].offloadable
+    for state in offload.states:
+        if state not in able:
+            yield f"offload.{state}: {_unable(strategy, state)}"
+    if not offload.optimizer:
+        key = "parameters" if offload.parameters else "pin_memory"
+        yield f'offload.{key}: expected with offload.optimizer = "cpu", found without'
+        return
+    if offload.parameters and mesh.size(STRATEGIES[strategy].axes[-1]) == 1:
+        yield "offload.parameters: expected ranks to shard over, found one"
+    if not precision.master and precision.parameters != "float32":
+        yield (
+            "offload.optimizer: expected precision.master = true, for the host steps float32 "
+            "copies, found false"
+        )
+    if offload.adam == "deepspeed" and optimizer.name != "adamw":
+        yield f'offload.adam: expected "torch" with {optimizer.name}, found "deepspeed"'
+    if offload.pin_memory and all(state in able for state in offload.states):
+        groups = flat_groups(
+            model, granularity=options.granularity, num_shards=mesh.size(layout.AXIS),
+            dtype=precision.parameters,
+        )
+        yield from _pinned(offload, groups, dtype=precision.parameters, cluster=cluster)
+
+
+def _pinned(
+    offload: Offload, groups: Sequence[FlatGroup], *, dtype: str, cluster: ClusterSpec
+) -> Iterator[str]:
+    """More pinned memory than a node has, which no system can give."""
+    ranks = min(cluster.devices_per_node, cluster.num_ranks)
+    needed = ranks * sum(
+        event.nbytes
+        for group in groups
+        for event in host_buffers.constructed(group, offload=offload, dtype=dtype)
+        if isinstance(event, HostAlloc) and event.pinned
+    )
+    if 0 < cluster.host.memory < needed:
+        yield (
+            f"offload.pin_memory: expected at most {format_bytes(cluster.host.memory)}, the host "
+            f"memory of a node of {cluster.name}, found {format_bytes(needed)} that "
+            f"{counted(ranks, 'rank')} would pin; shard over more ranks, or pin nothing"
+        )
+
+
+def _unable(strategy: str, state: str) -> str:
+    if strategy in OWN_OPTION:
+        return f"unknown to {strategy}; its option strategy.offload = true moves all sharded states"
+    names = [name for name in STRATEGIES if state in STRATEGIES[name].offloadable]
+    return f"expected one of the strategies {', '.join(names)}, found {strategy}"

@@ -1,0 +1,70 @@
+"""The optimizer's step on the host: its work, and what it allocates in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from zsim.ir.ops import PAGEABLE, Alloc, HostAlloc, HostEvent, Kernel, MemoryEvent
+from zsim.models.training_options import DTYPE_NBYTES, Offload, Optimizer
+from zsim.strategies.building import optimizers
+from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
+
+
+def on_host(events: Iterable[MemoryEvent]) -> Iterator[HostEvent]:
+    """Allocations and frees of pageable host memory in place of the device's."""
+    for event in events:
+        yield (
+            HostAlloc(event.buffer, event.kind, event.nbytes) if isinstance(event, Alloc) else event
+        )
+
+
+def located(kernels: Iterable[Kernel], *, implementation: str = "") -> tuple[Kernel, ...]:
+    """`kernels` as the host runs them. A step of the optimizer says its `implementation`, since
+    several passes are slower than their bytes."""
+    end = f".{implementation}" if implementation else ""
+    return tuple(
+        [replace(each, operator=each.operator + end, location="host") for each in kernels]
+    )
+
+
+def step_kernels(
+    numel: int, *, optimizer: Optimizer, offload: Offload, of: str
+) -> tuple[Kernel, ...]:
+    """The step of `numel` float32 elements, and their cast to the dtype `of` of parameters.
+
+    DeepSpeed's is one pass, as torch's fused: 16 bytes read and 12 written an element.
+    """
+    own = optimizer.implementation if offload.adam == "torch" else "fused"
+    settings = replace(optimizer, implementation=own)
+    stepped = located(
+        optimizers.kernels([numel], optimizer=settings, dtype=MASTER_DTYPE, device="cpu"),
+        implementation=own,
+    )
+    if of == MASTER_DTYPE:
+        return stepped
+    return (*stepped, *located([copy_kernel(numel, source=MASTER_DTYPE, target=of)]))
+
+
+def step_memory(
+    numel: int, *, optimizer: Optimizer, offload: Offload, owner: str, first: bool
+) -> tuple[HostEvent, ...]:
+    """All that the step of `numel` elements allocates and frees in host memory; the first makes the
+    states."""
+    own = optimizer.implementation if offload.adam == "torch" else "fused"
+    return tuple(
+        on_host(
+            optimizers.memory(
+                [numel], optimizer=replace(optimizer, implementation=own), dtype=MASTER_DTYPE,
+                device="cpu", owner=owner, first=first,
+            )
+        )
+    )
+
+
+def crossing(direction: str, numel: int, *, dtype: str, pinned: bool) -> tuple[Kernel, ...]:
+    """A copy of `numel` elements over the link, "to_host" or "to_device"; none for nothing."""
+    operator = direction if pinned else f"{direction}{PAGEABLE}"
+    if not numel:
+        return ()
+    return (Kernel(operator, 0, numel * DTYPE_NBYTES[dtype], dtype, location="link"),)
