@@ -101,6 +101,7 @@ class Ranks:
         file.write_bytes(data)
         self._command(f"{CALL} {number}")
         self._attend("the test", self.timeout_s, goes_on=is_example)
+        self._require_no_copies()
         file.unlink()
         return [self._result(number, rank) for rank in self._ranks]
 
@@ -115,8 +116,7 @@ class Ranks:
         self.warnings += dict.fromkeys(map(tuple, told))
         self.left += leftovers(self._mark, sessions=self._sessions(), known=self._below())
         self.stop()
-        if copies := copies_that_came_back(self.folder, self.world_size):
-            raise RanksFailed(copies)
+        self._require_no_copies()
 
     def stop(self) -> None:
         """End the ranks, whatever they do, and what they have started."""
@@ -133,6 +133,12 @@ class Ranks:
         told = {(pid, began) for result in ended for pid, began in result.get("left", ())}
         live = [rank.process.pid for rank in self._ranks if rank.process.exitcode is None]
         return told | {(process.pid, process.began) for process in descendants(live)}
+
+    def _require_no_copies(self) -> None:
+        """RanksFailed where a fork of a rank has come out of a body."""
+        if copies := copies_that_came_back(self.folder, self.world_size):
+            self.end()
+            raise RanksFailed(copies)
 
     def _sessions(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]

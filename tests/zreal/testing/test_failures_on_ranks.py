@@ -197,6 +197,19 @@ def test_it(rank):
     assert "test_user.py:11: ValueError" in text
 
 
+def test_a_fork_is_told_at_the_call_of_a_pool_that_made_it(sessions: RankSessions) -> None:
+    report = sessions.failure("""
+def forks(rank):
+    fork = os.fork()
+    if fork:
+        os.waitpid(fork, 0)
+
+def test_it(rank_pool):
+    rank_pool(2).run(forks)
+""")
+    assert "RanksFailed: the fork of ranks 0, 1 came out of the test as well, and was" in report
+
+
 def test_a_collective_that_nobody_waits_for_is_missed_on_the_other_rank(
     sessions: RankSessions
 ) -> None:

@@ -73,11 +73,13 @@ class Served:
 
 
 def copies_that_came_back(folder: Path, world_size: int) -> str:
-    """The report of forks of ranks that came out of the body of the test; "" for none."""
-    copies = {rank: folder / f"{COPY}{rank}" for rank in range(world_size)}
-    texts = {
-        rank: file.read_text(encoding="utf-8") for rank, file in copies.items() if file.exists()
-    }
+    """The report of forks of ranks that came out of the body of the test, once; "" for none."""
+    texts: dict[int, str] = {}
+    for rank in range(world_size):
+        file = folder / f"{COPY}{rank}"
+        if file.exists():
+            texts[rank] = file.read_text(encoding="utf-8")
+            file.unlink()
     lines = [f"the fork of {named(list(texts))} came out of the test as well, and was ended there",
              "end a fork by os._exit in the body", *dict.fromkeys(texts.values())]
     return "\n".join(lines) if texts else ""
