@@ -125,7 +125,10 @@ def test_commands_that_need_a_step_name_the_lost_link_and_memory_needs_none(
 ) -> None:
     file = tmp_path / "lost.toml"
     file.write_text(HSDP.with_(faults=[LOST], expect=None).to_toml())
-    named = "lost_link: node 1, nic 3 (of rank 11): expected a network that carries the all_reduce"
+    named = (
+        "lost_link: node 1, nic 3 (of rank 11): expected a network that carries the all_reduce of "
+        "blocks.31, "
+    )
     remedy = "; leave the fault out for a step that ends\n"
     assert main(["show", str(file), "--memory"]) == 0
     shown = capsys.readouterr()
@@ -386,6 +389,8 @@ def test_choices_and_reasons_are_of_clean_steps() -> None:
     scenario = FSDP2.with_(faults=[SLOW])
     with pytest.raises(ArgumentError, match="faults: expected none for a choice of strategies"):
         zsim.fit(scenario)
+    with pytest.raises(ArgumentError, match="faults: expected none for a plan of training"):
+        zsim.plan_for(scenario)
     why = zsim.why(zsim.simulate(scenario))
     assert why.step_ns == zsim.simulate(scenario).step_time
 

@@ -19,6 +19,7 @@ from zsim.errors import ArgumentError, shown
 from zsim.io.arguments import described
 from zsim.io.units import format_bytes, format_time
 from zsim.memory.fits import device_capacity
+from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
 
 __all__ = ["Option", "Plan", "plan_for"]
@@ -41,8 +42,9 @@ def plan_for(
     `nodes`, `micro_batches`: sizes to try; `global_batch`: sequences of a step, which accumulation
     fills. `tokens` to train on within `days` leave out what is slower; `price` is of one GPU for an
     hour. `goal`: "fastest", "cheapest" (GPU hours) or "smallest" (GPUs). ArgumentError for sizes
-    and goals that are none.
+    and goals that are none, and for faults but slow links.
     """
+    fault_support.require_none(scenario, purpose="a plan of training")
     request = _request(tokens=tokens, days=days, price=price, goal=goal)
     space = space_of(
         scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch
