@@ -30,6 +30,8 @@ from zsim.io import parallel
 MATTERS = 0.03
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to
 3 %."""
+A_THIRD = 1 / 3
+"""Most by which the size of a change is off where it is right, as a share of it."""
 AT_ONCE = 100
 """Rows that are predicted, on all cores, between two lines of progress."""
 MAX_PAIRS = 4_000_000
@@ -57,11 +59,18 @@ class Group:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
     """Rows of one source that differ in `field` alone: how often the sign of the change is right
-    where it matters, and its size."""
+    where it matters, and its size.
+
+    The `size` is the predicted change over the measured one, both as logarithms. For `ranks` it
+    is the slope per doubling over the measured slope. It is within a third in the share
+    `size_right`. None where no change matters.
+    """
 
     field: str
     n: int
     sign_right: float | None
+    size: float | None
+    size_right: float | None
     median_error_of_ratio: float
 
 
@@ -219,13 +228,21 @@ def pairs(rows: Sequence[Predicted]) -> Iterable[Pairs]:
         if not ratios:
             continue
         telling = [(p, m) for p, m in ratios if abs(m - 1) > MATTERS]
-        right = sum(log(p) * log(m) > 0 for p, m in telling)
+        sizes = [log(p) / log(m) for p, m in telling]
         yield Pairs(
             field=name,
             n=len(ratios),
-            sign_right=right / len(telling) if telling else None,
+            sign_right=_share(size > 0 for size in sizes),
+            size=median(sizes) if sizes else None,
+            size_right=_share(abs(size - 1) <= A_THIRD for size in sizes),
             median_error_of_ratio=median(abs(p / m - 1) for p, m in ratios),
         )
+
+
+def _share(right: Iterable[bool]) -> float | None:
+    """The share of what is right; None of nothing."""
+    known = [*right]
+    return sum(known) / len(known) if known else None
 
 
 TOGETHER = {

@@ -85,6 +85,7 @@ def as_json(result: Accuracy) -> dict[str, Any]:
         "pairs": [
             {
                 "field": pair.field, "n": pair.n, "sign_right": pair.sign_right,
+                "size": pair.size, "size_right": pair.size_right,
                 "median_error_of_ratio": pair.median_error_of_ratio,
             }
             for pair in result.pairs
@@ -131,9 +132,14 @@ def _table(result: Accuracy) -> Iterator[str]:
     if result.pairs:
         yield "\npairs of rows that differ in one field:"
     for pair in result.pairs:
-        sign = "-" if pair.sign_right is None else f"{100 * pair.sign_right:.0f} %"
+        sign, third = (
+            "-" if share is None else f"{100 * share:.0f} %"
+            for share in (pair.sign_right, pair.size_right)
+        )
+        size = "-" if pair.size is None else f"{pair.size:.2f}"
         yield (
-            f"  {pair.field:<24} n {pair.n:>6}   sign right {sign:>6}   median error of ratio "
+            f"  {pair.field:<24} n {pair.n:>6}   sign right {sign:>6}   size {size:>5} of the "
+            f"measured, {third:>6} within a third   median error of ratio "
             f"{100 * pair.median_error_of_ratio:.1f} %"
         )
     if result.by_hidden:

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from errno import EACCES
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def test_pairs_are_rows_that_differ_in_one_field_and_their_times_are_for_each_to
     assert (by_field["batch"].n, by_field["model"].n) == (2, 2)
     assert by_field["batch"].sign_right == 1.0
     assert by_field["model"].sign_right == 0.5
+    sizes = [log(0.75) / log(0.8), log(0.45) / log(0.6)]  # 1.29, 1.56
+    assert by_field["batch"].size == pytest.approx(sum(sizes) / 2)
+    assert by_field["batch"].size_right == 0.5
     assert by_field["batch"].median_error_of_ratio == pytest.approx(
         (1 - 0.75 / 0.8 + 1 - 0.9 / 1.2) / 2
     )
@@ -76,7 +80,23 @@ def test_pairs_are_rows_that_differ_in_one_field_and_their_times_are_for_each_to
 
 def test_a_change_that_is_predicted_to_change_nothing_has_no_right_sign() -> None:
     (pair,) = pairs([row(1.0, 1.0, batch="1"), row(1.0, 1.2, batch="2")])
-    assert pair.sign_right == 0.0
+    assert (pair.sign_right, pair.size, pair.size_right) == (0.0, 0.0, 0.0)
+
+
+def test_changes_of_next_to_nothing_have_neither_sign_nor_size() -> None:
+    (pair,) = pairs([row(1.0, 1.0, batch="1"), row(1.3, 1.02, batch="2")])
+    assert (pair.sign_right, pair.size, pair.size_right) == (None, None, None)
+
+
+def test_the_size_of_a_change_by_ranks_is_its_slope_over_the_measured_one() -> None:
+    """Predicted 2 % a doubling, measured 4 %."""
+    rows = [
+        row(1.02**n, 1.04**n, **{"cluster.nodes": str(2**n), "strategy.dp_shard": str(8 * 2**n)})
+        for n in range(3)
+    ]
+    (pair,) = pairs(rows)
+    assert (pair.field, pair.n) == ("ranks", 3)
+    assert pair.size == pytest.approx(log(1.02) / log(1.04))
 
 
 def test_a_folder_is_predicted_row_by_row_and_what_is_no_measurement_is_named(
