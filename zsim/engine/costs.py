@@ -71,6 +71,7 @@ class Costs:
     cluster: ClusterSpec
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
+    _launches: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
     _each_kernel: dict[Kernel, int] = field(default_factory=dict, repr=False)
     _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
     _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
@@ -290,7 +291,7 @@ class Costs:
         if op.kind == "optimizer" and self.execution.dtensors:
             return (overheads.issue_kernel + overheads.step_dtensor) * len(op.kernels)
         own = self.execution.issue_kernel_ns
-        return (overheads.issue_kernel if own is None else own) * self._launched(op)
+        return (overheads.issue_kernel if own is None else own) * self._launched(op.kernels)
 
     def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
         """Waits of a rank's collectives for a core, by op. They are in proportion to the compute
@@ -306,16 +307,19 @@ class Costs:
                 computed += self.compute_ns(op.kernels) + self.issue_ns(op)
         return waits
 
-    def _launched(self, op: Op) -> int:
-        """The number of kernels that the host launches for `op`.
+    def _launched(self, kernels: tuple[Kernel, ...]) -> int:
+        """The number of launches by the host for an op's `kernels`.
 
         One kernel of a Program may stand for several launches, or for none where another does its
-        work.
+        work. Cached as `compute_ns` is.
         """
         if self.execution.one_kernel_each:
-            return len(op.kernels)
-        return sum(
-            1 + kernel_time.more_kernels(kernel, self.execution)
-            for kernel in op.kernels
-            if not self._is_fused(kernel)
-        )
+            return len(kernels)
+        known = self._launches.get(id(kernels))
+        if known is None:
+            known = self._launches[id(kernels)] = kernels, sum(
+                1 + kernel_time.more_kernels(kernel, self.execution)
+                for kernel in kernels
+                if not self._is_fused(kernel)
+            )
+        return known[1]

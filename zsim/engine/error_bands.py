@@ -267,11 +267,14 @@ def _busy_ns(times: Times, ops: list[Op]) -> int:
 
 def _times_by_constant(ops: tuple[Op, ...], costs: Costs) -> dict[str, int]:
     """Nanoseconds of kernels by the constant that decides each."""
-    times: dict[str, int] = {}
+    runs: dict[Kernel, int] = {}
     for kernels, count in _kernels(ops):
         for kernel in kernels:
-            key = _decides(kernel, costs)
-            times[key] = times.get(key, 0) + count * costs.kernel_ns(kernel)
+            runs[kernel] = runs.get(kernel, 0) + count
+    times: dict[str, int] = {}
+    for kernel, count in runs.items():
+        key = _decides(kernel, costs)
+        times[key] = times.get(key, 0) + count * costs.kernel_ns(kernel)
     return times
 
 
