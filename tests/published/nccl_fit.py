@@ -69,8 +69,7 @@ class FreeConstant:
 COMMON = FreeConstant("launch_us", None, 18.0, 1.0)
 PARAMETERS = (
     COMMON, *(FreeConstant("launch_us", each, 1.0, 0.4) for each in GENERATIONS),
-    FreeConstant("reached", "volta", 1.0, 0.06), FreeConstant("reached", "blackwell", 1.0, 0.06),
-    FreeConstant("reached_in_switch", "blackwell", 1.0, 0.05), FreeConstant("fill", None, 1.0, 0.7),
+    FreeConstant("reached", "volta", 1.0, 0.06), FreeConstant("fill", None, 1.0, 0.7),
     FreeConstant("idle", None, 0.3, 0.7), FreeConstant("fill_of_switch", None, 1.0, 0.7),
 )
 """All that is fitted. Other links reach what NCCL counts on."""

@@ -57,7 +57,8 @@ Processors differ by that factor of two: gaps of 5 to 10 us a kernel."""
 OVERLAP = 0.2
 """Share of hidden communication by which a step may take longer. Kernels lose a tenth to a third of
 it here. Measured are 18.9 % of all compute on average and 40 % at most (arXiv 2507.03114), however
-much of it was beside a collective."""
+much of it was beside a collective. Collectives lose time beside kernels too, and no share of it is
+published."""
 FULL = 0.25
 """Share by which a step that gives cached memory back may take longer. Such steps take 10 to 25 %
 longer in all: 4 to 12 % on one H100 (tests/measured), 19 % in thunder's issue 420. The calls of

@@ -24,7 +24,8 @@ def rows() -> Iterator[Row]:
         if is_float8:
             assumed = [
                 "parameters gathered in bf16, which float8 all-gathers move half of", *assumed,
-                "linears in float8, everything else in bf16",
+                "linears in float8 with a scale for each tensor, torchtitan's default then, "
+                "everything else in bf16",
             ]
         tokens = int(row["local_batch"]) * int(row["seq_len"])
         yield {
@@ -38,7 +39,8 @@ def rows() -> Iterator[Row]:
             "activation_checkpointing.save": '["linear", "attention"]',
             "activation_checkpointing.save_every": 2,
             "execution.norms": "" if is_compiled else "composite",
-            "execution.compile": is_compiled or "", "execution.float8": is_float8 or "",
+            "execution.compile": is_compiled or "",
+            "execution.float8": "tensorwise" if is_float8 else "",
             "measured.step_time": seconds(tokens / float(row["tokens_per_s_per_gpu"])),
             "widens": NARROW_GATHERS if is_float8 else "", "assumed": "; ".join(assumed),
             "source": row["source"],

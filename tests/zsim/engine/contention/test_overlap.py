@@ -66,7 +66,8 @@ def test_each_is_longer_by_its_share_of_the_time_in_which_the_other_runs(
 )
 def test_collectives_of_a_step_are_longer_beside_kernels_and_only_there(name: str) -> None:
     case = scenario.load(SCENARIOS / f"{name}.toml")
-    program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster)
+    slowed = replace(case.cluster.device, collective_interference=0.1)
+    program, costs = plan(case, device="cuda"), Costs(replace(case.cluster, device=slowed))
     off = Costs(cluster=case.cluster, execution=Execution(interference=False))
     times, alone = (simulate_step(program, costs=version).ranks[0] for version in (costs, off))
     moving = [op.index for op in program.ranks[0].steady if op.kind in COLLECTIVES]

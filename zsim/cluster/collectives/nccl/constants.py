@@ -63,20 +63,19 @@ class Constants:
 _INFINIBAND = NicLatency(small=0.0, large=28.0, tree=0.0)
 CONSTANTS = Constants(
     launch_us={"volta": 22.0, "ampere": 30.0, "hopper": 11.0, "blackwell": 25.0},
-    reached={"volta": 1.13, "ampere": 1.0, "hopper": 1.03, "blackwell": 0.98},
-    reached_in_switch={"hopper": 1.0, "blackwell": 0.95},
+    reached={"volta": 1.13, "ampere": 1.0, "hopper": 1.03, "blackwell": 1.0},
+    reached_in_switch={"hopper": 1.0, "blackwell": 1.0},
     fill=0.9,
     idle=0.2,
-    fill_of_switch=1.5,
+    fill_of_switch=1.6,
     nics={
         "ib": _INFINIBAND, "roce": _INFINIBAND, "unknown": _INFINIBAND, "efa": _everywhere(75.0),
         "tcp": NicLatency(small=47.0, large=350.0, tree=350.0),
     },
     fast_nics={("efa", "blackwell"): _everywhere(35.0)},
 )
-"""Fitted to single nodes of four sources: launches, Volta's and Blackwell's links, fills. Ampere's
-and Hopper's links are NCCL's own 20 and 20.6 GB/s (topo.h), where presets have what its search
-takes.
+"""Fitted to single nodes of four sources: launches, Volta's links, fills. Other links are NCCL's
+own 20, 20.6 and 40.1 GB/s (topo.h), where presets have what its search takes.
 
 EFA: what Amazon's plugin declares to NCCL, 75 µs, and 35 from p5en on (aws-ofi-nccl,
 platform-aws). With it, all-gathers of 256 MiB on 4 to 64 shared p5 are 4 to 13 % above the best
