@@ -19,8 +19,8 @@ from zsim.scenario import scenario as scenario_module
 
 TABLES = (
     "model, batch, cluster, strategy, precision, optimizer, offload, "
-    "activation_checkpointing, wrapping, execution, faults, allocator, frozen, steps, seed, "
-    "expect, lint, description"
+    "activation_checkpointing, wrapping, execution, faults, allocator, checkpoint, frozen, "
+    "steps, seed, expect, lint, description"
 )
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 PARTS = "where, expected, found, remedy"
@@ -62,7 +62,7 @@ MEMBERS = {
     "Why": "after_ns at_ends_ns before_ns by_reason critical_path exposed exposed_ns host_bound "
            "host_bound_ns rank step_ns to_dict to_json",
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
-    "Scenario": "batch checkpointing cluster description executed executed_on execution "
+    "Scenario": "batch checkpoint checkpointing cluster description executed executed_on execution "
                 "expandable_segments expect faults files fingerprint folder gradient_dtype "
                 "lint_ignore mesh model name offload optimizer options precision seed steps "
                 "strategy sync tables to_dict to_json to_toml with_ with_parts work "

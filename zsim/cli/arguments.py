@@ -165,6 +165,13 @@ def world_size(text: str) -> int:
     return int(text)
 
 
+def some_ranks(text: str) -> int:
+    """A number of ranks that load a checkpoint."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:8]) <= 100_000):
+        raise argparse.ArgumentTypeError(f"expected 1 to 100,000 ranks, found {text[:40]!r}")
+    return int(text)
+
+
 def count(text: str) -> int | str:
     """Number in `text`, or else `text` itself, as `seconds` does."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else text

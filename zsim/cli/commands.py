@@ -478,6 +478,13 @@ def explain(options: argparse.Namespace) -> int:
     return explain_command.explained(options)
 
 
+def checkpoint(options: argparse.Namespace) -> int:
+    """`zsim checkpoint`."""
+    from zsim.cli import checkpoint as checkpoint_command
+
+    return checkpoint_command.shown(options)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run,
     "validate": validate,
@@ -491,4 +498,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "import": imported,
     "lint": lint,
     "explain": explain,
+    "checkpoint": checkpoint,
 }

@@ -286,6 +286,16 @@ def parser() -> arguments.Parser:
         help="rules not to ask; in a scenario lint = { ignore = [\"RULE\"] }",
     )
     _module(lint)
+    checkpoint = commands.add_parser(
+        "checkpoint", help="files of a scenario's checkpoint, time and memory to save and load it",
+        allow_abbrev=False,
+    )
+    checkpoint.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    checkpoint.add_argument(
+        "--to-ranks", type=arguments.some_ranks, default=None, metavar="M",
+        help="load it on so many ranks (default: those that save it)",
+    )
+    _json(checkpoint)
     explain = commands.add_parser(
         "explain", help="why a job hung, from its ranks' NCCL flight recorders",
         allow_abbrev=False,

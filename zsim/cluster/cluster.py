@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, PresetFigure, Provenance, figures_of, load_device, values
+from zsim.cluster.file_system import FileSystem
 from zsim.cluster.host import Drives, Host
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
@@ -157,6 +158,8 @@ class ClusterSpec:
     host: Host = field(default_factory=Host)
     drives: Drives | None = None
     """The drives of a node; None where its file names none."""
+    file_system: FileSystem | None = None
+    """The file system of all ranks; None where its file names none."""
     nccl: Nccl | None = None
     curves: tuple[MeasuredCurve, ...] = ()
     """Collectives that were measured here; none in a preset."""
@@ -406,6 +409,9 @@ def cluster_of(
         host_memory_bandwidth=host.pop("memory_bandwidth"),
         host=Host(**host),
         drives=Drives(**values(table["drives"])) if "drives" in table else None,
+        file_system=(
+            FileSystem(**values(table["file_system"])) if "file_system" in table else None
+        ),
         overheads=Overheads(**values(table["overheads"])),
         figures=(*device.figures, *figures),
         nccl=Nccl(**table["nccl"]) if "nccl" in table else None,

@@ -267,6 +267,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "memory": parse_bytes,
     "memory_bandwidth": parse_rate,
     "bandwidth": parse_rate,
+    "rank_bandwidth": parse_rate,
     "float32": parse_flop_rate,
     "tf32": parse_flop_rate,
     "bfloat16": parse_flop_rate,

@@ -21,6 +21,10 @@ thread of an EPYC: torch's foreach steps 0.243e9 parameters/s, for-loop 0.165e9.
 is 19 and 13 of 40 GB/s."""
 
 
+FILES = "files"
+"""The location of reads and writes of files, whose file system all ranks share."""
+
+
 def is_link(kernel: Kernel) -> bool:
     """True for a copy between device and host."""
     return kernel.location == "link"
@@ -32,7 +36,11 @@ def alone_ns(kernel: Kernel, cluster: ClusterSpec) -> int:
 
 
 def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
-    """Bytes/s alone: of the link, or of the rank's threads up to what the node's memory gives."""
+    """Bytes/s alone: of the link, of files, or of the rank's threads up to what the node's memory
+    gives."""
+    if kernel.location == FILES:
+        assert cluster.file_system is not None
+        return cluster.file_system.alone
     if is_link(kernel):
         link = cluster.links.host.bandwidth
         return int(link * PAGEABLE_SHARE) if kernel.operator.endswith(PAGEABLE) else link
@@ -61,6 +69,8 @@ def shares(kernel: Kernel, cluster: ClusterSpec) -> dict[str, Fraction]:
     A copy reads or writes each byte once in host memory. Directions of a link are apart.
     """
     rate = Fraction(_rate(kernel, cluster))
+    if cluster.file_system is not None and kernel.location == FILES:
+        return {FILES: rate / cluster.file_system.bandwidth}
     memory = {"memory": rate / cluster.host_memory_bandwidth}
     if not is_link(kernel):
         return memory
@@ -90,6 +100,7 @@ def usage(
         "device": (rank, 1),
         "switch": ((node, index // per_switch), min(per_switch, neighbours(cluster))),
         "memory": (node, neighbours(cluster)),
+        FILES: (None, cluster.num_ranks),
     }
     made: dict[Hashable, Fraction] = {}
     for resource, share in means.items():

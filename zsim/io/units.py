@@ -26,6 +26,9 @@ TIMES: dict[str, Decimal] = {
     "ms": Decimal(10**6),
     "s": Decimal(10**9),
 }
+PERIODS: dict[str, Decimal] = TIMES | {
+    "min": Decimal(60 * 10**9), "h": Decimal(3600 * 10**9), "d": Decimal(86_400 * 10**9)
+}
 FLOP_RATES: dict[str, Decimal] = {
     f"{prefix}FLOP/s": Decimal(10**power)
     for prefix, power in zip("MGTP", (6, 9, 12, 15), strict=True)
@@ -102,6 +105,15 @@ def parse_time(text: str) -> int:
     5000
     """
     return int(_parse(text, TIMES, example="5 us").to_integral_value())
+
+
+def parse_period(text: str) -> int:
+    """Nanoseconds of a text such as "30 min", "8 h" or "2 d", or of one that `parse_time` reads.
+
+    >>> parse_period("1.5 h") == 5400 * 10**9
+    True
+    """
+    return int(_parse(text, PERIODS, example="8 h").to_integral_value())
 
 
 def parse_power(text: str) -> int:

@@ -44,10 +44,11 @@ COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_re
 
 Stream = Literal[
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback",
-    "host", "to_host", "to_device",
+    "host", "to_host", "to_device", "files",
 ]
 """A `callback` of a reduction's future runs on a stream of torch's pool, which no other stream
-waits for unless it is told to. Copies of offloaded states have a stream for each direction."""
+waits for unless it is told to. Copies of offloaded states have a stream for each direction,
+and so has what a rank writes to files or reads there."""
 STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
 
 
@@ -84,7 +85,7 @@ class HostAlloc:
 
 HostEvent = HostAlloc | Free
 
-Location = Literal["device", "link", "host"]
+Location = Literal["device", "link", "host", "files"]
 LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined]
 
 
@@ -92,7 +93,8 @@ LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined
 class Kernel:
     """One kernel's work: floating-point operations in `dtype`, and bytes read and written.
 
-    It has its `location` on the device, on the host, or, as a transfer, on the link between both. A
+    It has its `location` on the device, on the host, or, as a transfer, on the link between both or
+    on the way to files. A
     matrix product has as its `shape` the (products, m, n, k) of that many m × k by k × n. Fused
     attention has (sequences × heads, queries, keys, width of a head). A product whose first factor
     is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m and not

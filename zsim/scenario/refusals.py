@@ -19,9 +19,10 @@ from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import ZsimError
 from zsim.models import checkpointing
 from zsim.models.families.transformers import FAMILY as TRANSFORMERS
+from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
-from zsim.scenario import huggingface_checks, offload_checks
+from zsim.scenario import checkpoint_checks, huggingface_checks, offload_checks
 from zsim.scenario.parts import fault_plan
 from zsim.scenario.work_limits import work
 from zsim.strategies import STRATEGIES
@@ -212,6 +213,12 @@ def _offload(parts: Any) -> Iterator[str]:
     )
 
 
+def _checkpoint(parts: Any) -> Iterator[str]:
+    """Checkpoints that the strategy or the cluster cannot have, where the scenario asks for any."""
+    if parts.checkpoint != Checkpoint():
+        yield from checkpoint_checks.problems(parts)
+
+
 REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
     _momentum: ("optimizer",),
@@ -227,6 +234,7 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
+    _checkpoint: ("checkpoint", "strategy", "cluster"),
     _faults: ("faults", "mesh"), _expectations: ("expect", "faults", "mesh"),
 }
 """Each function that refuses, and the parts that it needs."""

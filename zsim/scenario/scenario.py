@@ -26,6 +26,7 @@ from zsim.io.arguments import described, path_of
 from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
+from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Dtype, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
@@ -39,7 +40,7 @@ from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES
 
 OUTSIDE_THE_TRAINING = (
-    "description", "cluster", "allocator", "execution", "faults", "expect", "lint"
+    "description", "cluster", "allocator", "execution", "faults", "expect", "lint", "checkpoint"
 )
 IN_PYTHON = "Scenario"
 """Stands in messages where a file's name stands for a scenario from a file."""
@@ -82,6 +83,7 @@ class Scenario:
     checkpointing: Checkpointing
     wrapping: Wrapping
     execution: Execution
+    checkpoint: Checkpoint
     faults: tuple[Fault, ...]
     """Faults and stragglers of the steady step; () for none."""
     expandable_segments: bool
@@ -112,6 +114,7 @@ class Scenario:
         execution: Table | None = None,
         faults: Sequence[Table] | None = None,
         allocator: Table | None = None,
+        checkpoint: Table | None = None,
         frozen: Sequence[str] | None = None,
         steps: int | None = None,
         seed: int | None = None,
@@ -128,6 +131,7 @@ class Scenario:
             "offload": offload,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
+            "checkpoint": checkpoint,
             "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
         }
         problems: list[str] = []
@@ -170,6 +174,7 @@ class Scenario:
         execution: Table | None = KEPT,
         faults: Sequence[Table] | None = KEPT,
         allocator: Table | None = KEPT,
+        checkpoint: Table | None = KEPT,
         frozen: Sequence[str] | None = KEPT,
         steps: int | None = KEPT,
         seed: int | None = KEPT,
@@ -198,6 +203,7 @@ class Scenario:
             "offload": offload,
             "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
             "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
+            "checkpoint": checkpoint,
             "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
         }
         if "folder" in unknown:

@@ -57,5 +57,5 @@ STRATEGY = Strategy(
     precision_problems=engine_options.precision_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
-    num_groups=num_groups, over_all_ranks="deepspeed2",
+    num_groups=num_groups, over_all_ranks="deepspeed2", saves="engine",
 )

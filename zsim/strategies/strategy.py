@@ -131,9 +131,9 @@ class Strategy:
 
     # -- checkpoints
 
-    saves: Literal["parameters", "buffers", ""] = ""
-    """Tensors of its checkpoints: one for each parameter, or for each flat buffer; "" where its
-    state dicts are not modelled."""
+    saves: Literal["parameters", "buffers", "engine", ""] = ""
+    """Tensors of its checkpoints: one for each parameter, or for each flat buffer, or those of
+    DeepSpeed's engine alone; "" where its state dicts are not modelled."""
     flat_buffers: Callable[[Any, ModelSpec, str], tuple[tuple[ParamGroup, bool], ...]] = _no_buffers
     """`flat_buffers(options, model, dtype)`: flat buffers whose shards ranks hold, and whether each
     is trained."""

@@ -4,20 +4,29 @@ another number of ranks."""
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from zreal import torch_private
+from zreal.meters.collectives import SETTLE_S
 from zreal.meters.memory import MemoryMeter
 from zreal.modules import modules
 from zreal.modules.initial_values import Initialiser
@@ -160,4 +169,48 @@ def _digests(state: dict[str, Any]) -> dict[str, str]:
     return {
         name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
         for name, value in whole.items()
+    }
+
+
+class Gathers(TorchDispatchMode):
+    """Records the bytes of the all-gathers of DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(torch_private.is_dtensor_type(kind) for kind in types):
+            return NotImplemented
+        made = func(*args, **(kwargs or {}))
+        if func.name() == "_c10d_functional::all_gather_into_tensor":
+            self.nbytes.append(made.nbytes)
+        if func.name() == "_c10d_functional::wait_tensor":
+            time.sleep(5 * SETTLE_S)  # gloo's thread holds tensors a moment longer
+        return made
+
+
+def consolidated(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int,
+    progress: Callable[[str], None], keep: Callable[[Any], None],
+) -> dict[str, Any]:
+    """All-gathers of whole state dicts, with the bytes that they need at most and leave."""
+    store = rendezvous(rank=rank, world_size=world_size, port=port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    group = dist.new_group(range(world_size))
+    subject = built(arguments["tables"], group, seed=1)
+    stepped(subject)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=arguments["cpu_offload"])
+    gathers, meter = Gathers(), MemoryMeter()
+    with meter, gathers:
+        meter.watch(*tree_leaves(_state(subject)))
+        with meter.span() as span:
+            state = get_state_dict(subject.module, subject.optimizer, options=options)
+    dist.destroy_process_group()
+    return {
+        "gathers": gathers.nbytes, "peak": span.peak - span.start, "kept": span.end - span.start,
+        "tensors": sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(state)),
     }

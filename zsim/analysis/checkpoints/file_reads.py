@@ -33,6 +33,8 @@ def file_reads(
     """
     _require_alike(saved, wanted)
     owners = {tensor.key: file for file, own in enumerate(files) for tensor in own}
+    if saved.num_shards == wanted.num_shards and not any(e.alignment for e in saved.entries):
+        return tuple(_own(wanted, rank, owners) for rank in range(wanted.num_ranks))
     known: dict[tuple[bool, bool], list[list[tuple[int, Read]]]] = {}
     each: list[dict[tuple[str, int], list[FileRead]]] = [{} for _ in range(wanted.num_ranks)]
     for part in saved.parts:
@@ -50,6 +52,32 @@ def file_reads(
     return tuple(
         tuple(_by_file([read for key in order for read in made.get(key, [])])) for made in each
     )
+
+
+def _own(
+    wanted: TrainingState, rank: int, owners: dict[tuple[str, int, int], int]
+) -> tuple[FileRead, ...]:
+    """The reads of a rank that finds its very rows."""
+    made = []
+    for tensor in wanted.tensors(rank):
+        if tensor.nbytes:
+            name, index, shard = tensor.key
+            file = _owner(owners, name, wanted.entries[index], index, shard)
+            made.append(FileRead(file=file, nbytes=tensor.nbytes, used=tensor.nbytes))
+    return tuple(_by_file(made))
+
+
+def _owner(
+    owners: dict[tuple[str, int, int], int], part: str, entry: StateEntry, index: int, shard: int
+) -> int:
+    """The file with a tensor; CheckpointError where there is none."""
+    if (key := (part, index, shard)) not in owners:
+        raise CheckpointError(
+            where=f"checkpoint: {part} of {entry.fqn}",
+            expected="the file with it" if shard < 0 else f"the file with shard {shard} of it",
+            found="no such file", remedy="every rank's file is needed to load",
+        )
+    return owners[key]
 
 
 def _require_alike(saved: TrainingState, wanted: TrainingState) -> None:
@@ -101,24 +129,21 @@ def _file_read(
     owners: dict[tuple[str, int, int], int],
 ) -> FileRead:
     shard = (read.file if read else 0) if part.is_sharded else -1
-    key = part.name, index, shard
-    if key not in owners:
-        raise CheckpointError(
-            where=f"checkpoint: {part.name} of {entry.fqn}",
-            expected="the file with it" if shard < 0 else f"the file with shard {shard} of it",
-            found="no such file", remedy="every rank's file is needed to load",
-        )
+    file = _owner(owners, part.name, entry, index, shard)
     if read is None:
-        return FileRead(file=owners[key], nbytes=part.element_nbytes, used=part.element_nbytes)
+        return FileRead(file=file, nbytes=part.element_nbytes, used=part.element_nbytes)
     used = read.interval.numel * part.element_nbytes
     whole = used if entry.alignment else read.stored * part.element_nbytes
-    return FileRead(file=owners[key], nbytes=whole, used=used)
+    return FileRead(file=file, nbytes=whole, used=used)
 
 
 def _by_file(made: Sequence[FileRead]) -> Iterator[FileRead]:
     """Reads grouped by file, files in the order of their first read."""
-    for file in dict.fromkeys(read.file for read in made):
-        yield from (read for read in made if read.file == file)
+    grouped: dict[int, list[FileRead]] = {}
+    for read in made:
+        grouped.setdefault(read.file, []).append(read)
+    for own in grouped.values():
+        yield from own
 
 
 def host_peak(made: Sequence[FileRead]) -> int:

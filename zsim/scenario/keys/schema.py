@@ -26,6 +26,7 @@ from zsim.models.repeats import Uses
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario.expect import FIGURES
+from zsim.scenario.keys.checkpoint_table import CheckpointTable
 from zsim.scenario.keys.table import MAX_NAME, MOST_FAULTS, Pause, Table
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
@@ -359,6 +360,7 @@ KEYS: dict[str, Any] = {
         ),
     ),
     "allocator": (AllocatorTable, AllocatorTable()),
+    "checkpoint": (CheckpointTable, CheckpointTable()),
     "lint": (LintTable, LintTable()),
     "steps": (
         int,

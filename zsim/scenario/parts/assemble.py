@@ -21,11 +21,13 @@ from zsim.io.units import counted, parse_time
 from zsim.ir.mesh import AXES, Mesh
 from zsim.models import wrapping
 from zsim.models.checkpointing import Checkpointing
+from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import refusals
 from zsim.scenario.expect import Expectation, expectation
+from zsim.scenario.keys.checkpoint_table import checkpoint_of
 from zsim.scenario.parts import frozen
 from zsim.scenario.parts.cluster_table import made_cluster
 from zsim.scenario.parts.fault_plan import made_faults, with_links
@@ -49,6 +51,7 @@ class Parts:
     checkpointing: Checkpointing | None
     wrapping: Wrapping | None
     execution: Execution | None
+    checkpoint: Checkpoint | None
     faults: tuple[Fault, ...] | None = None
     expect: tuple[Expectation, ...] = ()
     model: ModelSpec | None = None
@@ -80,6 +83,7 @@ def assemble(
         ),
         wrapping=attempt(partial(_same_fields, Wrapping), tables["wrapping"]),
         execution=attempt(_execution, tables["execution"]),
+        checkpoint=attempt(checkpoint_of, tables["checkpoint"]),
     )
     table = tables["model"]
     model = attempt(partial(made_model, folder=folder), table, parts.batch)

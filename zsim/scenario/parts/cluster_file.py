@@ -41,6 +41,7 @@ from zsim.cluster.devices import (
     parsed,
     power_problem,
 )
+from zsim.cluster.file_system import FileSystem
 from zsim.cluster.host import Drives
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.execution import AttentionKernels
@@ -238,7 +239,7 @@ def _require_cluster(
     check: _Checked, table: dict[str, Any]
 ) -> tuple[tuple[MeasuredCurve, ...], tuple[MeasuredTimes, ...]]:
     """Everything checked; what is returned are curves and times, since nothing else makes them."""
-    check.table("", table, TOP, ("nccl", "curves", "times", "power", "drives"))
+    check.table("", table, TOP, ("nccl", "curves", "times", "power", "drives", "file_system"))
     check.text("description", table["description"])
     check.one_of("kind", table["kind"], ("cpu", "cuda"))
     library = check.one_of("collectives", table["collectives"], tuple(LIBRARIES))
@@ -251,6 +252,9 @@ def _require_cluster(
     check.constants("host", of_host, tuple(of_host))
     if "drives" in table:
         check.constants("drives", table["drives"], [field.name for field in fields(Drives)])
+    if "file_system" in table:
+        names = [field.name for field in fields(FileSystem)]
+        check.constants("file_system", table["file_system"], names)
     needed = [field.name for field in fields(Overheads) if field.default is MISSING]
     optional = [name for name in OPTIONAL if name in check.table("overheads", table["overheads"],
                                                                  needed, OPTIONAL)]

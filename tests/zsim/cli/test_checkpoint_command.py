@@ -1,0 +1,65 @@
+"""`zsim checkpoint`: a table for people, a JSON object for programs, refusals with exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import ROOT
+from zsim.cli.main import main
+
+SEVEN_B = str(ROOT / "scenarios/checkpoints/fsdp2-llama-2-7b-8.toml")
+SMALL = """
+model = { preset = "mlp-uneven" }
+batch = { micro_batch = 2 }
+cluster = { preset = "cpu-gloo", ranks = 3 }
+strategy = { name = "fsdp2" }
+"""
+
+
+def test_a_7b_checkpoint_reads_as_its_page_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of checkpoints shows this very output."""
+    assert main(["checkpoint", SEVEN_B]) == 0
+    shown = capsys.readouterr().out
+    page = (ROOT / "zsim/analysis/checkpoints/README.md").read_text()
+    assert f"```text\n{shown}```" in page
+
+
+def test_json_has_files_times_memory_and_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    assert main(["checkpoint", str(file), "--to-ranks", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["scenario"] == "small"
+    assert told["format"] == "sharded"
+    assert told["bytes"] == sum(each["bytes"] for each in told["files"]) == 12 * 23_604 + 4 * 18
+    assert [each["name"] for each in told["files"]] == [
+        "__0_0.distcp", "__1_0.distcp", "__2_0.distcp",
+    ]
+    assert {each["rank"] for each in told["reads"]} == {0, 1}
+    assert sum(each["used_bytes"] for each in told["reads"]) == told["bytes"] + 4 * 18
+    for phase in ("save", "load"):
+        low, high = told[phase]["time_band_ns"]
+        assert low < told[phase]["time_ns"] < high
+        assert told[phase]["peak_device_bytes"] > 0
+    assert told["every_ns"] is told["best_interval_ns"] is told["lost_share"] is None
+    assert told["warnings"] == []
+
+
+@pytest.mark.parametrize(("more", "arguments", "message"), [
+    ('checkpoint = { every = "1 week" }', [], "checkpoint.every: expected a whole number or a "),
+    ('checkpoint = { format = "deepspeed" }', [], "checkpoint.format: expected "),
+    ("", ["--to-ranks", "0"], "--to-ranks: expected 1 to 100,000 ranks, found '0'"),
+])
+def test_what_cannot_be_is_refused_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, arguments: list[str],
+    message: str,
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(f"{SMALL}{more}\n")
+    assert main(["checkpoint", str(file), *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""`zsim checkpoint`: files of a scenario's checkpoint, time and memory to save and to load it.
+
+It also tells the best interval, and who reads what on another number of ranks."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
+from zsim.analysis.checkpoints.file_reads import FileRead
+from zsim.analysis.checkpoints.phase import CheckpointPhase
+from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
+from zsim.cli.inputs import warned
+from zsim.cli.reports import report
+from zsim.io.units import counted, format_bytes, format_time
+from zsim.ir.run import SCHEMA_VERSION
+from zsim.scenario.scenario import load
+
+MOST_ROWS = 8
+"""Most files, and most ranks that read, that a table has."""
+LEAST_PART = 1000
+"""Part of a rank's reads that a file must have more than one of, to be told in a table."""
+
+
+def shown(options: argparse.Namespace) -> int:
+    """`zsim checkpoint`: 0."""
+    scenario = load(options.scenario)
+    warned(scenario)
+    with report.progress(f"{scenario.name}: saved and loaded"):
+        made = checkpoint(scenario, to_ranks=options.to_ranks)
+        schedule = schedule_of(made)
+    if schedule.warning:
+        report.warn(scenario.name, [schedule.warning])
+    if options.json:
+        report.write_json(_object(made, schedule))
+        return 0
+    form = scenario.checkpoint.format
+    head = (
+        f"{scenario.name}: {form} checkpoint of {counted(scenario.world_size, 'rank')} of "
+        f"{scenario.cluster.name}"
+    )
+    rows = list(_rows(made, schedule))
+    if options.to_ranks is not None:
+        rows += _reads(made.reads)
+    report.table(head, rows)
+    return 0
+
+
+def _rows(made: CheckpointReport, schedule: CheckpointSchedule) -> Iterator[tuple[str, str]]:
+    yield "files", f"{counted(len(made.files), 'file')}, {format_bytes(made.nbytes)}"
+    for file in made.files[:MOST_ROWS]:
+        yield "", f"{file.name} {format_bytes(file.nbytes)}"
+    if len(made.files) > MOST_ROWS:
+        yield "", "…"
+    yield "save", _time(made.save)
+    yield "", _memory(made.save)
+    yield "load", f"{_time(made.load)}, by {counted(len(made.reads), 'rank')}"
+    yield "", _memory(made.load)
+    if schedule.every_ns is not None and schedule.saving_share is not None:
+        yield "every", f"{format_time(schedule.every_ns)}: saving takes {schedule.saving_share:.2%}"
+    if schedule.best is not None:
+        yield "best interval", (
+            f"{format_time(schedule.best.young_ns)} (Young), "
+            f"{format_time(schedule.best.daly_ns)} (Daly)"
+        )
+    if schedule.losses is not None:
+        yield "a failure", (
+            f"loses {format_time(schedule.losses.by_failure_ns)} on average; saving and failures "
+            f"take {schedule.losses.share:.2%} of all time"
+        )
+
+
+def _time(phase: CheckpointPhase) -> str:
+    time = phase.time
+    low, high = map(format_time, time.band_ns)
+    text = f"{format_time(time.ns)} ({low} to {high})"
+    if time.blocking_ns < time.ns:
+        text += f", of which training waits {format_time(time.blocking_ns)}"
+    return text
+
+
+def _memory(phase: CheckpointPhase) -> str:
+    memory = phase.memory
+    return (
+        f"device {format_bytes(memory.device_bytes)}, host {format_bytes(memory.host_bytes)} of a "
+        f"rank, {format_bytes(memory.node_host_bytes)} of a node"
+    )
+
+
+def _reads(reads: Sequence[Sequence[FileRead]]) -> Iterator[tuple[str, str]]:
+    """A row for each rank; files of which it reads next to nothing, as step counters, are left out.
+    """
+    for rank, own in enumerate(reads[:MOST_ROWS]):
+        nbytes = _by_file(own)
+        least = sum(nbytes.values()) / LEAST_PART
+        told = [f"file {file} {format_bytes(n)}" for file, n in sorted(nbytes.items()) if n > least]
+        yield "reads" if rank == 0 else "", f"rank {rank}: {', '.join(told) or 'nothing'}"
+    if len(reads) > MOST_ROWS:
+        yield "", "…"
+
+
+def _by_file(own: Sequence[FileRead]) -> Counter[int]:
+    nbytes: Counter[int] = Counter()
+    for read in own:
+        nbytes[read.file] += read.nbytes
+    return nbytes
+
+
+def _object(made: CheckpointReport, schedule: CheckpointSchedule) -> dict[str, Any]:
+    best, lost = schedule.best, schedule.losses
+    return {
+        "schema_version": SCHEMA_VERSION, "scenario": made.scenario.name,
+        "format": made.scenario.checkpoint.format,
+        "asynchronous": made.scenario.checkpoint.asynchronous,
+        "bytes": made.nbytes,
+        "files": [
+            {"name": file.name, "rank": file.rank, "bytes": file.nbytes,
+             "tensors": len(file.tensors)}
+            for file in made.files
+        ],
+        "save": _phase_object(made.save), "load": _phase_object(made.load),
+        "reads": [
+            {"rank": rank, "file": file, "bytes": nbytes,
+             "used_bytes": sum(read.used for read in own if read.file == file)}
+            for rank, own in enumerate(made.reads)
+            for file, nbytes in sorted(_by_file(own).items())
+        ],
+        "every_ns": schedule.every_ns, "saving_share": schedule.saving_share,
+        "best_interval_ns": best and {"young": best.young_ns, "daly": best.daly_ns},
+        "lost_by_failure_ns": lost and lost.by_failure_ns, "lost_share": lost and lost.share,
+        "warnings": [schedule.warning] if schedule.warning else [],
+    }
+
+
+def _phase_object(phase: CheckpointPhase) -> dict[str, Any]:
+    time, memory = phase.time, phase.memory
+    return {
+        "time_ns": time.ns, "time_band_ns": list(time.band_ns), "blocking_ns": time.blocking_ns,
+        "blocking_band_ns": list(time.blocking_band_ns),
+        "peak_device_bytes": memory.device_bytes, "peak_host_bytes": memory.host_bytes,
+        "peak_node_host_bytes": memory.node_host_bytes,
+    }

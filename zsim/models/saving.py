@@ -1,0 +1,28 @@
+"""The checkpoints of a training: their format, how often they are written, how often jobs fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CheckpointFormat = Literal["sharded", "consolidated", "deepspeed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The `checkpoint` table of a scenario; times in ns.
+
+    It is written `every_steps`, or after `every_ns` of training; without either nobody says when.
+    """
+
+    format: CheckpointFormat = "sharded"
+    """torch DCP's, a file of each rank; or whole tensors in one file of rank 0; or DeepSpeed's."""
+    asynchronous: bool = False
+    """A sharded one is copied to host memory first, and written beside training."""
+    cpu_offload: bool = True
+    """Whole tensors of a consolidated one go to rank 0's host memory; else all devices keep them.
+    """
+    every_steps: int | None = None
+    every_ns: int | None = None
+    mean_time_between_failures_ns: int | None = None
+    """Mean time from one failure of the job, on any of its ranks, to the next."""
