@@ -137,7 +137,9 @@ def preset_keys() -> set[str]:
 def test_every_key_of_a_preset_has_a_row_and_every_row_a_key() -> None:
     rows = {
         name for name in ROWS
-        if name.split(".")[0] in ("device", "links", "host", "drives", "overheads", "power")
+        if name.split(".")[0] in (
+            "device", "links", "host", "drives", "file_system", "overheads", "power"
+        )
     }
     assert rows == preset_keys() | {"power"}
 
