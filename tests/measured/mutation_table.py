@@ -172,7 +172,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(step.model.num_shards > 1 and every)", "every"),
         ("    stepped = step.optimizer(first=first)\n",
          "    stepped = step.optimizer(first=True)\n"),
-        ("    step.zero_grad()\n\n\n" "def num_groups", "\n\n" "def num_groups"),
+        ("    step.zero_grad()\n\n\n" "STRATEGY", "\n\n" "STRATEGY"),
         ("for group in [group for group in ready[module.fqn] if group.trained]:",
          "for group in ready[module.fqn]:"),
     ),
@@ -190,7 +190,7 @@ MUTATIONS: tuple[Mutation, ...] = (
          "        step.reshard(*done[module.fqn])\n" "        step.backward(module)\n"),
         ("for group in [group for group in ready[module.fqn] if group.trained]:",
          "for group in ready[module.fqn]:"),
-        ("    if mesh.size(layout.AXIS) == 1:\n", "    if mesh.size(layout.AXIS) == 0:\n"),
+        ("    if model.num_shards == 1:\n", "    if model.num_shards == 0:\n"),
         ("        if path in seen and path != paths[rounds[-1][-1].fqn]:\n", "        if False:\n"),
     ),
     *_of(

@@ -33,12 +33,13 @@ def one_unit(model: ModelSpec) -> ModelSpec:
 
 
 def small_training(
-    model: ModelSpec | None = None, *, checkpointing: Checkpointing = NO_CHECKPOINTING
+    model: ModelSpec | None = None, *, checkpointing: Checkpointing = NO_CHECKPOINTING,
+    accumulation: int = 1,
 ) -> Training:
     """The small model, or `model`, in bf16, reduced in bf16; every dim 0 divides by 8, so that
     nothing is padded."""
     model = model or small_model()
-    batch = Batch(micro_batch=1, sequence_length=64)
+    batch = Batch(micro_batch=1, sequence_length=64, accumulation=accumulation)
     assert all(parameter.shape[0] % 8 == 0 for parameter in model.parameters)
     return Training(
         model=model,

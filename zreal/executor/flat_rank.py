@@ -88,7 +88,7 @@ class FlatRank:
     def __post_init__(self) -> None:
         groups = flat_groups(
             self.scenario.model,
-            granularity=self.scenario.options.granularity,
+            grouping=self.scenario.options.grouping,
             num_shards=self.process_group.size(),
             dtype=self.scenario.precision.parameters,
         )

@@ -23,15 +23,17 @@ class StateBytes:
 
 def model_state_bytes(
     num_parameters: int, *, stage: ZeroStage, num_ranks: int, state: StateBytes,
-    num_trained: int | None = None,
+    num_trained: int | None = None, num_whole: int = 0,
 ) -> int:
     """Bytes of parameters, gradients and optimizer states on one rank; what is sharded is padded to
     equal shards.
 
-    Of `num_trained` parameters there are gradients and states, of all when it is None.
+    Of `num_trained` parameters there are gradients and states, of all when it is None. Of zero3's
+    parameters `num_whole` are not sharded.
     """
     trained = num_parameters if num_trained is None else num_trained
     optimizer = trained if stage == "ddp" else shard_size(trained, num_ranks)
     gradient = trained if stage in ("ddp", "zero1") else shard_size(trained, num_ranks)
-    parameter = shard_size(num_parameters, num_ranks) if stage == "zero3" else num_parameters
+    whole = num_whole if stage == "zero3" else num_parameters
+    parameter = whole + shard_size(num_parameters - whole, num_ranks)
     return state.parameter * parameter + state.gradient * gradient + state.optimizer * optimizer

@@ -75,6 +75,7 @@ def formula_bytes(scenario: Scenario) -> int:
         num_ranks=scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1]),
         state=state_bytes(scenario),
         num_trained=num_trained(scenario),
+        num_whole=num_whole(scenario),
     )
 
 
@@ -86,24 +87,30 @@ def num_trained(scenario: Scenario) -> int:
     )
 
 
+def num_whole(scenario: Scenario) -> int:
+    """Elements of the parameters that stay whole, though the stage shards parameters."""
+    return STRATEGIES[scenario.strategy].num_whole(scenario.options, scenario.model)
+
+
 def formula_text(scenario: Scenario) -> str:
-    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8"; where a part is trained only, Ψt
-    is that: "2Ψ + 14Ψt"."""
+    """The formula in the field's letters: "16Ψ/8", "2Ψ + 14Ψ/8". Where a part is trained only, Ψt
+    is that: "2Ψ + 14Ψt". Where a part stays whole, Ψw is that: "2Ψw + 2(Ψ − Ψw)/8 + 14Ψ/8"."""
     state, stage = state_bytes(scenario), STRATEGIES[scenario.strategy].formula.stage
-    letter = "Ψ" if num_trained(scenario) == scenario.model.num_parameters else "Ψt"
-    parts = {
-        "parameter": ("Ψ", state.parameter), "gradient": (letter, state.gradient),
-        "optimizer": (letter, state.optimizer),
-    }
-    shared = {
-        "ddp": (), "zero1": ("optimizer",), "zero2": ("gradient", "optimizer"),
-        "zero3": tuple(parts),
-    }[stage]
+    trains_all = num_trained(scenario) == scenario.model.num_parameters
+    letter = "Ψ" if trains_all else "Ψt"
+    parameters = [("Ψ", state.parameter, stage == "zero3")]
+    if whole := num_whole(scenario):
+        parameters = [("Ψ", state.parameter, False)]
+        if whole < scenario.model.num_parameters:
+            parameters = [("Ψw", state.parameter, False), ("(Ψ − Ψw)", state.parameter, True)]
+    parts = [
+        *parameters, (letter, state.gradient, stage in ("zero2", "zero3")),
+        (letter, state.optimizer, stage != "ddp"),
+    ]
     cut = f"/{scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1])}"
     sizes: Counter[str] = Counter()
-    for part in sorted(parts, key=lambda part: part in shared):  # what is whole comes first
-        of, size = parts[part]
-        sizes[of + (cut if part in shared else "")] += size
+    for of, size, is_cut in sorted(parts, key=lambda part: part[-1]):  # what is whole comes first
+        sizes[of + (cut if is_cut else "")] += size
     return " + ".join(f"{size}{of}" for of, size in sizes.items() if size)
 
 
@@ -149,6 +156,8 @@ def _stages(scenario: Scenario, verdict: MemoryVerdict) -> Iterator[Stage]:
     text = f"{formula_text(scenario)} with Ψ = {scenario.model.num_parameters:,}"
     if trained != scenario.model.num_parameters:
         text += f", of which Ψt = {trained:,} get gradients"
+    if whole := num_whole(scenario):
+        text += f", of which Ψw = {whole:,} stay whole"
     yield Stage(name="formula", nbytes=formula, reason=text)
     if held != formula:
         yield Stage(name="states", nbytes=held - formula, reason=_states_reason(scenario))

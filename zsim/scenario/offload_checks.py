@@ -45,7 +45,7 @@ def problems(
         yield f'offload.adam: expected "torch" with {optimizer.name}, found "deepspeed"'
     if offload.pin_memory and all(state in able for state in offload.states):
         groups = flat_groups(
-            model, granularity=options.granularity, num_shards=mesh.size(layout.AXIS),
+            model, grouping=options.grouping, num_shards=mesh.size(layout.AXIS),
             dtype=precision.parameters,
         )
         yield from _pinned(offload, groups, dtype=precision.parameters, cluster=cluster)

@@ -59,6 +59,10 @@ def _never(options: Any) -> bool:
     return False
 
 
+def _no_elements(options: Any, model: ModelSpec) -> int:
+    return 0
+
+
 def _no_buffers(options: Any, model: ModelSpec, dtype: str) -> tuple[tuple[ParamGroup, bool], ...]:
     return ()
 
@@ -137,6 +141,10 @@ class Strategy:
     flat_buffers: Callable[[Any, ModelSpec, str], tuple[tuple[ParamGroup, bool], ...]] = _no_buffers
     """`flat_buffers(options, model, dtype)`: flat buffers whose shards ranks hold, and whether each
     is trained."""
+
+    num_whole: Callable[[Any, ModelSpec], int] = _no_elements
+    """`num_whole(options, model)`: elements of parameters that stay whole, though the formula's
+    stage shards parameters."""
 
     # -- alternatives
 

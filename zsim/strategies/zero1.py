@@ -21,16 +21,23 @@ from typing import Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.models.spec import ModelSpec
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
-from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, saved_buffers
+from zsim.strategies.flat_buffer.groups import (
+    FlatGroup,
+    Granularity,
+    Grouping,
+    num_groups,
+    saved_buffers,
+)
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.offloaded_step import step_class
 from zsim.strategies.strategy import Formula, Strategy
+
+Form = Literal["all_reduce", "reduce_scatter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +45,26 @@ class Options:
     """`form` of the reduction; `granularity` of the flat buffers: "unit", "parameter" or a bucket
     size in bytes."""
 
-    form: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
+    form: Form = "reduce_scatter"
     granularity: Granularity = "unit"
+
+    @property
+    def grouping(self) -> Grouping:
+        """The rule of the flat buffers."""
+        return Grouping(granularity=self.granularity)
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step; a mesh of one rank communicates nothing."""
-    model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
+    model = FlatModel.cut(training, mesh=mesh, grouping=options.grouping)
+    return plan_cut(model, mesh=mesh, form=options.form)
+
+
+def plan_cut(model: FlatModel, *, mesh: Mesh, form: Form = "reduce_scatter") -> Program:
+    """The Program of one step of a model that is cut already."""
     reduce = (
         FlatBufferStep.all_reduce_gradients
-        if options.form == "all_reduce"
+        if form == "all_reduce"
         else FlatBufferStep.reduce_scatter_in_place
     )
     return step_builder.spmd(
@@ -104,17 +121,13 @@ def synchronises(step: FlatBufferStep) -> bool:
 
 
 def finish(step: FlatBufferStep, *, first: bool) -> None:
-    """Step the shards and all-gather the parameters."""
+    """Step the shards and all-gather the parameters that are whole."""
     stepped = step.optimizer(first=first)
     if step.model.num_shards > 1:
         for group in step.model.trained:
-            step.all_gather_parameters(group, after=stepped)
+            if group.whole or not step.sharded:
+                step.all_gather_parameters(group, after=stepped)
     step.zero_grad()
-
-
-def num_groups(options: Options, model: ModelSpec) -> int:
-    """Flat buffers at most: the units, or one for each parameter."""
-    return len(model.units if options.granularity == "unit" else model.parameters)
 
 
 STRATEGY = Strategy(

@@ -17,7 +17,12 @@ from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
-from zsim.strategies.flat_buffer.groups import Granularity, saved_buffers
+from zsim.strategies.flat_buffer.groups import (
+    Granularity,
+    Grouping,
+    num_groups,
+    saved_buffers,
+)
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.offloaded_step import step_class
 from zsim.strategies.strategy import Formula, Strategy
@@ -29,15 +34,18 @@ class Options:
 
     granularity: Granularity = "unit"
 
+    @property
+    def grouping(self) -> Grouping:
+        """The rule of the flat buffers."""
+        return Grouping(granularity=self.granularity)
+
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step; where one rank is a group there is nothing to shard and it is
     ZeRO-1's."""
-    if mesh.size(layout.AXIS) == 1:
-        return zero1.plan(
-            training, mesh=mesh, options=zero1.Options(granularity=options.granularity)
-        )
-    model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
+    model = FlatModel.cut(training, mesh=mesh, grouping=options.grouping)
+    if model.num_shards == 1:
+        return zero1.plan_cut(model, mesh=mesh)
     return step_builder.spmd(
         mesh,
         construction=layout.construction(model, sharded=False),
@@ -57,5 +65,5 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
     nests="buffers", is_own=True, offloadable=("optimizer",),
     saves="buffers", flat_buffers=saved_buffers,
-    num_groups=zero1.num_groups, shards_more="zero3", over_all_ranks="zero2",
+    num_groups=num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

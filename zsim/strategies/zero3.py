@@ -8,6 +8,11 @@ Parameters without a gradient are sharded in flat buffers of their own. These ar
 a module reads them, in backward for the gradient of its input, and never reduced or stepped.
 Source: Rajbhandari et al., arXiv 1910.02054, §5.3.
 
+Hybrid: small parameters, or those of small units, stay whole, as ZeRO-2 has them. They are never
+gathered for compute. Their gradients are reduce-scattered, and stepped shards all-gathered. With a
+threshold that takes in all of them the Program is ZeRO-2's. DeepSpeed has such a threshold for
+parameters (stage3_param_persistence_threshold), and gathers all of those in one call.
+
 Replicas of shards are as in zero1.py: this is MiCS, whose all-gathers stay in a group. ZeRO++'s hpZ
 (arXiv 2306.10209) shards states over all ranks, and gathers in a node for backward alone. That is
 fsdp2 with a number of ranks as its `reshard_after_forward`.
@@ -15,12 +20,13 @@ fsdp2 with a number of ranks as its `reshard_after_forward`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
+from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Optimizer
 from zsim.strategies import zero1
 from zsim.strategies.building import step_builder
@@ -28,22 +34,44 @@ from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
-from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, saved_buffers
+from zsim.strategies.flat_buffer.groups import (
+    FlatGroup,
+    Granularity,
+    Grouping,
+    num_groups,
+    saved_buffers,
+)
 from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.offloaded_step import step_class
-from zsim.strategies.strategy import Formula, Strategy
+from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 MAX_LOOKAHEAD = 256
 """Modules gathered ahead: each module looks at all of them."""
+MOST_ELEMENTS = 10**12
+"""Largest threshold: more than any model has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """`lookahead`: modules gathered ahead; `granularity`: "unit", "parameter" or a bucket size in
-    bytes."""
+    bytes.
+
+    Parameters of at most `persistence_threshold` elements stay whole, and units of at most
+    `zero2_threshold`.
+    """
 
     lookahead: int = 1
     granularity: Granularity = "unit"
+    persistence_threshold: int = field(default=0, metadata={"most": MOST_ELEMENTS})
+    zero2_threshold: int = field(default=0, metadata={"most": MOST_ELEMENTS})
+
+    @property
+    def grouping(self) -> Grouping:
+        """The rule of the flat buffers, and of what stays whole."""
+        return Grouping(
+            granularity=self.granularity, persistence_threshold=self.persistence_threshold,
+            zero2_threshold=self.zero2_threshold,
+        )
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -58,11 +86,9 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step; where one rank is a group there is nothing to shard and it is
     ZeRO-1's."""
-    if mesh.size(layout.AXIS) == 1:
-        return zero1.plan(
-            training, mesh=mesh, options=zero1.Options(granularity=options.granularity)
-        )
-    model = FlatModel.cut(training, mesh=mesh, granularity=options.granularity)
+    model = FlatModel.cut(training, mesh=mesh, grouping=options.grouping)
+    if model.num_shards == 1:
+        return zero1.plan_cut(model, mesh=mesh)
     return step_builder.spmd(
         mesh,
         construction=layout.construction(model, sharded=True),
@@ -79,8 +105,7 @@ def _step(model: FlatModel, *, lookahead: int, first: bool) -> StepBuilder:
         forward(step, modules, lookahead=lookahead)
         step.step.begin("backward", micro_batch=step.micro_batch)
         backward(step, model.training.backward_modules, lookahead=lookahead)
-    step.optimizer(first=first)
-    step.zero_grad()
+    zero1.finish(step, first=first)
     return step.step
 
 
@@ -109,7 +134,7 @@ def backward(step: FlatBufferStep, modules: tuple[LoweredModule, ...], *, lookah
 def _last_users(
     model: FlatModel, modules: tuple[LoweredModule, ...]
 ) -> dict[str, tuple[FlatGroup, ...]]:
-    """Groups that no later module of the same round needs, by module.
+    """Sharded groups that no later module of the same round needs, by module.
 
     A round ends where a module would run again that ran in it already, unless it runs several times
     in a row.
@@ -126,21 +151,36 @@ def _last_users(
         seen.add(path)
     last = [model.last_users(turn) for turn in rounds]
     return {
-        module.fqn: users[module.fqn]
+        module.fqn: _sharded(users[module.fqn])
         for turn, users in zip(rounds, last, strict=True)
         for module in turn
     }
 
 
 def _needed(model: FlatModel, modules: tuple[LoweredModule, ...]) -> tuple[FlatGroup, ...]:
-    """The groups that `modules` read, in the order in which they are needed."""
-    return tuple(dict.fromkeys(group for module in modules for group in model.needs[module.fqn]))
+    """The sharded groups that `modules` read, in the order in which they are needed."""
+    return _sharded(
+        dict.fromkeys(group for module in modules for group in model.needs[module.fqn])
+    )
+
+
+def _sharded(groups: Iterable[FlatGroup]) -> tuple[FlatGroup, ...]:
+    return tuple([group for group in groups if not group.whole])
+
+
+def num_whole(options: Options, model: ModelSpec) -> int:
+    """Elements of the parameters that stay whole."""
+    return sum([parameter.numel for parameter in options.grouping.kept_whole(model)])
 
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
     nests="buffers", is_own=True, offloadable=("optimizer", "parameters"),
-    saves="buffers", flat_buffers=saved_buffers,
-    num_groups=zero1.num_groups, problems=problems, over_all_ranks="zero3",
+    saves="buffers", flat_buffers=saved_buffers, num_whole=num_whole,
+    num_groups=num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),
+    saves_memory=(
+        OptionValue("persistence_threshold", 0, "small parameters are sharded too"),
+        OptionValue("zero2_threshold", 0, "small units are sharded too"),
+    ),
 )

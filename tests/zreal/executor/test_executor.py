@@ -30,12 +30,15 @@ RUNS = [
     ('"zero2", granularity = "parameter"', (2, "every")), ('"zero3", lookahead = 0', (2, "last")),
     ('"zero3", lookahead = 1', (1, "every")),
     ('"zero3", lookahead = 2, granularity = "30000 B"', (2, "every")),
+    ('"zero3", persistence_threshold = 2525', (2, "every")),
+    ('"zero3", lookahead = 2, zero2_threshold = 5500', (2, "last")),
 ]
 """Strategies with their options, and micro-batches with when their gradients are reduced."""
 GROUPS = [
     ('"zero1", form = "all_reduce"', "bf16", (2, "every")), ('"zero1"', "fp32", (2, "every")),
     ('"zero2"', "bf16", (2, "last")), ('"zero2", granularity = "900 B"', "fp32", (3, "every")),
     ('"zero3", lookahead = 2, granularity = "parameter"', "bf16", (3, "every")),
+    ('"zero3", persistence_threshold = 101, zero2_threshold = 5500', "fp32", (2, "every")),
 ]
 """Strategies, dtypes of the parameters, and micro-batches, on two groups of two ranks."""
 TOLERANCE = 1e-6
@@ -120,6 +123,19 @@ def test_two_groups_of_two_ranks_do_what_the_program_says_and_train_as_one_proce
     assert [differences(case, run) for run in ranks] == [[]] * 4
     # twice the ranks, of which twice the sums are made in another order
     assert max(parity(run) for run in ranks) < (2 * TOLERANCE if parameters == "fp32" else 5e-2)
+
+
+@pytest.mark.gloo
+def test_four_ranks_train_as_one_process_where_small_parameters_and_units_stay_whole() -> None:
+    case = scenario(
+        '"zero3", persistence_threshold = 101, zero2_threshold = 5500', ranks=4,
+        accumulation=(2, "every"), parameters="bf16",
+        more='optimizer = { name = "adamw", clip_norm = 0.5 }',
+    )
+    ranks = executed(case)
+
+    assert [differences(case, run) for run in ranks] == [[]] * 4
+    assert max(parity(run) for run in ranks) < 5e-2  # in two bytes, as above
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])

@@ -19,12 +19,13 @@ CHECKED = ("order", "bytes", "memory", "numerics")
 def scenario(
     strategy: str, offload: dict[str, object], *, precision: str = "fp32", accumulation: int = 1,
     ranks: int = 2, optimizer: dict[str, object] | None = None, sync: str = "every",
+    **options: int,
 ) -> zsim.Scenario:
     return zsim.Scenario(
         model={"preset": "gpt-tiny"},
         batch={"micro_batch": 1, "sequence_length": 16, "accumulation": accumulation},
         cluster={"preset": "cpu-gloo", "ranks": ranks},
-        strategy={"name": strategy, "sync": sync},
+        strategy={"name": strategy, "sync": sync, **options},
         precision={"parameters": precision, "reduce": "fp32"},
         optimizer=optimizer or {"implementation": "fused"}, offload=offload,
     )
@@ -45,6 +46,10 @@ def verdict(case: zsim.Scenario) -> Agreement:
     scenario("zero3", CPU, optimizer={"implementation": "for-loop", "clip_norm": 0.5}),
     scenario("zero3", BOTH, precision="bf16", accumulation=2),
     scenario("zero1", CPU, ranks=1),
+    scenario(
+        "zero3", BOTH, precision="bf16", accumulation=2, persistence_threshold=1000,
+        zero2_threshold=30_000,
+    ),
     scenario("zero3", {**BOTH, "adam": "deepspeed", "pin_memory": False}, ranks=3),
 ], ids=lambda case: f"{case.strategy}-{case.world_size}")
 def test_offloaded_ranks_do_what_their_program_says_and_train_as_one_process(

@@ -37,7 +37,8 @@ STRATEGIES = {
     "ddp": '"ddp"', "zero_redundancy": '"zero_redundancy"', "fsdp2": '"fsdp2"',
     "hsdp": '"hsdp", dp_replicate = 2, dp_shard = 1',
     "fsdp1": '"fsdp1", dp_replicate = 1, dp_shard = 2, use_orig_params = true',
-    "zero1": '"zero1"', "zero2": '"zero2", sync = "last"', "zero3": '"zero3", lookahead = 2',
+    "zero1": '"zero1"', "zero2": '"zero2", sync = "last"',
+    "zero3": '"zero3", lookahead = 2, persistence_threshold = 64',
 }
 MODULES = ("perceptron", "transformer", "convolutions")
 PAIRS = one_in(3, [*itertools.product(MODULES, STRATEGIES)])

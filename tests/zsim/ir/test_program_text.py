@@ -22,6 +22,8 @@ CASES = {
     "ddp": 'name = "ddp"', "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
     "zero1_all_reduce": 'name = "zero1", form = "all_reduce"', "zero2": 'name = "zero2"',
     "zero3": 'name = "zero3", lookahead = 1', "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
+    "zero3_persistence": 'name = "zero3", persistence_threshold = 130',
+    "zero3_hybrid": 'name = "zero3", zero2_threshold = 400',
     "fsdp2": 'name = "fsdp2"', "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 1',
     "fsdp1": 'name = "fsdp1", dp_shard = 2',
     "zero2_in_groups": 'name = "zero2", dp_replicate = 2, dp_shard = 2',

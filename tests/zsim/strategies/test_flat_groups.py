@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from zsim.ir.ops import Alloc
-from zsim.strategies.flat_buffer.groups import Granularity, flat_groups
+from zsim.strategies.flat_buffer.groups import Granularity, Grouping, flat_groups
 from zsim.testing.laws import LAWS, check_laws
 from zsim.testing.laws.variants import program_of
 
@@ -32,7 +32,9 @@ MODEL = zsim.Scenario(
 def test_groups_are_cut_where_counting_says(
     granularity: Granularity, dtype: str, trained: list[list[int]], frozen: list[list[int]]
 ) -> None:
-    groups = flat_groups(MODEL, granularity=granularity, num_shards=4, dtype=dtype)
+    groups = flat_groups(
+        MODEL, grouping=Grouping(granularity=granularity), num_shards=4, dtype=dtype
+    )
     cut: dict[bool, list[list[int]]] = {True: [], False: []}
     for each in groups:
         cut[each.trained].append([parameter.numel for parameter in each.group.parameters])

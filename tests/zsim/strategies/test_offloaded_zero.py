@@ -51,7 +51,7 @@ offload = {{ {offload} }}
 def shards(case: Scenario) -> dict[str, int]:
     """The elements of a rank's shard of each group, padding included."""
     groups = flat_groups(
-        case.model, granularity="unit", num_shards=case.mesh.dp_shard,
+        case.model, grouping=case.options.grouping, num_shards=case.mesh.dp_shard,
         dtype=case.precision.parameters,
     )
     return {group.fqn: group.layout.shard_numel for group in groups}

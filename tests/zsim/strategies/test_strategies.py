@@ -20,7 +20,7 @@ from zsim.scenario.scenario import parse
 from zsim.strategies import ddp, zero1, zero2, zero3, zero_redundancy
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
+from zsim.strategies.flat_buffer.groups import FlatGroup, Grouping, flat_groups
 from zsim.strategies.replicated import buckets as replicated_model
 
 MODELS = ("mlp-tiny", "mlp-uneven", "gpt-tiny")
@@ -170,8 +170,10 @@ def _groups(case: Training, granularity: str | int, ranks: int) -> tuple[FlatGro
         if granularity == "unit"
         else int(granularity)
     )
-    dtype = case.precision.parameters
-    return flat_groups(case.model, granularity=cut, num_shards=ranks, dtype=dtype)
+    return flat_groups(
+        case.model, grouping=Grouping(granularity=cut), num_shards=ranks,
+        dtype=case.precision.parameters,
+    )
 
 
 @given(st.sampled_from(["unit", "parameter"]), st.integers(2, 5), st.integers(0, 3))

@@ -91,3 +91,21 @@ def test_whole_parameters_of_zero2_grow_with_the_ranks_they_are_padded_to() -> N
     assert step_of(eight).most("parameters") > step_of(four).most("parameters")
     assert step_of(eight).most("optimizer_states") <= step_of(four).most("optimizer_states")
     assert lawful(four, eight)
+
+
+def test_a_unit_in_two_buffers_sends_its_padding_more_where_it_is_as_small_as_the_ranks() -> None:
+    """Parts of 9 and 3 elements are padded to 12 and 4, where together they need no padding."""
+    model = {"family": "mlp", "sizes": {"dims": [3], "hidden": 2, "num_classes": 3}}
+    whole = scenario(model=model, strategy={"name": "zero3"})
+    hybrid = with_strategy(whole, persistence_threshold=3)
+    sent = [step_of(each).payload("all_gather", "reduce_scatter") for each in (whole, hybrid)]
+    assert sent[0] < sent[1]
+    assert lawful(whole, hybrid)
+
+
+def test_the_peak_is_lower_where_the_only_unit_stays_whole_as_it_lies_beside_no_shard() -> None:
+    model = {"family": "mlp", "sizes": {"dims": [8], "hidden": 2, "num_classes": 8}}
+    sharded = scenario(model=model, strategy={"name": "zero3"})
+    whole = with_strategy(sharded, zero2_threshold=100)
+    assert step_of(whole).peak < step_of(sharded).peak
+    assert lawful(sharded, whole)

@@ -394,6 +394,8 @@ MEANINGS: Mapping[str, str] = {
     "granularity": 'A flat buffer for each "unit" or "parameter", or buckets of a size, as '
                    '"25 MiB".',
     "lookahead": "Modules that are gathered ahead.",
+    "persistence_threshold": "Parameters of at most so many elements stay whole.",
+    "zero2_threshold": "Units of at most so many elements are ZeRO-2's: parameters stay whole.",
     "reshard_after_forward": 'fully_shard\'s own: "auto" frees blocks and not the root; a '
                              "number reshards to so many ranks.",
     "offload": "Sharded parameters, gradients and optimizer states live in host memory, where the "
@@ -439,7 +441,7 @@ MEANINGS: Mapping[str, str] = {
 
 def _fields(options: type[Any]) -> dict[str, Any]:
     """The fields of a dataclass as pydantic wants them: types, defaults and meanings. Sizes are
-    bounded."""
+    bounded, by the `most` of a field's metadata where it has one."""
     hints = get_type_hints(options)
     kinds: dict[Any, Any] = {
         int: Annotated[int, Field(ge=0, le=MAX_SIZE)],
@@ -449,7 +451,10 @@ def _fields(options: type[Any]) -> dict[str, Any]:
     }
     return {
         field.name: _described(
-            field.name, kinds.get(hints[field.name], hints[field.name]),
+            field.name,
+            Annotated[int, Field(ge=0, le=field.metadata["most"])]
+            if "most" in field.metadata
+            else kinds.get(hints[field.name], hints[field.name]),
             ... if field.default is MISSING else field.default,
         )
         for field in fields(options)

@@ -38,7 +38,7 @@ class FlatBufferStep:
     """One training step in the words of ZeRO. It remembers what is gathered and which gradients
     live.
 
-    `sharded`: parameters are, so that compute reads gathered ones.
+    `sharded`: parameters are, but for groups that stay whole, so that compute reads gathered ones.
     """
 
     model: FlatModel
@@ -131,7 +131,10 @@ class FlatBufferStep:
         memory: Iterable[MemoryEvent],
     ) -> None:
         backward = kind != "forward"
-        reads = tuple(group.fqn for group in self.model.needs[module.fqn] if self.sharded)
+        reads = tuple(
+            group.fqn for group in self.model.needs[module.fqn]
+            if self.sharded and not group.whole
+        )
         index = self.step.issue(
             kind, module.unit,
             waits=(

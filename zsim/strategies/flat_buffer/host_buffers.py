@@ -29,7 +29,7 @@ def constructed(group: FlatGroup, *, offload: Offload, dtype: str) -> tuple[Host
     narrow = numel * DTYPE_NBYTES[dtype]
     if not group.trained:
         shard = HostAlloc(Buffer.of(fqn, "parameters"), "parameters", narrow, pinned)
-        return (shard,) if offload.parameters else ()
+        return (shard,) if offload.parameters and not group.whole else ()
     if not offload.optimizer:
         return ()
     kind: MemoryKind = "optimizer_states" if rounds else "parameters"

@@ -19,7 +19,7 @@ from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import host_buffers
-from zsim.strategies.flat_buffer.groups import FlatGroup, Granularity, flat_groups
+from zsim.strategies.flat_buffer.groups import FlatGroup, Grouping, flat_groups
 
 AXIS, REPLICAS = "dp_shard", "dp_replicate"
 """The axis that shards, and the one along which shards have copies."""
@@ -36,11 +36,11 @@ class FlatModel:
     num_replicas: int
 
     @classmethod
-    def cut(cls, training: Training, *, mesh: Mesh, granularity: Granularity) -> FlatModel:
+    def cut(cls, training: Training, *, mesh: Mesh, grouping: Grouping) -> FlatModel:
         """The model of `training` cut over the axis dp_shard of `mesh`."""
         groups = flat_groups(
             training.model,
-            granularity=granularity,
+            grouping=grouping,
             num_shards=mesh.size(AXIS),
             dtype=training.precision.parameters,
         )
@@ -170,7 +170,7 @@ class FlatModel:
 
 def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
     """The model is on the meta device, or made whole first. Make each param group, join it in a
-    flat buffer and, if `sharded`, keep only this rank's shard."""
+    flat buffer and, if `sharded`, keep only this rank's shard of those that do not stay whole."""
     step, element = StepBuilder(), DTYPE_NBYTES[MASTER_DTYPE]
     made_whole = model.training.model.made_whole
 
@@ -186,12 +186,13 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
     for group in model.groups:
         if not made_whole:
             make(group)
+        cut = sharded and not group.whole
         step.issue(
             "copy", group.fqn, kernels=_copies(model, group),
-            memory=_flatten(model, group, sharded=sharded),
+            memory=_flatten(model, group, sharded=cut),
             host=host_buffers.constructed(group, offload=model.offload, dtype=model.dtype),
         )
-        if sharded:
+        if cut:
             gone = Free(Buffer.of(group.fqn, "unsharded"))
             step.issue("free", group.fqn, stream="host", memory=(gone,))
     return step

@@ -6,7 +6,8 @@ The algorithm, for zero1, zero2 and zero3 alike:
   whole, it is cast to float32 and copied to the host, beside the backward of other groups.
 - When all have arrived, the host clips them, then steps group by group. What is stepped, rounded to
   the dtype of compute, is copied to the device beside the step of the next group.
-- With parameters offloaded, that last copy is made in front of each all-gather instead.
+- With parameters offloaded, that last copy is made in front of each all-gather instead. Those that
+  stay whole stay on the device.
 
 ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857) do so; DeepSpeed's own copies
 differ, and are its strategies'.
@@ -109,7 +110,7 @@ class OffloadedStep(FlatBufferStep):
                     ),
                 )
             ]
-            if not model.offload.parameters:
+            if group.whole or not model.offload.parameters:
                 self._returned[group.fqn] = self.step.issue(
                     "copy", group.fqn, stream=self._stream("to_device"), waits=waits,
                     kernels=self._crossing("to_device", group, dtype=model.dtype),

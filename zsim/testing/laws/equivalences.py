@@ -14,7 +14,7 @@ from zsim.ir.program import Program
 from zsim.runs.run import Run
 from zsim.runs.simulator import MOST_TIMELINES
 from zsim.scenario.scenario import Scenario
-from zsim.strategies.zero3 import MAX_LOOKAHEAD
+from zsim.strategies.zero3 import MAX_LOOKAHEAD, MOST_ELEMENTS
 from zsim.testing.laws.variants import (
     FULLY_SHARD,
     ZERO,
@@ -174,6 +174,24 @@ def zero2_sends_what_zero1_does(run: Run) -> Iterator[str]:
         (op, nbytes), *_ = (sent[0] - sent[1]) + (sent[1] - sent[0])
         key = op, nbytes
         yield f"rank 0: {sent[0][key]} × {op} of {nbytes:,} B by ZeRO-1, {sent[1][key]} by ZeRO-2"
+
+
+def zero3_that_stays_whole_is_zero2(run: Run) -> Iterator[str]:
+    """ZeRO-3 of which every parameter stays whole has the Program of ZeRO-2."""
+    scenario = run.scenario
+    if scenario.strategy not in ("zero2", "zero3"):
+        return
+    cut = strategy_table(
+        scenario, lookahead=None, persistence_threshold=None, zero2_threshold=None
+    )
+    pair = [
+        variant(
+            scenario, strategy={**cut, "name": "zero3", "persistence_threshold": MOST_ELEMENTS}
+        ),
+        variant(scenario, strategy={**cut, "name": "zero2"}),
+    ]
+    if pair[0] is not None and pair[1] is not None:
+        yield from _differs(pair[0], pair[1], "ZeRO-3 of whole parameters", "ZeRO-2")
 
 
 def _differs(left: Scenario, right: Scenario, name: str, than: str) -> Iterator[str]:

@@ -10,8 +10,9 @@ from fractions import Fraction
 
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
-from zsim.ir.ops import Kernel, Op
+from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.memory import fits
+from zsim.memory.waterfall import num_whole
 from zsim.runs.run import Run
 from zsim.scenario.plan import planned
 from zsim.testing.laws.variants import (
@@ -101,11 +102,14 @@ class _Doubled:
 def more_ranks_hold_no_more(run: Run) -> Iterator[str]:
     """Ranks hold no more of what is sharded where there are twice as many to shard over.
 
-    Whole parameters of ZeRO-1 and ZeRO-2 are the exception. They lie in buffers that are padded to
-    the ranks, and may grow by less than an element of each buffer and rank.
+    Whole parameters of ZeRO-1 and ZeRO-2, and those of ZeRO-3 that stay whole, are the exception.
+    They lie in buffers that are padded to the ranks, and may grow by less than an element of each
+    buffer and rank.
     """
     scenario = run.scenario
     kinds, shards = SHARDED.get(scenario.strategy, ()), 2 * scenario.mesh.dp_shard
+    if num_whole(scenario):
+        kinds = tuple(kind for kind in kinds if kind != "parameters")
     ranks = 2 * scenario.world_size
     table = strategy_table(scenario, dp_shard=shards)
     if isinstance(table.get("reshard_after_forward"), int):
@@ -137,6 +141,31 @@ def more_lookahead_holds_no_less(run: Run) -> Iterator[str]:
     ours, theirs = before.payload(*GATHERS), after.payload(*GATHERS)
     if ours != theirs:
         yield f"rank 0: {theirs:,} B gathered with a lookahead of {ahead}, and {ours:,} B with less"
+
+
+def thresholds_send_no_more_and_hold_no_less(run: Run) -> Iterator[str]:
+    """ZeRO-3 with parameters that stay whole sends no more bytes than with none, and holds no fewer
+    of parameters between steps.
+
+    Padding is the exception: a unit in two buffers may have an element more for each rank and
+    collective. The peak may be lower, as gathered parameters lie beside their shards.
+    """
+    scenario = run.scenario
+    if not num_whole(scenario):
+        return
+    none = variant(
+        scenario,
+        strategy=strategy_table(scenario, persistence_threshold=0, zero2_threshold=0),
+    )
+    assert none is not None
+    sharded, hybrid = step_of(none), step_of(scenario)
+    padding = 4 * scenario.mesh.dp_shard * len(hybrid.collectives)
+    sent = sharded.payload(*COLLECTIVES) + padding, hybrid.payload(*COLLECTIVES)
+    yield from _no_less(*sent, "sent and padded", "all parameters sharded")
+    before, after = (
+        min(memory.held["parameters"] for memory in step.memory) for step in (sharded, hybrid)
+    )
+    yield from _no_less(after, before, "of parameters held", "some of them whole")
 
 
 def larger_micro_batches_hold_no_less(run: Run) -> Iterator[str]:

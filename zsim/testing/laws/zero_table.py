@@ -93,14 +93,22 @@ def _zero_redundancy(scenario: Scenario, rank: int, states: _States) -> Held:
 
 
 def _flat_buffers(scenario: Scenario, rank: int, states: _States) -> Held:
-    """ZeRO 1 to 3: a flat buffer of each group, padded to equal shards."""
+    """ZeRO 1 to 3: a flat buffer of each group, padded to equal shards. Of ZeRO-3 small parameters,
+    or those of small units, lie in buffers that stay whole."""
     stage, ranks = int(scenario.strategy[-1]), scenario.mesh.dp_shard
-    trained, frozen = (
-        [-(-numel // ranks) for numel in _groups(scenario, states, trained=wanted)]
-        for wanted in (True, False)
-    )
+    cut = {
+        (steps, persists): [
+            -(-numel // ranks)
+            for numel in _groups(scenario, states, trained=steps, persists=persists)
+        ]
+        for steps in (True, False) for persists in (True, False)
+    }
+    trained = cut[True, True] + cut[True, False]
     shard, whole = sum(trained), sum(trained) * ranks
-    stored = (shard + sum(frozen)) * (1 if stage == 3 else ranks)
+    stored = sum(
+        sum(shards) * (1 if stage == 3 and not persists else ranks)
+        for (_, persists), shards in cut.items()
+    )
     return {
         "parameters": stored * states.parameter,
         "gradients": (whole if stage == 1 else shard) * DTYPE_NBYTES[scenario.gradient_dtype],
@@ -108,12 +116,21 @@ def _flat_buffers(scenario: Scenario, rank: int, states: _States) -> Held:
     }
 
 
-def _groups(scenario: Scenario, states: _States, *, trained: bool) -> list[int]:
+def _groups(
+    scenario: Scenario, states: _States, *, trained: bool, persists: bool
+) -> list[int]:
     """Elements of each flat buffer: of a unit, of a parameter, or of so many bytes and the
     parameter that fills them."""
     known = states.trained
+    of_parameter, of_unit = (
+        getattr(scenario.options, name, 0) for name in ("persistence_threshold", "zero2_threshold")
+    )
     units = [
-        [each.numel for each in unit.parameters if (each.fqn in known) is trained]
+        [
+            each.numel for each in unit.parameters
+            if (each.fqn in known) is trained
+            and (each.numel <= of_parameter or _numel(unit.parameters) <= of_unit) is persists
+        ]
         for unit in scenario.model.units
     ]
     cut = scenario.options.granularity

@@ -89,6 +89,10 @@ def strategy_tables(
         more["form"] = draw(st.sampled_from(["all_reduce", "reduce_scatter"]))
     if name == "zero3":
         more["lookahead"] = draw(st.integers(0, 3))
+        more |= draw(_one_of(
+            {}, {}, {"persistence_threshold": 11}, {"zero2_threshold": 90},
+            {"persistence_threshold": 5, "zero2_threshold": 40},
+        ))
     return {"name": name, **more}
 
 

@@ -132,3 +132,29 @@ def test_c10_four_ranks_with_a_gigabyte_each_gather_in_three_steps() -> None:
         into[send.destination] += send.nbytes
     assert len(steps) == 3
     assert out == into == dict.fromkeys(range(4), 3 * GB)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_c11_hybrid_stages_gather_large_units_twice_and_small_ones_once(
+    n: int, accumulation: int
+) -> None:
+    """3fΨ_L + 2fΨ_S, of ZeRO-3 for large units and ZeRO-2 for small ones.
+
+    The published 6Ψ_L + 2Ψ_S, with f = 2, forgets that small units' parameters are all-gathered
+    after the step. Further micro-batches add 3fΨ_L + fΨ_S each.
+    """
+    training = small_training(accumulation=accumulation)
+    sizes = {unit.fqn: 2 * unit.numel for unit in training.model.units}
+    small = sizes.pop("root")
+    large = sum(sizes.values())
+    options = zero3.Options(zero2_threshold=small // 2)
+    program = zero3.plan(training, mesh=Mesh(dp_shard=n), options=options)
+    each = 3 * large + small
+    assert sent(program) == (each * accumulation + small) * (n - 1) // n
+    if accumulation == 1:
+        assert sent(program) == (3 * large + 2 * small) * (n - 1) // n
+        whole = zero3.plan(
+            training, mesh=Mesh(dp_shard=n), options=zero3.Options(zero2_threshold=large)
+        )
+        assert sent(whole) == ddp_bytes(training, n)
