@@ -109,18 +109,26 @@ def offloaded(micro_batch: int, sequence_length: int) -> tuple[Scenario, Scenari
     return with_offload, without
 
 
-def test_r6_offload_to_the_cpu_is_from_1_25_to_11_times_slower_by_the_tokens_of_a_step() -> None:
-    """Claimed: 4 to 8 times. The optimizer on the host takes the same time whatever the batch."""
-    many, few = slowdown(*offloaded(16, 2048)), slowdown(*offloaded(1, 64))
-    assert 1.2 < many < 1.3
-    assert 11 < few < 12
+def test_r6_offload_to_the_cpu_is_less_than_twice_or_more_than_8_times_slower_by_the_tokens() -> (
+    None
+):
+    """Claimed: 4 to 8 times. The optimizer on the host takes the same time whatever the batch.
+
+    Here a 7B model with 16 × 2,048 tokens a rank, and with 64.
+    """
+    assert 1.1 < slowdown(*offloaded(16, 2048)) < 2
+    assert slowdown(*offloaded(1, 64)) > 8
 
 
-def test_r6_parameters_behind_an_nvme_drive_are_from_1_3_to_20_times_slower() -> None:
-    """Claimed: 10 to 50 times. A drive of 3 GB/s stands in for the link to the host. States on a
-    drive too would cost more."""
-    assert 1.2 < slowdown(*behind_a_drive(16, 2048)) < 1.5
-    assert 20 < slowdown(*behind_a_drive(1, 64)) < 21
+def test_r6_parameters_behind_an_nvme_drive_are_less_than_twice_or_more_than_10_times_slower() -> (
+    None
+):
+    """Claimed: 10 to 50 times, of which the tokens decide as well.
+
+    A drive of 3 GB/s stands in for the link to the host. States on a drive too would cost more.
+    """
+    assert 1.1 < slowdown(*behind_a_drive(16, 2048)) < 2
+    assert slowdown(*behind_a_drive(1, 64)) > max(10, slowdown(*offloaded(1, 64)))
 
 
 def behind_a_drive(micro_batch: int, sequence_length: int) -> tuple[Scenario, Scenario]:
@@ -141,27 +149,27 @@ def test_r7_128_megabytes_cross_pci_express_in_5_ms_on_its_fourth_generation(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "lookahead", "percent"),
-    [("dgx-h100", 0, 1), ("pcie-box", 1, 33), ("dgx-h100", 1, 95)],
+    ("cluster", "lookahead", "least", "most"),
+    [("dgx-h100", 0, 0, 5), ("pcie-box", 1, 10, 60), ("dgx-h100", 1, 80, 100)],
 )
-def test_r8_overlap_hides_from_nothing_to_95_percent_by_lookahead_and_link(
-    cluster: str, lookahead: int, percent: int
+def test_r8_overlap_hides_from_nothing_to_nearly_all_by_lookahead_and_link(
+    cluster: str, lookahead: int, least: int, most: int
 ) -> None:
-    """Claimed: 60 to 80 %. Here ZeRO-3 of a 7B model, one sequence a rank."""
+    """Claimed: 60 to 80 %. Here ZeRO-3 of a 7B model, 2,048 tokens a rank."""
     figures = simulate(
         scenario(micro_batch=1, cluster=cluster, name="zero3", lookahead=lookahead)
     ).figures
     taken, exposed = figures.communication_ns, figures.exposed_communication_ns
     assert taken is not None
     assert exposed is not None
-    assert round(100 * (1 - exposed / taken)) == pytest.approx(percent, abs=1)
+    assert least < 100 * (1 - exposed / taken) < most
 
 
 @pytest.mark.parametrize(
     ("preset", "nodes", "tokens", "granularity", "least", "most"),
-    [("llama-2-7b", 1, 4096, "unit", 0.85, 0.9), ("gpt-2-124m", 16, 64, "parameter", 12, 14)],
+    [("llama-2-7b", 1, 4096, "unit", 0.5, 1.5), ("gpt-2-124m", 16, 64, "parameter", 10, 20)],
 )
-def test_r9_zero3_that_knows_no_order_is_from_0_87_to_13_times_as_slow_as_ddp(
+def test_r9_zero3_that_knows_no_order_is_as_fast_as_ddp_or_more_than_10_times_slower(
     preset: str, nodes: int, tokens: int, granularity: str, least: float, most: float
 ) -> None:
     """Claimed: 5 to 10 times slower. An order that changes leaves nothing to gather ahead.
