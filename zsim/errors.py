@@ -74,12 +74,11 @@ def _cut(text: str) -> str:
 class Caveat:
     """A warning: its text, and by how much it widens the band of a step's time.
 
-    `widens` is the share on both sides, `longer` a share on the upper side alone.
+    `widens` is the share on both sides.
     """
 
     text: str
     widens: float = 0.0
-    longer: float = 0.0
 
 
 class ZsimError(Exception):

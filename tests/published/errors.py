@@ -29,7 +29,7 @@ STEPS = {
     "ultrascale_playbook_sweep.csv": "nanotron: Llama 1B, 8 to 256 H100, shared network",
 }
 SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "small": "below 1 MiB"}
-LEFT_OUT = {"mpt_llm_foundry.csv": "7.7, 12.0"}
+LEFT_OUT = {"mpt_llm_foundry.csv": "7.8, 12.1"}
 """Errors of rows whose whole generation of GPUs was left out; they take minutes and are recorded.
 Command: `python -m tests.published.errors left-out`, which leaves out model sizes too."""
 LEFT_OUT_BY: tuple[LeftOut, ...] = ("source", "generation")

@@ -1,6 +1,6 @@
 """Rows of steps on a nearly full device, as the replay of torch's allocator on it has them.
 
-A step that gives cached memory back has the driver's calls in its time. One that may have to has
+A step that gives cached memory back has the driver's calls in its time, and what is not known of
 them in its band.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.engine.error_bands import FULL
 from zsim.errors import Caveat
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
@@ -16,10 +15,6 @@ from zsim.memory.fits import MemoryVerdict, assess
 from zsim.memory.full_device import may_be_full, with_calls
 from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
-
-DOES_NOT_FIT = 0.3
-"""Half-width of a step that cannot have run as its scenario says, as if all constants were assumed
-(`error_bands.COMPUTE`)."""
 
 
 def pressed(scenario: Scenario, program: Program) -> tuple[Program, tuple[Caveat, ...]]:
@@ -37,9 +32,9 @@ def caveats(verdict: MemoryVerdict) -> Iterator[Caveat]:
         return
     needed = f"{format_bytes(verdict.needed.nbytes)} of {format_bytes(verdict.capacity.nbytes)}"
     if verdict.releases_per_step is None:
-        yield Caveat(f"the scenario does not fit: it needs {needed}", widens=DOES_NOT_FIT)
+        yield Caveat(f"the scenario does not fit: it needs {needed}")
     elif verdict.releases_per_step:
         yield Caveat(f"the device is full, {verdict.running}: it needs {needed}")
     else:
         text = "the device is nearly full and may have to give cached memory back"
-        yield Caveat(f"{text}: it needs {needed}", longer=FULL)
+        yield Caveat(f"{text}: it needs {needed}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot
 from typing import Literal
 
 from zsim.calibration import collectives, impossible, memory_pressure
@@ -157,11 +156,9 @@ def _reading(step: Step, scenario: Scenario, program: Program) -> _Reading:
     timeline = simulate_step(program, costs=costs)
     shares = step_shares(program, timeline, costs=costs)
     low, high = shares.on_shared_network(*step.network) if step.is_shared else shares.factors
-    wider = hypot(step.widened, *(caveat.widens for caveat in caveats))
-    longer = hypot(wider, *(caveat.longer for caveat in caveats))
-    seconds = timeline.step_time_ns / 1e9
+    wider, seconds = step.widened, timeline.step_time_ns / 1e9
     return _Reading(
-        seconds=seconds, low=seconds * low / (1 + wider), high=seconds * high * (1 + longer),
+        seconds=seconds, low=seconds * low / (1 + wider), high=seconds * high * (1 + wider),
         hidden=shares.hidden,
         caveats=tuple(caveat.text for caveat in caveats),
     )

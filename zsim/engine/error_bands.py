@@ -63,6 +63,9 @@ FULL = 0.25
 """Share by which a step that gives cached memory back may take longer. Such steps take 10 to 25 %
 longer in all: 4 to 12 % on one H100 (tests/measured), 19 % in thunder's issue 420. The calls of
 the driver that are predicted are a part of that."""
+NO_ROOM = COMPUTE["assumed"]
+"""Half-width of a step that has no room on its device: it cannot run as its scenario says, so that
+its time is as if all constants were assumed."""
 KNOWN_NODES, GROWTH = 8, 0.016
 """Most nodes of steps that constants were fitted to, and the share by which a step may take longer
 for each doubling beyond. Public steps on more than 16 nodes grow by that much more than predicted.
@@ -117,7 +120,10 @@ class StepShares:
     issuing: float = 0.0
     """Share of the step: the host's own time to issue its ops."""
     full: float = 0.0
-    """Addition of a device that gives cached memory back in the step, as a share of it."""
+    """Addition of a device that gives cached memory back in the step, or may have to, as a share of
+    it."""
+    unroomed: float = 0.0
+    """Half-width of a whole step that has no room."""
     least: float = 0.0
     """Half-width of whole steps by a calibration on this machine, whose errors are not of kernels
     alone; 0 without one."""
@@ -149,8 +155,15 @@ class StepShares:
     def factors(self) -> tuple[float, float]:
         """(low, high) around the predicted time. Errors of the shares are independent, so their
         squares add up."""
-        low = hypot(self.compute.faster, self.shorter, self.host.faster)
-        high = hypot(self.compute.slower, self.longer, self.later, self.beside, self.full)
+        return self._summed(self.shorter, self.longer)
+
+    def _summed(self, shorter: float, longer: float) -> tuple[float, float]:
+        """The factors where collectives make the step so much `shorter` or `longer`."""
+        unroomed = StepShare(share=1.0, width=self.unroomed)
+        low = hypot(self.compute.faster, shorter, self.host.faster, unroomed.faster)
+        high = hypot(
+            self.compute.slower, longer, self.later, self.beside, self.full, unroomed.slower
+        )
         return self._whole(low, high + self.growth)
 
     def _whole(self, low: float, high: float) -> tuple[float, float]:
@@ -168,9 +181,7 @@ class StepShares:
             self.longer,
             self.network.share * (most - 1) + max(0.0, self.hidden * (most - 1) - self.spare),
         )
-        low = hypot(self.compute.faster, shorter, self.host.faster)
-        high = hypot(self.compute.slower, longer, self.later, self.beside, self.full)
-        return self._whole(low, high + self.growth)
+        return self._summed(shorter, longer)
 
 
 def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
@@ -215,7 +226,8 @@ def step_shares(program: Program, timeline: Timeline, *, costs: Costs) -> StepSh
         hidden=hidden / step, spare=max(0, around - hidden) / step,
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
         issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
-        full=FULL if any(op.driver_calls for op in ops) else 0.0,
+        full=FULL if program.room == "tight" else 0.0,
+        unroomed=NO_ROOM if program.room == "none" else 0.0,
         least=max(
             (figures[key].width or 0.0 for key in by_constant if key in figures), default=0.0
         ),

@@ -28,6 +28,10 @@ PartName = Literal["forward", "backward", "optimizer", "zero_grad"]
 PARTS: tuple[PartName, ...] = PartName.__args__  # type: ignore[attr-defined]
 
 
+Room = Literal["enough", "tight", "none"]
+"""Room for what a rank needs: for all of it, for what lives or perhaps not, for less."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPart:
     """A part of a step, as a training loop calls it: from the op with the index `start` to where
@@ -110,6 +114,9 @@ class Program:
     mesh: Mesh
     ranks: tuple[RankProgram, ...]
     assignment: tuple[int, ...] = field(repr=False)
+    room: Room = "enough"
+    """Room of the device that it runs on, as `zsim.memory.full_device` says. It follows from the
+    device, as the driver's calls do, so that a Program's text has neither."""
 
     def of_rank(self, rank: int) -> RankProgram:
         """The rank program of `rank`."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import DriverCalls
-from zsim.ir.program import Program, RankProgram
+from zsim.ir.program import Program, RankProgram, Room
 from zsim.memory import fits
 from zsim.memory.fits import MemoryVerdict
 from zsim.memory.inputs_and_buffers import belongings
@@ -41,7 +41,7 @@ def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Pro
         program, cluster, expandable_segments=scenario.expandable_segments,
         besides=belongings(scenario),
     )
-    return _with_calls(program, verdict.driver_calls)
+    return _with_calls(program, verdict)
 
 
 def may_be_full(program: Program, cluster: ClusterSpec) -> bool:
@@ -57,17 +57,25 @@ def may_be_full(program: Program, cluster: ClusterSpec) -> bool:
 
 def with_calls(case: Planned, verdict: MemoryVerdict) -> Planned:
     """`case` with the driver's calls of the `verdict` on it, and with no others."""
-    return replace(case, program=_with_calls(case.program, verdict.driver_calls))
+    return replace(case, program=_with_calls(case.program, verdict))
 
 
 def without_calls(case: Planned) -> Planned:
     """`case` on a device that has room for all that is cached."""
-    return replace(case, program=_with_calls(case.program, {}))
+    ranks = tuple(_called(rank, {}) for rank in case.program.ranks)
+    return replace(case, program=replace(case.program, ranks=ranks, room="enough"))
 
 
-def _with_calls(program: Program, calls: Mapping[int, Mapping[int, DriverCalls]]) -> Program:
+def _with_calls(program: Program, verdict: MemoryVerdict) -> Program:
+    calls = verdict.driver_calls
     ranks = (_called(rank, calls.get(kind, {})) for kind, rank in enumerate(program.ranks))
-    return replace(program, ranks=tuple(ranks))
+    return replace(program, ranks=tuple(ranks), room=_room(verdict))
+
+
+def _room(verdict: MemoryVerdict) -> Room:
+    if verdict.verdict == "FITS":
+        return "enough"
+    return "none" if verdict.releases_per_step is None else "tight"
 
 
 def _called(rank: RankProgram, calls: Mapping[int, DriverCalls]) -> RankProgram:

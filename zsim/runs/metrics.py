@@ -132,9 +132,12 @@ def _on_own_device(run: RunRecord, scenario: Scenario) -> bool:
 
 
 def _utilization(flops: int, scenario: Scenario, time: int) -> float:
-    """`flops` over those of the peak in the dtype of products. With float8 that is the scenario's
-    own, as no product has to be in 8 bits."""
-    return flops * 1e9 / (time * scenario.cluster.device.peak_flops(scenario.precision.products))
+    """`flops` over those of the peak in the dtype of products, TF32 for those of float32 in it.
+    With float8 that is the scenario's own, as no product has to be in 8 bits."""
+    dtype: str = scenario.precision.products
+    if dtype == "float32" and scenario.execution.float32_products == "tf32":
+        dtype = "tf32"
+    return flops * 1e9 / (time * scenario.cluster.device.peak_flops(dtype))
 
 
 def _union(spans: Iterable[Span]) -> list[TimeInterval]:

@@ -215,3 +215,19 @@ def test_run_and_show_say_how_often_and_what_it_takes(tmp_path, capsys):
     )
     run = zsim.run(zsim.load(file), backend="sim")
     assert zsim.why(run).step_ns == run.step_time == step_ns
+
+
+def test_bands_widen_as_the_device_fills_and_more_where_nothing_has_room() -> None:
+    """A step that cannot run has no narrower band than one that just does."""
+    bands = []
+    for length in (8192, 10_752, 11_264):
+        run = zsim.simulate(zsim.Scenario(
+            model={"preset": "llama-3-8b"}, cluster={"preset": "dgx-h100"},
+            batch={"micro_batch": 1, "sequence_length": length}, strategy={"name": "fsdp2"},
+            precision={"parameters": "bf16"},
+        ))
+        low, high = map(float, run.record.provenance["band"].split())
+        bands.append((run.device_memory.verdict, low, high))
+    assert [verdict for verdict, _, _ in bands] == ["FITS", "TIGHT", "OOM"]
+    assert bands[0][2] + 0.1 < bands[1][2] < bands[2][2]
+    assert bands[2][1] < bands[1][1] - 0.1

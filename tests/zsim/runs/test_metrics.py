@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.flops import model_flops
 from zsim.scenario.scenario import Scenario, parse
+from zsim.testing.laws import check_laws
 from zsim.testing.strategies import scenarios
 
 
@@ -103,6 +105,18 @@ def test_tokens_and_mfu_follow_their_formulas():
     assert figures.mfu == figures.hfu == tokens * flops * 1e9 / (
         400 * scenario().cluster.device.peak_flops("bfloat16")
     )
+
+
+@pytest.mark.parametrize("preset", ["dgx-a100", "dgx-h100"])
+def test_products_in_tf32_use_the_peak_of_tf32(preset):
+    case = zsim.Scenario(
+        model={"preset": "llama-3.2-1b", "num_layers": 2}, cluster={"preset": preset},
+        batch={"micro_batch": 2, "sequence_length": 1024}, strategy={"name": "fsdp2"},
+        execution={"float32_products": "tf32"},
+    )
+    run = zsim.simulate(case)
+    assert 0.05 < run.hfu < 0.7
+    assert check_laws(run)
 
 
 def test_peaks_are_those_of_the_rank_with_the_highest():

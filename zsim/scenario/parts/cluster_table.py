@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from zsim.cluster.capacity import NIC_ON_SHEET
 from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
 from zsim.cluster.devices import devices, load_device, power_problem
 from zsim.errors import ScenarioError, ZsimError
@@ -72,22 +73,23 @@ def _with_narrow_nics(cluster: ClusterSpec, table: ClusterTable) -> ClusterSpec:
     have."""
     if table.nic_bandwidth is None:
         return cluster
-    bandwidth = _rate("cluster.nic_bandwidth", table.nic_bandwidth, cluster, whose="its NICs'")
-    return replace(
-        cluster, links=replace(cluster.links, rail=replace(cluster.links.rail, bandwidth=bandwidth))
-    )
+    rail = cluster.links.rail
+    most = int(rail.bandwidth * (NIC_ON_SHEET if cluster.nccl else 1))  # data sheets' rates as well
+    bandwidth = _rate("cluster.nic_bandwidth", table.nic_bandwidth, most, whose="its NICs'")
+    narrow = replace(rail, bandwidth=min(bandwidth, rail.bandwidth))
+    return replace(cluster, links=replace(cluster.links, rail=narrow))
 
 
-def _rate(key: str, text: str, cluster: ClusterSpec, *, whose: str) -> int:
-    """Bytes/s of a link that is no faster than the cluster's own, which are `whose`; ScenarioError,
-    with the key, for another."""
+def _rate(key: str, text: str, most: int, *, whose: str) -> int:
+    """Bytes/s of a link that has at most `most`, which are `whose`; ScenarioError, with the key,
+    for another."""
     try:
         bandwidth = parse_rate(text)
     except ZsimError as error:
         raise ScenarioError((f"{key}: {error.complaint}",)) from None
-    if not parse_rate(SLOWEST) <= bandwidth <= cluster.links.rail.bandwidth:
-        most = format_rate(cluster.links.rail.bandwidth)
-        raise ScenarioError((f"{key}: expected {SLOWEST} to {most}, {whose}, found {text[:60]}",))
+    if not parse_rate(SLOWEST) <= bandwidth <= most:
+        expected = f"{SLOWEST} to {format_rate(most)}, {whose}"
+        raise ScenarioError((f"{key}: expected {expected}, found {text[:60]}",))
     return bandwidth
 
 
