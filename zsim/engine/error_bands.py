@@ -64,8 +64,8 @@ FULL = 0.25
 longer in all: 4 to 12 % on one H100 (tests/measured), 19 % in thunder's issue 420. The calls of
 the driver that are predicted are a part of that."""
 NO_ROOM = COMPUTE["assumed"]
-"""Half-width of a step that has no room on its device: it cannot run as its scenario says, so that
-its time is as if all constants were assumed."""
+"""Half-width of a step that has no room on its device. It cannot run as its scenario says, so its
+band is as if all constants were assumed."""
 KNOWN_NODES, GROWTH = 8, 0.016
 """Most nodes of steps that constants were fitted to, and the share by which a step may take longer
 for each doubling beyond. Public steps on more than 16 nodes grow by that much more than predicted.
