@@ -13,7 +13,8 @@ from zsim.ir.run import SCHEMA_VERSION
 
 
 def swept(options: argparse.Namespace) -> int:
-    """`zsim sweep`: 0 where every point was computed or refused by name, 1 where one failed."""
+    """`zsim sweep`: 0 where points were computed or refused by name, 1 where one failed or all were
+    refused."""
     scenario, axes = sweep.read(options.file)
     out, name = Path(options.out) if options.out else None, Path(options.file).name
     if out:
@@ -30,4 +31,4 @@ def swept(options: argparse.Namespace) -> int:
     if out:
         report.wrote(out, "; its .journal keeps what is done")
     statuses = Counter(row["status"] for row in result.rows)
-    return 1 if statuses["failed"] or statuses["died"] else 0
+    return 1 if statuses["failed"] or statuses["died"] or not statuses["ok"] else 0

@@ -152,6 +152,9 @@ def _kind(reason: str) -> str:
 
 def _verdict(plan: Plan) -> Iterator[str]:
     taken, request = plan.recommended, plan.request
+    if not plan.options and plan.refused:
+        yield f"nothing could be tried: {plan.refused[0][0]}: {plan.refused[0][1]}"
+        return
     if taken is None:
         late = any("are asked" in each.reason for each in plan.options)
         remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"

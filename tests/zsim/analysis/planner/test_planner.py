@@ -127,6 +127,12 @@ def test_sizes_that_do_not_divide_are_told() -> None:
     )
 
 
+def test_sizes_none_of_which_divide_are_told_in_the_last_line() -> None:
+    plan = zsim.plan_for(SMALL, micro_batches=[3], global_batch=32)
+    assert plan.recommended is None
+    assert str(plan).endswith("32 sequences are no multiple of 3 on each of 8 ranks")
+
+
 @pytest.mark.parametrize(("asked", "message"), [
     ({"nodes": [0]}, "nodes: expected numbers from 1 on"),
     ({"micro_batches": ["a"]}, "micro_batches: expected numbers"),

@@ -182,6 +182,9 @@ def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys) -> None:
     assert main(["sweep", str(file), "--on", "here", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
     assert main(["sweep", str(file), "--on", "here", "-o", str(file)]) == 2
+    file.write_text('scenario = "base.toml"\n[axes]\nmodle.preset = ["a", "b"]\n')
+    assert main(["sweep", str(file), "--on", "here"]) == 1
+    assert "2 x Scenario: modle: unknown key, did you mean model?" in capsys.readouterr().out
     (tmp_path / "folder.csv").mkdir()
     assert main(["sweep", str(file), "--on", "here", "-o", str(tmp_path / "folder.csv")]) == 2
 
