@@ -246,6 +246,6 @@ def test_the_command_line_says_its_own_names(tmp_path, capsys):
                      remedy="raise timeout_s, or take fewer steps")
     assert with_options(slow) == str(slow).replace("timeout_s", "--timeout")
     names = {*RunOptions.__dataclass_fields__}
-    for function in (zsim.run, zsim.validate, zsim.jitter):
+    for function in (zsim.run, zsim.validate, zsim.jitter, zsim.plan_for, zsim.sweep):
         names |= {*signature(function).parameters}
     assert {*OPTIONS} <= names
