@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from zreal import torch_private
 from zreal.executor.communication_stream import CollectiveQueue, DeviceStreams, OpStreams
+from zreal.executor.drive_shards import DriveShards
 from zreal.executor.flat_buffers import FlatBuffers, release
 from zreal.executor.host_shards import HostShards
 from zreal.executor.rank_optimizer import RankOptimizer
@@ -35,9 +36,12 @@ from zsim.strategies.building import clipping
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.flat_buffer.groups import flat_groups
+from zsim.strategies.flat_buffer.host_buffers import SWAP
 from zsim.strategies.flat_buffer.layout import REPLICAS
 
 MASTER = DTYPES[MASTER_DTYPE]
+DRIVES = ("drive_read", "drive_write")
+"""Streams of copies between host memory and drives."""
 
 
 class FlatSettings(Protocol):
@@ -98,7 +102,8 @@ class FlatRank:
         if offload.adam == "deepspeed":  # in one pass, as torch's fused
             settings = replace(settings, implementation="fused")
         self.optimizer = RankOptimizer(settings)
-        self.host = HostShards(
+        kind = DriveShards if offload.optimizer == "nvme" else HostShards
+        self.host = kind(
             offload, self.scenario.precision.parameters, self.optimizer, self.uncounted,
             pins=torch.device(self.device).type == "cuda",
         ) if offload.optimizer else None
@@ -124,7 +129,9 @@ class FlatRank:
     def construct(self, op: Op) -> None:
         """Make a group's parameters, join them in a flat buffer, or free it where only the shard is
         kept."""
-        if op.kind == "alloc":
+        if op.unit == SWAP and self.host is not None:
+            self.host.make_buffers(op)
+        elif op.kind == "alloc":
             self.make(p.fqn for p in self.buffers.groups[op.unit].group.parameters)
         elif op.kind == "copy":
             self._flatten(op)
@@ -151,7 +158,7 @@ class FlatRank:
             buffers.live[Buffer.of(unit, "parameters")] = buffers.own_slice(unit, flat).clone()
         if self.host is not None:
             own = buffers.own_slice(unit, exact), buffers.own_slice(unit, flat)
-            self.host.construct(op, *own)
+            self.host.construct(op, *own, trained=group.trained)
         elif group.trained:
             self.optimizer.stepped[unit] = buffers.shard(unit)
         if Buffer.of(unit, "master") in made:
@@ -211,6 +218,8 @@ class FlatRank:
         match op.kind:
             case "all_gather":
                 self._gather(op)
+            case "copy" if self.host is not None and op.stream in DRIVES:
+                self.host.move(op)
             case "copy" if self.host is not None and _crosses(op):
                 self._cross(op, self.host)
             case "copy" if op.stream != "compute" and has_output:
@@ -266,6 +275,7 @@ class FlatRank:
             live[onloaded] = torch.empty_like(source, device=self.device)
         target = live[onloaded] if onloaded in live else self.buffers.shard(unit)
         target.copy_(source, non_blocking=host.pins)
+        host.crossed(unit)
 
     def _issue(self, op: Op, collective: Callable[..., object], *tensors: Tensor) -> None:
         """Carry out a collective of `tensors`."""
@@ -444,10 +454,15 @@ class FlatRank:
         """Parameters as `parameters` has them, views of one unit at a time."""
         shards = self.optimizer.stepped if stepped is None else stepped
         units = self.buffers.groups
-        rest = self.buffers.shard if self.host is None else self.host.parameters
         return self.buffers.gathered(
-            {unit: shards[unit] if unit in shards else rest(unit) for unit in units}
+            {unit: shards[unit] if unit in shards else self._unstepped(unit) for unit in units}
         )
+
+    def _unstepped(self, unit: str) -> Tensor:
+        """The shard of parameters that are not stepped, where it lives."""
+        if Buffer.of(unit, "parameters") in self.buffers.live or self.host is None:
+            return self.buffers.shard(unit)
+        return self.host.parameters(unit)
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient whole, all-gathered before the optimizer's step; for parity."""

@@ -19,7 +19,7 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.ops import HostAlloc, Op
 from zsim.models.training_options import Dtype, Offload
 from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.strategies.flat_buffer import host_buffers
+from zsim.strategies.flat_buffer.host_buffers import sent_back
 
 
 @dataclass(slots=True)
@@ -36,7 +36,16 @@ class HostShards:
     """Pinned memory is to be had: the device is a GPU."""
     live: dict[str, Tensor] = field(default_factory=dict)
 
-    def construct(self, op: Op, exact: Tensor, rounded: Tensor) -> None:
+    def make_buffers(self, op: Op) -> None:
+        """Make buffers of no group; there are none here."""
+
+    def move(self, op: Op) -> None:
+        """Read or write drives; there are none here."""
+
+    def crossed(self, unit: str) -> None:
+        """A shard of parameters is on the device."""
+
+    def construct(self, op: Op, exact: Tensor, rounded: Tensor, *, trained: bool) -> None:
         """Make a group's buffers, those of parameters from its float32 shard and its rounded one.
         """
         sources = {"master": exact, "staging": rounded, "parameters": rounded}
@@ -52,7 +61,7 @@ class HostShards:
                 if source is not None:
                     made.copy_(source)
                 self.live[event.buffer] = made
-        if Buffer.of(op.unit, "master") in self.live:
+        if trained and Buffer.of(op.unit, "master") in self.live:
             self.optimizer.stepped[op.unit] = self.live[Buffer.of(op.unit, "master")]
 
     def gradient(self, unit: str) -> Tensor:
@@ -66,9 +75,7 @@ class HostShards:
 
     def parameters(self, unit: str) -> Tensor:
         """The shard in the dtype of compute, as it goes to the device."""
-        rounds = self.dtype != MASTER_DTYPE
-        role = host_buffers.rounded(self.offload) if rounds else "master"
-        name = Buffer.of(unit, role)
+        name = Buffer.of(unit, sent_back(self.offload, dtype=self.dtype) or "master")
         return self.live[name] if name in self.live else self.live[Buffer.of(unit, "parameters")]
 
     def step(self, unit: str) -> None:

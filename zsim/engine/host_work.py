@@ -1,8 +1,8 @@
-"""Work that offloading leaves to the host: copies over PCIe and steps of the optimizer.
+"""Work that offloading leaves to the host: copies over PCIe, steps of the optimizer, drives.
 
-Each has a rate that it reaches alone, and takes shares of the link of a PCIe switch and of the
-node's memory. `zsim.engine.contention` divides those among the ranks of a node. Streams and
-strategies play no part.
+Each has a rate that it reaches alone, and takes shares of a PCIe switch's link, of a node's memory
+and of its drives. `zsim.engine.contention` divides those among the ranks of a node. Streams
+and strategies play no part.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ def alone_ns(kernel: Kernel, cluster: ClusterSpec) -> int:
 
 
 def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
-    """Bytes/s alone: of the link, of files, or of the rank's threads up to what the node's memory
-    gives."""
+    """Bytes/s alone: of the link, of files and drives, or of the rank's threads up to what the
+    node's memory gives."""
     if kernel.location == FILES:
         assert cluster.file_system is not None
         return cluster.file_system.alone
+    if kernel.location == "drive":
+        assert cluster.drives is not None, "a scenario without drives is refused"
+        return cluster.drives.read if kernel.operator == "read" else cluster.drives.write
     if is_link(kernel):
         link = cluster.links.host.bandwidth
         return int(link * PAGEABLE_SHARE) if kernel.operator.endswith(PAGEABLE) else link
@@ -63,8 +66,8 @@ def neighbours(cluster: ClusterSpec) -> int:
 
 
 def shares(kernel: Kernel, cluster: ClusterSpec) -> dict[str, Fraction]:
-    """The shares of its device's link, of its switch's and of the node's memory that work off the
-    device takes at full speed, by resource.
+    """The shares that work off the device takes at full speed, by resource: its device's link, its
+    switch's, the node's memory and drives.
 
     A copy reads or writes each byte once in host memory. Directions of a link are apart.
     """
@@ -72,6 +75,8 @@ def shares(kernel: Kernel, cluster: ClusterSpec) -> dict[str, Fraction]:
     if cluster.file_system is not None and kernel.location == FILES:
         return {FILES: rate / cluster.file_system.bandwidth}
     memory = {"memory": rate / cluster.host_memory_bandwidth}
+    if kernel.location == "drive":
+        return memory | {f"drive {kernel.operator}": Fraction(1)}
     if not is_link(kernel):
         return memory
     direction = kernel.operator.removesuffix(PAGEABLE)
@@ -99,7 +104,7 @@ def usage(
     located: dict[str, tuple[Hashable, int]] = {
         "device": (rank, 1),
         "switch": ((node, index // per_switch), min(per_switch, neighbours(cluster))),
-        "memory": (node, neighbours(cluster)),
+        "memory": (node, neighbours(cluster)), "drive": (node, neighbours(cluster)),
         FILES: (None, cluster.num_ranks),
     }
     made: dict[Hashable, Fraction] = {}

@@ -44,11 +44,11 @@ COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_re
 
 Stream = Literal[
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback",
-    "host", "to_host", "to_device", "files",
+    "host", "to_host", "to_device", "drive_read", "drive_write", "files",
 ]
 """A `callback` of a reduction's future runs on a stream of torch's pool, which no other stream
-waits for unless it is told to. Copies of offloaded states have a stream for each direction,
-and so has what a rank writes to files or reads there."""
+waits for unless it is told to. Copies of offloaded states have a stream for each direction. So have
+the drives of a node, and what a rank writes to files or reads there has one."""
 STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
 
 
@@ -85,7 +85,7 @@ class HostAlloc:
 
 HostEvent = HostAlloc | Free
 
-Location = Literal["device", "link", "host", "files"]
+Location = Literal["device", "link", "host", "drive", "files"]
 LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined]
 
 
@@ -93,8 +93,8 @@ LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined
 class Kernel:
     """One kernel's work: floating-point operations in `dtype`, and bytes read and written.
 
-    It has its `location` on the device, on the host, or, as a transfer, on the link between both or
-    on the way to files. A
+    It has its `location` on the device, on the host, on the link between both, or on the way to a
+    drive or to files. A
     matrix product has as its `shape` the (products, m, n, k) of that many m × k by k × n. Fused
     attention has (sequences × heads, queries, keys, width of a head). A product whose first factor
     is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m and not

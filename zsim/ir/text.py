@@ -37,7 +37,7 @@ _OP = re.compile(
     r"(?:  after (?P<waits>[\d,]+))?(?P<rest>(?: \| .*)?)"
 )
 _KERNEL = re.compile(
-    r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host|files))?"
+    r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host|drive|files))?"
 )
 _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B(?: in (host|pinned))?")
 

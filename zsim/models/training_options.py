@@ -85,10 +85,23 @@ class Offload:
     on the host is torch's, by the optimizer's `implementation`, or that of DeepSpeedCPUAdam.
     """
 
-    optimizer: Literal["cpu"] | None = None
-    parameters: Literal["cpu"] | None = None
+    optimizer: Literal["cpu", "nvme"] | None = None
+    parameters: Literal["cpu", "nvme"] | None = None
     pin_memory: bool = True
     adam: Literal["torch", "deepspeed"] = "torch"
+    buffer_count: int = 4
+    """Pinned buffers, each as large as the largest float32 shard, for what goes to drives or comes
+    from them."""
+    pipeline_read: bool = False
+    """The next group's states are read while the host steps a group."""
+    pipeline_write: bool = False
+    """A group's states are written while the host steps the next one."""
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups with states in buffers at once: the stepped one, the next if it is read ahead, the
+        last if it is written behind."""
+        return 1 + self.pipeline_read + self.pipeline_write
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from zsim.ir.ops import HostAlloc
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precision
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building.optimizers import state_names
 from zsim.strategies.flat_buffer import host_buffers, layout
 from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
 
@@ -41,14 +42,68 @@ def problems(
             "offload.optimizer: expected precision.master = true, for the host steps float32 "
             "copies, found false"
         )
+    yield from _drives(offload, optimizer)
     if offload.adam == "deepspeed" and optimizer.name != "adamw":
         yield f'offload.adam: expected "torch" with {optimizer.name}, found "deepspeed"'
-    if offload.pin_memory and all(state in able for state in offload.states):
+    if all(state in able for state in offload.states):
         groups = flat_groups(
             model, grouping=options.grouping, num_shards=mesh.size(layout.AXIS),
             dtype=precision.parameters,
         )
+        if offload.parameters == "nvme" and any(group.whole for group in groups):
+            yield (
+                'offload.parameters: expected "cpu" with parameters that stay whole, found "nvme"; '
+                "leave out strategy.persistence_threshold and zero2_threshold"
+            )
         yield from _pinned(offload, groups, dtype=precision.parameters, cluster=cluster)
+        yield from _room_on_drives(
+            offload, cluster, nbytes=host_buffers.on_drives(
+                groups, offload=offload, dtype=precision.parameters,
+                num_states=len(state_names(optimizer)),
+            )
+        )
+
+
+def _drives(offload: Offload, optimizer: Optimizer) -> Iterator[str]:
+    """Options of states on drives, and what these need."""
+    if offload.optimizer != "nvme":
+        if offload.parameters == "nvme":
+            yield 'offload.parameters: expected with offload.optimizer = "nvme", found without'
+        if offload.pipeline_read or offload.pipeline_write:
+            key = "pipeline_read" if offload.pipeline_read else "pipeline_write"
+            yield f'offload.{key}: expected with offload.optimizer = "nvme", found without'
+        return
+    needed = host_buffers.BUFFERS_PER_GROUP * offload.groups_in_flight
+    if offload.buffer_count < needed:
+        yield (
+            f"offload.buffer_count: expected at least {needed}, four for each group in flight, "
+            f"found {offload.buffer_count}"
+        )
+    if not offload.pin_memory:
+        yield "offload.pin_memory: expected true, for drives read into pinned buffers, found false"
+    if optimizer.clip_norm:
+        yield (
+            'optimizer.clip_norm: expected 0 with offload.optimizer = "nvme", as gradients are on '
+            f"drives before the last one is known, found {optimizer.clip_norm}"
+        )
+
+
+def _room_on_drives(offload: Offload, cluster: ClusterSpec, *, nbytes: int) -> Iterator[str]:
+    """A cluster without drives, or with too small ones for `nbytes` of each rank."""
+    ranks = min(cluster.devices_per_node, cluster.num_ranks)
+    if not nbytes:
+        return
+    if cluster.drives is None:
+        yield (
+            f"offload.optimizer: expected a cluster whose file has [drives], found "
+            f"{cluster.name} without; {format_bytes(ranks * nbytes)} a node are needed"
+        )
+    elif cluster.drives.capacity < ranks * nbytes:
+        yield (
+            f"offload.optimizer: expected at most {format_bytes(cluster.drives.capacity)}, the "
+            f"drives of a node of {cluster.name}, found {format_bytes(ranks * nbytes)} of "
+            f"{counted(ranks, 'rank')}; shard over more ranks"
+        )
 
 
 def _pinned(
@@ -56,11 +111,14 @@ def _pinned(
 ) -> Iterator[str]:
     """More pinned memory than a node has, which no system can give."""
     ranks = min(cluster.devices_per_node, cluster.num_ranks)
-    needed = ranks * sum(
-        event.nbytes
+    made = [
+        event
         for group in groups
         for event in host_buffers.constructed(group, offload=offload, dtype=dtype)
-        if isinstance(event, HostAlloc) and event.pinned
+    ]
+    made += host_buffers.swapped(groups, offload=offload, dtype=dtype)
+    needed = ranks * sum(
+        event.nbytes for event in made if isinstance(event, HostAlloc) and event.pinned
     )
     if 0 < cluster.host.memory < needed:
         yield (

@@ -22,7 +22,7 @@ COMPUTE = frozenset({"forward", "backward", "recompute"})
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 """Kinds of ops, and the streams on which they are issued."""
 GATHERS = frozenset({"all_gather", "broadcast"})
-GATHER_STREAMS = frozenset({"all_gather", "all_gather_copy_in", "to_device"})
+GATHER_STREAMS = frozenset({"all_gather", "all_gather_copy_in", "to_device", "drive_read"})
 
 ProgramLaw = Callable[[RankStep], Iterator[str]]
 

@@ -209,10 +209,12 @@ TABLES: Mapping[str, Any] = {
     ),
     "offload": _derived(
         "OffloadTable", Offload,
-        "States of zero1, zero2 and zero3 in host memory, where the optimizer steps.",
+        "States of zero1, zero2 and zero3 in host memory, where the optimizer steps, or on drives.",
         {
-            "optimizer": _key("The memory of float32 copies and optimizer states: cpu."),
-            "parameters": _key("The memory of zero3's shards of parameters: cpu."),
+            "optimizer": _key(
+                "Place of float32 copies and optimizer states: host memory (cpu), or drives."
+            ),
+            "parameters": _key("Place of zero3's shards of parameters; nvme with both there."),
             "pin_memory": _key(
                 "The host's side of copies is pinned: they are faster, and run beside compute."
             ),
@@ -220,6 +222,13 @@ TABLES: Mapping[str, Any] = {
                 "The step on the host: torch's, by `optimizer.implementation`, or that of "
                 "DeepSpeedCPUAdam, in one pass."
             ),
+            "buffer_count": _key(
+                "Pinned buffers for drives, each as large as the largest float32 shard: four for "
+                "each group in flight.",
+                ge=1, le=1024,
+            ),
+            "pipeline_read": _key("The next group is read while the host steps one."),
+            "pipeline_write": _key("A group is written while the host steps the next."),
         },
         {},
     ),

@@ -50,16 +50,18 @@ def step_memory(
     numel: int, *, optimizer: Optimizer, offload: Offload, owner: str, first: bool
 ) -> tuple[HostEvent, ...]:
     """All that the step of `numel` elements allocates and frees in host memory; the first makes the
-    states."""
+    states. Those that go to drives are made in their buffers, but for step counters."""
     own = optimizer.implementation if offload.adam == "torch" else "fused"
-    return tuple(
-        on_host(
-            optimizers.memory(
-                [numel], optimizer=replace(optimizer, implementation=own), dtype=MASTER_DTYPE,
-                device="cpu", owner=owner, first=first,
-            )
+    events = on_host(
+        optimizers.memory(
+            [numel], optimizer=replace(optimizer, implementation=own), dtype=MASTER_DTYPE,
+            device="cpu", owner=owner, first=first,
         )
     )
+    if offload.optimizer != "nvme":
+        return tuple(events)
+    names = tuple(f".{name}" for name in optimizers.state_names(optimizer))
+    return tuple(event for event in events if not event.buffer.endswith(names))
 
 
 def crossing(direction: str, numel: int, *, dtype: str, pinned: bool) -> tuple[Kernel, ...]:

@@ -5,9 +5,13 @@ two-byte parameters a rounded copy, "staging", goes back, or stays as the shard 
 parameters are offloaded. So an element takes 18 bytes with AdamW's states, and 16 where parameters
 are float32. Copies start or end in pinned memory. The layout is ZeRO-Offload's (arXiv 2101.06840,
 §3), of which DeepSpeed keeps a little more.
+
+Where states are on drives, host memory has buffers that they pass through, and what goes back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import HostAlloc, HostEvent, MemoryKind
@@ -15,29 +19,71 @@ from zsim.models.training_options import DTYPE_NBYTES, Offload
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.flat_buffer.groups import FlatGroup
 
+SWAP = "swap"
+"""Owner of the buffers that states on drives pass through."""
+PARAMETER_BUFFERS = 2
+"""Pinned buffers of shards of parameters that come from drives."""
+BUFFERS_PER_GROUP = 4
+"""Buffers of a group in flight: gradient, float32 copy and two states."""
 
-def rounded(offload: Offload) -> str:
-    """The role of the buffer with stepped parameters, rounded to two bytes."""
-    return "parameters" if offload.parameters else "staging"
+
+def sent_back(offload: Offload, *, dtype: str) -> str:
+    """The role of the buffer in host memory with stepped parameters in the dtype of compute; "" for
+    none."""
+    if offload.parameters:
+        return "parameters" if offload.parameters == "cpu" and _rounds(offload, dtype) else ""
+    return "staging" if _rounds(offload, dtype) else ""
+
+
+def _rounds(offload: Offload, dtype: str) -> bool:
+    """True where what goes to the device is not the float32 copy itself."""
+    return dtype != MASTER_DTYPE or offload.optimizer == "nvme"
 
 
 def constructed(group: FlatGroup, *, offload: Offload, dtype: str) -> tuple[HostEvent, ...]:
     """The buffers of a group, with parameters of `dtype`, in host memory that live from
     construction on; () where nothing of it is offloaded."""
     fqn, numel, pinned = group.fqn, group.layout.shard_numel, offload.pin_memory
-    wide, rounds = numel * DTYPE_NBYTES[MASTER_DTYPE], dtype != MASTER_DTYPE
-    narrow = numel * DTYPE_NBYTES[dtype]
+    wide, narrow = numel * DTYPE_NBYTES[MASTER_DTYPE], numel * DTYPE_NBYTES[dtype]
     if not group.trained:
         shard = HostAlloc(Buffer.of(fqn, "parameters"), "parameters", narrow, pinned)
-        return (shard,) if offload.parameters and not group.whole else ()
+        return (shard,) if offload.parameters == "cpu" and not group.whole else ()
     if not offload.optimizer:
         return ()
-    kind: MemoryKind = "optimizer_states" if rounds else "parameters"
-    return (
-        HostAlloc(Buffer.of(fqn, "master"), kind, wide, pinned and not rounds),
-        HostAlloc(Buffer.of(fqn, "gradient"), "gradients", wide, pinned),
-        *(
-            [HostAlloc(Buffer.of(fqn, rounded(offload)), "parameters", narrow, pinned)]
-            if rounds else []
-        ),
+    made: list[HostEvent] = []
+    if offload.optimizer == "cpu":
+        rounds = dtype != MASTER_DTYPE
+        kind: MemoryKind = "optimizer_states" if rounds else "parameters"
+        made.append(HostAlloc(Buffer.of(fqn, "master"), kind, wide, pinned and not rounds))
+        made.append(HostAlloc(Buffer.of(fqn, "gradient"), "gradients", wide, pinned))
+    if role := sent_back(offload, dtype=dtype):
+        made.append(HostAlloc(Buffer.of(fqn, role), "parameters", narrow, pinned))
+    return tuple(made)
+
+
+def swapped(
+    groups: Sequence[FlatGroup], *, offload: Offload, dtype: str
+) -> tuple[HostAlloc, ...]:
+    """The pinned buffers of a rank that states on drives pass through; () without any there."""
+    if offload.optimizer != "nvme":
+        return ()
+    largest = max((group.layout.shard_numel for group in groups if group.trained), default=0)
+    nbytes = offload.buffer_count * largest * DTYPE_NBYTES[MASTER_DTYPE]
+    made = [HostAlloc(Buffer.of(SWAP, "buffers"), "temporaries", nbytes, pinned=True)]
+    if offload.parameters == "nvme":
+        largest = max((group.layout.shard_numel for group in groups), default=0)
+        nbytes = PARAMETER_BUFFERS * largest * DTYPE_NBYTES[dtype]
+        made.append(HostAlloc(Buffer.of(SWAP, "parameters"), "temporaries", nbytes, pinned=True))
+    return tuple(made)
+
+
+def on_drives(
+    groups: Sequence[FlatGroup], *, offload: Offload, dtype: str, num_states: int
+) -> int:
+    """Bytes of a rank on drives: gradients, float32 copies and states, and parameters."""
+    trained = sum(group.layout.shard_numel for group in groups if group.trained)
+    every = sum(group.layout.shard_numel for group in groups)
+    wide = (2 + num_states) * trained * DTYPE_NBYTES[MASTER_DTYPE]
+    return wide * (offload.optimizer == "nvme") + every * DTYPE_NBYTES[dtype] * (
+        offload.parameters == "nvme"
     )

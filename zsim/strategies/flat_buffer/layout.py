@@ -181,6 +181,9 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
         )
         step.issue("alloc", group.fqn, stream="host", memory=whole)
 
+    swapped = host_buffers.swapped(model.groups, offload=model.offload, dtype=model.dtype)
+    if swapped:
+        step.issue("alloc", host_buffers.SWAP, stream="host", host=swapped)
     for group in model.groups if made_whole else ():
         make(group)
     for group in model.groups:

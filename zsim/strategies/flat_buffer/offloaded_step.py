@@ -25,7 +25,7 @@ from zsim.strategies.building import clipping, host_step
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import FlatGroup
-from zsim.strategies.flat_buffer.layout import AXIS, FlatModel
+from zsim.strategies.flat_buffer.layout import AXIS
 
 
 @dataclass(slots=True)
@@ -36,10 +36,16 @@ class OffloadedStep(FlatBufferStep):
     """Copies of gradients to the host."""
     _returned: dict[str, int] = field(default_factory=dict)
     """Copies of stepped shards to the device, by group."""
+    _onloaded: list[int] = field(default_factory=list)
+    """Copies of shards to the device for all-gathers."""
 
     def complete(self, group: FlatGroup) -> None:
         """Copy the gradient to the host, behind its reduction, and free the device's shard of it.
         """
+        self._send_gradient(group)
+
+    def _send_gradient(self, group: FlatGroup, *, waits: Sequence[int] = ()) -> None:
+        """The copy of `complete`, after the ops in `waits` too."""
         model, kernels, memory = self.model, list[Kernel](), list[MemoryEvent]()
         numel, after = group.layout.shard_numel, self._reduced[-1:]
         if model.num_shards == 1 and not self.over_replicas:
@@ -55,7 +61,7 @@ class OffloadedStep(FlatBufferStep):
         memory += [Free(event.buffer) for event in memory if isinstance(event, Alloc)]
         self._sent.append(
             self.step.issue(
-                "copy", group.fqn, stream=self._stream("to_host"), waits=after,
+                "copy", group.fqn, stream=self._stream("to_host"), waits=(*after, *waits),
                 micro_batch=self.micro_batch, kernels=tuple(kernels), memory=memory,
             )
         )
@@ -84,11 +90,16 @@ class OffloadedStep(FlatBufferStep):
             Buffer.of(group.fqn, "onloaded"), "communication", model.shard_nbytes(group)
         )
         copied = self.step.issue(
-            "copy", group.fqn, stream=self._stream("to_device"), waits=waits,
+            "copy", group.fqn, stream=self._stream("to_device"), waits=self._fetch(group, waits),
             micro_batch=self.micro_batch,
             kernels=self._crossing("to_device", group, dtype=model.dtype), memory=(shard,),
         )
+        self._onloaded.append(copied)
         FlatBufferStep._gather(self, group, waits=[copied], gone=(Free(shard.buffer),))
+
+    def _fetch(self, group: FlatGroup, waits: Sequence[int]) -> Sequence[int]:
+        """The ops after which a shard of parameters is in host memory, `waits` among them."""
+        return waits
 
     def optimizer(self, *, first: bool) -> int:
         """Step group by group on the host, and copy what is stepped to the device; return the last
@@ -97,25 +108,29 @@ class OffloadedStep(FlatBufferStep):
         self.step.begin("optimizer")
         waits = [self._clip_on_host()] if settings.clip_norm else self._sent
         for group in model.trained:
-            numel = group.layout.shard_numel
-            waits = [
-                self.step.issue(
-                    "optimizer", group.fqn, stream="host", waits=waits,
-                    kernels=host_step.step_kernels(
-                        numel, optimizer=settings, offload=model.offload, of=model.dtype
-                    ),
-                    host=host_step.step_memory(
-                        numel, optimizer=settings, offload=model.offload,
-                        owner=f"optimizer.{group.fqn}", first=first,
-                    ),
-                )
-            ]
-            if group.whole or not model.offload.parameters:
-                self._returned[group.fqn] = self.step.issue(
-                    "copy", group.fqn, stream=self._stream("to_device"), waits=waits,
-                    kernels=self._crossing("to_device", group, dtype=model.dtype),
-                )
+            waits = [self._step_group(group, waits=waits, first=first)]
         return waits[-1]
+
+    def _step_group(self, group: FlatGroup, *, waits: Sequence[int], first: bool) -> int:
+        """Step a group's shard on the host, and copy it to the device where it lives there."""
+        model, numel = self.model, group.layout.shard_numel
+        settings = model.training.optimizer
+        stepped = self.step.issue(
+            "optimizer", group.fqn, stream="host", waits=waits,
+            kernels=host_step.step_kernels(
+                numel, optimizer=settings, offload=model.offload, of=model.dtype
+            ),
+            host=host_step.step_memory(
+                numel, optimizer=settings, offload=model.offload,
+                owner=f"optimizer.{group.fqn}", first=first,
+            ),
+        )
+        if group.whole or not model.offload.parameters:
+            self._returned[group.fqn] = self.step.issue(
+                "copy", group.fqn, stream=self._stream("to_device"), waits=(stepped,),
+                kernels=self._crossing("to_device", group, dtype=model.dtype),
+            )
+        return stepped
 
     def all_gather_parameters(self, group: FlatGroup, *, after: int) -> None:
         """All-gather a stepped shard once it is on the device."""
@@ -138,8 +153,3 @@ class OffloadedStep(FlatBufferStep):
             "optimizer", clipping.CLIP, stream="host", waits=(norms, *self._sent),
             kernels=host_step.located(clipping.clip_kernels(model.stepped, dtype=MASTER_DTYPE)),
         )
-
-
-def step_class(model: FlatModel) -> type[FlatBufferStep]:
-    """The class of a step of `model`, whose states are offloaded or not."""
-    return OffloadedStep if model.offload.optimizer else FlatBufferStep
