@@ -16,7 +16,7 @@ from zsim.strategies import STRATEGIES
 
 def least_bytes(scenario: Scenario) -> int:
     """Bytes of states on the device of one rank; 0 where some are kept elsewhere."""
-    if STRATEGIES[scenario.strategy].offloads(scenario.options):
+    if scenario.offload.states or STRATEGIES[scenario.strategy].offloads(scenario.options):
         return 0
     return formula_bytes(scenario)
 

@@ -38,6 +38,8 @@ def test_bounds_are_below_what_is_simulated(name: str) -> None:
 def test_states_on_the_host_bound_nothing() -> None:
     offloaded = SMALL.with_(strategy={"offload": True})
     assert least_bytes(offloaded) == 0 < least_bytes(SMALL)
+    on_host = SMALL.with_(strategy={"name": "zero2"}, offload={"optimizer": "cpu"})
+    assert least_bytes(on_host) == 0
 
 
 def test_candidates_are_those_of_fit_on_each_size(plan: zsim.Plan) -> None:
