@@ -2,7 +2,7 @@
 of offloading as batches grow.
 
 The simulation has the host's memory at its full rate, and nothing beside the step. DeepSpeed's own
-runs also sum norms, clip and cast there, often with threads that are not bound: its times on GPU
+runs also sum norms, clip and cast there, often with threads that are not bound. Its times on GPU
 servers are five times as long. Sources: ZeRO-Offload (arXiv 2101.06840) on a DGX-2, ZenFlow's blog,
 DeepSpeed issue 6834; one thread measured on an EPYC with AVX-512.
 """
@@ -37,7 +37,7 @@ A100 = load_cluster("dgx-a100", ranks=1)
 def test_a_step_of_the_optimizer_on_a_nodes_host_is_off_by_so_much(
     cluster: ClusterSpec, parameters: int, seconds: float, error: float
 ) -> None:
-    """Of a node's ranks together, so that they have all of its memory's bandwidth."""
+    """Ranks of a node together, so that they have all of its memory's bandwidth."""
     kernels = host_step.step_kernels(
         parameters, optimizer=Optimizer(), offload=Offload(optimizer="cpu", adam="deepspeed"),
         of="float32",
