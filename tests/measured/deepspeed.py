@@ -51,7 +51,8 @@ BOOLEANS = ("overlap_comm", "round_robin_gradients", "check_grad_overflow")
 
 
 def grid() -> list[Tables]:
-    """Each stage with one and two micro-batches, buckets of three sizes, on two and four ranks."""
+    """Stages 1 and 2 with one and two micro-batches, buckets of three sizes, on two and four ranks.
+    """
     return [
         {
             "model": MODELS[1],
@@ -63,8 +64,47 @@ def grid() -> list[Tables]:
     ]
 
 
+def sharded_grid() -> list[Tables]:
+    """Stage 3 with one and two micro-batches, buckets and gathers ahead of two sizes, on two and
+    four ranks."""
+    return [
+        {
+            "model": MODELS[1],
+            "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
+            "cluster": {"preset": "cpu-gloo", "ranks": ranks},
+            "strategy": {
+                "name": "deepspeed3", "reduce_bucket_size": bucket,
+                "stage3_prefetch_bucket_size": ahead, "stage3_param_persistence_threshold": 10,
+            },
+        }
+        for accumulation, bucket, ahead, ranks in product((1, 2), (50, 5000), (0, 400), RANKS)
+    ]
+
+
+def draw_sharded(seed: int) -> Tables:
+    """A random scenario of stage 3."""
+    one_of = random.Random(seed).choice
+    model, accumulation = one_of(MODELS), one_of((1, 1, 2, 3))
+    batch = {"micro_batch": 2, "accumulation": accumulation}
+    strategy = {
+        "name": "deepspeed3", "reduce_bucket_size": one_of((20, 100, 300, 5000)),
+        "stage3_prefetch_bucket_size": one_of((0, 60, 300, 100_000)),
+        "stage3_max_live_parameters": one_of((0, 600, 1_000_000)),
+        "stage3_max_reuse_distance": one_of((0, 500, 1_000_000)),
+        "stage3_param_persistence_threshold": one_of((0, 0, 10, 100_000)),
+        "sub_group_size": one_of((100, 1_000_000, 1_000_000)),
+        "overlap_comm": one_of((True, False)),
+    }
+    return {
+        "model": model,
+        "batch": batch if model["family"] == "mlp" else batch | {"sequence_length": 4},
+        "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
+        "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS),
+    }
+
+
 def draw(seed: int) -> Tables:
-    """A random scenario of one of DeepSpeed's stages."""
+    """A random scenario of stage 1 or 2."""
     one_of = random.Random(seed).choice
     model = one_of(MODELS)
     strategy = {"name": one_of(ENGINE), "reduce_bucket_size": one_of(BUCKETS)}
@@ -117,6 +157,8 @@ def rows(scenarios: list[Scenario], *, timeout_s: float) -> list[Tables]:
     measured: list[Tables] = []
     for ranks in RANKS:
         texts = [each.to_toml() for each in scenarios if each.world_size == ranks]
+        if not texts:
+            continue
         by_rank = launch.launch(
             "tests.measured.deepspeed:measured_rank", {"texts": texts}, world_size=ranks,
             timeout_s=timeout_s,
@@ -131,14 +173,28 @@ def rows(scenarios: list[Scenario], *, timeout_s: float) -> list[Tables]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--draws", type=int, default=150)
+    parser.add_argument("--sharded-draws", type=int, default=60)
+    parser.add_argument("--only-sharded", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("tests/measured/deepspeed.json"))
     parser.add_argument("--timeout", type=float, default=3600.0)
     asked = parser.parse_args()
-    tables = [*grid(), *map(draw, range(asked.draws))]
+    sharded = [*sharded_grid(), *map(draw_sharded, range(asked.sharded_draws))]
+    tables = [*([] if asked.only_sharded else [*grid(), *map(draw, range(asked.draws))]), *sharded]
     record = {
         "command": "python -m tests.measured.deepspeed", "date": time.strftime("%Y-%m-%d"),
         "deepspeed": version("deepspeed"), "torch": torch.__version__,
-        "rows": rows([Scenario(**each) for each in tables], timeout_s=asked.timeout),
+        "rows": [
+            # a stage-3 engine leaves patches of torch behind: it has processes of its own
+            row
+            for stage in (False, True)
+            for row in rows(
+                [
+                    Scenario(**each) for each in tables
+                    if (each["strategy"]["name"] == "deepspeed3") is stage
+                ],
+                timeout_s=asked.timeout,
+            )
+        ],
     }
     asked.out.write_text(json.dumps(record, separators=(",", ":")).replace('{"text"', '\n{"text"'))
     return 0

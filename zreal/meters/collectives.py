@@ -117,7 +117,8 @@ class CollectiveRecorder(TorchDispatchMode):
         self.records.append(record)
 
     def described(self, name: str, arguments: tuple[Any, ...]) -> CollectiveRecord | None:
-        """The record of a c10d operator; None where its group is one rank."""
+        """The record of a c10d operator; None where its group is one rank, or it
+        has no bytes."""
         if name not in _OPS:
             raise ZsimError(
                 where="collective recorder",
@@ -127,9 +128,9 @@ class CollectiveRecorder(TorchDispatchMode):
             )
         op, payload = _OPS[name]
         group = self._group(arguments)
-        if group.size == 1:  # torch calls c10d even where nothing is communicated
-            return None
         nbytes = _nbytes(arguments[payload])
+        if group.size == 1 or not nbytes:  # torch calls c10d even where nothing is communicated
+            return None
         root = int(arguments[_ROOT_ARGUMENT]) if op == "broadcast" else 0
         self.group_ranks.setdefault(group.name, group.ranks)
         return CollectiveRecord(

@@ -50,7 +50,7 @@ def _strategy(name: str) -> Strategy:
 
 STRATEGIES: Mapping[str, Strategy] = _Files(
     "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy",
-    "deepspeed1", "deepspeed2",
+    "deepspeed1", "deepspeed2", "deepspeed3",
 )
 LADDER = ("ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3")
 """The strategies that `zsim fit` compares with a scenario's own, from what shards least."""

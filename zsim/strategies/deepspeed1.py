@@ -27,7 +27,7 @@ __all__ = ["STRATEGY", "Options", "plan"]
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Programs of one step; ranks whose parts cut parameters alike share one."""
     flat = FlatPartition.of(training, mesh=mesh, options=options)
-    step = PartitionedStep(flat, in_hooks=options.overlap_comm, drops_others=False)
+    step = PartitionedStep.of(flat, in_hooks=options.overlap_comm, drops_others=False)
     forward_backward(step)
     return of_ranks(step, mesh=mesh)
 

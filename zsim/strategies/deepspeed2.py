@@ -28,7 +28,7 @@ Options = ReplicaOptions
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Programs of one step; ranks whose parts cut parameters alike share one."""
     flat = FlatPartition.of(training, mesh=mesh, options=options)
-    step = PartitionedStep(flat, in_hooks=True, drops_others=True)
+    step = PartitionedStep.of(flat, in_hooks=True, drops_others=True)
     forward_backward(step)
     return of_ranks(step, mesh=mesh)
 

@@ -30,6 +30,8 @@ CASES = {
     "zero_redundancy": 'name = "zero_redundancy"',
     "deepspeed1": 'name = "deepspeed1", reduce_bucket_size = 3000',
     "deepspeed2": 'name = "deepspeed2", reduce_bucket_size = 3000',
+    "deepspeed3": 'name = "deepspeed3", reduce_bucket_size = 300, '
+                  'stage3_prefetch_bucket_size = 600, stage3_param_persistence_threshold = 20',
     "deepspeed2_overlapped": 'name = "deepspeed2", reduce_bucket_size = 3000, overlap_comm = true',
 }
 RANKS = {"zero2_in_groups": 4}

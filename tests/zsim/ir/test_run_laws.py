@@ -47,6 +47,8 @@ STRATEGIES = {
     "zero_redundancy": 'name = "zero_redundancy"',
     "deepspeed1": 'name = "deepspeed1", reduce_bucket_size = 300',
     "deepspeed2": 'name = "deepspeed2", reduce_bucket_size = 300',
+    "deepspeed3": 'name = "deepspeed3", reduce_bucket_size = 300, '
+                  'stage3_prefetch_bucket_size = 600, stage3_param_persistence_threshold = 20',
     "deepspeed2_overlapped": 'name = "deepspeed2", reduce_bucket_size = 300, overlap_comm = true',
 }
 
@@ -195,14 +197,14 @@ def paces_only(op: Op, strategy: str) -> bool:
     In fsdp1 the limiter blocks the host. Its gather streams wait for the compute stream when the
     forward of a later micro-batch begins, though no parameter has changed.
 
-    In deepspeed2 with overlap a bucket is filled after the reduction of the one before, although it
-    has another buffer.
+    With DeepSpeed's overlap a bucket is filled after the reduction of the one before, although it
+    may have another buffer.
 
     In zero1, test_strategies holds that ZeRO-1 adds only to gradients whose reduction has ended.
     """
     gathers_ahead = op.kind == "all_gather" and "zero3" in strategy
     adds = op.kind == "backward" and "zero1" in strategy
-    fills = op.kind == "copy" and "overlapped" in strategy
+    fills = op.kind == "copy" and strategy in ("deepspeed2_overlapped", "deepspeed3")
     if "fsdp1" in strategy and (op.kind == "host_wait" or op.stream == "all_gather_copy_in"):
         return True
     return op.kind == "free" or gathers_ahead or adds or fills

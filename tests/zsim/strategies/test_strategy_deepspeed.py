@@ -1,4 +1,5 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2: closed forms of their bytes, the order of buckets, refusals."""
+"""DeepSpeed's three stages: closed forms of their bytes, the order of buckets and gathers,
+refusals."""
 
 from typing import Any
 
@@ -54,9 +55,8 @@ def test_round_robin_deals_parameters_out_in_turn() -> None:
 def test_a_bucket_closes_before_the_gradient_that_would_overflow_it(
     numels: list[int], limit: int
 ) -> None:
-    flat = flat_of(scenario(strategy={"reduce_scatter": False, "reduce_bucket_size": limit}))
     order = [Parameter(fqn=f"p{i}", shape=(n,)) for i, n in enumerate(numels)]
-    made = buckets(flat, order)
+    made = buckets(order, most=limit)
 
     assert [p for bucket in made for p in bucket.parameters] == order
     assert all(b.numel <= limit or len(b.parameters) == 1 for b in made)
@@ -75,7 +75,10 @@ def test_stage_1_reduces_once_in_the_order_of_the_model_and_stage_2_after_each_m
     case = scenario(accumulation=accumulation, strategy={"name": f"deepspeed{stage}"})
     flat = flat_of(case)
     order = flat.parameters if stage == 1 else ready_order(flat.training)
-    once = [4 * sum(each) for bucket in buckets(flat, order) for each in bucket.reductions]
+    once = [
+        4 * sum(slices)
+        for bucket in buckets(order, most=300, flat=flat) for slices in bucket.reductions
+    ]
     steady = plan(case, device="cpu").of_rank(0).steady
 
     reduced = [op.nbytes for op in steady if op.kind == "all_reduce"]
@@ -133,6 +136,8 @@ def test_whole_gradients_are_kept_where_they_reach_into_the_part() -> None:
          "strategy.communication_data_type: this is precision.reduce"),
         ({"strategy": {"cpu_offload": True}},
          "strategy.cpu_offload: expected a key of DeepSpeed 0.19, which refuses this one"),
+        ({"strategy": {"reduce_bucket_size": 10**13}},
+         "strategy.reduce_bucket_size: expected at most 1,000,000,000,000"),
         ({"strategy": {"reduce_bucket_sise": 3}},
          "strategy.reduce_bucket_sise: unknown key, did you mean reduce_bucket_size?"),
         ({"strategy": {"sync": "last"}}, "strategy.sync: expected"),
@@ -155,3 +160,110 @@ def test_several_forwards_before_a_backward_are_refused() -> None:
             model=GPT, batch={"micro_batch": 2, "sequence_length": 4, "forwards": 2},
             cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": "deepspeed2"},
         )
+
+
+# -- stage 3
+
+
+def sharded(*, ranks: int = 2, accumulation: int = 1, **strategy: Any) -> Scenario:
+    return scenario(
+        ranks=ranks, accumulation=accumulation,
+        strategy={"name": "deepspeed3", "stage3_param_persistence_threshold": 0} | strategy,
+    )
+
+
+def gathered(case: Scenario, phase: str = "steady") -> list[int]:
+    """Bytes of the all-gathers of a step, in order."""
+    rank = plan(case, device="cpu").of_rank(0)
+    return [op.nbytes for op in getattr(rank, phase) if op.kind == "all_gather"]
+
+
+def padded(parameters: Any, ranks: int = 2) -> int:
+    return sum(4 * ranks * -(-parameter.numel // ranks) for parameter in parameters)
+
+
+def test_without_gathering_ahead_each_unit_is_gathered_in_both_passes() -> None:
+    """The walk runs on into backward: the last block stays, as it is used again at once."""
+    case = sharded(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
+    units = {unit.fqn: padded(unit.parameters) for unit in case.model.units}
+    blocks = [units[f"blocks.{i}"] for i in range(3)]
+
+    assert gathered(case) == [units["root"], *blocks, units["root"], *reversed(blocks)]
+    assert gathered(case, "first") == gathered(case)
+
+
+def test_with_room_for_all_nothing_is_gathered_in_backward() -> None:
+    case = sharded()
+    total = padded(case.model.parameters)
+    assert sum(gathered(case)) == total
+    assert sum(gathered(case, "first")) == 2 * total  # which records the trace
+
+
+@given(
+    st.sampled_from([0, 60, 300, 10**6]), st.sampled_from([0, 600, 10**9]),
+    st.sampled_from([0, 500, 10**9]),
+)
+def test_more_is_never_gathered_than_each_parameter_in_each_pass(
+    ahead: int, live: int, reuse: int
+) -> None:
+    case = sharded(
+        stage3_prefetch_bucket_size=ahead, stage3_max_live_parameters=live,
+        stage3_max_reuse_distance=reuse,
+    )
+    total = padded(case.model.parameters)
+    assert total <= sum(gathered(case)) <= 2 * total
+
+
+def test_small_parameters_are_gathered_after_the_step_one_by_one() -> None:
+    case = sharded(stage3_param_persistence_threshold=8)
+    small = [p for p in case.model.named_parameters if p.numel <= 8]
+    steady = plan(case, device="cpu").of_rank(0).steady
+    after = max(op.index for op in steady if op.kind == "optimizer")
+
+    assert [op.unit for op in steady if op.kind == "all_gather" and op.index > after] == [
+        parameter.fqn for parameter in small
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bytes_of_stage_3_from_step_to_step_follow_the_closed_form(ranks: int, dtype: str) -> None:
+    """Shards and their gradients; 12 bytes an element for master copy and AdamW's states; a bucket,
+    a flag, a step counter and a float64 norm."""
+    case = scenario(
+        ranks=ranks, precision={"parameters": dtype, "reduce": dtype},
+        strategy={"name": "deepspeed3", "stage3_param_persistence_threshold": 0},
+    )
+    element = 4 if dtype == "fp32" else 2
+    shards = sum(-(-parameter.numel // ranks) for parameter in case.model.parameters)
+    held = replay(plan(case, device="cpu").of_rank(0))["steady"]
+
+    expected = shards * (2 * element + 12) + 300 * element + 1 + 4 + 8
+    assert (held.start_bytes, held.end_bytes) == (expected, expected)
+
+
+def test_ranks_assert_that_their_traces_are_the_same_before_they_follow_them() -> None:
+    rank = plan(sharded(), device="cpu").of_rank(0)
+    steps, uses = 8, 2 * len(rank.construction and sharded().model.parameters)
+    assert [op.nbytes for op in rank.first if op.unit == "trace"] == [8]
+    assert [op.nbytes for op in rank.second] == [8, 8 * steps, 8, 8 * uses, 8, 8 * uses]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"strategy": {"stage3_max_live_params": 3}}, "calls it stage3_max_live_parameters"),
+        ({"strategy": {"stage3_module_granularity_threshold": 9}}, "leaf modules are not modelled"),
+        ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),
+        ({"ranks": 1}, "strategy.dp_shard: expected at least 2 ranks with deepspeed3"),
+        ({"frozen": ["*.bias"]}, "frozen: expected none with deepspeed3"),
+        ({"activation_checkpointing": {"mode": "full"}}, "whose recomputation extends the trace"),
+        ({"model": GPT | {"uses": 2}}, "model.uses: expected 1 with deepspeed3"),
+        ({"wrapping": {"every": 2}}, "wrapping: expected each block by itself"),
+    ],
+)
+def test_what_stage_3_has_not_is_refused_by_name(changed: dict[str, Any], told: str) -> None:
+    strategy = {"name": "deepspeed3"} | changed.pop("strategy", {})
+    with pytest.raises(ScenarioError) as error:
+        scenario(strategy=strategy, **changed)
+    assert told in str(error.value)

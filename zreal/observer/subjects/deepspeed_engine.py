@@ -1,4 +1,4 @@
-"""DeepSpeed's own engine at ZeRO stages 1 and 2, around an optimizer of torch.optim.
+"""DeepSpeed's own engine at ZeRO stages 1 to 3, around an optimizer of torch.optim.
 
 It is imported when a rank first needs it, as it takes two seconds. Its loop differs from torch's:
 the engine runs backward, counts micro-batches, clips and clears gradients.
@@ -25,11 +25,12 @@ from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.errors import BackendUnavailableError
+from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.deepspeed_engine.options import VERSION
 
-STAGES = {"deepspeed1": 1, "deepspeed2": 2}
+STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
 """The stage of each strategy."""
 COMPILED_ON_CPU = "deepspeed_shm_comm"
 """Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
@@ -78,6 +79,13 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         model=model, optimizer=inner, config=config(scenario), dist_init_required=False
     )
 
+    shards: list[torch.Tensor] = []
+    masters = "single_partition_of_fp32_groups"
+    if STAGES[scenario.strategy] == 3:
+        masters = "fp32_partitioned_groups_flat"
+        shards.append(_shards(optimizer))
+        _own_units(deepspeed, scenario, model)
+
     @contextmanager
     def micro_batch(last: bool) -> Iterator[None]:
         yield
@@ -88,7 +96,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         module=engine, optimizer=EngineOptimizer(engine), micro_batch=micro_batch,
         # gradients are sums over micro-batches, as everywhere
         backward=partial(engine.backward, scale_wrt_gas=False),
-        states=lambda: [*optimizer.single_partition_of_fp32_groups, *state_tensors(inner)],
+        states=lambda: [*getattr(optimizer, masters), *state_tensors(inner)],
+        flat=lambda: shards,
         dtype=scenario.precision.parameters, clip=lambda norm: None,
         whole=lambda kind: _whole(kind, scenario, model, deepspeed.utils),
     )
@@ -120,7 +129,7 @@ def config(scenario: Scenario) -> dict[str, Any]:
     tables say."""
     precision, options = scenario.precision, scenario.options
     zero = {field.name: getattr(options, field.name) for field in fields(options)}
-    checks = zero.pop("check_grad_overflow")
+    checks = zero.pop("check_grad_overflow", False)
     return {
         "train_micro_batch_size_per_gpu": scenario.batch.micro_batch,
         "gradient_accumulation_steps": scenario.batch.accumulation,
@@ -130,6 +139,24 @@ def config(scenario: Scenario) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": STAGES[scenario.strategy], **zero},
     }
+
+
+def _shards(optimizer: Any) -> torch.Tensor:
+    """The flat buffer of this rank's shards, whose gradient is that of their gradients."""
+    shards: torch.Tensor = optimizer.lp_param_buffer.detach()
+    shards.grad = optimizer.grad_partitions_flat_buffer
+    return shards
+
+
+def _own_units(deepspeed: Any, scenario: Scenario, model: Model) -> None:
+    """Have each unit's module fetch and release the parameters of its unit, which lie in modules
+    below it that are never called."""
+    for unit in scenario.model.units:
+        module = model if unit.fqn == ROOT else model.module_at(unit.fqn)
+        for parameter in unit.parameters:
+            deepspeed.zero.register_external_parameter(
+                module, model.get_parameter(parameter.fqn)
+            )
 
 
 def _whole(kind: str, scenario: Scenario, model: Model, utils: Any) -> dict[str, torch.Tensor]:

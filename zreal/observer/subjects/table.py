@@ -7,6 +7,7 @@ from zreal.observer.subjects import Build, ddp, deepspeed_engine, fsdp1, fsdp2, 
 SUBJECTS: dict[str, Build] = {
     "ddp": ddp.build,
     "deepspeed1": deepspeed_engine.build, "deepspeed2": deepspeed_engine.build,
+    "deepspeed3": deepspeed_engine.build,
     "fsdp2": fsdp2.build,
     "hsdp": fsdp2.build,
     "fsdp1": fsdp1.build,

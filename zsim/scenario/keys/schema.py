@@ -424,6 +424,14 @@ MEANINGS: Mapping[str, str] = {
     "contiguous_gradients": "Gradients are copied into the bucket's buffer; only true is modelled.",
     "round_robin_gradients": "Parameters are dealt out in turn to the parts of the flat buffer.",
     "reduce_scatter": "Gradients are averaged in slices by owner, else bucket by bucket.",
+    "stage3_prefetch_bucket_size": "Elements of parameters that are gathered ahead at a time.",
+    "stage3_max_live_parameters": "Elements of whole parameters from which on none are gathered "
+                                  "ahead.",
+    "stage3_max_reuse_distance": "Elements within which a parameter must be used again to stay "
+                                 "whole.",
+    "stage3_param_persistence_threshold": "Elements of the largest parameters that stay whole.",
+    "stage3_module_granularity_threshold": "Leaf modules; only 0 is modelled.",
+    "sub_group_size": "Elements that a rank's optimizer steps at a time.",
     "check_grad_overflow": "Two-byte gradients are searched for infinities before the step.",
     "num_layers": "Blocks.",
     "hidden_size": "Width of the residual stream.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.models.spec import ModelSpec
+from zsim.models.repeats import repeats
+from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import Optimizer, Precision
 
 VERSION = "0.19"
@@ -36,6 +37,10 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Keys of DeepSpeed's config that are no option here, and the reason."""
 
+MOST_ELEMENTS = 10**12
+"""The largest size of an option, in elements."""
+_SIZE = {"most": MOST_ELEMENTS}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
@@ -49,14 +54,42 @@ class ReplicaOptions:
     `allgather_partitions` and `allgather_bucket_size`, and gather the flat buffer at once.
     """
 
-    reduce_bucket_size: int = 500_000_000
-    allgather_bucket_size: int = 500_000_000
+    reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    allgather_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
     allgather_partitions: bool = True
     overlap_comm: bool = False
     contiguous_gradients: bool = True
     round_robin_gradients: bool = False
     reduce_scatter: bool = True
     check_grad_overflow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOptions:
+    """DeepSpeed's own at stage 3. Sizes count elements of whole parameters, but for
+    `sub_group_size`, which counts a rank's.
+
+    - `reduce_bucket_size`: gradients reduced at a time, and the size of a buffer that is always
+      there. `overlap_comm`: gathers and reductions have streams of their own.
+    - `stage3_prefetch_bucket_size`: parameters gathered ahead at each step of the trace, while
+      fewer than `stage3_max_live_parameters` are whole.
+    - `stage3_max_reuse_distance`: parameters stay whole that are used again within it.
+    - `stage3_param_persistence_threshold`: parameters of at most so many elements stay whole.
+    - `sub_group_size`: elements that the optimizer steps at a time.
+    """
+
+    reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    allgather_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    allgather_partitions: bool = True
+    overlap_comm: bool = True
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    stage3_prefetch_bucket_size: int = field(default=50_000_000, metadata=_SIZE)
+    stage3_max_live_parameters: int = field(default=1_000_000_000, metadata=_SIZE)
+    stage3_max_reuse_distance: int = field(default=1_000_000_000, metadata=_SIZE)
+    stage3_param_persistence_threshold: int = field(default=100_000, metadata=_SIZE)
+    stage3_module_granularity_threshold: int = 0
+    sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
 
 
 def problems(options: ReplicaOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -94,3 +127,45 @@ def precision_problems(precision: Precision) -> Iterator[str]:
             "precision.parameters: expected fp32 or bf16 with DeepSpeed's engine, found fp16, "
             "whose loss scale is not modelled"
         )
+
+
+def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
+    """Refusals of options of stage 3, one line each, the scenario's key first."""
+    for name in ("contiguous_gradients", "reduce_scatter"):
+        if not getattr(options, name):
+            yield f"strategy.{name}: expected true, found false, which zsim does not model"
+    if options.stage3_module_granularity_threshold:
+        yield (
+            "strategy.stage3_module_granularity_threshold: expected 0, found "
+            f"{options.stage3_module_granularity_threshold}; leaf modules are not modelled"
+        )
+    for name in ("reduce_bucket_size", "sub_group_size"):
+        if getattr(options, name) < 1:
+            yield f"strategy.{name}: expected at least 1 element, found 0"
+    if mesh.dp_shard == 1:
+        yield (
+            "strategy.dp_shard: expected at least 2 ranks with deepspeed3, found 1, where "
+            "DeepSpeed gathers by other paths"
+        )
+
+
+def shard_model_problems(
+    options: ShardOptions, model: ModelSpec, accumulates: bool = False,
+    checkpointing: Checkpointing = NO_CHECKPOINTING,
+) -> Iterator[str]:
+    """Refusals of `model` at stage 3, one line each, the scenario's key first."""
+    if isinstance(model, TracedModel) or model.family == "transformers":
+        yield "model: expected a preset or a family with deepspeed3, whose trace follows its units"
+    if model.left_out:
+        yield f"model.unused: expected none with deepspeed3, found {model.left_out[0].fqn}"
+    if model.frozen:
+        yield "frozen: expected none with deepspeed3, whose frozen parameters are not modelled"
+    if checkpointing.mode != "none":
+        yield (
+            "activation_checkpointing.mode: expected none with deepspeed3, found "
+            f"{checkpointing.mode}, whose recomputation extends the trace"
+        )
+    if repeats(model):
+        yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
+    if any(unit.modules for unit in model.units) or ROOT not in [u.fqn for u in model.units]:
+        yield "wrapping: expected each block by itself and the rest in the root with deepspeed3"

@@ -167,28 +167,35 @@ class Bucket:
         return sum([parameter.numel for parameter in self.parameters])
 
 
-def buckets(flat: FlatPartition, order: Sequence[Parameter]) -> tuple[Bucket, ...]:
+def buckets(
+    order: Sequence[Parameter], *, most: int, flat: FlatPartition | None = None
+) -> tuple[Bucket, ...]:
     """The buckets of gradients that come in this `order`; one closes before a gradient that would
-    make it larger than `reduce_bucket_size`."""
-    limit, groups = flat.options.reduce_bucket_size, list[list[Parameter]]()
-    filled = limit + 1
+    make it larger than `most` elements. Slices are those of the owners in `flat`, if there is one.
+    """
+    groups, filled = list[list[Parameter]](), most + 1
     for parameter in order:
-        if filled + parameter.numel > limit:
+        if filled + parameter.numel > most:
             groups.append([])
             filled = 0
         groups[-1].append(parameter)
         filled += parameter.numel
     return tuple(
-        Bucket(number, tuple(group), group[0].numel <= limit, _reductions(flat, group))
+        Bucket(
+            number, tuple(group), group[0].numel <= most,
+            ((sum(parameter.numel for parameter in group),),)
+            if flat is None or not flat.options.reduce_scatter
+            else _reductions(flat, group, most=most),
+        )
         for number, group in enumerate(groups)
     )
 
 
-def _reductions(flat: FlatPartition, group: Sequence[Parameter]) -> tuple[tuple[int, ...], ...]:
-    """All-reduces of a bucket: slices of neighbours with one owner are joined, and an all-reduce
-    ends with the slice that makes it larger than `reduce_bucket_size`."""
-    if not flat.options.reduce_scatter:
-        return ((sum(parameter.numel for parameter in group),),)
+def _reductions(
+    flat: FlatPartition, group: Sequence[Parameter], *, most: int
+) -> tuple[tuple[int, ...], ...]:
+    """All-reduces of a bucket. Slices of neighbours with one owner are joined, and an all-reduce
+    ends with the slice that makes it larger than `most` elements."""
     owned = list[list[int]]()
     for parameter in group:
         for rank, numel in flat.slices[parameter.fqn]:
@@ -198,7 +205,7 @@ def _reductions(flat: FlatPartition, group: Sequence[Parameter]) -> tuple[tuple[
                 owned.append([rank, numel])
     reductions, filled = [list[int]()], 0
     for _, numel in owned:
-        if filled > flat.options.reduce_bucket_size:
+        if filled > most:
             reductions.append([])
             filled = 0
         reductions[-1].append(numel)

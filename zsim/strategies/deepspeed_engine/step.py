@@ -1,4 +1,4 @@
-"""PartitionedStep: forward, backward and reductions of a step at stages 1 and 2.
+"""PartitionedStep: reductions and what a rank keeps of them, at stages 1 and 2.
 
 The ops are those of every rank. Place holders in them stand for what a rank has for itself: whole
 gradients that reach into its part of the flat buffer. `of_rank` fills them. Source:
@@ -7,38 +7,27 @@ deepspeed/runtime/zero/stage_1_and_2.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.backward_events import (
-    accumulated_in_turn,
-    forward_memory,
-    until_loss_goes,
-    until_recomputed,
-)
 from zsim.strategies.building.kernels import copy_kernel, move_gradients
-from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
 from zsim.strategies.deepspeed_engine.partition import AXIS, Bucket, FlatPartition, Share, buckets
 from zsim.strategies.replicated.buckets import ready_order
 
-SCALED, SCALED_GRADIENT = "loss:scaled", "loss:scaled_gradient"
-"""The loss times its scale, which is 1 without fp16, and the gradient behind that product."""
-OWN = "own"
-"""Role of a place holder."""
 END = Buffer.of("backward", OWN)
 KEPT, LATER, PADDING = "part.gradients", "part.gradients.later", "part.padding"
 """Whole gradients that reach into a rank's part, of the first micro-batch; those of a later one,
 until they are added; and zeros behind them."""
 
 
-@dataclass(slots=True)
-class PartitionedStep:
+@dataclass(slots=True, kw_only=True)
+class PartitionedStep(EngineStep):
     """One training step.
 
     `in_hooks`: gradients are reduced as they come, else at the end of accumulation in the model's
@@ -48,116 +37,31 @@ class PartitionedStep:
     flat: FlatPartition
     in_hooks: bool
     drops_others: bool
-    step: StepBuilder = field(default_factory=StepBuilder)
-    micro_batch: int = 0
-    buckets: tuple[Bucket, ...] = ()
-    _closes: dict[str, Bucket] = field(default_factory=dict)
-    """The bucket that is reduced before a gradient is copied into the next one, by parameter."""
     _first_ready: str = ""
     """The parameter whose gradient is ready first."""
-    _compute: int = -1
-    _reduced: list[int] = field(default_factory=list)
-    _made: dict[str, list[str]] = field(default_factory=dict)
-    _live: set[str] = field(default_factory=set)
-    """Gradients that wait for later micro-batches, or for the end."""
-    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     _has_buffers: bool = False
-    _full: list[Bucket] = field(default_factory=list)
-    """Buckets whose reduction is not issued yet."""
-    _loss: list[MemoryEvent] = field(default_factory=list)
     _placed: list[int] = field(default_factory=list)
     """Ops with place holders."""
 
-    def __post_init__(self) -> None:
-        ready = ready_order(self.flat.training)
-        self._first_ready = ready[0].fqn
-        self.buckets = buckets(self.flat, ready if self.in_hooks else self.flat.parameters)
-        self._closes = {
-            after.parameters[0].fqn: before
-            for before, after in zip(self.buckets, self.buckets[1:], strict=False)
-        }
-
-    @property
-    def is_last(self) -> bool:
-        """True where no micro-batch follows."""
-        return self.micro_batch == self.flat.training.batch.accumulation - 1
-
-    def forward(self, module: LoweredModule) -> None:
-        """Compute with whole parameters."""
-        self._compute = self.step.issue(
-            "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
-            memory=forward_memory(self.flat.training, module),
+    @classmethod
+    def of(cls, flat: FlatPartition, *, in_hooks: bool, drops_others: bool) -> PartitionedStep:
+        """An empty step."""
+        made = cls(
+            training=flat.training, gradients=flat.gradients, flat=flat, in_hooks=in_hooks,
+            drops_others=drops_others,
         )
+        ready = ready_order(flat.training)
+        made._first_ready = ready[0].fqn
+        order = ready if in_hooks else flat.parameters
+        made.fill(buckets(order, most=flat.options.reduce_bucket_size, flat=flat))
+        return made
 
-    def backward(self, module: LoweredModule, *, reduces: bool) -> None:
-        """Compute. Each gradient goes into the bucket, which is averaged before it would overflow;
-        or it stays."""
-        gradients = self.flat.gradients
-        events = accumulated_in_turn(
-            self._tape(module), self._reduced_gradient if reduces else self._kept_gradient,
-            late=gradients.late, after_sums=gradients.after_sums,
-            held_by_caller=loss_buffers(self.flat.training.model), waiting=self._waiting,
-        )
-        recomputation, memory = until_recomputed(events)
-        if module.recompute or recomputation:
-            self.step.issue(
-                "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute,
-                memory=recomputation,
-            )
-        adds = self.micro_batch and not reduces
-        self._compute = self.step.issue(
-            "backward", module.unit, micro_batch=self.micro_batch,
-            kernels=gradients.adding_kernels[module.fqn] if adds else module.backward.kernels,
-            memory=memory,
-        )
-        if self._full:
+    def backward(self, module: LoweredModule, *, reduces: bool) -> bool:
+        """The backward of EngineStep; a reduction leaves place holders in the op."""
+        reduced = EngineStep.backward(self, module, reduces=reduces)
+        if reduced:
             self._placed.append(self._compute)
-        self._average_full()
-
-    def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
-        """The backward of `module`. In front of the first one's the loss is scaled; what goes after
-        the last one's waits for `end_backward`."""
-        tape: Sequence[TapeEvent] = module.backward.memory
-        if module is self.flat.training.last_of_backward:
-            tape, self._loss = until_loss_goes(self.flat.training, tape)
-        if module is not self.flat.training.modules[-1]:
-            yield from tape
-            return
-        seed, *rest = tape
-        assert isinstance(seed, Alloc)
-        yield Alloc(SCALED, "activations", seed.nbytes)
-        yield seed
-        yield Alloc(SCALED_GRADIENT, "temporaries", seed.nbytes)
-        over = next(index for index, event in enumerate(rest) if isinstance(event, Free))
-        yield from (*rest[:over], Free(SCALED_GRADIENT), *rest[over:])
-
-    def _born(
-        self, event: ParameterGradient, *, reduces: bool
-    ) -> tuple[list[Alloc], list[MemoryEvent]]:
-        """A gradient of a parameter; with its last one in this micro-batch, what its hook does."""
-        fqn, whole = event.fqn, f"{event.fqn}.gradient"
-        made, kept = self._made.setdefault(fqn, []), fqn in self._live
-        made.append(f"{whole}{len(made) + 1}")
-        births = [Alloc(made[-1], "temporaries", self.flat.gradients.nbytes_of[fqn])]
-        if kept and event.is_copy:
-            births = []
-        elif not kept and len(made) == 1:
-            made[-1] = whole
-            births = [Alloc(whole, "gradients", self.flat.gradients.nbytes_of[fqn])]
-        if len(made) < self.flat.gradients.uses[fqn]:
-            return births, []
-        del self._made[fqn]
-        self._live.add(fqn)
-        parts = [Free(name) for name in reversed(made) if births and name != whole]
-        buffers = self._make_buffers() if fqn == self._first_ready else []
-        hook = [*buffers, *(self._into_bucket(fqn) if reduces else ())]
-        return births, [*parts, *hook]
-
-    def _reduced_gradient(self, event: ParameterGradient) -> tuple[list[Alloc], list[MemoryEvent]]:
-        return self._born(event, reduces=True)
-
-    def _kept_gradient(self, event: ParameterGradient) -> tuple[list[Alloc], list[MemoryEvent]]:
-        return self._born(event, reduces=False)
+        return reduced
 
     @property
     def _buffers(self) -> list[Alloc]:
@@ -169,17 +73,20 @@ class PartitionedStep:
             for number in range(1 + options.overlap_comm)
         ]
 
-    def _make_buffers(self) -> list[Alloc]:
-        made = [] if self._has_buffers else self._buffers
-        self._has_buffers = True
-        return made
+    def hook(self, fqn: str, *, reduces: bool) -> Iterable[MemoryEvent]:
+        """The first hook makes the buffers; with `reduces` the gradient goes into its bucket."""
+        if fqn == self._first_ready and not self._has_buffers:
+            self._has_buffers = True
+            yield from self._buffers
+        if reduces:
+            yield from self._into_bucket(fqn)
 
     def _into_bucket(self, fqn: str) -> Iterator[MemoryEvent]:
         """Average the bucket that would overflow, then copy a gradient into the next one. Such a
         gradient is freed; one that is larger than a bucket stays where it is."""
         if bucket := self._closes.get(fqn):
             yield from self._averaging(bucket)
-        numel = self.flat.gradients.nbytes_of[fqn] // self.flat.element
+        numel = self.gradients.nbytes_of[fqn] // self.flat.element
         if numel <= self.flat.options.reduce_bucket_size:
             self._live.discard(fqn)
             yield Free(f"{fqn}.gradient")
@@ -212,13 +119,7 @@ class PartitionedStep:
         yield from made
         yield from (Free(alloc.buffer) for alloc in reversed(made))
 
-    def _average_full(self) -> None:
-        """Issue what is full, in the order of accumulation; gradients may be born in another."""
-        full, self._full = self._full, []
-        for bucket in sorted(full, key=lambda each: each.number):
-            self._average(bucket)
-
-    def _average(self, bucket: Bucket) -> None:
+    def average(self, bucket: Bucket) -> None:
         """Copy gradients into the bucket's buffer, divide and average them; each rank copies its
         own slices back, an equal part on average.
 
@@ -253,10 +154,7 @@ class PartitionedStep:
     def end_backward(self, *, reduces: bool) -> None:
         """Backward returns; what is left is averaged, everything where no hook has reduced. Then
         gradients, buffers and the loss go."""
-        seed, *loss = self._loss
-        self.step.issue(
-            "free", ROOT, stream="host", micro_batch=self.micro_batch, memory=[seed]
-        )
+        loss = self.return_from_backward()
         memory: list[MemoryEvent] = []
         if reduces:
             if not self.in_hooks:
@@ -271,7 +169,7 @@ class PartitionedStep:
         self._placed.append(
             self.step.issue(
                 "free", ROOT, stream="host", waits=self._reduced[-1:] if overlaps else (),
-                micro_batch=self.micro_batch, memory=[*memory, Free(SCALED), *loss],
+                micro_batch=self.micro_batch, memory=[*memory, *loss],
             )
         )
 

@@ -206,6 +206,28 @@ def _engine(scenario: Scenario, rank: int, states: _States) -> Held:
     }
 
 
+def _sharded_engine(scenario: Scenario, rank: int, states: _States) -> Held:
+    """DeepSpeed 3: each parameter in equal shards, small ones whole beside them. Gradients of
+    shards stay; a sub-group of shards is one tensor of the optimizer."""
+    ranks, options = scenario.mesh.dp_shard, scenario.options
+    shards = [-(-each.numel // ranks) for each in _trained(scenario, states)]
+    most = options.stage3_param_persistence_threshold
+    whole = [
+        shard * ranks for shard, each in zip(shards, _trained(scenario, states), strict=True)
+        if each.numel <= most
+    ]
+    groups, filled = 0, 0
+    for shard in shards if options.sub_group_size < sum(shards) else ():
+        groups, filled = groups + (filled == 0), filled + shard
+        filled = 0 if filled >= options.sub_group_size else filled
+    return {
+        "parameters": (sum(shards) + sum(whole)) * states.parameter,
+        "gradients": sum(shards) * states.parameter,
+        "optimizer_states": sum(shards) * (MASTER + states.element)
+        + max(1, groups) * states.counter,
+    }
+
+
 def _trained(scenario: Scenario, states: _States) -> list[Parameter]:
     return [each for each in scenario.model.parameters if each.fqn in states.trained]
 
@@ -225,5 +247,6 @@ ROWS: dict[str, Callable[[Scenario, int, _States], Held]] = {
     "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zero1": _flat_buffers,
     "zero2": _flat_buffers, "zero3": _flat_buffers, "fsdp1": _flat_parameters,
     "fsdp2": _fully_shard, "hsdp": _fully_shard, "deepspeed1": _engine, "deepspeed2": _engine,
+    "deepspeed3": _sharded_engine,
 }
 """The row of ZeRO's table that each strategy has."""

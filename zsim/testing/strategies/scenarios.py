@@ -20,6 +20,7 @@ from zsim.scenario.scenario import Scenario
 from zsim.testing.strategies.tables import (
     ENGINE,
     FAMILIES,
+    SHARDED_ENGINE,
     STRATEGIES,
     Tables,
     checkpointing_tables,
@@ -57,12 +58,19 @@ def scenario_tables(
         precision["autocast"] = "bf16"
     flat = ranks > 1 and runs_once(tables) and "unused" not in model and "autocast" not in precision
     once = tables["batch"]["forwards"] == 1 and "unused" not in model
+    plain = once and ranks > 1 and runs_once(tables)
     fitting = tuple(
         name for name in strategies
         if (flat or name != "fsdp1") and (once or name not in ENGINE)
+        and (plain or name != SHARDED_ENGINE)
     )
     assume(fitting)
     strategy = draw(strategy_tables(ranks, fitting))
+    if strategy["name"] == SHARDED_ENGINE:
+        return {
+            **tables, "cluster": {"preset": preset, "ranks": ranks}, "strategy": strategy,
+            "precision": precision, "optimizer": optimizer,
+        }
     again = draw(checkpointing_tables(model))
     if "autocast" in precision and "save" in again and not runs_once(tables):
         again = {}  # torch refuses it

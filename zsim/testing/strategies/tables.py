@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 FAMILIES = ("mlp", "gpt", "llama")
 STRATEGIES = (
     "ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "deepspeed1",
-    "deepspeed2",
+    "deepspeed2", "deepspeed3",
 )
 REPLICATED = ("ddp", "zero_redundancy")
 FULLY_SHARD = ("fsdp2", "hsdp")
 ENGINE = ("deepspeed1", "deepspeed2")
+SHARDED_ENGINE = "deepspeed3"
 GRANULARITIES = ("unit", "parameter", "900 B")
 STACK = {"times": 2, "order": "stack"}
 FROZEN = {
@@ -77,6 +78,14 @@ def strategy_tables(
         return {"name": name} | draw(_flat_parameter(ranks, divisors))
     if name in FULLY_SHARD:
         return {"name": name} | draw(_fully_shard(name, ranks, divisors))
+    if name == SHARDED_ENGINE:
+        return {"name": name, "reduce_bucket_size": draw(st.sampled_from([20, 200, 100_000]))} | {
+            f"stage3_{option}": draw(st.sampled_from(sizes)) for option, sizes in {
+                "prefetch_bucket_size": [0, 60, 100_000], "max_live_parameters": [0, 600, 10**9],
+                "max_reuse_distance": [0, 500, 10**9],
+                "param_persistence_threshold": [0, 10, 10**5],
+            }.items()
+        }
     if name in ENGINE:
         bucket = draw(st.sampled_from([20, 200, 100_000]))
         return {"name": name, "reduce_bucket_size": bucket} | draw(_one_of(

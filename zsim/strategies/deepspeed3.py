@@ -1,0 +1,117 @@
+"""DeepSpeed's ZeRO-3: parameters are sharded each by itself, gathered by the modules that need
+them, and ahead by a recorded trace.
+
+Each unit is a module that owns its parameters. The first forward and backward gather unit by unit.
+Later ones follow the trace: a unit gathers what is missing, then more ahead, until too much is
+whole (coordinator.py). Gradients are reduce-scattered bucket by bucket within backward, and a
+rank's shards of them stay from step to step. The step releases everything, and gathers small
+parameters that persist. Source: deepspeed/runtime/zero/stage3.py of DeepSpeed 0.19; Rajbhandari et
+al., "ZeRO-Infinity", arXiv 2104.07857.
+"""
+
+from __future__ import annotations
+
+from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program, RankProgram
+from zsim.models.spec import ModelSpec
+from zsim.strategies.building.step_builder import StepBuilder, rank_program
+from zsim.strategies.building.training import Training
+from zsim.strategies.deepspeed_engine import options as engine_options
+from zsim.strategies.deepspeed_engine.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.options import ShardOptions
+from zsim.strategies.deepspeed_engine.sharded import ShardedParameters
+from zsim.strategies.deepspeed_engine.sharded_ends import construction, optimizer_step
+from zsim.strategies.deepspeed_engine.sharded_step import ShardedStep
+from zsim.strategies.fsdp.hook_events import (
+    HookEvents,
+    ModuleRun,
+    PostBackward,
+    PostForward,
+    PreBackward,
+    PreForward,
+    hook_events,
+)
+from zsim.strategies.strategy import Formula, Strategy
+
+Options = ShardOptions
+
+
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
+    """The Program of every rank. The second step follows the trace as all later ones do."""
+    sharded = ShardedParameters.of(training, mesh=mesh, options=options)
+    first = ShardedStep.of(sharded)
+    coordinator = Coordinator(
+        sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first
+    )
+    events = hook_events(training, sharded.own)
+    forward_backward(first, coordinator, events, first=True)
+    optimizer_step(first, coordinator, first=True)
+    steady = ShardedStep.of(sharded)
+    steady.take_persistent()
+    coordinator.carrier = steady
+    forward_backward(steady, coordinator, events, first=False)
+    optimizer_step(steady, coordinator, first=False)
+    built = tuple(construction(sharded).ops)
+    kinds = range(mesh.dp_shard if sharded.casts else 1)
+    ranks: list[RankProgram] = [
+        rank_program(
+            built, second=steady.asserts.ops,
+            first=StepBuilder(first.of_rank(rank), list(first.step.parts)),
+            steady=StepBuilder(steady.of_rank(rank), list(steady.step.parts)),
+        )
+        for rank in kinds
+    ]
+    assignment = tuple(kinds) if sharded.casts else (0,) * mesh.dp_shard
+    return Program(mesh=mesh, ranks=tuple(ranks), assignment=assignment)
+
+
+def forward_backward(
+    step: ShardedStep, coordinator: Coordinator, events: HookEvents, *, first: bool
+) -> None:
+    """Every micro-batch: a unit fetches before it computes and releases after, twice."""
+    training = step.training
+    for step.micro_batch in range(training.batch.accumulation):
+        step.step.begin("forward", micro_batch=step.micro_batch)
+        step.begin(coordinator, first=first)
+        for event in events.forward(training.modules):
+            match event:
+                case PreForward(unit):
+                    coordinator.fetch(unit)
+                case ModuleRun(module):
+                    step.forward(module)
+                case PostForward(unit):
+                    coordinator.release(unit)
+        step.step.begin("backward", micro_batch=step.micro_batch)
+        step.open_backward()
+        called = set[str]()  # torch's own hooks of the root fire at each of its modules
+        for backward_event in events.backward():
+            match backward_event:
+                case PreBackward(unit):
+                    if unit not in called:
+                        coordinator.fetch(unit)
+                    called.add(unit)
+                case ModuleRun(module):
+                    step.backward(module, reduces=True)
+                case PostBackward(unit):
+                    coordinator.release(unit)
+        step.end_backward()
+
+
+def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
+    """All of them at most: shards of the last ranks may be empty."""
+    return mesh.dp_shard
+
+
+def num_groups(options: Options, model: ModelSpec) -> int:
+    """Parameters, which are gathered and reduced one by one at most."""
+    return len(model.parameters)
+
+
+STRATEGY = Strategy(
+    plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"),
+    problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
+    precision_problems=engine_options.precision_problems,
+    steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
+    elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
+    num_groups=num_groups, over_all_ranks="deepspeed3",
+)

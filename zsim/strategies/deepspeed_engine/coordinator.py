@@ -1,0 +1,196 @@
+"""Coordinator: the parameters that DeepSpeed gathers, gathers ahead and releases at stage 3.
+
+The first forward and backward record the order in which modules are called. From then on each call
+gathers what is missing, and then more from the recorded order. These are up to
+`stage3_prefetch_bucket_size` elements, while fewer than `stage3_max_live_parameters` are whole. A
+module releases its parameters unless they persist, were passed by in gathering ahead for a later
+use, or are used again within `stage3_max_reuse_distance`. Source:
+deepspeed/runtime/zero/partitioned_param_coordinator.py.
+
+It must not know ops or bytes: a `Carrier` does what it decides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from zsim.models.spec import Parameter
+from zsim.strategies.deepspeed_engine.options import ShardOptions
+
+NEVER = -1
+
+
+@dataclass(eq=False, slots=True)
+class Gather:
+    """An all-gather of several parameters at once, and those of them that nobody has waited for."""
+
+    number: int
+    parameters: tuple[Parameter, ...]
+    pending: set[str]
+    is_over: bool = False
+
+
+class Carrier(Protocol):
+    """Does what a Coordinator decides."""
+
+    def gather(self, parameters: Sequence[Parameter]) -> Gather:
+        """All-gather parameters, in the order of the model."""
+
+    def wait(self, gather: Gather) -> None:
+        """Wait for it, and give each parameter its own memory."""
+
+    def forget(self, gather: Gather) -> None:
+        """Drop what was gathered: all its parameters have been waited for."""
+
+    def release(self, parameter: Parameter) -> None:
+        """Drop a whole parameter."""
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """`own`: the parameters of each module by its fqn. `persistent`: fqns of those that stay whole.
+    """
+
+    own: Mapping[str, Sequence[Parameter]]
+    persistent: Collection[str]
+    options: ShardOptions
+    carrier: Carrier
+    trace: list[str] = field(default_factory=list)
+    mode: Literal["before", "records", "follows"] = "before"
+    step: int = 0
+    whole: set[str] = field(default_factory=set)
+    in_flight: dict[str, Gather] = field(default_factory=dict)
+    """Gathers that a parameter's own module has not waited for, also after another one has."""
+    num_whole: int = 0
+    """Elements counted as whole, from the last `begin` on."""
+    _queue: deque[tuple[Parameter, int]] = field(default_factory=deque)
+    _latest: dict[str, int] = field(default_factory=dict)
+    """The last step for which each parameter was gathered, or passed by."""
+    _active: dict[str, set[str]] = field(default_factory=dict)
+    _decided: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+
+    def begin(self) -> list[int]:
+        """A forward begins. Returns the lengths of lists of which all ranks assert that they have
+        the same, none once the trace is complete."""
+        for fqn, gather in self.in_flight.items():
+            self._wait(gather)
+            self._release(next(p for p in gather.parameters if p.fqn == fqn))
+        for fqn in list(self.in_flight):
+            self._drop_pending(fqn)
+        lengths: list[int] = []
+        if self.mode == "before":
+            lengths, self.mode = [0], "records"
+        elif self.mode == "records":
+            uses = sum(len(self.own[module]) for module in self.trace)
+            lengths, self.mode = [len(self.trace), uses, uses], "follows"
+        self._queue = deque(
+            (parameter, step) for step, module in enumerate(self.trace)
+            for parameter in self.own[module]
+        ) if self.mode == "follows" else deque()
+        self._latest, self.step, self.num_whole = {}, 0, 0
+        return lengths
+
+    def fetch(self, module: str) -> None:
+        """`module` is called, in forward or backward."""
+        if self.mode == "records":
+            self.trace.append(module)
+        own = self.own[module]
+        self._gather([p for p in own if not self._is_there(p)])
+        for parameter in own:
+            self._active.setdefault(parameter.fqn, set()).add(module)
+            if gather := self.in_flight.get(parameter.fqn):
+                self._wait(gather)
+                self._drop_pending(parameter.fqn)
+        if self.mode == "follows":
+            self._pass_own(own)
+            self._gather_ahead()
+        self.step += 1
+
+    def _is_there(self, parameter: Parameter) -> bool:
+        return parameter.fqn in self.whole or parameter.fqn in self.in_flight
+
+    def _gather(self, parameters: Sequence[Parameter]) -> None:
+        if parameters:
+            self.num_whole += sum(parameter.numel for parameter in parameters)
+            gather = self.carrier.gather(parameters)
+            self.in_flight |= dict.fromkeys([p.fqn for p in parameters], gather)
+
+    def _wait(self, gather: Gather) -> None:
+        if not gather.is_over:
+            gather.is_over = True
+            self.carrier.wait(gather)
+            self.whole.update(parameter.fqn for parameter in gather.parameters)
+
+    def _drop_pending(self, fqn: str) -> None:
+        gather = self.in_flight.pop(fqn)
+        gather.pending.discard(fqn)
+        if not gather.pending:
+            self.carrier.forget(gather)
+
+    def _pass_own(self, own: Sequence[Parameter]) -> None:
+        """Take this use of the module's own parameters from the queue, unless gathering ahead has.
+        """
+        wanted = {p.fqn for p in own if self._latest.get(p.fqn, NEVER) < self.step}
+        passed = set[str]()
+        while self._queue and len(passed) < len(wanted):
+            parameter, step = self._queue.popleft()
+            self._latest[parameter.fqn] = step
+            passed.add(parameter.fqn)
+
+    def _gather_ahead(self) -> None:
+        options, numel = self.options, 0
+        budget = min(
+            options.stage3_max_live_parameters - self.num_whole,
+            options.stage3_prefetch_bucket_size,
+        )
+        ahead: dict[str, Parameter] = {}
+        while self._queue and numel < budget:
+            parameter, step = self._queue.popleft()
+            fqn = parameter.fqn
+            self._latest[fqn] = max(self._latest.get(fqn, NEVER), step)
+            if fqn not in ahead and not self._is_there(parameter):
+                ahead[fqn] = parameter
+                numel += parameter.numel
+        self._gather(list(ahead.values()))
+
+    def release(self, module: str) -> None:
+        """`module` has returned, or its backward is over."""
+        kept = frozenset[str]()
+        if self.mode == "follows":  # DeepSpeed decides once for each step of the trace
+            key = (module, self.step)
+            if key not in self._decided:
+                self._decided[key] = self._kept(module)
+            kept = self._decided[key]
+        for parameter in self.own[module]:
+            self._active[parameter.fqn].discard(module)
+            if parameter.fqn not in kept:
+                self._release(parameter)
+
+    def _kept(self, module: str) -> frozenset[str]:
+        kept = {p.fqn for p in self.own[module] if p.fqn in self.persistent}
+        kept |= {p.fqn for p in self.own[module] if self._latest.get(p.fqn, NEVER) > self.step}
+        distance = 0
+        for later in self.trace[self.step :]:
+            if distance >= self.options.stage3_max_reuse_distance:
+                break
+            kept |= {parameter.fqn for parameter in self.own[later]}
+            distance += sum(parameter.numel for parameter in self.own[later])
+        return frozenset(kept)
+
+    def _release(self, parameter: Parameter) -> None:
+        if parameter.fqn in self.whole and not self._active.get(parameter.fqn):
+            self.whole.remove(parameter.fqn)
+            self.num_whole -= parameter.numel
+            self.carrier.release(parameter)
+
+    def release_all(self, parameters: Sequence[Parameter]) -> None:
+        """The optimizer steps: nothing stays whole."""
+        for parameter in parameters:
+            if gather := self.in_flight.get(parameter.fqn):
+                self._wait(gather)
+                self._drop_pending(parameter.fqn)
+            self._active.pop(parameter.fqn, None)
+            self._release(parameter)
