@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import ScenarioError
+from zsim.ir.buffers import Buffer
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
 from zsim.models.spec import Parameter
@@ -123,6 +124,22 @@ def test_whole_gradients_are_kept_where_they_reach_into_the_part() -> None:
             if isinstance(event, Alloc) and event.buffer == "part.gradients"
         ]
         assert kept == [4 * share.touched_numel]
+
+
+def test_buckets_may_fill_before_the_last_recomputation_of_their_unit() -> None:
+    case = scenario(
+        accumulation=2, wrapping={"every": "all", "ends": "root"},
+        strategy={"reduce_bucket_size": 20, "reduce_scatter": False},
+        activation_checkpointing={"mode": "selective", "recompute": ["attention", "layer_norm"]},
+    )
+    program, flat = plan(case, device="cpu"), flat_of(case)
+    for rank, share in enumerate(flat.shares):
+        steady = program.of_rank(rank).steady
+        events = [event for op in steady for event in op.memory]
+        assert not any(Buffer(event.buffer).role == "own" for event in events)
+        kept = [e.nbytes for e in events if isinstance(e, Alloc) and e.buffer == "part.gradients"]
+        assert kept == [4 * share.touched_numel]
+        replay(program.of_rank(rank))
 
 
 @pytest.mark.parametrize(

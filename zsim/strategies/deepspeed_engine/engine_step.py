@@ -51,6 +51,8 @@ class EngineStep:
     _full: list[Bucket] = field(default_factory=list)
     """Buckets whose reduction is not issued yet."""
     _loss: list[MemoryEvent] = field(default_factory=list)
+    _placed: list[int] = field(default_factory=list)
+    """Ops that may have place holders."""
 
     def fill(self, buckets: tuple[Bucket, ...]) -> None:
         """Reduce gradients in these buckets."""
@@ -80,9 +82,9 @@ class EngineStep:
             memory=forward_memory(self.training, module),
         )
 
-    def backward(self, module: LoweredModule, *, reduces: bool) -> bool:
+    def backward(self, module: LoweredModule, *, reduces: bool) -> None:
         """Compute. Each gradient goes into the bucket, which is reduced before it would overflow;
-        or it stays. Returns True where a bucket was reduced."""
+        or it stays."""
         events = accumulated_in_turn(
             self._tape(module),
             lambda event: self._born(event, reduces=reduces),
@@ -91,17 +93,18 @@ class EngineStep:
         )
         recomputation, memory = until_recomputed(events)
         if module.recompute or recomputation:
-            self.step.issue(
+            self._placed.append(self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute,
                 memory=recomputation,
-            )
+            ))
         adds = self.micro_batch and not reduces
         self._compute = self.step.issue(
             "backward", module.unit, micro_batch=self.micro_batch,
             kernels=self.gradients.adding_kernels[module.fqn] if adds else module.backward.kernels,
             memory=memory,
         )
-        return self._average_full()
+        self._placed.append(self._compute)
+        self._average_full()
 
     def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
         """The backward of `module`. In front of the first one's the loss is scaled; what goes after
@@ -145,12 +148,11 @@ class EngineStep:
         parts = [Free(name) for name in reversed(made) if births and name != whole]
         return births, [*parts, *self.hook(fqn, reduces=reduces)]
 
-    def _average_full(self) -> bool:
+    def _average_full(self) -> None:
         """Issue what is full, in the order of accumulation; gradients may be born in another."""
         full, self._full = self._full, []
         for bucket in sorted(full, key=lambda each: each.number):
             self.average(bucket)
-        return bool(full)
 
     def return_from_backward(self) -> list[MemoryEvent]:
         """`loss.backward()` returns: its first gradient goes. Returns the frees of the losses,

@@ -56,8 +56,6 @@ class ShardedStep(EngineStep):
     """Linears that have saved a buffer for their backward, by buffer."""
     _of_linear: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Saved buffers by module and weight."""
-    _placed: list[int] = field(default_factory=list)
-    """Ops with place holders."""
     _gathers: dict[int, int] = field(default_factory=dict)
     """Ops of all-gathers, by the gather's number."""
     _opening: list[MemoryEvent] = field(default_factory=list)
@@ -192,13 +190,6 @@ class ShardedStep(EngineStep):
             self._saved[buffer] -= 1
             if not self._saved[buffer] and buffer not in self._whole.values():
                 yield Free(buffer)
-
-    def backward(self, module: LoweredModule, *, reduces: bool) -> bool:
-        """The backward of EngineStep; a reduction leaves place holders in the op."""
-        reduced = EngineStep.backward(self, module, reduces=reduces)
-        if reduced:
-            self._placed.append(self._compute)
-        return reduced
 
     # -- reductions
 

@@ -8,9 +8,8 @@ deepspeed/runtime/zero/stage_1_and_2.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
@@ -40,8 +39,6 @@ class PartitionedStep(EngineStep):
     _first_ready: str = ""
     """The parameter whose gradient is ready first."""
     _has_buffers: bool = False
-    _placed: list[int] = field(default_factory=list)
-    """Ops with place holders."""
 
     @classmethod
     def of(cls, flat: FlatPartition, *, in_hooks: bool, drops_others: bool) -> PartitionedStep:
@@ -55,13 +52,6 @@ class PartitionedStep(EngineStep):
         order = ready if in_hooks else flat.parameters
         made.fill(buckets(order, most=flat.options.reduce_bucket_size, flat=flat))
         return made
-
-    def backward(self, module: LoweredModule, *, reduces: bool) -> bool:
-        """The backward of EngineStep; a reduction leaves place holders in the op."""
-        reduced = EngineStep.backward(self, module, reduces=reduces)
-        if reduced:
-            self._placed.append(self._compute)
-        return reduced
 
     @property
     def _buffers(self) -> list[Alloc]:
