@@ -31,7 +31,7 @@ MLP = zsim.load(PARITY / "fsdp2-mlp-2.toml")
 def failing(fault: dict[str, Any], name: str = "fsdp2-mlp-2") -> IncompleteRunError:
     with pytest.raises(IncompleteRunError) as caught:
         zsim.run(
-            zsim.load(PARITY / f"{name}.toml").with_(faults=[fault]), timeout_s=8, numerics="none"
+            zsim.load(PARITY / f"{name}.toml").with_(faults=[fault]), timeout_s=60, numerics="none"
         )
     assert caught.value.run.faults
     assert caught.value.remedy.startswith(f"the scenario's faults are {fault['kind']}: rank ")
@@ -71,7 +71,7 @@ def test_a_step_that_is_meant_not_to_end_is_validated(
 ) -> None:
     file = str(SCENARIOS / f"faults/{name}.toml")
     saved = ["--save", str(tmp_path), "--trace", str(tmp_path / "trace.json")]
-    assert main(["validate", file, "--no-calibrate", "--timeout", "8", *saved]) == 0
+    assert main(["validate", file, "--no-calibrate", "--timeout", "60", *saved]) == 0
     told = capsys.readouterr()
     lines = [" ".join(line.split()) for line in told.out.splitlines()]
     assert lines[1] == "expect.ends false expected, false predicted, false measured"

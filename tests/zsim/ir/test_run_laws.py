@@ -152,8 +152,8 @@ def without_unused_waits(rank: RankProgram) -> RankProgram:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in STRATEGIES if "fsdp1" not in name]
-)  # which refuses one rank
+    "name", [name for name in STRATEGIES if "fsdp1" not in name and "deepspeed3" not in name]
+)  # which refuse one rank
 def test_one_rank_communicates_nothing(name):
     strategy = STRATEGIES[name].replace(
         "dp_replicate = 2, dp_shard = 2", "dp_replicate = 1, dp_shard = 1"
