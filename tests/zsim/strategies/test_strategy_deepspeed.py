@@ -161,8 +161,6 @@ def test_buckets_may_fill_before_the_last_recomputation_of_their_unit() -> None:
         ({"precision": {"parameters": "fp16"}}, "found fp16, whose loss scale is not modelled"),
         ({"precision": {"parameters": "bf16", "master": False}}, "precision.master: expected true"),
         ({"model": GPT | {"unused": ["blocks.1"]}}, "model.unused: expected none with DeepSpeed's"),
-        ({"activation_checkpointing": {"mode": "selective", "recompute": ["attention"]}},
-         "activation_checkpointing.mode: expected none or full with DeepSpeed's engine"),
     ],
 )
 def test_what_the_engine_or_its_model_has_not_is_refused_by_name(

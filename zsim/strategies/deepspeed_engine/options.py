@@ -118,11 +118,6 @@ def model_problems(
             f"model.unused: expected none with DeepSpeed's engine, found {model.left_out[0].fqn} "
             "without a gradient; freeze it"
         )
-    if checkpointing.mode == "selective":
-        yield (
-            "activation_checkpointing.mode: expected none or full with DeepSpeed's engine, found "
-            "selective, whose recomputation would run between its buckets"
-        )
 
 
 def precision_problems(precision: Precision) -> Iterator[str]:

@@ -74,8 +74,6 @@ def scenario_tables(
     again = draw(checkpointing_tables(model))
     if "autocast" in precision and "save" in again and not runs_once(tables):
         again = {}  # torch refuses it
-    if strategy["name"] in ENGINE and again.get("mode") == "selective":
-        again = {}  # refused by name
     named: dict[str, Any] = {
         "activation_checkpointing": again,
         "wrapping": draw(
