@@ -78,6 +78,8 @@ def bare(checkpointing: Checkpointing = NO_CHECKPOINTING) -> HookVariant:
 
 
 MODEL = model()
+WITHOUT_TRACES = ("deepspeed3",)
+"""Strategies that refuse traced models, as their trace follows the units of a family."""
 SIGNS = "expected a row that begins with one of +, -, gradient, accumulated, node over"
 
 
@@ -88,7 +90,7 @@ def test_a_model_and_what_is_read_from_its_json_are_equal(tmp_path: Path) -> Non
     assert dump(parse(dump(MODEL).encode())) == dump(MODEL)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in WITHOUT_TRACES])
 def test_every_strategy_plans_with_it_as_with_the_family_it_stands_for(name: str) -> None:
     strategy = STRATEGIES[name]
     mesh = Mesh(**dict.fromkeys(strategy.axes, 2))
