@@ -36,8 +36,8 @@ class Arrival:
     stream: int
     group: str
     ordinal: int
-    signature: tuple[str, int]
-    """Kind and bytes, on which the members agree."""
+    signature: tuple[str, int, int]
+    """Kind, bytes and root, on which the members agree."""
 
 
 class Frontier(dict[int, "Segment"]):
@@ -109,7 +109,7 @@ class RankSchedule:
                 ordinal = counts.get(op.group, 0)
                 counts[op.group] = ordinal + 1
                 self.arrivals[op.index] = Arrival(
-                    op.index, stream, op.group, ordinal, (op.kind, op.nbytes)
+                    op.index, stream, op.group, ordinal, (op.kind, op.nbytes, op.root)
                 )
         self.events += of_host
 

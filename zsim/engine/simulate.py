@@ -194,7 +194,7 @@ def _durations(
 class _Collective:
     """One collective of one communicator, as its members arrive."""
 
-    signature: tuple[str, int]
+    signature: tuple[str, int, int]
     ready: int = 0
     last: Arrival | None = None
     durations: _Durations | None = None
@@ -399,7 +399,7 @@ class _Engine:
         communicator.is_busy = True
         collective = communicator.waiting.pop(0)
         begin = max(collective.ready, communicator.free_at)
-        own = self.costs.collective_ns(*collective.signature, communicator.ranks)
+        own = self.costs.collective_ns(*collective.signature[:2], communicator.ranks)
         if own == NEVER or not collective.is_agreed:
             if collective.is_agreed:
                 self.endless.append((begin, communicator.ranks, collective))
@@ -428,7 +428,7 @@ class _Engine:
     ) -> None:
         """Let a rank take part in a collective before the others have arrived, and resume the rank
         when its own part is over."""
-        kind, nbytes = collective.signature
+        kind, nbytes, _ = collective.signature
         is_whole = len(collective.arrived) == communicator.members
         if not collective.is_agreed:
             return
@@ -501,7 +501,7 @@ def _times(rank: _Rank, known: _Issued) -> Times:
 def _mismatch(collective: _Collective, ranks: Mapping[int, int]) -> DeadlockError:
     """The error of members that issue different collectives. The fewest are blamed; of as many,
     those that arrived last. `ranks`: the number of ranks that each simulated one stands for."""
-    issued: dict[tuple[str, int], list[tuple[_Rank, Arrival]]] = {}
+    issued: dict[tuple[str, int, int], list[tuple[_Rank, Arrival]]] = {}
     for each in collective.arrived:
         issued.setdefault(each[1].signature, []).append(each)
     fewest = min(
@@ -513,11 +513,16 @@ def _mismatch(collective: _Collective, ranks: Mapping[int, int]) -> DeadlockErro
     op, theirs = rank.schedule.ops[arrival.index], other.schedule.ops[earlier.index]
     return DeadlockError(
         where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
-        expected=f"the {theirs.kind} of {theirs.nbytes:,} B that rank {other.rank} issues at op "
-                 f"{theirs.index} over {op.group}",
-        found=f"a {op.kind} of {op.nbytes:,} B",
+        expected=f"the {_signed(theirs)} that rank {other.rank} issues at op {theirs.index} over "
+                 f"{op.group}",
+        found=f"a {_signed(op)}",
         remedy="ranks of one group must issue the same collectives in the same order",
     )
+
+
+def _signed(op: Op) -> str:
+    """The parts of a collective on which its members agree, as text."""
+    return f"{op.kind} of {op.nbytes:,} B" + f" from {op.root}" * (op.kind == "broadcast")
 
 
 def _endless(

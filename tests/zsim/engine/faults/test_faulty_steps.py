@@ -1,6 +1,6 @@
 """Steps with faults on Programs made by hand, whose times can be seen at a glance."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isclose, log
 
@@ -101,6 +101,22 @@ def test_reordered_collectives_are_blamed_on_their_rank(rank: int) -> None:
     with pytest.raises(DeadlockError) as caught:
         simulated(ReorderedCollective(rank=rank, at="all_gather b"))
     assert caught.value.where == f"rank {rank}, op 1 (all_gather c)"
+
+
+def test_broadcasts_in_each_others_place_end_the_step_where_their_roots_differ() -> None:
+    """Ranks of gloo wait for one another then, two of them and three."""
+    (kind,) = step().ranks
+    steady = tuple(
+        replace(op, kind="broadcast", nbytes=40, root=op.index // 2)
+        if op.kind == "all_gather" else op for op in kind.steady
+    )
+    base = replace(step(), ranks=(replace(kind, steady=steady),))
+    with pytest.raises(DeadlockError) as caught:
+        simulated(ReorderedCollective(rank=3, at="broadcast b"), base=base)
+    error = caught.value
+    assert error.where == "rank 3, op 1 (broadcast c)"
+    assert error.expected == "the broadcast of 40 B from 0 that rank 0 issues at op 1 over dp_shard"
+    assert error.found == "a broadcast of 40 B from 1"
 
 
 def test_ops_keep_their_numbers_waits_and_memory() -> None:
