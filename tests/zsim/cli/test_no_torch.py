@@ -24,7 +24,7 @@ def ended(code: str) -> str:
 
 STEPS = (
     "import zsim",
-    "import zsim.cli.main, zsim.cli.commands, zsim.runs.registry, zsim.runs.simulator, "
+    "import zsim.cli.main, zsim.cli.commands.runs, zsim.runs.registry, zsim.runs.simulator, "
     "zsim.cli.reports.report",
     "from zsim.cli.main import main; main(['--help'])", "main(['list', 'backends'])",
     "main(['list', 'models'])",

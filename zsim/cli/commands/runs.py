@@ -1,14 +1,12 @@
 """The commands run, validate and compare: load scenarios, call `zsim.api`, hand the result to the
 report.
-
-Commands that need much that others do not have files of their own, imported when they are called.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     other."""
     scenarios = _in_detail(load_all(options.scenarios), options)
     if options.seeds is not None:
-        from zsim.cli import seeds  # start-up: few runs are over seeds
+        from zsim.cli.commands import seeds  # start-up: few runs are over seeds
 
         return seeds.run(scenarios, options)
     if options.save or options.trace:
@@ -332,7 +330,7 @@ def _measured_now(
 
     GPUs are not measured unasked, since their presets are published figures.
     """
-    from zsim.cli import calibrate_here  # start-up: few commands measure anything
+    from zsim.cli.commands import calibrate_here  # start-up: few commands measure anything
 
     if capabilities.gpus and (reason := api.not_of_gpus(capabilities.gpus, scenario)):
         report.note(f"{scenario.name}: times are those of a preset, not of this machine's GPUs: "
@@ -406,97 +404,3 @@ def compare_saved(options: argparse.Namespace) -> int:
     else:
         report.print_checks(comparison)
     return 0 if comparison.ok else 1
-
-
-def show(options: argparse.Namespace) -> int:
-    """`zsim show`."""
-    from zsim.cli import show as show_commands
-
-    return show_commands.show(options)
-
-
-def least(options: argparse.Namespace) -> int:
-    """`zsim fit`."""
-    from zsim.cli import show as show_commands
-
-    return show_commands.least(options)
-
-
-def listing(options: argparse.Namespace) -> int:
-    """`zsim list`."""
-    from zsim.cli import show as show_commands
-
-    return show_commands.listing(options)
-
-
-def plan(options: argparse.Namespace) -> int:
-    """`zsim plan`, in a file of its own."""
-    from zsim.cli.plan import planned
-
-    return planned(options)
-
-
-def sweep(options: argparse.Namespace) -> int:
-    """`zsim sweep`, in a file of its own."""
-    from zsim.cli.sweep import swept
-
-    return swept(options)
-
-
-def accuracy(options: argparse.Namespace) -> int:
-    """`zsim accuracy`."""
-    from zsim.cli import accuracy as accuracy_commands
-
-    return accuracy_commands.show(options)
-
-
-def calibrate(options: argparse.Namespace) -> int:
-    """`zsim calibrate`."""
-    from zsim.cli import calibrate as calibrate_commands
-
-    return calibrate_commands.calibrated(options)
-
-
-def imported(options: argparse.Namespace) -> int:
-    """`zsim import`."""
-    from zsim.cli import imports
-
-    return imports.imported(options)
-
-
-def lint(options: argparse.Namespace) -> int:
-    """`zsim lint`."""
-    from zsim.cli import lint as lint_command
-
-    return lint_command.linted(options)
-
-
-def explain(options: argparse.Namespace) -> int:
-    """`zsim explain`."""
-    from zsim.cli import explain as explain_command
-
-    return explain_command.explained(options)
-
-
-def checkpoint(options: argparse.Namespace) -> int:
-    """`zsim checkpoint`."""
-    from zsim.cli import checkpoint as checkpoint_command
-
-    return checkpoint_command.shown(options)
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": run,
-    "validate": validate,
-    "compare": compare_saved,
-    "show": show,
-    "fit": least,
-    "list": listing,
-    "accuracy": accuracy,
-    "plan": plan, "sweep": sweep,
-    "calibrate": calibrate,
-    "import": imported,
-    "lint": lint,
-    "explain": explain,
-    "checkpoint": checkpoint,
-}
