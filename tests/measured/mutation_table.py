@@ -389,8 +389,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         SCHEDULE, "engine",
         ("                counts[op.group] = ordinal + 1\n",
          "                counts[op.kind] = ordinal + 1\n"),
-        ("op.index, stream, op.group, ordinal, (op.kind, op.nbytes)",
-         "op.index, stream, op.group, ordinal, (op.kind, 0)"),
+        ("op.index, stream, op.group, ordinal, (op.kind, op.nbytes, op.root)",
+         "op.index, stream, op.group, ordinal, (op.kind, 0, op.root)"),
         ("        last = {} if stream == _HOST or not queue else {stream: queue[-1]}\n",
          "        last = {}\n"),
         ("            if positions[index] >= heads[streams[index]]:\n"
