@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from zsim.analysis.advice import ways_of
+from zsim.analysis.fit import MUCH_FASTER
 from zsim.analysis.planner.bounds import least_bytes, least_ns
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
@@ -28,8 +29,6 @@ Goal = Literal["fastest", "cheapest", "smallest"]
 GOALS: tuple[Goal, ...] = ("fastest", "cheapest", "smallest")
 AT_ONCE = 48
 """Candidates that are simulated between two looks at what they rule out."""
-AS_FAST = 1.02
-"""Ratio of step times up to which two candidates count as equally fast, as in `zsim fit`."""
 
 
 def plan_for(
@@ -156,8 +155,9 @@ def _cost(option: Option, request: Request) -> tuple[float, float]:
 def _as_good(option: Option, least: tuple[float, float], request: Request) -> bool:
     first, second = _cost(option, request)
     if request.goal == "smallest":
-        return first == least[0] and second <= AS_FAST * least[1]
-    return first <= AS_FAST * least[0] and (first > least[0] or second <= AS_FAST * least[1])
+        return first == least[0] and second <= MUCH_FASTER * least[1]
+    as_little = second <= MUCH_FASTER * least[1]
+    return first <= MUCH_FASTER * least[0] and (first > least[0] or as_little)
 
 
 def _late(option: Option, request: Request) -> bool:
@@ -187,6 +187,6 @@ def _reason(
     share = option.step_time_ns / taken.step_time_ns - 1
     if option.gpus != taken.gpus:
         return f"{option.gpus:,} GPUs, {share:+.0%} time"
-    if abs(share) <= AS_FAST - 1:
+    if abs(share) <= MUCH_FASTER - 1:
         return "as fast, and shards or recomputes more"
     return f"{share:+.0%} time"

@@ -93,22 +93,24 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"{plan.scenario.name}: {request.goal} way to train {plan.scenario.model.name}, "
         f"{space.global_batch:,} sequences a step"
     )
-    shown, days = _shown(plan), f" {'days':>7}" if request.tokens else ""
+    front, days = plan.front, f" {'days':>7}" if request.tokens else ""
+    shown = _shown(plan, front)
     yield f"   {'GPUs':>6} {'mb':>3} {'':5} {'needs':>10} {'step':>10} {'tokens/s':>10}{days}"
     for each in shown:
         yield f"{'->' if each is plan.recommended else '  '} {_cells(each, plan)}  {each.way}"
         if each is not plan.recommended and each.reason:
             yield f"{'':{len(_cells(each, plan)) + 5}}{each.reason}"
-    hidden = len(plan.front) - len([each for each in shown if each in plan.front])
+    names = {each.name for each in front}
+    hidden = len(front) - len([each for each in shown if each.name in names])
     if hidden > 0:
         yield f"   and {hidden} more on the front of GPUs, memory and time; --json has all"
-    yield from _rest(plan)
+    yield from _rest(plan, shown)
     yield from _verdict(plan)
 
 
-def _shown(plan: Plan) -> list[Option]:
-    """The front's fastest, and the recommended one, in the order of the candidates."""
-    fastest = sorted(plan.front, key=lambda each: each.step_time_ns)[:MOST_LINES]
+def _shown(plan: Plan, front: tuple[Option, ...]) -> list[Option]:
+    """The fastest of `front`, and the recommended one, in the order of the candidates."""
+    fastest = sorted(front, key=lambda each: each.step_time_ns)[:MOST_LINES]
     chosen = {each.name for each in fastest}
     if plan.recommended is not None:
         chosen.add(plan.recommended.name)
@@ -124,11 +126,11 @@ def _cells(each: Option, plan: Plan) -> str:
     )
 
 
-def _rest(plan: Plan) -> Iterator[str]:
+def _rest(plan: Plan, shown: list[Option]) -> Iterator[str]:
     """The numbers of other candidates, by what speaks against them."""
-    shown = {each.name for each in _shown(plan)}
+    names = {each.name for each in shown}
     reasons = Counter(
-        [_kind(each.reason) for each in plan.options if each.name not in shown]
+        [_kind(each.reason) for each in plan.options if each.name not in names]
         + [_kind(reason) for _, reason in plan.refused]
     )
     for reason, number in reasons.most_common(MOST_REASONS):

@@ -13,7 +13,8 @@ from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.parameters import children_first
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
-from zsim.strategies.deepspeed_engine.partition import AXIS, MASTER_NBYTES, FlatPartition
+from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, FlatPartition
 
 FLAT, MASTER = Buffer.of("flat", "parameters"), Buffer.of("flat", "master")
 

@@ -17,7 +17,8 @@ from zsim.strategies.building import optimizers
 from zsim.strategies.building.clipping import NORMS
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
-from zsim.strategies.deepspeed_engine.partition import AXIS, MASTER_NBYTES, FlatPartition, Share
+from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, FlatPartition, Share
 from zsim.strategies.deepspeed_engine.step import KEPT, PADDING
 
 OVERFLOW = "overflow"

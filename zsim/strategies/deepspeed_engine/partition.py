@@ -11,16 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from zsim.ir.mesh import Mesh
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.strategies.building.parameters import trained_parameters
-from zsim.strategies.building.training import Training
+from zsim.strategies.deepspeed_engine.layout import EngineLayout
 from zsim.strategies.deepspeed_engine.options import ReplicaOptions
-from zsim.strategies.replicated.buckets import ReplicatedModel
 
-AXIS = "dp_shard"
 ALIGNMENT = 2
 """Elements that each rank's part is a multiple of."""
 MASTER_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
@@ -42,54 +38,15 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlatPartition:
+class FlatPartition(EngineLayout):
     """The trained parameters of a training, laid out for `num_ranks` ranks."""
 
-    training: Training
     options: ReplicaOptions
-    num_ranks: int
-
-    @classmethod
-    def of(cls, training: Training, *, mesh: Mesh, options: ReplicaOptions) -> FlatPartition:
-        """The layout over the ranks of `mesh`."""
-        return cls(training=training, options=options, num_ranks=mesh.size(AXIS))
-
-    @cached_property
-    def gradients(self) -> ReplicatedModel:
-        """Whole gradients as every rank makes them, which are DDP's."""
-        return ReplicatedModel(
-            training=self.training, rebuilt=(), num_replicas=self.num_ranks, views=False
-        )
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of parameters and gradients."""
-        return self.training.precision.parameters
-
-    @property
-    def element(self) -> int:
-        """Bytes of an element of them."""
-        return DTYPE_NBYTES[self.dtype]
-
-    @property
-    def reduced_in(self) -> str:
-        """The dtype of reductions: DeepSpeed's communication_data_type."""
-        return self.training.precision.reduce
-
-    @property
-    def casts(self) -> bool:
-        """True where gradients are reduced in another dtype than their own."""
-        return self.reduced_in != self.dtype
 
     @property
     def searches_infinities(self) -> bool:
         """True where two-byte gradients are searched for infinities before a step."""
         return self.dtype != MASTER_DTYPE and self.options.check_grad_overflow
-
-    @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The trained parameters in the order of the model."""
-        return trained_parameters(self.training.model)
 
     @cached_property
     def laid_out(self) -> tuple[Parameter, ...]:

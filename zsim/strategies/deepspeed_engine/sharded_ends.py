@@ -20,8 +20,9 @@ from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.construction import make_and_broadcast
 from zsim.strategies.deepspeed_engine.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.optimizer import WIDE, WIDE_NBYTES
-from zsim.strategies.deepspeed_engine.partition import AXIS, MASTER_NBYTES
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.sharded import ShardedParameters
 from zsim.strategies.deepspeed_engine.sharded_step import ShardedStep, persistent_buffer
 

@@ -20,7 +20,8 @@ from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.coordinator import Coordinator, Gather
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
-from zsim.strategies.deepspeed_engine.partition import AXIS, Bucket, buckets
+from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.partition import Bucket, buckets
 from zsim.strategies.deepspeed_engine.sharded import ShardedParameters
 from zsim.strategies.replicated.buckets import ready_order
 

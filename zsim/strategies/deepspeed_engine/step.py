@@ -16,7 +16,8 @@ from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
-from zsim.strategies.deepspeed_engine.partition import AXIS, Bucket, FlatPartition, Share, buckets
+from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.partition import Bucket, FlatPartition, Share, buckets
 from zsim.strategies.replicated.buckets import ready_order
 
 END = Buffer.of("backward", OWN)
@@ -100,7 +101,7 @@ class PartitionedStep(EngineStep):
         flat, numel = self.flat, sum(slices)
         sizes = {
             "flat": numel * flat.element if len(slices) > 1 else 0,
-            "cast": numel * DTYPE_NBYTES[flat.reduced_in] if flat.casts else 0,
+            "cast": numel * flat.reduced_element if flat.casts else 0,
         }
         made = [
             Alloc(Buffer.of(name, role), "communication", nbytes)
