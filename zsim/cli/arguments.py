@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from zsim.errors import ArgumentError, ScenarioError, ZsimError
 from zsim.runs.compare.agreement import ASPECTS
@@ -113,6 +113,27 @@ def with_options(error: ZsimError) -> str:
     if isinstance(error, ScenarioError):
         return str(error)
     return _ARGUMENT.sub(lambda match: OPTIONS[match[0]], str(error))
+
+
+def json_option(command: argparse.ArgumentParser) -> None:
+    """Add --json to `command`."""
+    command.add_argument("--json", action="store_true", help="one JSON object on standard "
+                                                             "output, nothing else there")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A scenario's key and its value in TOML, as optimizer.clip_norm=1.0; text needs no quotes."""
+    import tomllib  # --help is to be quick
+
+    key, equals, value = text[:1000].partition("=")
+    if not equals or "." not in key:
+        raise argparse.ArgumentTypeError(
+            f"expected KEY=VALUE, as optimizer.clip_norm=1.0, found {text[:40]!r}"
+        )
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        return key.strip(), value.strip()
 
 
 def path(text: str) -> str:

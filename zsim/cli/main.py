@@ -15,9 +15,8 @@ import os
 import sys
 from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
-from typing import Any
 
-from zsim.cli import arguments
+from zsim.cli import arguments, file_commands
 from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io.signals import Terminated, terminable
@@ -130,7 +129,7 @@ def parser() -> arguments.Parser:
     compare.add_argument("predicted", type=arguments.path, metavar="RUN_A.json")
     compare.add_argument("measured", type=arguments.path, metavar="RUN_B.json")
     _require(compare)
-    _json(compare)
+    arguments.json_option(compare)
     show = commands.add_parser(
         "show", help="the mesh, its routes, the Program and the memory of a scenario",
         allow_abbrev=False,
@@ -148,13 +147,13 @@ def parser() -> arguments.Parser:
     )
     _module(show)
     _allocator(show)
-    _json(show)
+    arguments.json_option(show)
     fit = commands.add_parser("fit", help="the least sharding that fits, of all strategies and "
                                           "checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     _module(fit)
     _allocator(fit)
-    _json(fit)
+    arguments.json_option(fit)
     plan = commands.add_parser(
         "plan", help="the way to train a model: strategy, micro-batch and number of GPUs",
         allow_abbrev=False,
@@ -192,7 +191,7 @@ def parser() -> arguments.Parser:
         "-o", "--out", metavar="FILE.toml", type=arguments.path, default=None,
         help="write the scenario to take",
     )
-    _json(plan)
+    arguments.json_option(plan)
     sweep = commands.add_parser(
         "sweep", help="a scenario at every combination of values, as a table", allow_abbrev=False
     )
@@ -214,7 +213,7 @@ def parser() -> arguments.Parser:
         "--workers", type=arguments.count, default=None, metavar="N",
         help="workers here (default: one for each core)",
     )
-    _json(sweep)
+    arguments.json_option(sweep)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print "
                                                     "the errors", allow_abbrev=False)
     accuracy.add_argument(
@@ -235,7 +234,7 @@ def parser() -> arguments.Parser:
         "--cluster", metavar="PRESET", help="on which cluster logs of nccl-tests ran"
     )
     _runs_scenarios(accuracy)
-    _json(accuracy)
+    arguments.json_option(accuracy)
     calibrate = commands.add_parser("calibrate", help="fit constants to measurements, and write "
                                                       "a cluster file", allow_abbrev=False)
     calibrate.add_argument(
@@ -274,8 +273,8 @@ def parser() -> arguments.Parser:
         "--out", metavar="FILE.toml", type=arguments.path,
         help="write the cluster with the fitted constants",
     )
-    _json(calibrate)
-    _import(commands)
+    arguments.json_option(calibrate)
+    file_commands.add(commands)
     lint = commands.add_parser(
         "lint", help="what a scenario does that you may not want, and what it costs",
         allow_abbrev=False,
@@ -295,7 +294,7 @@ def parser() -> arguments.Parser:
         "--to-ranks", type=arguments.some_ranks, default=None, metavar="M",
         help="load it on so many ranks (default: those that save it)",
     )
-    _json(checkpoint)
+    arguments.json_option(checkpoint)
     explain = commands.add_parser(
         "explain", help="why a job hung, from its ranks' NCCL flight recorders",
         allow_abbrev=False,
@@ -304,7 +303,7 @@ def parser() -> arguments.Parser:
         "dumps", nargs="+", type=arguments.path, metavar="DUMP",
         help="JSON of the flight recorder, one file of each rank, as rank_3.json; or folders",
     )
-    _json(explain)
+    arguments.json_option(explain)
     listing = commands.add_parser(
         "list", help="list scenarios, models, clusters, strategies, backends", allow_abbrev=False
     )
@@ -312,28 +311,8 @@ def parser() -> arguments.Parser:
         "what", nargs="?", choices=LISTS, metavar="|".join(LISTS),
         help="a single list, or the JSON Schema of scenario files (default: all lists)",
     )
-    _json(listing)
+    arguments.json_option(listing)
     return top
-
-
-def _import(commands: Any) -> None:
-    reading = commands.add_parser(
-        "import", help="make a Run of a trace of your own training", allow_abbrev=False
-    )
-    reading.add_argument("kind", choices=("kineto",), help="traces of torch's profiler")
-    reading.add_argument(
-        "files", nargs="+", type=arguments.path, metavar="FILE",
-        help="one trace of each rank, .json or .json.gz",
-    )
-    reading.add_argument(
-        "--scenario", metavar="SCENARIO", type=arguments.path, default=None,
-        help="the scenario that this training is: gives mesh and units, to compare with",
-    )
-    reading.add_argument(
-        "--save", metavar="RUN.json", type=arguments.path, default=None,
-        help="write the Run, for `zsim compare`",
-    )
-    _json(reading)
 
 
 def _scenarios(command: argparse.ArgumentParser) -> None:
@@ -341,7 +320,7 @@ def _scenarios(command: argparse.ArgumentParser) -> None:
         "scenarios", nargs="+", type=arguments.path, metavar="SCENARIO",
         help="scenario files, or folders of them",
     )
-    _json(command)
+    arguments.json_option(command)
 
 
 def _runs_scenarios(command: argparse.ArgumentParser) -> None:
@@ -354,11 +333,6 @@ def _runs_scenarios(command: argparse.ArgumentParser) -> None:
 def _allocator(command: argparse.ArgumentParser) -> None:
     what = "the caching allocator as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     command.add_argument("--expandable-segments", action="store_true", help=what)
-
-
-def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="one JSON object on standard "
-                                                             "output, nothing else there")
 
 
 def _require(command: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ _FUNCTIONS = {
     "run": ("runs", "run"), "validate": ("runs", "validate"), "compare": ("runs", "compare_saved"),
     "show": ("show", "show"), "fit": ("show", "least"), "list": ("show", "listing"),
     "plan": ("plan", "planned"), "sweep": ("sweep", "swept"), "accuracy": ("accuracy", "show"),
-    "calibrate": ("calibrate", "calibrated"), "import": ("imports", "imported"),
+    "calibrate": ("calibrate", "calibrated"), "import": ("files.imports", "imported"),
     "lint": ("lint", "linted"), "explain": ("explain", "explained"),
     "checkpoint": ("checkpoint", "shown"),
 }

@@ -1,0 +1,184 @@
+"""accelerate's YAML and TrainingArguments become the strategy that accelerate would make."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.configs import imported, problems
+from zsim import ScenarioError
+
+YAML = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+mixed_precision: {precision}
+num_machines: 1
+num_processes: 4
+"""
+FSDP = YAML.format(kind="FSDP", precision="bf16") + "fsdp_config:\n"
+BLOCKS = "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+
+
+def strategy(folder, text, **settings):
+    """The strategy table, and the rest, of an accelerate config."""
+    tables = imported(folder, text, name="config.yaml", cluster__ranks=None, **settings)
+    return tables.scenario.tables["strategy"], tables
+
+
+def test_fsdp_1_is_what_accelerate_takes_without_a_version(tmp_path):
+    text = FSDP + BLOCKS + (
+        "  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_backward_prefetch: BACKWARD_PRE\n"
+        "  fsdp_use_orig_params: 'true'\n  fsdp_state_dict_type: FULL_STATE_DICT\n"
+        "  fsdp_activation_checkpointing: true\n"
+    )
+    table, result = strategy(tmp_path, text)
+    assert table == {
+        "name": "fsdp1", "sharding": "grad_op", "backward_prefetch": "pre",
+        "forward_prefetch": False, "use_orig_params": True, "limit_all_gathers": True,
+    }
+    assert result.scenario.tables["precision"] == {"parameters": "bf16", "reduce": "bf16"}
+    assert result.scenario.checkpointing.mode == "full"
+    assert result.scenario.world_size == 4
+    assert "fsdp_config.fsdp_state_dict_type" in result.ignored
+
+
+@pytest.mark.parametrize(("model", "ends"), [("llama-tiny", "apart"), ("gpt-tiny", "root")])
+def test_fsdp_2_has_ends_apart_unless_they_share_a_weight(tmp_path, model, ends):
+    text = FSDP + BLOCKS + "  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n"
+    table, result = strategy(tmp_path, text, model=model)
+    assert table == {"name": "fsdp2", "reshard_after_forward": False}
+    assert result.scenario.wrapping.ends == ends
+
+
+def test_replicas_of_the_mesh_make_hsdp(tmp_path):
+    text = FSDP + BLOCKS + (
+        "  fsdp_version: 2\nparallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
+        "  parallelism_config_dp_shard_size: 2\n"
+    )
+    table, _ = strategy(tmp_path, text)
+    assert table == {
+        "name": "hsdp", "dp_replicate": 2, "dp_shard": 2, "reshard_after_forward": "auto"
+    }
+
+
+def test_without_a_policy_fsdp_wraps_the_whole_model(tmp_path):
+    assert strategy(tmp_path, FSDP)[1].scenario.wrapping.every == "all"
+
+
+def test_a_bare_no_of_yaml_is_no(tmp_path):
+    table, result = strategy(tmp_path, YAML.format(kind="NO", precision="no"))
+    assert table == {"name": "ddp"}
+    assert result.scenario.precision.autocast == "none"
+
+
+def test_several_gpus_are_ddp_under_autocast(tmp_path):
+    table, result = strategy(tmp_path, YAML.format(kind="MULTI_GPU", precision="bf16"))
+    assert table == {"name": "ddp"}
+    assert result.scenario.precision.autocast == "bfloat16"
+
+
+def test_deepspeed_of_accelerate_is_a_ds_config(tmp_path):
+    text = YAML.format(kind="DEEPSPEED", precision="bf16") + (
+        "deepspeed_config:\n  zero_stage: 2\n  gradient_accumulation_steps: 8\n"
+        "  gradient_clipping: 0.5\n  offload_optimizer_device: none\n  zero3_init_flag: false\n"
+    )
+    table, result = strategy(tmp_path, text)
+    assert table == {"name": "deepspeed2"}
+    assert result.scenario.batch.accumulation == 8
+    assert result.scenario.optimizer.clip_norm == 0.5
+    assert result.scenario.precision.reduce == "bfloat16"
+
+
+def test_accelerate_may_name_a_ds_config_beside_it(tmp_path):
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000}}'
+    )
+    text = YAML.format(kind="DEEPSPEED", precision="no")
+    table, _ = strategy(tmp_path, text + "deepspeed_config:\n  deepspeed_config_file: ds.json\n")
+    assert table == {"name": "deepspeed1", "reduce_bucket_size": 1000}
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (FSDP + "  fsdp_versoin: 2\n", "fsdp_config.fsdp_versoin: unknown key, did you mean version?"),
+    (FSDP + "  fsdp_min_num_params: 100\n", "units by size"),
+    (FSDP + "  fsdp_sharding_strategy: HALF\n", "expected one of FULL_SHARD"),
+    (YAML.format(kind="MEGATRON_LM", precision="no"), "distributed_type: expected one of NO"),
+    (YAML.format(kind="FSDP", precision="no") + "parallelism_config:\n  cp_size: 2\n",
+     "parallelism_config.cp_size: expected 1, found 2"),
+    (YAML.format(kind="FSDP", precision="no").replace("machines: 1", "machines: 3"),
+     "num_processes: contradictory: expected a multiple of num_machines, 3, found 4"),
+    (FSDP + BLOCKS + "parallelism_config:\n  tp_size: 2\n", "strategy.tp"),
+])
+def test_what_accelerate_cannot_mean_or_zsim_not_do_is_named(tmp_path, text, said):
+    with pytest.raises(ScenarioError) as caught:
+        strategy(tmp_path, text)
+    assert said in str(caught.value)
+
+
+def test_processes_are_whole_nodes_of_gpus(tmp_path):
+    text = FSDP + BLOCKS
+    with pytest.raises(ScenarioError, match="expected whole nodes of dgx-h100, 8 GPUs each"):
+        strategy(tmp_path, text, cluster="dgx-h100")
+    whole = strategy(tmp_path, text.replace("processes: 4", "processes: 16"), cluster="dgx-h100")
+    assert whole[1].scenario.world_size == 16
+
+
+ARGUMENTS = {
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True,
+    "max_grad_norm": 0.3, "learning_rate": 2e-5, "warmup_ratio": 0.1, "output_dir": "out",
+    "gradient_checkpointing": True, "max_length": 32, "optim": "adamw_torch",
+}
+
+
+def arguments(folder, **more):
+    """The scenario's tables of ARGUMENTS and `more`."""
+    return imported(
+        folder, ARGUMENTS | more, batch__micro_batch=None, batch__sequence_length=None
+    ).scenario.tables
+
+
+def test_arguments_without_fsdp_are_ddp(tmp_path):
+    assert arguments(tmp_path) == {
+        "model": {"preset": "gpt-tiny"}, "cluster": {"preset": "cpu-gloo", "ranks": 4},
+        "batch": {"micro_batch": 2, "accumulation": 4, "sequence_length": 32},
+        "strategy": {"name": "ddp"}, "precision": {"autocast": "bf16"},
+        "optimizer": {
+            "name": "adamw", "implementation": "foreach", "learning_rate": 2e-5,
+            "weight_decay": 0.0, "clip_norm": 0.3,
+        },
+        "activation_checkpointing": {"mode": "full"},
+    }
+
+
+def test_fsdp_config_is_version_2_unless_it_says_so(tmp_path):
+    second = arguments(tmp_path, fsdp="full_shard auto_wrap", fsdp_config={})
+    assert second["strategy"] == {"name": "fsdp2", "reshard_after_forward": "auto"}
+    first = arguments(tmp_path, fsdp="shard_grad_op auto_wrap", fsdp_config={"fsdp_version": 1})
+    assert first["strategy"]["name"] == "fsdp1"
+    assert first["strategy"]["sharding"] == "grad_op"
+    assert first["strategy"]["use_orig_params"] is True
+    assert second["precision"] == {"parameters": "bf16", "reduce": "bf16"}
+
+
+def test_the_trainer_fills_in_what_its_ds_config_leaves_open(tmp_path):
+    config = {
+        "zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"},
+        "gradient_clipping": "auto", "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    tables = arguments(tmp_path, deepspeed=config)
+    assert tables["strategy"] == {"name": "deepspeed2"}
+    assert tables["batch"]["micro_batch"] == 2
+    assert tables["precision"] == {"parameters": "bf16", "reduce": "bf16"}
+    assert tables["optimizer"]["clip_norm"] == 0.3
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"fp16": True}, "fp16: contradictory"),
+    ({"use_liger_kernel": True}, "use_liger_kernel: expected false, found true"),
+    ({"optim": "adamw_8bit"}, "optimizer.name: expected"),
+    ({"per_device_batch_size": 1}, "per_device_batch_size: unknown key, did you mean"),
+])
+def test_arguments_that_are_wrong_or_not_modelled_are_named(tmp_path, more, said):
+    with pytest.raises(ScenarioError) as caught:
+        arguments(tmp_path, **more)
+    assert said in problems(caught.value)

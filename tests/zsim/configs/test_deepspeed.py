@@ -1,0 +1,151 @@
+"""A ds_config becomes the scenario that it means; what is open is asked, what is wrong is named."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.configs import imported, problems
+from zsim import ScenarioError
+
+STAGE_3 = {
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+    "gradient_clipping": 0.5, "bf16": {"enabled": True}, "communication_data_type": "fp32",
+    "optimizer": {"type": "AdamW", "params": {"lr": "1e-4", "betas": [0.9, 0.95]}},
+    "scheduler": {"type": "WarmupLR", "params": {}}, "steps_per_print": 10,
+    "zero_optimization": {
+        "stage": 3, "overlap_comm": False, "contiguous_gradients": True, "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto", "max_live_parameters": 7,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}
+MICRO = {"batch__micro_batch": None}
+
+
+def changed(**values: object) -> dict[str, object]:
+    """STAGE_3 with some keys, of its table zero_optimization those that are there."""
+    config = deepcopy(STAGE_3)
+    for key, value in values.items():
+        table = config["zero_optimization"] if key in config["zero_optimization"] else config
+        table[key] = value
+    return config
+
+
+def test_stage_3_is_deepspeed3_with_its_own_options(tmp_path):
+    result = imported(tmp_path, STAGE_3, **MICRO)
+    assert result.scenario.tables == {
+        "model": {"preset": "gpt-tiny"}, "cluster": {"preset": "cpu-gloo", "ranks": 4},
+        "batch": {"micro_batch": 2, "accumulation": 4, "sequence_length": 64},
+        "strategy": {
+            "name": "deepspeed3", "overlap_comm": False, "contiguous_gradients": True,
+            "sub_group_size": 10**9, "stage3_max_live_parameters": 7, "reduce_bucket_size": 64**2,
+            "stage3_prefetch_bucket_size": int(0.9 * 64**2),
+            "stage3_param_persistence_threshold": 640,
+        },
+        "precision": {"parameters": "bf16", "reduce": "fp32"},
+        "optimizer": {
+            "name": "adamw", "implementation": "fused", "learning_rate": 1e-4, "clip_norm": 0.5,
+        },
+    }
+    assert set(result.ignored) == {
+        "scheduler", "steps_per_print", "optimizer.params.betas",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    }
+    assert any("reduce_bucket_size = 4,096" in sentence for sentence in result.assumed)
+
+
+@given(
+    micro=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(2, 4),
+    left_out=st.sampled_from(["micro_batch", "accumulation", "total", "none"]),
+)
+def test_two_of_the_batch_sizes_define_the_third(
+    tmp_path_factory, micro, accumulation, ranks, left_out
+):
+    sizes = {
+        "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
+        "train_batch_size": micro * accumulation * ranks,
+    }
+    keys = dict(zip(["micro_batch", "accumulation", "total"], sizes, strict=True))
+    sizes.pop(keys.get(left_out, ""), None)
+    config = {key: value for key, value in STAGE_3.items() if "batch" not in key}
+    config.pop("gradient_accumulation_steps")
+    folder = tmp_path_factory.mktemp("config")
+    batch = imported(folder, config | sizes, **MICRO, cluster__ranks=ranks).scenario.batch
+    assert (batch.micro_batch, batch.accumulation) == (micro, accumulation)
+    if left_out == "none":
+        sizes["train_batch_size"] += 1
+        with pytest.raises(ScenarioError, match="train_batch_size: contradictory"):
+            imported(folder, config | sizes, **MICRO, cluster__ranks=ranks)
+
+
+def test_the_batch_of_all_ranks_tells_how_many_there_are(tmp_path):
+    config = changed(train_batch_size=2 * 4 * 3)
+    assert imported(tmp_path, config, **MICRO, cluster__ranks=None).scenario.world_size == 3
+
+
+@pytest.mark.parametrize(("config", "said"), [
+    ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 0 to 3, found 4"),
+    (changed(zero_optimisation={}), "zero_optimisation: unknown key, did you mean "
+                                    "zero_optimization?"),
+    (changed(fp16={"enabled": True}), "fp16.enabled: contradictory: expected one of bf16 and fp16"),
+    (changed(zero_optimization={"stage": 3, "stage3_max_live_params": 1}),
+     "zero_optimization.stage3_max_live_params: unknown key, did you mean "
+     "stage3_max_live_parameters?"),
+    (changed(zero_optimization={"stage": 3, "zero_quantized_weights": True}),
+     "zero_quantized_weights: expected false, found true"),
+    (changed(zero_optimization={"stage": 2, "cpu_offload": True}),
+     'DeepSpeed calls it offload_optimizer = {"device": "cpu"} now'),
+    (changed(optimizer={"type": "OneBitAdam", "params": {}}), "optimizer.name: expected"),
+    (changed(overlap_comm="maybe"), "overlap_comm: expected true or false"),
+    (changed(zero_optimization=[]), "zero_optimization: expected a table, found []"),
+])
+def test_what_is_wrong_is_named(tmp_path, config, said):
+    with pytest.raises(ScenarioError) as caught:
+        imported(tmp_path, config, "deepspeed", **MICRO)
+    assert said in problems(caught.value)
+
+
+def test_what_is_open_is_asked_by_name_all_at_once(tmp_path):
+    config = changed(
+        train_micro_batch_size_per_gpu="auto", gradient_clipping="auto", bf16={"enabled": "auto"},
+        max_live_parameters="auto",
+    )
+    with pytest.raises(ScenarioError) as caught:
+        imported(tmp_path, config, model=None, cluster=None, batch__sequence_length=None,
+                 **MICRO, cluster__ranks=None)
+    asked = [line.partition(": ")[0] for line in problems(caught.value).splitlines()]
+    assert asked == [
+        "model", "cluster", "batch.micro_batch", "strategy.stage3_max_live_parameters",
+        "precision.parameters", "optimizer.clip_norm", "batch.sequence_length",
+    ]
+    answers = {
+        "precision__parameters": "bf16", "optimizer__clip_norm": 1.0,
+        "strategy__stage3_max_live_parameters": 9,
+    }
+    assert imported(tmp_path, config, **answers).scenario.precision.reduce == "float32"
+
+
+def test_an_option_that_says_otherwise_than_the_config_is_refused(tmp_path):
+    with pytest.raises(ScenarioError, match="contradictory: the config has 4, the option 2"):
+        imported(tmp_path, STAGE_3, **MICRO, batch__accumulation=2)
+
+
+def test_a_key_is_left_out_where_the_user_says_so(tmp_path):
+    config = changed(mine=1)
+    with pytest.raises(ScenarioError, match="mine: unknown key"):
+        imported(tmp_path, config, **MICRO)
+    assert imported(tmp_path, config, dropped=("mine",), **MICRO).ignored["mine"] == "by --drop"
+
+
+@pytest.mark.parametrize(("stage", "strategy"), [
+    (0, "ddp"), (1, "deepspeed1"), (2, "deepspeed2"), (3, "deepspeed3")
+])
+def test_each_stage_has_its_strategy(tmp_path, stage, strategy):
+    config = {"zero_optimization": {"stage": stage}, "bf16": {"enabled": False}}
+    result = imported(tmp_path, config)
+    assert result.scenario.strategy == strategy
+    assert result.scenario.optimizer.clip_norm == 1.0

@@ -1,0 +1,84 @@
+"""`zsim import`: a scenario from another tool's config, or a Run from traces."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from zsim.cli.inputs import UsageError
+from zsim.cli.reports import report
+from zsim.configs.draft import Answers
+from zsim.configs.reading import IMPORTERS, import_config
+from zsim.errors import visible
+from zsim.io import files
+
+TRACES = "kineto"
+KEYS = {
+    "nodes": "cluster.nodes", "ranks": "cluster.ranks",
+    "sequence_length": "batch.sequence_length", "micro_batch": "batch.micro_batch",
+    "accumulation": "batch.accumulation",
+}
+"""Keys of a scenario by the options that answer them."""
+
+
+def imported(options: argparse.Namespace) -> int:
+    """`zsim import [KIND] FILE…`: 0 where the scenario or the Run is made."""
+    first = options.files[0]
+    kind = first if first in (*IMPORTERS, TRACES) else None
+    options.files = options.files[1:] if kind else options.files
+    if not options.files:
+        raise UsageError(where="zsim import", expected=f"a file of {kind}", found="none")
+    if kind == TRACES:
+        from zsim.cli.commands.files import kineto  # start-up: configs need none of it
+
+        _require_no(options, "out", "model", "cluster", "drop", "settings", *KEYS, kind=TRACES)
+        return kineto.imported(options)
+    _require_no(options, "scenario", "save", kind="a config")
+    if len(options.files) > 1:
+        raise UsageError(
+            where="zsim import", expected=f"one config, of the kind {', '.join(IMPORTERS)}",
+            found=" ".join(options.files)[:80],
+        )
+    return _config(Path(options.files[0]), options, kind=kind)
+
+
+def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int:
+    out = Path(options.out) if options.out else None
+    if out:
+        files.require(out, option="-o", apart_from=[path])
+    answers = Answers(
+        model=options.model, cluster=options.cluster, settings=settings(options),
+        folder=out.parent if out else Path("."), dropped=options.drop,
+    )
+    result = import_config(path, answers, kind=kind)
+    text = result.scenario.to_toml()
+    if options.json:
+        report.write_json(result.to_dict())
+    elif out:
+        for line in str(result).splitlines():
+            report.say(line)
+    else:
+        sys.stderr.write("".join(f"{visible(line)}\n" for line in str(result).splitlines()))
+        for line in text.splitlines():
+            report.say(line)
+    if out:
+        files.write(out, text)
+        report.wrote(out, "; zsim run simulates it")
+    return 0
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Keys of the scenario that options answer, by name."""
+    given = {key: getattr(options, name) for name, key in KEYS.items()}
+    return {key: value for key, value in given.items() if value is not None} | dict(
+        options.settings
+    )
+
+
+def _require_no(options: argparse.Namespace, *names: str, kind: str) -> None:
+    for name in names:
+        if getattr(options, name):
+            option = {"settings": "--set", "out": "-o"}.get(name, f"--{name.replace('_', '-')}")
+            raise UsageError(where=option, expected=f"no such option with {kind}", found="it")

@@ -1,0 +1,2 @@
+"""Configs of other tools, read as scenarios: DeepSpeed, accelerate, transformers, torchtitan,
+Megatron-LM, nanotron."""

@@ -1,0 +1,138 @@
+"""Keys of a config, taken one by one with the kind that is expected.
+
+What nobody takes and nobody ignores is unknown, and told with the nearest known key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from zsim.configs.notes import Notes
+from zsim.errors import shown
+from zsim.scenario.keys.table_checks import did_you_mean
+
+AUTO = "auto"
+"""Value that the tool's trainer fills in from its own arguments."""
+TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+MISSING = object()
+
+
+class ConfigKeys:
+    """One table of a config. `prefix` is the way to it, as messages say it."""
+
+    def __init__(self, table: Mapping[str, Any], notes: Notes, prefix: str = "") -> None:
+        self.notes, self.prefix = notes, prefix
+        self._rest = dict(table)
+        self._known: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._rest
+
+    def any(self, key: str, default: Any = None) -> Any:
+        """The value of `key` as it is, and of no use to anybody else."""
+        self._known.append(key)
+        return self._rest.pop(key, default)
+
+    def whole(self, key: str, default: int | None = None) -> int | None:
+        """A whole number, also as JSON's 5e8; `default` where it is missing, null or "auto"."""
+        value: Any = self.any(key)
+        if isinstance(value, str) and value.strip().isdigit():
+            value = int(value.strip()[:18])
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value in (None, AUTO):
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._wrong(key, "a whole number", value)
+            return default
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A number, also as text, for YAML reads 1e-5 as text."""
+        value = self.any(key)
+        if value in (None, AUTO):
+            return default
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        except (TypeError, ValueError):
+            self._wrong(key, "a number", value)
+            return default
+
+    def flag(self, key: str, default: bool | None = None) -> bool | None:
+        """True or false, also as the words of accelerate's configs."""
+        value = self.any(key)
+        if value is None or value == AUTO:
+            return default
+        word = str(value).lower()
+        if word not in TRUE + FALSE:
+            self._wrong(key, "true or false", value)
+            return default
+        return word in TRUE
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        """A text; `default` where it is missing or null."""
+        value = self.any(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            self._wrong(key, "text", value)
+            return default
+        return value
+
+    def word(self, key: str, choices: Iterable[str], default: str | None = None) -> str | None:
+        """One of `choices`, in any case of letters; `default` where it is missing or null. YAML
+        reads a bare no as false."""
+        value = self.any(key)
+        value = "no" if value is False else value
+        if value is None:
+            return default
+        chosen = {choice.lower(): choice for choice in choices}
+        if str(value).lower() not in chosen:
+            self._wrong(key, f"one of {', '.join(chosen.values())}", value)
+            return default
+        return chosen[str(value).lower()]
+
+    def table(self, key: str) -> ConfigKeys:
+        """The table under `key`; an empty one where it is missing or null."""
+        value = self.any(key)
+        if not isinstance(value, dict | None):
+            self._wrong(key, "a table", value)
+            value = None
+        return ConfigKeys(value or {}, self.notes, f"{self.prefix}{key}.")
+
+    def is_auto(self, key: str) -> bool:
+        """True where the trainer fills in the value."""
+        return bool(self._rest.get(key, MISSING) == AUTO)
+
+    def ignore(self, reason: str, *keys: str) -> None:
+        """Tell that these keys are left out, where they are there."""
+        for key in keys:
+            if key in self._rest:
+                self.notes.ignored[f"{self.prefix}{key}"] = reason
+            self.any(key)
+
+    def only(self, key: str, default: Any, *, unmodelled: str) -> None:
+        """Leave out `key` where it has its `default`, and refuse it otherwise: `unmodelled`."""
+        value = self.any(key, default)
+        if value is None or value == default or str(value).lower() == str(default).lower():
+            return
+        self.notes.problem(
+            f"{self.prefix}{key}", f"expected {shown(default)}, found {shown(value)}; {unmodelled}"
+        )
+
+    def close(self) -> None:
+        """Tell each key that nobody knows, with the nearest one."""
+        for key in self._rest:
+            name = f"{self.prefix}{key}"[:100]
+            if str(key).startswith("_"):
+                self.notes.ignored[name] = "a comment"
+                continue
+            near = did_you_mean(str(key), self._known) if self._known else ""
+            hint = near if near.startswith(", did") else f"; --drop {name} leaves it out"
+            self.notes.problem(name, f"unknown key{hint}")
+
+    def _wrong(self, key: str, expected: str, value: Any) -> None:
+        self.notes.problem(f"{self.prefix}{key}", f"expected {expected}, found {shown(value)}")

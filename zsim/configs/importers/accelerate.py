@@ -1,0 +1,167 @@
+"""accelerate's YAML (`accelerate config`, `--config_file`) as a scenario.
+
+It says how ranks are launched and sharded, and nothing of batch or optimizer: those are asked, or
+assumed and told. Source: accelerate 1.15, commands/config/config_args.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zsim.configs.config_keys import AUTO, ConfigKeys
+from zsim.configs.documents import json_config, text_of
+from zsim.configs.draft import Draft
+from zsim.configs.importers import deepspeed, fsdp_plugin
+
+TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU",
+         "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
+REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
+PARALLEL = ("tp", "cp", "sp")
+STAGE = 2
+"""Stage of accelerate's DeepSpeed plugin by default."""
+
+
+def read(config: ConfigKeys, draft: Draft) -> None:
+    """Put what an accelerate config says into the draft; its problems, ignored keys and assumptions
+    go to the notes."""
+    kind = config.word("distributed_type", TYPES, "NO") or "NO"
+    precision = config.word("mixed_precision", ("no", "fp16", "bf16", "fp8"), "no")
+    number = config.whole("num_processes")
+    machines = config.whole("num_machines", 1)
+    _launcher(config)
+    replicas = _mesh(config.table("parallelism_config"), draft)
+    fsdp, zero = _without_prefix(config, "fsdp_config"), config.table("deepspeed_config")
+    draft.processes(number, key="num_processes")
+    if number and machines and number % machines:
+        draft.notes.problem("num_processes", f"contradictory: expected a multiple of num_machines, "
+                                             f"{machines}, found {number}")
+    if kind == "FSDP":
+        fsdp_plugin.read(fsdp, draft, version=1, policy="NO_WRAP", replicas=replicas)
+        sharded_precision(draft, precision)
+    elif kind == "DEEPSPEED":
+        _deepspeed(zero, draft, precision)
+    elif kind in REPLICATED:
+        draft.put("strategy.name", "ddp")
+        replicated_precision(draft, precision)
+    else:
+        draft.notes.problem("distributed_type", f"expected one of NO, MULTI_GPU, MULTI_CPU, FSDP, "
+                                                f"DEEPSPEED, found {kind}")
+    if kind != "DEEPSPEED":
+        draft.batch(micro=None, accumulation=config.whole("gradient_accumulation_steps"))
+        draft.notes.assume("optimizer: adamw, as accelerate leaves it to the script")
+    config.ignore("not of this distributed_type", "megatron_lm_config", "mpirun_config")
+    config.close()
+
+
+def sharded_precision(draft: Draft, said: str | None) -> None:
+    """Put the dtypes of FSDP's mixed precision: parameters and reductions in one."""
+    if said == "fp8":
+        draft.put("execution.float8", True)
+    dtype = {"fp8": "bf16", "no": "fp32", None: "fp32"}.get(said, said)
+    draft.put("precision.parameters", dtype)
+    draft.put("precision.reduce", dtype)
+    if dtype != "fp32":
+        draft.notes.assume(
+            f"{dtype} is FSDP's own, over float32 shards; the autocast around it is not modelled"
+        )
+
+
+def replicated_precision(draft: Draft, said: str | None) -> None:
+    """Put the dtype of autocast, which accelerate uses where nothing is sharded."""
+    if said in ("bf16", "fp16"):
+        draft.put("precision.autocast", said)
+    elif said == "fp8":
+        draft.notes.problem("mixed_precision", "expected no, fp16 or bf16 with DDP, found fp8, "
+                                               "which is modelled with sharded parameters")
+
+
+def _launcher(config: ConfigKeys) -> None:
+    """Leave out what launches ranks, and refuse what compiles or runs elsewhere."""
+    config.ignore(
+        "it launches ranks, and changes no step", "compute_environment", "debug", "machine_rank",
+        "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend",
+        "rdzv_endpoint", "same_network", "gpu_ids", "enable_cpu_affinity", "deepspeed_hostfile",
+        "tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "commands",
+        "command_file", "downcast_bf16", "use_cpu", "max_restarts", "monitor_interval",
+        "num_cpu_threads_per_process", "ipex_config", "dynamo_backend", "use_mps_device",
+        "deepspeed_fields_from_accelerate_config", "fp16", "role",
+    )
+    dynamo = config.table("dynamo_config")
+    dynamo.ignore("torch.compile is told by execution.compile", "dynamo_backend", "dynamo_mode",
+                  "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation")
+    dynamo.close()
+    config.ignore("recipes of 8 bits are told by execution.float8", "fp8_config")
+
+
+def _mesh(mesh: ConfigKeys, draft: Draft) -> int:
+    """Replicas of the mesh; its tensor parallelism goes to the strategy, which knows it or not."""
+    prefix = "parallelism_config_"
+    sizes = {
+        name: mesh.whole(prefix + name if prefix + name in mesh else name, 1) or 1
+        for name in ("dp_replicate_size", "dp_shard_size", *(f"{p}_size" for p in PARALLEL))
+    }
+    if sizes["tp_size"] > 1:
+        draft.put("strategy.tp", sizes["tp_size"])
+    for axis in ("cp_size", "sp_size"):
+        if sizes[axis] > 1:
+            draft.notes.problem(f"{mesh.prefix}{axis}", f"expected 1, found {sizes[axis]}; "
+                                                        "sequences over ranks are not modelled")
+    if sizes["dp_shard_size"] > 1:
+        draft.put("strategy.dp_shard", sizes["dp_shard_size"])
+    mesh.ignore("an option of context parallelism", "cp_comm_strategy", prefix + "cp_comm_strategy",
+                "cp_backend", prefix + "cp_backend", "sp_backend", prefix + "sp_backend",
+                *(f"{prefix}sp_{rest}" for rest in ("seq_length", "seq_length_is_variable",
+                                                    "attn_implementation")))
+    mesh.close()
+    return sizes["dp_replicate_size"]
+
+
+def _without_prefix(config: ConfigKeys, key: str) -> ConfigKeys:
+    """The table under `key`, whose keys lose a leading fsdp_, as both spellings are in use."""
+    table = config.any(key) or {}
+    if not isinstance(table, dict):
+        config.notes.problem(key, "expected a table")
+        table = {}
+    bare = {str(name).removeprefix("fsdp_"): value for name, value in table.items()}
+    return ConfigKeys(bare, config.notes, f"{key}.fsdp_")
+
+
+def _deepspeed(zero: ConfigKeys, draft: Draft, precision: str | None) -> None:
+    """Put what the plugin says, as the ds_config that accelerate makes of it, or names."""
+    zero.ignore("it launches ranks, and changes no step", "deepspeed_multinode_launcher",
+                "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
+                "deepspeed_moe_layer_cls_names")
+    zero.ignore("loading and saving are no part of a step", "zero3_init_flag",
+                "zero3_save_16bit_model")
+    file = zero.text("deepspeed_config_file")
+    if file:
+        made = named(file, draft)
+    else:
+        made = {"train_batch_size": AUTO, "train_micro_batch_size_per_gpu": AUTO,
+                "gradient_accumulation_steps": zero.any("gradient_accumulation_steps", 1),
+                "zero_optimization": {"stage": zero.whole("zero_stage", STAGE)}}
+        if "gradient_clipping" in zero:
+            made["gradient_clipping"] = zero.any("gradient_clipping")
+        for key in ("offload_optimizer", "offload_param"):
+            device = zero.text(f"{key}_device") or "none"
+            made["zero_optimization"][key] = {"device": device}
+            zero.ignore("a path of the machine", f"{key}_nvme_path")
+        if precision in ("bf16", "fp16", "fp8"):
+            made["fp16" if precision == "fp16" else "bf16"] = {"enabled": True}
+        if precision == "fp8":
+            draft.put("execution.float8", True)
+    zero.close()
+    deepspeed.read(ConfigKeys(made, draft.notes, "" if not file else f"{file}: "), draft)
+
+
+def named(file: str, draft: Draft) -> dict[str, Any]:
+    """The ds_config that a config names, beside it or by its path."""
+    beside = Path(draft.notes.where).parent / file
+    path = beside if beside.is_file() else Path(file)
+    return json_config(text_of(path), where=str(path))
+
+
+def is_config(config: dict[str, Any]) -> bool:
+    """True for a table that looks like accelerate's."""
+    return "distributed_type" in config or "compute_environment" in config

@@ -1,0 +1,34 @@
+"""Notes of an import: problems, keys that were ignored, and what was assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zsim.errors import ScenarioError
+
+
+@dataclass(slots=True)
+class Notes:
+    """Notes that importers take while they read a config."""
+
+    where: str
+    """The file, as messages name it."""
+    problems: list[str] = field(default_factory=list)
+    ignored: dict[str, str] = field(default_factory=dict)
+    """The reason for each key of the config that no scenario has."""
+    assumed: list[str] = field(default_factory=list)
+    """Sentences on what the config leaves open and the scenario says."""
+
+    def problem(self, key: str, text: str) -> None:
+        """Note that `key` is wrong, contradictory or missing."""
+        self.problems.append(f"{self.where}: {key[:120]}: {text}")
+
+    def assume(self, text: str) -> None:
+        """Note a choice that the config does not make."""
+        if text not in self.assumed:
+            self.assumed.append(text)
+
+    def require_none(self) -> None:
+        """ScenarioError with every problem, if there is any."""
+        if self.problems:
+            raise ScenarioError(tuple(dict.fromkeys(self.problems)))

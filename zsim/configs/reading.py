@@ -1,0 +1,106 @@
+"""The table of importers, and the way from a file to a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.configs import documents
+from zsim.configs.config_keys import ConfigKeys
+from zsim.configs.documents import Config
+from zsim.configs.draft import Answers, Draft
+from zsim.configs.imported import Imported
+from zsim.configs.importers import accelerate, deepspeed, training_arguments
+from zsim.configs.notes import Notes
+from zsim.errors import ArgumentError, ScenarioError
+
+Parse = Callable[..., Config]
+JSON_OR_YAML: Mapping[str, Parse] = {
+    ".json": documents.json_config, ".yaml": documents.yaml_config, ".yml": documents.yaml_config
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Importer:
+    """An importer: the parsers of its files by suffix, its reader, and what its files look like."""
+
+    parsers: Mapping[str, Parse]
+    read: Callable[[ConfigKeys, Draft], None]
+    is_config: Callable[[Config], bool]
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "accelerate": Importer(
+        parsers=JSON_OR_YAML, read=accelerate.read, is_config=accelerate.is_config
+    ),
+    "deepspeed": Importer(
+        parsers=JSON_OR_YAML, read=deepspeed.read, is_config=deepspeed.is_config
+    ),
+    "transformers": Importer(
+        parsers=JSON_OR_YAML, read=training_arguments.read, is_config=training_arguments.is_config
+    ),
+}
+"""Importers by the names that `zsim import` takes."""
+
+
+def kind_of(path: Path) -> str | None:
+    """The tool whose config the file at `path` is, by its content; None for a scenario and for any
+    other file."""
+    try:
+        text = documents.text_of(path)
+    except ScenarioError:
+        return None
+    for kind, importer in IMPORTERS.items():
+        parse = importer.parsers.get(path.suffix.lower())
+        if parse is None:
+            continue
+        try:
+            config = parse(text, where=str(path))
+        except (ScenarioError, documents.ExtraError):
+            continue
+        if importer.is_config(config):
+            return kind
+    return None
+
+
+def import_config(path: Path, answers: Answers, *, kind: str | None = None) -> Imported:
+    """The scenario in a config of another tool; ScenarioError with every key that is unknown,
+    contradictory or open."""
+    chosen = kind or kind_of(path)
+    if chosen is None:
+        raise ArgumentError(
+            where=str(path), expected=f"a config of {', '.join(IMPORTERS)}", found="none of them",
+            remedy="name the kind: zsim import KIND FILE",
+        )
+    importer = IMPORTERS[chosen]
+    parse = importer.parsers.get(path.suffix.lower())
+    if parse is None:
+        raise ArgumentError(
+            where=str(path), expected=f"a file of {chosen}, {', '.join(importer.parsers)}",
+            found=path.suffix or "no suffix",
+        )
+    notes = Notes(where=str(path))
+    config = _without(parse(documents.text_of(path), where=str(path)), answers.dropped, notes)
+    draft = Draft(notes, answers)
+    importer.read(ConfigKeys(config, notes), draft)
+    scenario = draft.finish(name=path.stem)
+    return Imported(
+        kind=chosen, scenario=scenario, ignored=dict(notes.ignored), assumed=tuple(notes.assumed)
+    )
+
+
+def _without(config: Config, dropped: tuple[str, ...], notes: Notes) -> Config:
+    """The config without the keys that the user drops, each as "table.key"."""
+    for name in dropped:
+        table: Any = config
+        *path, last = name.split(".")
+        for part in path:
+            table = table.get(part) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or last not in table:
+            notes.problem(f"--drop {name}", "no such key in the config")
+            continue
+        del table[last]
+        notes.ignored[name] = "by --drop"
+    return config
