@@ -290,27 +290,34 @@ def why(run: Run) -> Why:
     >>> list(why(simulate(load("scenarios/parity/fsdp2-mlp-4.toml"))).by_reason)
     ['longer than the compute over it', 'a dependency']
     """
+    if not isinstance(run, Run):
+        raise ArgumentError(where="run", expected="a Run", found=described(run), remedy=MAKES_A_RUN)
+    return reasons(run.scenario, *simulated_step(run.scenario))
+
+
+def simulated_step(scenario: Scenario) -> tuple[Program, Timeline]:
+    """The Program of the scenario on its own cluster, with its faults, and its simulated times."""
     from zsim.engine.costs import Costs
     from zsim.engine.faults.faulty_step import simulate_faulty_step
     from zsim.scenario.plan import plan
 
-    if not isinstance(run, Run):
-        raise ArgumentError(where="run", expected="a Run", found=described(run), remedy=MAKES_A_RUN)
-    scenario = run.scenario
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = plan(scenario, device=scenario.cluster.kind)
     program = on_device(program, scenario, scenario.cluster)
-    program, timeline = simulate_faulty_step(program, scenario.faults, costs=costs)
-    return reasons(scenario, program, timeline)
+    every = scenario.executed.detail == "steps"
+    return simulate_faulty_step(program, scenario.faults, costs=costs, all_ranks=every)
 
 
-def reasons(scenario: Scenario, program: Program, timeline: Timeline) -> Why:
-    """Reasons for the length of the step that `timeline` has of the scenario's `program`."""
+def reasons(
+    scenario: Scenario, program: Program, timeline: Timeline, *, rank: int | None = None
+) -> Why:
+    """Reasons for the length of the step that `timeline` has of the scenario's `program`, on `rank`
+    or on the rank that ends last."""
     from zsim.analysis import critical_path
     from zsim.engine.costs import Costs
 
     launch_queue = Costs(cluster=scenario.cluster, execution=scenario.executed).launch_queue
-    answer = critical_path.explain(program, timeline, launch_queue=launch_queue)
+    answer = critical_path.explain(program, timeline, rank=rank, launch_queue=launch_queue)
     # where host and device are one thread, neither waits for the other
     return replace(answer, host_bound_ns=0) if scenario.executed.synchronous else answer
 

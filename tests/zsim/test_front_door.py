@@ -50,8 +50,8 @@ SIGNATURES = {
 """Public names and their parameters; None where users read an object and make none."""
 MEMBERS = {
     "Run": "backend collectives device_memory expectations exposed_communication faults figures "
-           "fits hfu late memory mfu needed_memory ok peak_memory ranks record save scenario spans "
-           "step_time to_dict to_json warnings world_size",
+           "fits hfu late memory mfu needed_memory ok peak_memory plot_memory plot_timeline ranks "
+           "record save scenario spans step_time to_dict to_json to_pandas warnings world_size",
     "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict "
                   "to_json",
     "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "

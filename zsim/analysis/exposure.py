@@ -38,6 +38,24 @@ def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
         yield at, last
 
 
+def exposed_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
+    """Stretches of those in which some collective runs, in order."""
+    moving: list[TimeInterval] = []
+    for start, end in sorted(
+        (times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES
+    ):
+        if moving and start <= moving[-1][1]:
+            moving[-1] = moving[-1][0], max(end, moving[-1][1])
+        else:
+            moving.append((start, end))
+    ends = [end for _, end in moving]
+    for start, end in idle_stretches(ops, times):
+        for since, until in moving[bisect_left(ends, start + 1) :]:
+            if since >= end:
+                break
+            yield max(start, since), min(end, until)
+
+
 def shares_of(
     ops: Sequence[Op], times: Times, idle: Sequence[TimeInterval]
 ) -> Iterator[tuple[Op, int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zsim.io.html_table import html_table
 from zsim.io.quantities import Duration
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
@@ -82,6 +83,16 @@ class Fit:
     def __str__(self) -> str:
         """The table of `zsim fit`: a row for each candidate, and the recommendation."""
         return "\n".join(lines(self))
+
+    def _repr_html_(self) -> str:
+        """The candidates as a table, for notebooks; an arrow marks the one to take."""
+        return html_table(
+            repr(self)[1:-1], ("", "candidate", "", "needs", "step"),
+            [("→" if each is self.recommended else "", each.name, each.memory.verdict,
+              format_bytes(each.memory.needed.nbytes), each.step_time)
+             for each in self.candidates],
+            note=self.reason,
+        )
 
     def __repr__(self) -> str:
         chosen = "nothing fits" if self.recommended is None else f"take {self.recommended.name}"

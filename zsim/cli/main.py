@@ -214,6 +214,19 @@ def parser() -> arguments.Parser:
         help="workers here (default: one for each core)",
     )
     arguments.json_option(sweep)
+    page = commands.add_parser(
+        "report", help="one HTML page to look at: timeline, memory, traffic, trade-off",
+        allow_abbrev=False,
+    )
+    page.add_argument(
+        "inputs", nargs="+", type=arguments.path, metavar="SCENARIO|RUN.json",
+        help="scenario files or folders, simulated; saved Runs; side by side",
+    )
+    page.add_argument(
+        "-o", "--out", metavar="FILE.html", type=arguments.path, required=True,
+        help="the page to write; it needs no network and no other file",
+    )
+    arguments.json_option(page)
     accuracy = commands.add_parser("accuracy", help="predict published measurements, and print "
                                                     "the errors", allow_abbrev=False)
     accuracy.add_argument(

@@ -25,6 +25,7 @@ BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
     "a snapshot": (b"\x80",),
     "a picture": (b"<svg ",),
     "a report": (b"<?xml",),
+    "a page": (b"<!doctype html>",),
     "a cluster's file": (b"# calibrated on ", b"\ndescription = "),
 }
 """First bytes of the files that a result may replace, by kind of result."""

@@ -13,6 +13,7 @@ from typing import Any
 from zsim.cluster.host import HostMemory
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described, path_of
+from zsim.io.html_table import html_table
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import counted, format_bytes
 from zsim.ir.ops import COLLECTIVES
@@ -27,7 +28,7 @@ from zsim.ir.run import (
     sees,
 )
 from zsim.models.torch_versions import SUPPORTED
-from zsim.runs import metrics, saved
+from zsim.runs import metrics, plots, saved
 from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
 from zsim.runs.metrics import Figures, Traffic
@@ -258,6 +259,40 @@ class Run:
             )
         saved.save(self.record, target)
 
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row for each span of each recorded rank; ZsimError without pandas."""
+        return plots.data_frame(self.record)
+
+    def plot_timeline(self, *, rank: int | None = None) -> Any:
+        """matplotlib's Figure of the streams of `rank`, by default the first that was recorded.
+
+        ZsimError without matplotlib, or where the Run has no spans.
+        """
+        return plots.timeline(self.record, rank=rank)
+
+    def plot_memory(self, *, rank: int | None = None) -> Any:
+        """matplotlib's Figure of the bytes allocated by `rank`, by default the one that peaks
+        highest; ZsimError as `plot_timeline`."""
+        return plots.memory(self.record, rank=rank)
+
+    def _repr_html_(self) -> str:
+        """The Run's main figures as a table, for notebooks."""
+        exposed = self.exposed_communication
+        rows: list[tuple[str, object]] = [
+            ("memory", self.device_memory), ("allocated at the peak", self.peak_memory),
+            ("step time", self.step_time), ("exposed communication", exposed),
+            ("MFU", None if self.mfu is None else f"{100 * self.mfu:.1f} %"),
+            *((kind, f"{each.count} of {format_bytes(each.bytes)} in all")
+              for kind, each in self.figures.collectives.items()),
+            *((f"expected {item.name} {item.expected}", f"{'ok' if item.ok else 'NOT OK'}, found "
+               f"{item.actual}") for item in self.expectations),
+            *(("warning", text) for text in self.warnings),
+        ]
+        return html_table(
+            f"{self.record.scenario} on {self.backend}, {counted(self.world_size, 'rank')}", (),
+            [row for row in rows if row[1] is not None],
+        )
+
     def __repr__(self) -> str:
         step = "" if self.step_time is None else f", step {self.step_time}"
         failed = f"{', WITH FAULTS' if self.faults else ''}{'' if self.ok else ', NOT OK'}"
@@ -353,6 +388,15 @@ class Comparison:
             status = "FAILED " if check.status == "failed" else ""
             lines += [f"  {check.name:26} {status}{first}", *(f"      {line}" for line in rest)]
         return "\n".join([*lines, f"  {self.agreement}"])
+
+    def _repr_html_(self) -> str:
+        """The checks as a table, for notebooks."""
+        return html_table(
+            f"{self.measured.scenario}: {self.predicted.backend} against {self.measured.backend}",
+            ("check", "status", "found"),
+            [(check.name, check.status, check.detail) for check in self.checks],
+            note=str(self.agreement),
+        )
 
     def __repr__(self) -> str:
         counts = {

@@ -23,6 +23,7 @@ from zsim.engine.faults.fault import Fault
 from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
 from zsim.io.arguments import described, path_of
+from zsim.io.html_table import html_table
 from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
@@ -236,6 +237,20 @@ class Scenario:
             f"<Scenario{name}: {self.model.name}, {self.strategy} on "
             f"{counted(self.world_size, 'rank')} of {self.cluster.name}, {batch}>"
         )
+
+    def _repr_html_(self) -> str:
+        """The scenario's main choices as a table, for notebooks."""
+        batch = self.batch
+        return html_table(f"Scenario {visible(self.name)}", (), [
+            ("model", f"{self.model.name}, {self.model.num_parameters:,} parameters"),
+            ("batch", f"{batch.micro_batch:,} × {batch.sequence_length:,} tokens, "
+                      f"{batch.accumulation:,} micro-batches a step"),
+            ("cluster", f"{self.cluster.name}, {self.mesh}"),
+            ("strategy", self.strategy),
+            ("precision", f"parameters in {self.precision.parameters}"),
+            ("optimizer", f"{self.optimizer.name}, {self.optimizer.implementation}"),
+            ("activation checkpointing", self.checkpointing.mode),
+        ])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """A line in notebooks, and in examples of hypothesis, which would print every field."""

@@ -12,6 +12,7 @@ from typing import Any
 from zsim.analysis.fit_table import SURER
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.space import Space
+from zsim.io.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.scenario.scenario import Scenario
@@ -77,6 +78,17 @@ class Plan:
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False, default=str)
+
+    def _repr_html_(self) -> str:
+        """The front as a table, for notebooks; an arrow marks the option to take."""
+        return html_table(
+            repr(self)[1:-1],
+            ("", "GPUs", "micro-batch", "way", "needs", "step", "tokens/s", "reason"),
+            [("→" if each is self.recommended else "", f"{each.gpus:,}",
+              each.scenario.batch.micro_batch, each.way, format_bytes(each.memory.needed.nbytes),
+              each.step_time, f"{each.tokens_per_s:,.0f}", each.reason)
+             for each in _shown(self, self.front)],
+        )
 
     def __str__(self) -> str:
         """The table of `zsim plan`."""

@@ -18,6 +18,7 @@ from typing import Any
 from zsim.analysis.sweep.axes import Axes, SweepError
 from zsim.analysis.sweep.point import FIGURES, Row
 from zsim.io import files
+from zsim.io.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 
 ENDINGS = (".csv", ".jsonl", ".parquet")
@@ -73,8 +74,14 @@ class Sweep:
         return "".join(f"{json.dumps(row, allow_nan=False, default=str)}\n" for row in self.rows)
 
     def to_pandas(self) -> Any:
-        """The table as a DataFrame; it needs pandas."""
-        import pandas
+        """The table as a DataFrame; SweepError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise SweepError(
+                where="to_pandas()", expected="pandas", found="none",
+                remedy="pip install 'zsim[notebook]'",
+            ) from None
 
         return pandas.DataFrame(list(self.rows), columns=self._columns())
 
@@ -106,6 +113,20 @@ class Sweep:
 
     def _columns(self) -> list[str]:
         return ["point", *self.axes.values, "status", "reason", *FIGURES]
+
+    def _repr_html_(self) -> str:
+        """The points with most tokens/s as a table, for notebooks."""
+        names = list(self.axes.values)
+        able = [row for row in self.rows if row["status"] == "ok"]
+        return html_table(
+            repr(self)[1:-1], (*names, "", "needs", "step", "tokens/s"),
+            [(*(_short(row[name]) for name in names), row["verdict"],
+              format_bytes(row["needed_bytes"]), format_time(row["step_time_ns"]),
+              f"{row['tokens_per_s']:,}")
+             for row in sorted(able, key=lambda row: (-row["tokens_per_s"], row["point"]))],
+            note=f"{len(self.rows) - len(able):,} of {len(self.rows):,} points are refused or "
+                 "failed" if len(able) < len(self.rows) else "",
+        )
 
     def __str__(self) -> str:
         """The table of `zsim sweep`."""

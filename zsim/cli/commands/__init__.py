@@ -22,7 +22,7 @@ _FUNCTIONS = {
     "plan": ("plan", "planned"), "sweep": ("sweep", "swept"), "accuracy": ("accuracy", "show"),
     "calibrate": ("calibrate", "calibrated"), "import": ("files.imports", "imported"),
     "lint": ("lint", "linted"), "explain": ("explain", "explained"),
-    "checkpoint": ("checkpoint", "shown"),
+    "checkpoint": ("checkpoint", "shown"), "report": ("report", "reported"),
 }
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     name: partial(_called, *where) for name, where in _FUNCTIONS.items()

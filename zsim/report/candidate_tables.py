@@ -1,0 +1,86 @@
+"""Candidates for the page: every stage with its memory, communication and time, the Pareto front,
+and one reason for or against each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zsim import api
+from zsim.analysis.fit_table import Candidate, Fit
+from zsim.errors import ZsimError
+from zsim.io.units import format_bytes, format_time
+from zsim.report.timeline_tables import Table
+from zsim.runs import metrics
+from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
+
+Figures = tuple[int, int, int]
+"""Costs of a candidate: needed bytes, bytes sent per rank, nanoseconds."""
+
+
+def candidates(scenario: Scenario) -> Table:
+    """All candidates of `zsim fit` with what each sends, or the reason that there are none."""
+    try:
+        fitted = api.fit(scenario.with_parts(faults=()))
+    except ZsimError as error:
+        return {"candidates": [], "reason": str(error), "refused": []}
+    rows = [_row(candidate) for candidate in fitted.candidates]
+    costs = [_costs(row) for row in rows]
+    able = [row["verdict"] == "FITS" for row in rows]
+    for row, own in zip(rows, costs, strict=True):
+        better = next(
+            (other["name"] for other, theirs, fits in zip(rows, costs, able, strict=True)
+             if fits and dominates(theirs, own)), "",
+        )
+        row["front"] = row["verdict"] == "FITS" and not better
+        row["why"] = _why(row, better, fitted)
+    return {
+        "candidates": rows, "reason": fitted.reason,
+        "recommended": fitted.recommended.name if fitted.recommended else "",
+        "refused": [list(each) for each in fitted.refused],
+    }
+
+
+def dominates(left: Sequence[int], right: Sequence[int]) -> bool:
+    """True where `left` costs no more of anything, and less of something."""
+    return left != right and all(a <= b for a, b in zip(left, right, strict=True))
+
+
+def _costs(row: Table) -> Figures:
+    return row["needed"][0], row["sent_bytes"], row["step_ns"]
+
+
+def _row(candidate: Candidate) -> dict[str, Any]:
+    other, needed = candidate.scenario, candidate.memory.needed
+    record = api.simulate(other).record
+    return {
+        "name": candidate.name, "stage": STRATEGIES[other.strategy].formula.stage,
+        "verdict": candidate.memory.verdict, "needed": [needed.nbytes, needed.low, needed.high],
+        "capacity": candidate.memory.capacity.nbytes, "peak_at": candidate.memory.peak_at,
+        "sent_bytes": max(rank.bytes_sent for rank in record.ranks),
+        "exposed_ns": max(map(metrics.exposed_ns, record.ranks)),
+        "step_ns": candidate.step_time_ns, "band_ns": list(candidate.step_time_band_ns),
+        "dropped": list(candidate.dropped), "running": candidate.memory.running,
+    }
+
+
+def _why(row: Table, better: str, fitted: Fit) -> str:
+    """One reason for or against a candidate."""
+    needed, capacity = format_bytes(row["needed"][0]), format_bytes(row["capacity"])
+    if fitted.recommended is not None and row["name"] == fitted.recommended.name:
+        return f"Recommended: {fitted.reason}."
+    if row["verdict"] == "OOM":
+        return f"OOM: needs {needed} of {capacity}; the peak is in {row['peak_at']}."
+    if row["verdict"] == "TIGHT":
+        return f"TIGHT: needs {needed} of {capacity}; {row['running'] or 'it may not have room'}."
+    if better:
+        return f"No better than {better}: that needs, sends and takes no more."
+    if fitted.recommended is None:
+        return "Pareto front."
+    ns = row["step_ns"] - fitted.recommended.step_time_ns
+    saved = fitted.recommended.memory.needed.nbytes - row["needed"][0]
+    return (
+        f"Front: {format_time(abs(ns))} {'slower' if ns >= 0 else 'faster'} than the "
+        f"recommended one, {format_bytes(abs(saved))} {'less' if saved >= 0 else 'more'} memory."
+    )
