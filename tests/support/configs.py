@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {"batch.sequence_length": 64, "batch.micro_batch": 1, "cl
 def imported(
     folder: Path, config: object, kind: str | None = None, *, name: str = "config.json",
     model: str | None = "gpt-tiny", cluster: str | None = "cpu-gloo", dropped: tuple[str, ...] = (),
-    **settings: Any,
+    recipe: str = "", **settings: Any,
 ) -> Imported:
     """The import of a config, written to a file as it is, or as JSON; TINY and `settings`, with
     double underscores for dots, answer what is open."""
@@ -29,7 +29,7 @@ def imported(
             model=model, cluster=cluster, folder=folder, dropped=dropped,
             settings={key: value for key, value in answers.items() if value is not None},
         ),
-        kind=kind,
+        kind=kind, recipe=recipe,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.cli import arguments
 
-CONFIGS = ("accelerate", "deepspeed", "transformers")
+CONFIGS = ("accelerate", "deepspeed", "megatron", "nanotron", "torchtitan", "transformers")
 """Kinds of configs that `zsim import` reads, besides traces."""
 
 
@@ -35,6 +35,10 @@ def _import(commands: Any) -> None:
     reading.add_argument(
         "--drop", type=arguments.names, default=(), metavar="KEY,…",
         help="keys of the config to leave out",
+    )
+    reading.add_argument(
+        "--recipe", metavar="NAME", default="",
+        help="of a Python config of torchtitan: the function that makes the config",
     )
     reading.add_argument(
         "--scenario", metavar="SCENARIO", type=arguments.path, default=None,

@@ -16,6 +16,8 @@ AUTO = "auto"
 """Value that the tool's trainer fills in from its own arguments."""
 TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 MISSING = object()
+CALLED, ARGUMENTS = "called", "arguments"
+"""Keys of a call in a Python config: the function's name, and its positional arguments."""
 
 
 class ConfigKeys:
@@ -28,6 +30,11 @@ class ConfigKeys:
 
     def __contains__(self, key: str) -> bool:
         return key in self._rest
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The keys that nobody has taken yet."""
+        return tuple(self._rest)
 
     def any(self, key: str, default: Any = None) -> Any:
         """The value of `key` as it is, and of no use to anybody else."""
@@ -127,6 +134,8 @@ class ConfigKeys:
         """Tell each key that nobody knows, with the nearest one."""
         for key in self._rest:
             name = f"{self.prefix}{key}"[:100]
+            if key in (CALLED, ARGUMENTS):
+                continue
             if str(key).startswith("_"):
                 self.notes.ignored[name] = "a comment"
                 continue

@@ -69,14 +69,22 @@ class Draft:
         """Put a value of the config at a scenario's `key`; None puts nothing."""
         if value is None:
             return
-        table, _, name = key.partition(".")
-        self.tables.setdefault(table, {})[name] = value
+        *path, name = key.split(".")
+        table = self.tables
+        for part in path:
+            table = table.setdefault(part, {})
+        table[name] = value
 
     def get(self, key: str) -> Any:
         """The value at a scenario's `key`, from the config or the user; None for none."""
-        table, _, name = key.partition(".")
-        value = self.tables.get(table, {}).get(name)
+        value = self._here(key)
         return self.answers.settings.get(key) if value is None else value
+
+    def _here(self, key: str) -> Any:
+        value: Any = self.tables
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
 
     def ask(self, key: str, reason: str) -> None:
         """Ask the user for `key`, unless there is an answer."""
@@ -100,11 +108,18 @@ class Draft:
         self._total = (total_key, total) if total and total > 0 else None
         self._divides = divides
 
-    def processes(self, number: int | None, *, key: str) -> None:
-        """Put the number of ranks that the config starts."""
-        self._processes = number if number and number > 0 else None
-        if self._processes:
-            self._place(self._processes, key=key)
+    def processes(self, number: int | None, *, key: str, machines: int | None = None) -> None:
+        """Put the number of ranks that the config starts, on so many machines."""
+        if not number or number < 1:
+            return
+        self._processes = number
+        if machines and number % machines:
+            self.notes.problem(
+                key, f"contradictory: expected a multiple of the {machines} machines, found "
+                     f"{number}"
+            )
+        else:
+            self._place(number, key=key, machines=machines)
 
     @property
     def cluster(self) -> ClusterSpec | None:
@@ -157,7 +172,7 @@ class Draft:
                 option = OPTIONS.get(key, f"--set {key}=…")
                 self.notes.problem(key, f"missing: {reason}; give {option}")
         self.notes.require_none()
-        tables = {key: table for key, table in self.tables.items() if table}
+        tables = {key: table for key, table in self.tables.items() if table != {}}
         try:
             scenario = from_tables(tables, where=name, folder=self.answers.folder)
         except ScenarioError as error:
@@ -169,12 +184,7 @@ class Draft:
         return scenario
 
     def _answer(self, key: str, value: Any) -> None:
-        table, _, name = key.partition(".")
-        if not name:
-            self.notes.problem(f"--set {key}", "expected a key of a scenario's table, as "
-                                               "batch.micro_batch=4")
-            return
-        here = self.tables.get(table, {}).get(name)
+        here = self._here(key)
         if here is not None and here != value:
             self.notes.problem(
                 key, f"contradictory: the config has {shown(here)}, the option {shown(value)}; "
@@ -183,21 +193,23 @@ class Draft:
         else:
             self.put(key, value)
 
-    def _place(self, ranks: int, *, key: str) -> None:
-        """Put so many ranks on the cluster: on nodes of GPUs, or on a CPU host."""
+    def _place(self, ranks: int, *, key: str, machines: int | None = None) -> None:
+        """Put so many ranks on the cluster: on whole nodes of GPUs, on some GPUs of one node, or on
+        a CPU host."""
         cluster = self.cluster
         if cluster is None:
             return
-        if cluster.kind == "cpu":
+        each = ranks if cluster.kind == "cpu" else cluster.devices_per_node
+        if cluster.kind == "cpu" or (ranks < each and machines in (None, 1)):
             self.put("cluster.ranks", ranks)
-        elif ranks % cluster.devices_per_node:
+        elif ranks % each or machines not in (None, ranks // each):
+            on = f" on {machines} machines" if machines else ""
             self.notes.problem(
-                key, f"expected whole nodes of {cluster.name}, {cluster.devices_per_node} GPUs "
-                     f"each, found {ranks} ranks; give --set with another number, or another "
-                     "--cluster"
+                key, f"expected whole nodes of {cluster.name}, {each} GPUs each, found {ranks} "
+                     f"ranks{on}; name another --cluster, or --drop {key}"
             )
         else:
-            self.put("cluster.nodes", ranks // cluster.devices_per_node)
+            self.put("cluster.nodes", ranks // each)
 
     def _require_model_and_cluster(self) -> None:
         if not self.tables["model"]:
@@ -209,7 +221,7 @@ class Draft:
         """Resolve micro-batch, accumulation, total and ranks, as DeepSpeed does; ask for what stays
         open."""
         micro, accumulation = self.get("batch.micro_batch"), self.get("batch.accumulation")
-        world = self._world()
+        world = self.world
         if self._total and world is None and micro and accumulation:
             key, total = self._total
             each = micro * accumulation
@@ -217,7 +229,7 @@ class Draft:
                 self._contradiction(micro, accumulation, None)
             else:
                 self._place(total // each * self._divides, key=key)
-                world = self._world()
+                world = self.world
         if self._total and world:
             replicas = world // self._divides
             micro, accumulation = self._third(micro, accumulation, replicas)
@@ -266,14 +278,15 @@ class Draft:
                             f"make, found {total}"
         )
 
-    def _world(self) -> int | None:
+    @property
+    def world(self) -> int | None:
         """Ranks in all; None where the cluster's size is open."""
         cluster = self.cluster
         if cluster is None:
             return self._processes
-        if cluster.kind == "cpu":
-            return self.get("cluster.ranks")  # type: ignore[no-any-return]
-        nodes = self.get("cluster.nodes")
+        ranks, nodes = self.get("cluster.ranks"), self.get("cluster.nodes")
+        if isinstance(ranks, int) or cluster.kind == "cpu":
+            return ranks  # type: ignore[no-any-return]
         return nodes * cluster.devices_per_node if isinstance(nodes, int) else None
 
 

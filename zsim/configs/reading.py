@@ -12,7 +12,16 @@ from zsim.configs.config_keys import ConfigKeys
 from zsim.configs.documents import Config
 from zsim.configs.draft import Answers, Draft
 from zsim.configs.imported import Imported
-from zsim.configs.importers import accelerate, deepspeed, training_arguments
+from zsim.configs.importers import (
+    accelerate,
+    deepspeed,
+    megatron,
+    nanotron,
+    torchtitan,
+    training_arguments,
+)
+from zsim.configs.importers.argument_text import json_arguments, shell_config, yaml_arguments
+from zsim.configs.importers.python_config import python_config
 from zsim.configs.notes import Notes
 from zsim.errors import ArgumentError, ScenarioError
 
@@ -38,6 +47,21 @@ IMPORTERS: Mapping[str, Importer] = {
     "deepspeed": Importer(
         parsers=JSON_OR_YAML, read=deepspeed.read, is_config=deepspeed.is_config
     ),
+    "megatron": Importer(
+        parsers={
+            ".sh": shell_config, ".slurm": shell_config, ".sbatch": shell_config,
+            ".txt": shell_config, ".yaml": yaml_arguments, ".yml": yaml_arguments,
+            ".json": json_arguments,
+        },
+        read=megatron.read, is_config=megatron.is_config,
+    ),
+    "nanotron": Importer(
+        parsers=JSON_OR_YAML, read=nanotron.read, is_config=nanotron.is_config
+    ),
+    "torchtitan": Importer(
+        parsers={".toml": documents.toml_config, ".py": python_config}, read=torchtitan.read,
+        is_config=torchtitan.is_config,
+    ),
     "transformers": Importer(
         parsers=JSON_OR_YAML, read=training_arguments.read, is_config=training_arguments.is_config
     ),
@@ -59,15 +83,19 @@ def kind_of(path: Path) -> str | None:
         try:
             config = parse(text, where=str(path))
         except (ScenarioError, documents.ExtraError):
+            if parse is python_config and "torchtitan" in text:
+                return kind  # which of its recipes is asked later
             continue
         if importer.is_config(config):
             return kind
     return None
 
 
-def import_config(path: Path, answers: Answers, *, kind: str | None = None) -> Imported:
+def import_config(
+    path: Path, answers: Answers, *, kind: str | None = None, recipe: str = ""
+) -> Imported:
     """The scenario in a config of another tool; ScenarioError with every key that is unknown,
-    contradictory or open."""
+    contradictory or open. `recipe`: the function of a Python config."""
     chosen = kind or kind_of(path)
     if chosen is None:
         raise ArgumentError(
@@ -82,7 +110,9 @@ def import_config(path: Path, answers: Answers, *, kind: str | None = None) -> I
             found=path.suffix or "no suffix",
         )
     notes = Notes(where=str(path))
-    config = _without(parse(documents.text_of(path), where=str(path)), answers.dropped, notes)
+    chooses = {"recipe": recipe} if parse is python_config else {}
+    config = parse(documents.text_of(path), where=str(path), **chooses)
+    config = _without(config, answers.dropped, notes)
     draft = Draft(notes, answers)
     importer.read(ConfigKeys(config, notes), draft)
     scenario = draft.finish(name=path.stem)

@@ -105,7 +105,7 @@ def test_accelerate_may_name_a_ds_config_beside_it(tmp_path):
     (YAML.format(kind="FSDP", precision="no") + "parallelism_config:\n  cp_size: 2\n",
      "parallelism_config.cp_size: expected 1, found 2"),
     (YAML.format(kind="FSDP", precision="no").replace("machines: 1", "machines: 3"),
-     "num_processes: contradictory: expected a multiple of num_machines, 3, found 4"),
+     "num_processes: contradictory: expected a multiple of the 3 machines, found 4"),
     (FSDP + BLOCKS + "parallelism_config:\n  tp_size: 2\n", "strategy.tp"),
 ])
 def test_what_accelerate_cannot_mean_or_zsim_not_do_is_named(tmp_path, text, said):
@@ -114,12 +114,19 @@ def test_what_accelerate_cannot_mean_or_zsim_not_do_is_named(tmp_path, text, sai
     assert said in str(caught.value)
 
 
-def test_processes_are_whole_nodes_of_gpus(tmp_path):
-    text = FSDP + BLOCKS
+@pytest.mark.parametrize(("processes", "machines", "ranks"), [(16, 2, 16), (4, 1, 4), (8, 1, 8)])
+def test_processes_are_whole_nodes_of_gpus_or_some_of_one(tmp_path, processes, machines, ranks):
+    text = (FSDP + BLOCKS).replace("processes: 4", f"processes: {processes}")
+    text = text.replace("machines: 1", f"machines: {machines}")
+    assert strategy(tmp_path, text, cluster="dgx-h100")[1].scenario.world_size == ranks
+
+
+@pytest.mark.parametrize(("processes", "machines"), [(12, 1), (4, 2), (16, 4)])
+def test_other_numbers_of_processes_are_refused(tmp_path, processes, machines):
+    text = (FSDP + BLOCKS).replace("processes: 4", f"processes: {processes}")
+    text = text.replace("machines: 1", f"machines: {machines}")
     with pytest.raises(ScenarioError, match="expected whole nodes of dgx-h100, 8 GPUs each"):
         strategy(tmp_path, text, cluster="dgx-h100")
-    whole = strategy(tmp_path, text.replace("processes: 4", "processes: 16"), cluster="dgx-h100")
-    assert whole[1].scenario.world_size == 16
 
 
 ARGUMENTS = {

@@ -32,10 +32,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     _launcher(config)
     replicas = _mesh(config.table("parallelism_config"), draft)
     fsdp, zero = _without_prefix(config, "fsdp_config"), config.table("deepspeed_config")
-    draft.processes(number, key="num_processes")
-    if number and machines and number % machines:
-        draft.notes.problem("num_processes", f"contradictory: expected a multiple of num_machines, "
-                                             f"{machines}, found {number}")
+    draft.processes(number, key="num_processes", machines=machines)
     if kind == "FSDP":
         fsdp_plugin.read(fsdp, draft, version=1, policy="NO_WRAP", replicas=replicas)
         sharded_precision(draft, precision)

@@ -33,7 +33,8 @@ def imported(options: argparse.Namespace) -> int:
     if kind == TRACES:
         from zsim.cli.commands.files import kineto  # start-up: configs need none of it
 
-        _require_no(options, "out", "model", "cluster", "drop", "settings", *KEYS, kind=TRACES)
+        others = ("out", "model", "cluster", "drop", "recipe", "settings", *KEYS)
+        _require_no(options, *others, kind=TRACES)
         return kineto.imported(options)
     _require_no(options, "scenario", "save", kind="a config")
     if len(options.files) > 1:
@@ -52,7 +53,7 @@ def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int
         model=options.model, cluster=options.cluster, settings=settings(options),
         folder=out.parent if out else Path("."), dropped=options.drop,
     )
-    result = import_config(path, answers, kind=kind)
+    result = import_config(path, answers, kind=kind, recipe=options.recipe)
     text = result.scenario.to_toml()
     if options.json:
         report.write_json(result.to_dict())
