@@ -20,6 +20,7 @@ from zreal.meters.mesh_groups import shard_groups
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.host_saving import HostSaving
 from zreal.modules.initial_values import Initialiser, move_buffers
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.run import RankRun
@@ -61,7 +62,11 @@ def execute(
     with measured.metering():
         with measured.construction(model):
             made = _construct(scenario, model, ops, measured, make)
-            trainer = ProgramTrainer(scenario, ops, made)
+            saving = HostSaving(
+                model=model, memory=scenario.offload.saved_tensors,
+                uncounted=measured.meter.uncounted,
+            )
+            trainer = ProgramTrainer(scenario, ops, made, saving)
         with measured.meter.uncounted():
             stepped = trainer.rank.optimizer.copies() if parity else {}
         losses = measured.train(

@@ -18,6 +18,7 @@ from zreal.executor.flat_rank import FlatRank
 from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.measured_step import BeginPart
 from zreal.modules import batches as batching
+from zreal.modules.host_saving import HostSaving
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
@@ -25,6 +26,7 @@ from zsim.ir.ops import Op, OpKind
 from zsim.ir.program import PhaseName, RankProgram, StepPart
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.building import clipping
+from zsim.strategies.building.step_builder import saves_tensors
 
 ExecutedRank = FlatRank | ReplicatedRank
 REDUCING: tuple[OpKind, ...] = ("copy", "all_reduce", "reduce_scatter", "free")
@@ -45,7 +47,7 @@ class MicroBatchPass:
     """
     arrived: set[str] = field(default_factory=set)
     """Parameters whose gradient is accumulated."""
-    autocast: ExitStack = field(default_factory=ExitStack)
+    around_forward: ExitStack = field(default_factory=ExitStack)
     """Entered at the first module's forward, closed after the last's."""
 
     def take_output(self, x: Tensor) -> Tensor:
@@ -74,6 +76,7 @@ class ProgramTrainer:
     scenario: Scenario
     program: RankProgram
     rank: ExecutedRank
+    saving: HostSaving
     held: Mapping[str, int] = field(default_factory=dict)
     """Bytes that the rank held by kind after the optimizer's last step."""
     _parity: ParityStep | None = None
@@ -151,6 +154,9 @@ class ProgramTrainer:
         if op.kind == "recompute":  # torch does when backward needs a tensor that was not kept
             self.rank.streams.wait(op)
             return
+        if saves_tensors(op):  # the hook does
+            self.rank.streams.wait(op)
+            return
         if not _steps(op):
             self.rank.perform(op)
             return
@@ -165,7 +171,7 @@ class ProgramTrainer:
             copies = self.rank.optimizer.copies()
             parity.difference = largest_difference(copies, self._expected)
             self._expected = {}
-        self.held = self.rank.held()
+        self.held = {**self.rank.held(), **self.saving.held()}
 
     def _forward(self, op: Op, batches: list[batching.MicroBatch]) -> None:
         """Run the model's next module; a hook on its output enters the backward of the one before.
@@ -178,7 +184,9 @@ class ProgramTrainer:
         x, targets, *_ = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if current.num_forwards_run == 0:
             autocast = batching.autocast(self.scenario.precision, device=x.device.type)
-            current.autocast.enter_context(autocast)
+            current.around_forward.enter_context(autocast)
+            given = (tensor for batch in batches for tensor in batch)
+            current.around_forward.enter_context(self.saving.around_forward(given))
         model = cast(Model, self.rank.model)
         current.output = model.run(specs[index], current.take_output(x), targets)
         current.num_forwards_run += 1
@@ -193,7 +201,7 @@ class ProgramTrainer:
             current.output = None
         if is_last:
             current.num_forwards_run = 0
-            current.autocast.close()
+            current.around_forward.close()
 
     def _backward(self, op: Op) -> None:
         """Run the backward of a micro-batch, from its first backward op to its last."""

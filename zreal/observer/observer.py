@@ -18,6 +18,7 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import batches as batching
 from zreal.modules import modules
+from zreal.modules.host_saving import HostSaving
 from zreal.modules.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
@@ -63,7 +64,10 @@ def observe(
             if scenario.model.made_whole:
                 make(parameter.fqn for parameter in scenario.model.parameters)
             subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh, make)
-        trainer = SubjectTrainer(scenario, subject, measured.recorder.settle, device)
+        saving = HostSaving(
+            model=model, memory=scenario.offload.saved_tensors, uncounted=measured.meter.uncounted
+        )
+        trainer = SubjectTrainer(scenario, subject, measured.recorder.settle, device, saving)
         inputs = batching.inputs_by_step(scenario, rank=rank, dtype=subject.dtype, device=device)
         losses = measured.train(trainer.train_step, inputs=inputs, steps=steps, samples=samples)
     if scenario.world_size > 1 and not measured.run.phases["steady"].collectives:
@@ -95,6 +99,7 @@ class SubjectTrainer:
     settle: Callable[[], None]
     """Waits until gloo's threads hold no tensor any longer."""
     device: str
+    saving: HostSaving
     owned: list[Parameter] = field(init=False)
     """The module's parameters, before torch puts unsharded ones in their place."""
 
@@ -131,7 +136,11 @@ class SubjectTrainer:
         for i, forwards in enumerate(micro_batches):
             begin_part("forward", micro_batch=i)
             with subject.micro_batch(i == len(micro_batches) - 1):
-                with batching.autocast(scenario.precision, device=batches[0][0].device.type):
+                given = (tensor for batch in forwards for tensor in batch)
+                with (
+                    batching.autocast(scenario.precision, device=batches[0][0].device.type),
+                    self.saving.around_forward(given),
+                ):
                     loss = batching.summed_loss(
                         subject.module, forwards, spec=scenario.model
                     )
@@ -149,6 +158,7 @@ class SubjectTrainer:
         parameters = [*self.owned, *self.subject.flat()]
         gradients = [parameter.grad for parameter in parameters if self.subject.owns_gradients]
         states = self.subject.states()
-        return held_bytes(
+        held = held_bytes(
             parameters=parameters, gradients=gradients, states=states, device=self.device
         )
+        return {**held, **self.saving.held()}

@@ -14,6 +14,7 @@ from zsim import strategies
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.models.training_options import Device
+from zsim.scenario import offload_checks
 from zsim.scenario.scenario import Scenario
 
 INSIDE = (
@@ -53,10 +54,13 @@ def with_module(
         scenario.batch, micro_batch=model.batch.micro_batch,
         sequence_length=model.batch.sequence_length,
     )
-    refusals = strategies.problems(
-        scenario.strategy, scenario.options, mesh=scenario.mesh, optimizer=scenario.optimizer,
-        model=model, precision=scenario.precision, batch=batch, sync=scenario.sync,
-    )
+    refusals = [
+        *strategies.problems(
+            scenario.strategy, scenario.options, mesh=scenario.mesh, optimizer=scenario.optimizer,
+            model=model, precision=scenario.precision, batch=batch, sync=scenario.sync,
+        ),
+        *offload_checks.model_problems(scenario.offload, model),
+    ]
     if refusals:
         raise ScenarioError(tuple(f"{scenario.name}: {problem}" for problem in refusals))
     made = scenario.with_parts(model=model, batch=batch)

@@ -129,6 +129,7 @@ def _offload_under(strategy: str, offload: Offload) -> Offload:
     return replace(
         offload, optimizer=offload.optimizer if "optimizer" in able else None,
         parameters=offload.parameters if "parameters" in able else None,
+        activations=offload.activations if "activations" in able else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
@@ -43,6 +44,8 @@ class Region:
     again: list[OperatorCalls]
     names: dict[str, Call]
     stops_early: bool = True
+    packed: dict[str, str] = field(default_factory=dict)
+    """Names of the inputs as a hook hands them to the recomputation; empty without one."""
     saving: tuple[Call, ...] = field(init=False)
     """The recomputed calls that save something, in order."""
 
@@ -53,10 +56,11 @@ class Region:
 
     @classmethod
     def of(
-        cls, steps: list[OperatorCalls], *, reads: tuple[str, ...] = (), stops_early: bool = True
+        cls, steps: list[OperatorCalls], *, reads: tuple[str, ...] = (), stops_early: bool = True,
+        packs: bool = False,
     ) -> Region:
         """The region of `steps`, which learn of it; `reads` are values that it is handed besides
-        those that its calls name."""
+        those that its calls name. A hook `packs` its inputs."""
         made = {name for step in steps for call in step.calls for name in (call.output, *call.also)}
         made |= {name for step in steps for call in step.calls for name, _ in call.keeps}
         read = (
@@ -67,12 +71,15 @@ class Region:
         kept |= {
             name for step in steps if step.cached for call in step.calls for name, _ in call.keeps
         }
+        start = steps[0].calls[0].output
+        packed = {value: f"{start}.input{i}" for i, value in enumerate(inputs) if packs}
+        names = {value: f"{value}.again" for value in made - kept} | packed
         again = [
             OperatorCalls(
-                [_renamed(call, made - kept) for call in step.calls],
+                [_renamed(call, names) for call in step.calls],
                 cached=step.cached,
                 inside=step.inside,
-                entry=_again(step.entry, made - kept),
+                entry=names.get(step.entry, step.entry),
             )
             for step in steps
         ]
@@ -81,7 +88,8 @@ class Region:
             strict=True,
         )
         region = cls(
-            steps[0], inputs, again, {call.output: other for call, other in pairs}, stops_early
+            steps[0], inputs, again, {call.output: other for call, other in pairs}, stops_early,
+            packed,
         )
         for step in steps:
             step.region = region
@@ -134,16 +142,11 @@ def packs_its_output(call: Call) -> bool:
     return bool(call.keeps) or call.output in call.saves
 
 
-def _again(value: str, made: set[str]) -> str:
-    """The name of `value` when it is made again."""
-    return f"{value}.again" if value in made else value
-
-
-def _renamed(call: Call, made: set[str]) -> Call:
-    """`call` with the values in `made` called as they are when made again."""
+def _renamed(call: Call, again: Mapping[str, str]) -> Call:
+    """`call` with values called as they are when they are made `again`."""
 
     def names(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple([_again(value, made) for value in values])
+        return tuple([again.get(value, value) for value in values])
 
     (output,), keeps = names((call.output,)), names(tuple(name for name, _ in call.keeps))
     sizes = tuple(nbytes for _, nbytes in call.keeps)

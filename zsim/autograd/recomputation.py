@@ -16,13 +16,15 @@ from zsim.autograd.lowering.lowered import InnerCall
 from zsim.autograd.values import Values, dead_after, last_uses
 
 
-def recompute(values: Values, region: Region) -> None:
-    """Run the `region`'s forward again on `values`."""
+def recompute(values: Values, region: Region, *, unpacked: Iterable[str] = ()) -> None:
+    """Run the `region`'s forward again on `values`, with the inputs that a hook has `unpacked`."""
     steps = region.again
     drops = {value for step in steps for call in step.calls for value in call.drops}
     _Recomputation(
         values, region, last_use=last_uses(steps), kept=drops.union(region.inputs)
     ).run()
+    for value in unpacked:
+        values.storages.release(value)
 
 
 @dataclass(slots=True)

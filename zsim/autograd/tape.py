@@ -16,13 +16,14 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.backward_node import differentiate
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region
 from zsim.autograd.gradients import Gradients
-from zsim.autograd.lowering.lowered import Recomputed, storage_events
+from zsim.autograd.host_copies import SavedOnHost
+from zsim.autograd.lowering.lowered import NO_COPIES, HostCopies, Recomputed, storage_events
 from zsim.autograd.recomputation import recompute
 from zsim.autograd.storages import Storages
 from zsim.autograd.values import Values, dead_after, last_uses
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import DTYPE_NBYTES, Batch
+from zsim.models.training_options import DTYPE_NBYTES, Batch, SavedTensors
 
 SEED = "loss:seed"
 
@@ -39,13 +40,17 @@ class Tape:
 
     in_place: InitVar[bool] = True
     values: Values = field(init=False)
+    saved: InitVar[SavedTensors] = ""
+    hook: SavedOnHost | None = field(init=False)
+    """The hook that takes saved tensors to host memory."""
     framed: frozenset[str] = frozenset()
     """Values of the running module that only an operator's drop frees, not their last use."""
 
-    def __post_init__(self, in_place: bool) -> None:
+    def __post_init__(self, in_place: bool, saved: SavedTensors) -> None:
         storages, nbytes = Storages(), dict[str, int]()
         gradients = Gradients(storages=storages, nbytes=nbytes, in_place=in_place)
         self.values = Values(gradients=gradients, storages=storages, nbytes=nbytes)
+        self.hook = SavedOnHost(self.values, saved) if saved else None
 
     def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:
         """Learn the parameters that several operators use, and the bytes of their gradients.
@@ -101,11 +106,16 @@ class Tape:
 
     def _run(self, step: OperatorCalls) -> None:
         """Run the calls of one operator."""
+        hook = self.hook
         if step.region is not None and step.region.first is step:
-            self.values.hold(step.region.inputs)
+            if hook is None:
+                self.values.hold(step.region.inputs)
+            else:
+                hook.pack_inputs(step.region)
+        pack = None if hook is None else hook.pack_call
         for call in step.calls:
             if not call.from_cache:
-                self.values.make(call, saving=step.region is None, keeping=step.cached)
+                self.values.make(call, saving=step.region is None, keeping=step.cached, pack=pack)
                 self.values.drop(call)
         if step.cached:
             self.values.hold((step.kept.output,))
@@ -116,6 +126,10 @@ class Tape:
             self.values.storages.release(step.kept.output)
             for name, _ in step.kept.keeps:
                 self.values.storages.release(name)
+
+    def take_copies(self) -> HostCopies:
+        """The copies of saved tensors since the last time."""
+        return NO_COPIES if self.hook is None else self.hook.take()
 
     def let_go(self, steps: list[OperatorCalls]) -> tuple[Free, ...]:
         """Autocast ends and empties its cache: the copies made in `steps` that nothing else holds.
@@ -168,10 +182,14 @@ class Tape:
             for call in reversed(step.calls):
                 if call.from_cache or not self.values.wants(call.output):
                     continue
-                if step.region is None:
+                if step.region is not None:
+                    if self._differentiate_in(step.region, call):
+                        recomputed.append(step.region)
+                elif self.hook is None:
                     differentiate(self.values, call, call)
-                elif self._differentiate_in(step.region, call):
-                    recomputed.append(step.region)
+                else:
+                    saved = self.hook.unpacked(call)
+                    differentiate(self.values, call, saved, unpacked=True)
         return recomputed
 
     def _differentiate_in(self, region: Region, call: Call) -> bool:
@@ -179,9 +197,12 @@ class Tape:
         again = region.renamed(call)
         if again is region.last:
             self.values.gradients.flatten(call)
-            recompute(self.values, region)
+            inputs = self.hook.unpack_inputs(region) if self.hook is not None else ()
+            recompute(self.values, region, unpacked=inputs)
             if region.kernels:
                 self.values.storages.events.append(Recomputed())
         over = (*region.inputs, *region.unreached) if again is region.earliest else ()
+        if self.hook is not None:  # the host's copies went when they were unpacked
+            over = tuple(value for value in over if value not in region.packed)
         differentiate(self.values, call, again, unpacked=True, over=over)
         return again is region.last

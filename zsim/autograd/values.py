@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
@@ -35,9 +35,12 @@ class Values:
         for value in call.drops:
             self.storages.release(value)
 
-    def make(self, call: Call, *, saving: bool = True, keeping: bool = False) -> None:
+    def make(
+        self, call: Call, *, saving: bool = True, keeping: bool = False,
+        pack: Callable[[Call], None] | None = None,
+    ) -> None:
         """Run `call`. Without `saving` autograd saves nothing of it; with `keeping` a checkpoint
-        still keeps the call's extra outputs."""
+        still keeps the call's extra outputs. A hook may `pack` what is saved."""
         storages = self.storages
         if call.scratch:
             storages.allocate(f"{call.output}.scratch", call.scratch, temporary=True)
@@ -52,11 +55,14 @@ class Values:
         )
         if differentiable:
             self.needs_gradient.update((call.output, *call.also))
-            if saving:
+            if saving and pack is None:
                 self.hold(self.saved(call))
         for name, nbytes in call.keeps:
             storages.allocate(name, nbytes)
-        if not (saving and differentiable) and not keeping:
+        saved = saving and differentiable
+        if saved and pack is not None:
+            pack(call)
+        if pack is not None if saved else not keeping:
             for name, _ in call.keeps:
                 storages.release(name)
         if call.scratch:

@@ -16,15 +16,20 @@ from zsim.ir.program import PHASES, PhaseName, RankProgram
 
 OFFLOADED = "offloaded"
 """The kind under which a Run has the bytes that a rank holds in host memory."""
+SAVED = "saved_on_host"
+"""The kind under which a Run has the most bytes of saved tensors in host memory at once."""
+ON_HOST = (OFFLOADED, SAVED)
+"""The kinds of what a Run tells of host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord:
-    """Host memory of one rank in a phase: the most bytes at once by kind, the most pinned ones, and
-    the bytes at its end."""
+    """Host memory of one rank in a phase: the most bytes at once, those by kind, and the bytes at
+    its end. The most that are pinned at once, and the most of activations, are apart."""
 
     peak_bytes: int
     pinned_bytes: int
+    saved_bytes: int
     end_bytes: int
     by_kind: Mapping[str, int]
 
@@ -40,6 +45,7 @@ class _Walk:
         """The record of `ops`; ProgramError where a buffer lives twice or is freed without living.
         """
         peak, most_pinned, split = self.allocated, self.pinned, dict(self.by_kind)
+        most_saved = self.by_kind["activations"]
         for op in ops:
             for event in op.host:
                 if isinstance(event, Free):
@@ -47,10 +53,12 @@ class _Walk:
                     continue
                 self._allocate(event, op)
                 most_pinned = max(most_pinned, self.pinned)
+                most_saved = max(most_saved, self.by_kind["activations"])
                 if self.allocated > peak:
                     peak, split = self.allocated, dict(self.by_kind)
         return HostRecord(
-            peak_bytes=peak, pinned_bytes=most_pinned, end_bytes=self.allocated,
+            peak_bytes=peak, pinned_bytes=most_pinned, saved_bytes=most_saved,
+            end_bytes=self.allocated,
             by_kind={kind: nbytes for kind, nbytes in split.items() if nbytes},
         )
 

@@ -76,10 +76,14 @@ class Optimizer:
     """The global norm to which gradients are clipped before each step; 0 for none."""
 
 
+SavedTensors = Literal["", "pinned", "pageable"]
+"""Memory of the host that saved tensors are copied to; "": they stay on the device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """States that live outside the device: those of the optimizer, with its step, and shards of
-    parameters. None: they stay on the device.
+    """States that live outside the device: those of the optimizer, with its step, shards of
+    parameters, and activations. None: they stay on the device.
 
     With `pin_memory` the host's side of copies is pinned, and copies run beside compute. The step
     on the host is torch's, by the optimizer's `implementation`, or that of DeepSpeedCPUAdam.
@@ -87,6 +91,8 @@ class Offload:
 
     optimizer: Literal["cpu", "nvme"] | None = None
     parameters: Literal["cpu", "nvme"] | None = None
+    activations: Literal["saved_tensors"] | None = None
+    """Tensors that autograd saves for backward, inputs of checkpointed blocks among them."""
     pin_memory: bool = True
     adam: Literal["torch", "deepspeed"] = "torch"
     buffer_count: int = 4
@@ -104,8 +110,15 @@ class Offload:
         return 1 + self.pipeline_read + self.pipeline_write
 
     @property
+    def saved_tensors(self) -> SavedTensors:
+        """The host memory for tensors that autograd saves."""
+        if not self.activations:
+            return ""
+        return "pinned" if self.pin_memory else "pageable"
+
+    @property
     def states(self) -> tuple[str, ...]:
-        """The names of the states that live outside the device."""
+        """The names of the states that live outside the device from step to step."""
         return tuple(name for name in ("optimizer", "parameters") if getattr(self, name))
 
 

@@ -21,7 +21,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import DeadlockError, ZsimError
 from zsim.ir.gc_pause import uncollected
-from zsim.ir.host_ledger import OFFLOADED, replay_host
+from zsim.ir.host_ledger import OFFLOADED, SAVED, replay_host
 from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
 from zsim.ir.ledger_replay import replay
@@ -274,15 +274,19 @@ def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
 def _with_host(
     memory: Mapping[PhaseName, MemoryRecord], program: RankProgram
 ) -> Mapping[PhaseName, MemoryRecord]:
-    """The records of steps with the bytes of host memory at their ends, where there are any."""
-    if not any(op.host for op in program.construction):
+    """The records of steps with the bytes of host memory at their ends, and the most bytes of saved
+    tensors there, where there are any."""
+    offloads = any(op.host for op in program.construction)
+    if not offloads and not any(op.host for op in program.steady):
         return memory
-    host = replay_host(program)
-    return {
-        phase: replace(record, held={**record.held, OFFLOADED: host[phase].end_bytes})
-        if record.held else record
-        for phase, record in memory.items()
-    }
+    records, told = replay_host(program), dict(memory)
+    for phase, record in memory.items():
+        if record.held:
+            host = records[phase]
+            seen = {OFFLOADED: host.end_bytes} if offloads else {}
+            seen |= {SAVED: host.saved_bytes} if host.saved_bytes else {}
+            told[phase] = replace(record, held={**record.held, **seen})
+    return told
 
 
 def _record(op: Op, mesh: Mesh) -> CollectiveRecord:

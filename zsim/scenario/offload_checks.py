@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
 from zsim.io.units import counted, format_bytes
 from zsim.ir.mesh import Mesh
@@ -28,12 +29,15 @@ def problems(
     if offload == ON_DEVICE:
         return
     able = STRATEGIES[strategy].offloadable
-    for state in offload.states:
+    for state in (*offload.states, *(["activations"] if offload.activations else [])):
         if state not in able:
             yield f"offload.{state}: {_unable(strategy, state)}"
+    yield from model_problems(offload, model)
     if not offload.optimizer:
-        key = "parameters" if offload.parameters else "pin_memory"
-        yield f'offload.{key}: expected with offload.optimizer = "cpu", found without'
+        kept = Offload(activations=offload.activations, pin_memory=offload.pin_memory)
+        if not offload.activations or offload != kept:
+            key = "parameters" if offload.parameters else "pin_memory"
+            yield f'offload.{key}: expected with offload.optimizer = "cpu", found without'
         return
     if offload.parameters and mesh.size(STRATEGIES[strategy].axes[-1]) == 1:
         yield "offload.parameters: expected ranks to shard over, found one"
@@ -61,6 +65,15 @@ def problems(
                 groups, offload=offload, dtype=precision.parameters,
                 num_states=len(state_names(optimizer)),
             )
+        )
+
+
+def model_problems(offload: Offload, model: ModelSpec) -> Iterator[str]:
+    """A traced model, which does not tell what autograd saves."""
+    if offload.activations and isinstance(model, TracedModel):
+        yield (
+            "offload.activations: expected a preset, a family or a config.json, found a traced "
+            "model, which does not tell which tensors autograd saves"
         )
 
 

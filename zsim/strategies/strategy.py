@@ -128,8 +128,8 @@ class Strategy:
     """Upper bound of the number of different rank programs of a model on a mesh."""
     num_groups: Callable[[Any, ModelSpec], int] = _unit_groups
     """`num_groups(options, model)`: param groups that are gathered or reduced as one."""
-    offloadable: tuple[Literal["optimizer", "parameters"], ...] = ()
-    """The states that the scenario's table `offload` may put in host memory."""
+    offloadable: tuple[Literal["optimizer", "parameters", "activations"], ...] = ()
+    """The keys of the scenario's table `offload` that it can do."""
     offloads: Callable[[Any], bool] = _never
     """Sharded parameters, gradients and optimizer states lie in host memory with these options."""
 

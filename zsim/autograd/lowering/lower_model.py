@@ -16,7 +16,9 @@ from operator import attrgetter
 from zsim.autograd import tape
 from zsim.autograd.lowering import lower_module
 from zsim.autograd.lowering.lowered import (
+    NO_COPIES,
     Computation,
+    HostCopies,
     LoweredModule,
     ParameterGradient,
     TapeEvent,
@@ -24,12 +26,12 @@ from zsim.autograd.lowering.lowered import (
 )
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.buffers import Buffer, start_of
-from zsim.ir.ops import Alloc, Free
+from zsim.ir.ops import Alloc, Free, HostAlloc
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec, Module
-from zsim.models.training_options import Batch, Device
+from zsim.models.training_options import Batch, Device, SavedTensors
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -44,13 +46,14 @@ def lower(
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     autocast: str = "none",
     unit_hooks: UnitHooks = "fully_shard",
+    saved: SavedTensors = "",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and
     backward; a TracedModel brings its own.
 
     `unit_hooks`: those of the strategy. FSDP1's views of parameters are not leaves of autograd, so
-    that autocast does not cache casts of them. The result equals `lower_module.lower_each`'s, which
-    lowers every module by itself.
+    that autocast does not cache casts of them. Tensors `saved` for backward may be in host memory.
+    The result equals `lower_module.lower_each`'s, which lowers every module by itself.
     """
     if isinstance(model, TracedModel):
         return model.modules_for(
@@ -62,7 +65,7 @@ def lower(
         lower_module.lower_each,
         batch=batch, dtype=dtype, casts_input=casts_input, device=device,
         checkpointing=checkpointing, checkpointed=checkpointed, autocast=autocast,
-        leaves=unit_hooks != "fsdp1_views",
+        leaves=unit_hooks != "fsdp1_views", saved=saved,
     )
     if repeats(model) or model.nested:
         return lower_each(model)
@@ -151,10 +154,14 @@ of its own, or none of these."""
 
 def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
     """Each name in the events of `traced`, its owner, and the rest of it after the owner's name."""
-    tape = (*traced.forward.memory, *traced.backward.memory, *traced.freed_with_autocast_cache)
+    tape = (
+        *traced.forward.memory, *traced.backward.memory, *traced.freed_with_autocast_cache,
+        *traced.forward.copies.host, *traced.backward.copies.host,
+    )
     owners = {traced.fqn: OWN, before: INPUT}
     names = []
-    for buffer in dict.fromkeys(event.buffer for event in tape if isinstance(event, (Alloc, Free))):
+    buffers = (event.buffer for event in tape if isinstance(event, (Alloc, Free, HostAlloc)))
+    for buffer in dict.fromkeys(buffers):
         name = Buffer(buffer)
         owner = owners.get(name.owner, OTHER)
         names.append((buffer, owner, buffer if owner == OTHER else name.role))
@@ -171,10 +178,12 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> Lo
         fqn=module.fqn,
         unit=module.unit,
         forward=Computation(
-            kernels=traced.forward.kernels, memory=_events(traced.forward.memory, names)
+            kernels=traced.forward.kernels, memory=_events(traced.forward.memory, names),
+            copies=_copied(traced.forward.copies, names),
         ),
         backward=Computation(
-            kernels=traced.backward.kernels, memory=_events(traced.backward.memory, names)
+            kernels=traced.backward.kernels, memory=_events(traced.backward.memory, names),
+            copies=_copied(traced.backward.copies, names),
         ),
         input_needs_gradient=traced.input_needs_gradient,
         recompute=traced.recompute,
@@ -182,6 +191,16 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> Lo
             Free(names[given.buffer]) for given in traced.freed_with_autocast_cache
         ),
         differentiates=traced.differentiates,
+    )
+
+
+def _copied(copies: HostCopies, names: dict[str, str]) -> HostCopies:
+    """`copies` with other names."""
+    if copies is NO_COPIES:
+        return copies
+    return HostCopies(
+        kernels=copies.kernels,
+        host=tuple([replace(event, buffer=names[event.buffer]) for event in copies.host]),
     )
 
 

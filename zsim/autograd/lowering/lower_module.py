@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls
-from zsim.autograd.lowering.lowered import Computation, LoweredModule, Recomputed, TapeEvent
+from zsim.autograd.lowering.lowered import (
+    Computation,
+    HostCopies,
+    LoweredModule,
+    Recomputed,
+    TapeEvent,
+)
 from zsim.autograd.lowering.module_calls import (
     ModulePart,
     blocks,
@@ -25,7 +31,7 @@ from zsim.autograd.tape import SEED, Tape, summed
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
-from zsim.models.training_options import Batch, Device
+from zsim.models.training_options import Batch, Device, SavedTensors
 
 
 def lower_each(
@@ -39,6 +45,7 @@ def lower_each(
     checkpointed: frozenset[str] = frozenset(),
     autocast: str = "none",
     leaves: bool = True,
+    saved: SavedTensors = "",
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and
     backward.
@@ -46,10 +53,11 @@ def lower_each(
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long
     as autograd needs it. Modules in `checkpointed` recompute what `checkpointing` says. `autocast`
     is the dtype of torch.autocast around forward, and caches casts of parameters that are `leaves`.
+    Tensors `saved` for backward may be in host memory.
     The loss is freed with the last event of the last backward, that of the first module that has
     one, as in `loss.backward(); del loss`.
     """
-    tape = Tape(in_place=device == "cuda")
+    tape = Tape(in_place=device == "cuda", saved=saved)
     tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none" and leaves)
     uncached = (
         model.frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
@@ -58,7 +66,7 @@ def lower_each(
     parts = list(parts_of(model, make, dtype=dtype))
     for block in blocks(parts):
         if block[0].block in checkpointed:
-            cut_regions(block, checkpointing)
+            cut_regions(block, checkpointing, packs=bool(saved))
     forward = _Forward(tape, model, parts, batch=batch, dtype=dtype, casts_input=casts_input)
     ran = list(forward.run())
     let_go = {each.part.module.fqn: tape.let_go(each.part.steps) for each in ran}
@@ -86,6 +94,7 @@ class _Ran:
     needs_gradient: bool
     differentiates: bool
     sums_losses: tuple[MemoryEvent, ...]
+    copies: HostCopies
 
 
 class _Forward:
@@ -149,6 +158,7 @@ class _Forward:
             needs_gradient=needs_gradient,
             differentiates=differentiates,
             sums_losses=self._end(part.makes) if is_end else (),
+            copies=tape.take_copies(),
         )
 
     def _end(self, loss: str) -> tuple[MemoryEvent, ...]:
@@ -184,7 +194,8 @@ class _Backward:
             fqn=module.fqn,
             unit=module.unit,
             forward=Computation(
-                kernels=forward_kernels(calls, dtype=self.dtype), memory=ran.memory
+                kernels=forward_kernels(calls, dtype=self.dtype), memory=ran.memory,
+                copies=ran.copies,
             ),
             backward=self._computation(calls, memory),
             events_after_hook=tape.values.storages.take(),
@@ -206,7 +217,9 @@ class _Backward:
             parameters=self._parameters,
             made=self._added,
         )
-        return Computation(kernels=tuple(kernels), memory=memory)
+        return Computation(
+            kernels=tuple(kernels), memory=memory, copies=self.tape.take_copies()
+        )
 
 
 def _last_mark_only(events: tuple[TapeEvent, ...]) -> tuple[TapeEvent, ...]:

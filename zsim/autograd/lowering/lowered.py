@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, HostEvent, Kernel, MemoryEvent
 
 UnitHooks = Literal["fully_shard", "none", "fsdp1_views", "raw_inputs"]
 """Effects of a strategy's hooks on the autograd graph of a unit.
@@ -77,16 +77,31 @@ def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostCopies:
+    """Copies of saved tensors over the link: to the host, which allocates them, or to the device.
+    """
+
+    kernels: tuple[Kernel, ...] = ()
+    host: tuple[HostEvent, ...] = ()
+
+
+NO_COPIES: Final = HostCopies()
+"""The copies where saved tensors stay on the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Computation:
     """The forward or the backward of one module: its kernels, and its memory events in order.
 
     Buffer names carry the module's fqn and are unique within one micro-batch; a strategy that keeps
     several micro-batches alive at once prefixes them. Buffers allocated in forward and not freed
-    there are freed in a backward.
+    there are freed in a backward. Its `copies` are of offloaded saved tensors: what a forward
+    saves, or what a backward has to have first.
     """
 
     kernels: tuple[Kernel, ...]
     memory: tuple[TapeEvent, ...]
+    copies: HostCopies = NO_COPIES
 
 
 NOTHING: Final = Computation(kernels=(), memory=())

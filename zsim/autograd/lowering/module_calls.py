@@ -127,9 +127,11 @@ def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> fro
     return frozenset([start + value for value in read] + [called] * bool(parts))
 
 
-def cut_regions(block: tuple[ModulePart, ...], checkpointing: Checkpointing) -> None:
+def cut_regions(
+    block: tuple[ModulePart, ...], checkpointing: Checkpointing, *, packs: bool = False
+) -> None:
     """Mark the stretches of a block's steps that are recomputed; where nothing is saved for
-    backward, nothing is."""
+    backward, nothing is. A hook `packs` their inputs."""
     by_operator = {
         operator: step
         for part in block
@@ -147,7 +149,7 @@ def cut_regions(block: tuple[ModulePart, ...], checkpointing: Checkpointing) -> 
         if any(packs_something(call) for step in stretch for call in step.calls):
             reads = tuple(value for operator in operators for value in operator.reads)
             _tell_units(block, stretch)
-            Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop)
+            Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop, packs=packs)
 
 
 def _tell_units(block: tuple[ModulePart, ...], stretch: list[OperatorCalls]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zsim.errors import ZsimError
-from zsim.ir.host_ledger import OFFLOADED
+from zsim.ir.host_ledger import ON_HOST
 from zsim.ir.ledger_replay import HELD
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, RunRecord
@@ -98,7 +98,7 @@ def sizes_are_possible(run: RunRecord, rank: RankRun) -> Iterator[str]:
     for name, phase in rank.phases.items():
         memory = phase.memory
         unknown = [
-            *(set(memory.by_kind) - set(MEMORY_KINDS)), *(set(memory.held) - {*HELD, OFFLOADED})
+            *(set(memory.by_kind) - set(MEMORY_KINDS)), *(set(memory.held) - {*HELD, *ON_HOST})
         ]
         if unknown:
             yield f"{name}: memory of no known kind, {min(unknown)[:40]}"
@@ -106,7 +106,7 @@ def sizes_are_possible(run: RunRecord, rank: RankRun) -> Iterator[str]:
         least = min(*levels, *memory.by_kind.values(), *memory.held.values())
         if least < 0:
             yield f"{name}: {least:,} B of memory"
-        held = sum(memory.held.values()) - memory.held.get(OFFLOADED, 0)
+        held = sum(nbytes for kind, nbytes in memory.held.items() if kind not in ON_HOST)
         if held > memory.peak_bytes:
             yield (
                 f"{name}: {held:,} B held at a peak of {memory.peak_bytes:,} B"

@@ -209,12 +209,17 @@ TABLES: Mapping[str, Any] = {
     ),
     "offload": _derived(
         "OffloadTable", Offload,
-        "States of zero1, zero2 and zero3 in host memory, where the optimizer steps, or on drives.",
+        "States of zero1, zero2 and zero3 in host memory, where the optimizer steps, or on drives; "
+        "activations of any of torch's strategies, and these, in host memory.",
         {
             "optimizer": _key(
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."
             ),
             "parameters": _key("Place of zero3's shards of parameters; nvme with both there."),
+            "activations": _key(
+                "Tensors that autograd saves for backward, inputs of checkpointed blocks among "
+                "them, go to host memory, as by torch.autograd.graph.save_on_cpu."
+            ),
             "pin_memory": _key(
                 "The host's side of copies is pinned: they are faster, and run beside compute."
             ),

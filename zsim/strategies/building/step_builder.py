@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from zsim.autograd.lowering.lowered import HostCopies
+from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir.ops import PAGEABLE, HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import PartName, Program, RankProgram, StepPart
+
+SAVED_TENSORS = "saved_tensors"
+"""Role, for a module's unit, of what copies of saved tensors move."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,25 @@ class StepBuilder:
         )
         self.ops.append(op)
         return index
+
+
+    def copy_saved(self, unit: str, copies: HostCopies, *, micro_batch: int) -> None:
+        """Copy saved tensors of a module: to the host behind its forward, or to the device in front
+        of its backward. The host waits for copies of pageable memory; others are compute's next.
+        """
+        if not copies.kernels:
+            return
+        pageable = copies.kernels[-1].operator.endswith(PAGEABLE)
+        before = [op.index for op in self.ops if op.stream == "compute"][-1:] if pageable else []
+        self.issue(
+            "copy", Buffer.of(unit, SAVED_TENSORS), stream="host" if pageable else "compute",
+            waits=before, micro_batch=micro_batch, kernels=copies.kernels, host=copies.host,
+        )
+
+
+def saves_tensors(op: Op) -> bool:
+    """True for a copy of saved tensors between device and host."""
+    return Buffer(op.unit).role == SAVED_TENSORS
 
 
 def spmd(

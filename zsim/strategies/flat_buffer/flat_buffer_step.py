@@ -95,6 +95,7 @@ class FlatBufferStep:
         """Compute with the parameters of the module, which must be gathered."""
         memory = forward_memory(self.model.training, module)
         self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
+        self.step.copy_saved(module.unit, module.forward.copies, micro_batch=self.micro_batch)
 
     def backward(self, module: LoweredModule) -> None:
         """Compute; each gradient is added into the flat gradient of its group, which is made, of
@@ -105,6 +106,7 @@ class FlatBufferStep:
             if group.trained and group.fqn not in self._gradients
         ]
         recomputation, memory = until_recomputed(self._backward_memory(module, missing))
+        self.step.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
         # cheap ones are kernels of no weight, and make memory all the same
         if module.recompute or recomputation:
             self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)

@@ -113,6 +113,7 @@ class Passes(StepBuilder):
         if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
             return held
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
+        self.copy_saved(module.unit, module.forward.copies, micro_batch=self.micro_batch)
         return held
 
     def _is_input(self, buffer: str, module: LoweredModule) -> bool:
@@ -166,6 +167,7 @@ class Passes(StepBuilder):
             tape, ended = until_loss_goes(self.training, tape)
             self.loss += ended
         again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
+        self.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
         for stretch in again:
             # cheap ones are kernels of no weight, and make memory all the same
             if stretch.kernels or stretch.memory:

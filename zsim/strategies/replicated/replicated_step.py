@@ -117,6 +117,7 @@ class ReplicatedStep:
             "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
             memory=memory,
         )
+        self.step.copy_saved(module.unit, module.forward.copies, micro_batch=self.micro_batch)
 
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready.
@@ -129,6 +130,7 @@ class ReplicatedStep:
             held_by_caller=loss_buffers(self.model.training.model), waiting=self._waiting,
         )
         recomputation, memory = until_recomputed(tape)
+        self.step.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
         # cheap ones are kernels of no weight, and make memory all the same
         if module.recompute or recomputation:
             self.step.issue(

@@ -1,0 +1,93 @@
+"""Saved tensors in host memory against torch: what a hook packs, and what of it lives where when.
+
+The CPU's tensors are device and host by their role. Order, bytes and memory of both are as
+predicted, to the byte.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+
+import zsim
+from tests.support.agreement import inexact
+from zreal.modules.host_saving import HostSaving
+from zsim.ir.host_ledger import SAVED, replay_host
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import Scenario, parse
+
+FULL = 'activation_checkpointing = { mode = "full" }'
+BF16 = 'precision = { parameters = "bf16", reduce = "fp32" }'
+AUTOCAST = 'precision = { parameters = "fp32", reduce = "fp32", autocast = "bf16" }'
+
+
+def scenario(
+    strategy: str, model: str = "gpt-tiny", *more: str, offload: str = "", ranks: int = 2
+) -> Scenario:
+    text = "\n".join([
+        f'model.preset = "{model}"', "batch.micro_batch = 2",
+        f'batch.sequence_length = {1 if "mlp" in model else 32}',
+        f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}',
+        f'strategy = {{ name = "{strategy}" }}',
+        f'offload = {{ activations = "saved_tensors"{offload} }}', *more,
+    ])
+    return parse(text.encode(), where="saved.toml")
+
+
+@pytest.mark.parametrize("case", [
+    scenario("fsdp2", "llama-tiny", FULL, BF16),
+    scenario("fsdp2", "mlp-tiny", BF16),
+    scenario(
+        "fsdp1", "gpt-tiny", 'wrapping = { nested = ["mlp"] }',
+        'activation_checkpointing = { mode = "selective", recompute = ["gelu", "layer_norm"] }',
+    ),
+    scenario("fsdp1", "gpt-tiny", BF16),
+    scenario("ddp", "gpt-tiny", AUTOCAST),
+    scenario("zero_redundancy", "llama-tiny"),
+    scenario("zero1", "gpt-tiny", "batch.accumulation = 2"),
+    scenario("zero3", "gpt-tiny", FULL, BF16, offload=', optimizer = "cpu", parameters = "cpu"'),
+], ids=lambda case: f"{case.strategy}-{case.model.name}")
+def test_saved_tensors_are_on_the_host_as_predicted(case: Scenario) -> None:
+    assert inexact(case) == []
+    program = plan(case, device="cpu").of_rank(0)
+    assert replay_host(program)["steady"].saved_bytes > 0
+
+
+def test_ranks_train_with_saved_tensors_on_the_host_as_one_process_without() -> None:
+    """The check of kinds sees the host's bytes."""
+    comparison = zsim.validate(scenario("fsdp2", "gpt-tiny", FULL), against="gloo")
+    assert comparison.ok, str(comparison)
+    assert {"order", "bytes", "memory", "numerics"} <= set(comparison.agreement.checked)
+    kinds = next(check for check in comparison.checks if check.name == "memory by kind")
+    assert SAVED in kinds.detail
+
+
+def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
+    """A linear saves its input and its weight, GELU its input. save_on_cpu takes all of these to
+    the host, as its pinned form shows on a CPU. This project's takes what forward has computed."""
+    linear, x = nn.Linear(8, 8, bias=False), torch.randn(5, 8, requires_grad=True)
+
+    def packed(hook: torch.autograd.graph.saved_tensors_hooks) -> int:
+        sizes: list[int] = []
+        pack = hook.pack_hook
+
+        def counting(tensor: torch.Tensor) -> object:
+            result = pack(tensor)
+            copied = isinstance(result, tuple)
+            sizes.append(tensor.numel() if copied else 0)
+            return result
+
+        hook.pack_hook = counting
+        with hook:
+            nn.functional.gelu(linear(x)).sum().backward()
+        return sum(sizes)
+
+    own = HostSaving(model=linear, memory="pinned", uncounted=nullcontext)
+    context = own.around_forward([x])
+    assert isinstance(context, torch.autograd.graph.saved_tensors_hooks)
+    assert packed(save_on_cpu(pin_memory=True)) == 40 + 64 + 40
+    assert packed(context) == 40

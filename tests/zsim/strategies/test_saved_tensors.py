@@ -1,0 +1,165 @@
+"""Tensors that autograd saves, in host memory: what crosses the link, what is left on the device,
+what it costs, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from zsim.autograd.lowering.lower_model import lower
+from zsim.autograd.lowering.lower_module import lower_each
+from zsim.engine.host_work import PAGEABLE_SHARE
+from zsim.errors import ScenarioError
+from zsim.ir.host_ledger import replay_host
+from zsim.ir.laws import program_laws
+from zsim.ir.ledger_replay import replay
+from zsim.ir.ops import Op
+from zsim.ir.program import Program
+from zsim.ir.program import parse as parse_program
+from zsim.memory.fits import assess
+from zsim.models.checkpointing import Checkpointing
+from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
+from zsim.scenario.keys.elsewhere import ELSEWHERE
+from zsim.scenario.plan import plan, planned
+from zsim.scenario.scenario import Scenario, parse
+from zsim.strategies import STRATEGIES
+
+SAVED = 'activations = "saved_tensors"'
+ABLE = [name for name in STRATEGIES if "activations" in STRATEGIES[name].offloadable]
+MESHES = {"hsdp": ", dp_replicate = 2, dp_shard = 4"}
+
+
+def scenario(
+    strategy: str = "fsdp2", offload: str = SAVED, *, checkpointing: str = "none",
+    model: str = "gpt-tiny", cluster: str = 'preset = "dgx-a100"', tokens: int = 16,
+    micro_batch: int = 1, accumulation: int = 1, more: str = "",
+) -> Scenario:
+    text = f"""
+model.preset = "{model}"
+batch.micro_batch = {micro_batch}
+batch.sequence_length = {tokens}
+batch.accumulation = {accumulation}
+cluster = {{ {cluster} }}
+strategy = {{ name = "{strategy}"{MESHES.get(strategy, "")} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+optimizer = {{ implementation = "fused" }}
+activation_checkpointing.mode = "{checkpointing}"
+offload = {{ {offload} }}
+{more}
+"""
+    return parse(text.encode(), where="saved.toml")
+
+
+def copies(program: Program) -> list[Op]:
+    return [op for op in program.of_rank(0).steady if op.unit.endswith(":saved_tensors")]
+
+
+def crossed(program: Program, direction: str) -> list[int]:
+    kernels = [kernel for op in copies(program) for kernel in op.kernels]
+    return [kernel.nbytes for kernel in kernels if kernel.operator.startswith(direction)]
+
+
+@pytest.mark.parametrize("strategy", ABLE)
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_what_goes_to_the_host_returns_once_and_leaves_nothing_there(
+    strategy: str, checkpointing: str
+) -> None:
+    program = plan(scenario(strategy, checkpointing=checkpointing, accumulation=2), device="cuda")
+    program_laws.require_lawful(program, where="saved tensors")
+    assert parse_program(str(program)) == program
+    sent, returned = crossed(program, "to_host"), crossed(program, "to_device")
+    assert sorted(sent) == sorted(returned)
+    host = replay_host(program.of_rank(0))["steady"]
+    assert (2 * host.saved_bytes, host.end_bytes) == (sum(sent), 0)
+
+
+def test_of_checkpointed_blocks_only_inputs_go_there() -> None:
+    """bf16 in 4 blocks of width 64, 16 tokens: an input each."""
+    program = plan(scenario(checkpointing="full"), device="cuda")
+    sent = {op.unit: [k.nbytes for k in op.kernels] for op in copies(program)
+            if op.kernels[0].operator == "to_host"}
+    for block in range(4):
+        assert sent[f"blocks.{block}:saved_tensors"] == [16 * 64 * 2]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_between_forward_and_backward_the_device_has_the_loss_alone(checkpointing: str) -> None:
+    program = plan(scenario("ddp", checkpointing=checkpointing), device="cuda").of_rank(0)
+    kept = plan(
+        scenario("ddp", "", checkpointing=checkpointing), device="cuda"
+    ).of_rank(0)
+    at_rest, saved, there = (
+        next(part for part in replay(rank)["steady"].parts if part.name == name).start_bytes
+        for rank, name in ((program, "forward"), (program, "backward"), (kept, "backward"))
+    )
+    assert saved - at_rest == 2 < there - at_rest
+
+
+def step_ns(case: Scenario, *, all_ranks: bool = False) -> int:
+    took = SimBackend().run(case, options=RunOptions(all_ranks=all_ranks)).step_time_ns
+    assert took is not None
+    return took
+
+
+@pytest.mark.parametrize(("pin", "share"), [
+    ("true", Fraction(1, 2)), ("false", PAGEABLE_SHARE),
+])
+def test_copies_add_their_time_on_a_link_that_two_gpus_share(pin: str, share: Fraction) -> None:
+    """They stand between kernels on compute's stream, or the host waits for them. Pinned ones get
+    half of the link; pageable ones want less than that anyway."""
+    sizes = {"model": "gpt-2-124m", "tokens": 1024, "micro_batch": 4}
+    case = scenario("ddp", f"{SAVED}, pin_memory = {pin}", **sizes)
+    kept = scenario("ddp", "", **sizes)
+    nbytes = sum(crossed(plan(case, device="cuda"), "to_"))
+    copied = nbytes * 10**9 / (case.cluster.links.host.bandwidth * share)
+    assert step_ns(case) - step_ns(kept) == pytest.approx(float(copied), rel=0.01)
+
+
+def test_a_host_without_room_is_the_verdict_s_though_the_device_fits() -> None:
+    """Eight ranks that keep 8 GB each in a host of 64 GB, whose system takes more than the rest."""
+    case = scenario(
+        "ddp", model="gpt-2-124m", tokens=1024, micro_batch=16,
+        cluster='preset = "dgx-a100"',
+    )
+    small = replace(case.cluster, host=replace(case.cluster.host, memory=64 * 10**9))
+    assert assess(planned(case)).verdict == "FITS"
+    answer = assess(planned(case.with_parts(cluster=small)))
+    assert answer.host is not None
+    assert (answer.on_device, answer.host.verdict, answer.verdict) == ("FITS", "OOM", "OOM")
+    assert answer.host.by_kind == {"activations": answer.host.offloaded_bytes}
+
+
+def test_blocks_lowered_once_save_as_blocks_lowered_each() -> None:
+    model, batch = scenario(more="model.num_layers = 4").model, scenario().batch
+    for checkpointing in (Checkpointing(), Checkpointing(mode="full")):
+        ways = {"batch": batch, "dtype": "float32", "checkpointing": checkpointing}
+        alone = lower_each(
+            model, **ways, checkpointed=checkpointing.applies_to(model), saved="pinned"
+        )
+        assert lower(model, **ways, saved="pinned") == alone
+
+
+@pytest.mark.parametrize(("strategy", "offload", "refusal"), [
+    ("deepspeed2", SAVED, "offload.activations: expected one of the strategies ddp, zero1"),
+    ("ddp", f"{SAVED}, buffer_count = 8", 'expected with offload.optimizer = "cpu"'),
+    ("ddp", 'activations = "nvme"', "offload.activations: expected"),
+])
+def test_what_saves_no_tensors_on_the_host_is_refused(
+    strategy: str, offload: str, refusal: str
+) -> None:
+    with pytest.raises(ScenarioError, match=refusal):
+        scenario(strategy, offload)
+
+
+@pytest.mark.parametrize("key", [
+    "partition_activations", "contiguous_memory_optimization", "cpu_checkpointing",
+])
+def test_keys_of_deepspeed_s_checkpointing_are_refused_by_name(key: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        scenario(more=f"activation_checkpointing.{key} = true")
+    assert f"activation_checkpointing.{key}: {ELSEWHERE[f'activation_checkpointing.{key}']}" in str(
+        error.value
+    )

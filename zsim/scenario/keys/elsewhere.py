@@ -1,0 +1,22 @@
+"""Keys of libraries' own configs that a scenario's tables do not have, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_WITH_PARTITION = (
+    "DeepSpeed's goes with partition_activations, which needs ranks of tensor parallelism, and "
+    "scenarios have none yet; leave it out"
+)
+ELSEWHERE: Mapping[str, str] = {
+    "activation_checkpointing.partition_activations": (
+        "DeepSpeed partitions over ranks of tensor parallelism, which scenarios have none of yet; "
+        "no library partitions over data-parallel ranks, whose activations are of other samples; "
+        'use offload.activations = "saved_tensors"'
+    ),
+    "activation_checkpointing.contiguous_memory_optimization": _WITH_PARTITION,
+    "activation_checkpointing.number_checkpoints": _WITH_PARTITION,
+    "activation_checkpointing.cpu_checkpointing": (
+        'this is offload.activations = "saved_tensors"'
+    ),
+}
