@@ -6,14 +6,16 @@ op's highest, so that no peak is lost.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, Op
 from zsim.ir.program import RankProgram
 from zsim.memory.holdings import until_end
+from zsim.models.spec import ROOT
 
 Owner = tuple[str, str]
 """A kind of memory, and the unit whose op allocated it."""
@@ -61,9 +63,10 @@ class _Live:
     def apply(self, op: Op) -> list[Change]:
         """The changes of `op`, in order, of the kinds that count."""
         changes: list[Change] = []
+        units = _units_of_states(op, self.owners) if op.kind == "optimizer" else {}
         for event in op.memory:
             if type(event) is Alloc:
-                owner: Owner = event.kind, op.unit
+                owner: Owner = event.kind, units.get(event.buffer, op.unit)
                 self.owners[event.buffer] = owner, event.nbytes
                 if self.counts(event.kind):
                     changes.append((owner, event.nbytes))
@@ -72,6 +75,39 @@ class _Live:
                 if self.counts(owner[0]):
                     changes.append((owner, -nbytes))
         return changes
+
+
+def _units_of_states(op: Op, live: Mapping[str, tuple[Owner, int]]) -> dict[str, str]:
+    """Units of the optimizer states that `op` makes, by buffer.
+
+    The optimizer counts its parameters in the order in which they were made, or the root's first.
+    Where numbers or sizes say otherwise, the states belong to `OPTIMIZER`.
+    """
+    made = [event for event in op.memory if type(event) is Alloc]
+    states = [event for event in made if event.kind == "optimizer_states"]
+    parameters = [(own[1], size) for own, size in live.values() if own[0] == "parameters" and size]
+    sizes: dict[int, int] = {}
+    for event in states:
+        if number := _STATE.match(event.buffer):
+            sizes[int(number[1])] = max(event.nbytes, sizes.get(int(number[1]), 0))
+    numbers = sorted(number for number, size in sizes.items() if size > _COUNTER)
+    root_first = sorted(parameters, key=lambda each: each[0] != ROOT)
+    for order in (parameters, root_first):
+        ratios = [sizes[number] / size for number, (_, size) in zip(numbers, order, strict=False)]
+        if ratios and len(numbers) == len(order) and max(ratios) <= 1.1 * min(ratios):
+            units = {number: unit for number, (unit, _) in zip(numbers, order, strict=True)}
+            return {
+                event.buffer: units.get(int(number[1]), OPTIMIZER)
+                for event in states if (number := _STATE.match(event.buffer))
+            }
+    return {event.buffer: OPTIMIZER for event in states}
+
+
+OPTIMIZER = "optimizer"
+"""Unit of states that are of several units at once."""
+_STATE = re.compile(r"optimizer\.(\d+)\.")
+_COUNTER = 4
+"""Bytes of a step counter, which every parameter has."""
 
 
 def walk(

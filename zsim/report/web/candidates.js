@@ -1,8 +1,8 @@
 // Trade-off: each candidate by memory, communication and time, with its bands and the Pareto front.
 
 const ACROSS = {
-  memory: ["needed memory", c => c.needed[0], formatBytes],
-  sent: ["sent per rank", c => c.sent_bytes, formatBytes],
+  memory: ["needed memory", c => c.needed[0]],
+  sent: ["sent per rank", c => c.sent_bytes],
 };
 const STAGE_COLOURS = { ddp: "optimizer_states", zero1: "gradients", zero2: "communication",
   zero3: "parameters" };
@@ -56,15 +56,15 @@ function candidatesWidget() {
       return;
     }
     const [svg, width] = fresh(drawing, 340, "Candidates by step time");
-    const [name, value, format] = ACROSS[across.value], all = data.candidates;
+    const [name, value] = ACROSS[across.value], all = data.candidates;
     const capacity = across.value === "memory" ? d3.max(all, c => c.capacity) : 0;
     const x = d3.scaleLinear().domain([0, 1.06 * Math.max(capacity, d3.max(all, value))]).nice()
       .range([80, width - 16]);
     const y = d3.scaleLinear().domain([0, 1.05 * d3.max(all, c => c.band_ns[1])]).range([300, 10]);
     svg.append("g").attr("class", "axis").attr("transform", "translate(0,300)")
-      .call(d3.axisBottom(x).ticks(Math.max(2, width / 170)).tickFormat(format));
+      .call(axisOf(x, d3.axisBottom, BYTES, Math.max(2, width / 130)));
     svg.append("g").attr("class", "axis").attr("transform", "translate(80,0)")
-      .call(d3.axisLeft(y).ticks(6).tickFormat(formatTime));
+      .call(axisOf(y, d3.axisLeft, TIMES, 6));
     svg.append("text").attr("x", width - 16).attr("y", 336).attr("text-anchor", "end").text(name);
     if (capacity) {
       svg.append("line").attr("x1", x(capacity)).attr("x2", x(capacity)).attr("y1", 10)

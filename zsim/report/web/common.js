@@ -20,6 +20,17 @@ function formatTime(ns) {
   return `${Math.round(ns)} ns`;
 }
 
+// Ticks at round numbers of the unit that the largest value has, and their texts.
+function axisOf(scale, side, units, count) {
+  const most = d3.max(scale.domain());
+  const [unit, size] = units.find(([, each]) => most >= each) || units[units.length - 1];
+  const ticks = d3.ticks(scale.domain()[0] / size, most / size, count);
+  return side(scale).tickValues(ticks.map(tick => tick * size))
+    .tickFormat(value => `${d3.format("~r")(Number((value / size).toPrecision(6)))} ${unit}`);
+}
+const BYTES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
+const TIMES = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+
 const words = kind => kind.replaceAll("_", " ");
 
 function element(parent, tag, text = "", attributes = {}) {
@@ -41,7 +52,7 @@ function section(id, title, note) {
 function table(parent, heads, rows, numbers = []) {
   const box = element(parent, "div", "", { class: "scroll", tabindex: 0 });
   const made = element(box, "table");
-  const head = element(element(made, "thead"), "tr");
+  const head = heads.length ? element(element(made, "thead"), "tr") : null;
   heads.forEach((text, i) => element(head, "th", text, numbers.includes(i)
     ? { class: "number", scope: "col" } : { scope: "col" }));
   const body = element(made, "tbody");

@@ -81,8 +81,9 @@ function holdersWidget() {
     cells = [];
     context.fillStyle = colour("faint");
     units.forEach((unit, i) => {
-      if (wide > 44 || i % Math.ceil(44 / wide) === 0) context.fillText(
-        unit.slice(0, Math.max(7, wide / 7)), left + i * wide, 10);
+      const room = Math.floor(wide / 6.6), short = unit.length > room ? unit.replace(/^.*\./, "") : unit;
+      if (short.length <= room + 1 || i % Math.ceil(44 / wide) === 0) context.fillText(
+        short.slice(0, Math.max(7, room)), left + i * wide, 10);
     });
     for (const [number, [rank, program, place, size]] of now.ranks.entries()) {
       const y = 22 + number * rowHeight, state = held(now.programs[program], at);
@@ -95,7 +96,8 @@ function holdersWidget() {
     const sum = d3.sum([...held(first, at).values()]);
     output.textContent = `${now.name}, ${now.formula}: ` +
       `${point ? first.labels[point[0]] : "between two steps"} (${at} of ${slider.max}), rank ` +
-      `${now.ranks[0][0]} holds ${formatBytes(sum)} ${now.left_out}` ;
+      `${now.ranks[0][0]} holds ${formatBytes(sum)} of these` +
+      (now.left_out ? `; ${now.left_out} are not drawn` : "");
     slider.setAttribute("aria-valuetext", output.textContent);
   }
 

@@ -4,7 +4,7 @@ function factsSection() {
   const box = section("facts", "At a glance");
   for (const side of report.sides) {
     if (report.sides.length > 1) element(box, "h3", side.name);
-    table(box, ["figure", ""], side.facts);
+    table(box, [], side.facts);
   }
   if (report.checks.length) {
     element(box, "h3", "Predicted against measured");
@@ -61,7 +61,7 @@ function start() {
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   window.addEventListener("beforeprint", () => setTheme("light"));
   window.addEventListener("afterprint", () => setTheme(THEMES[theme][0]));
-  document.documentElement.dataset.ready = "yes";
+  document.documentElement.dataset.ready = performance.now().toFixed(0);  // ms since the page opened
 }
 
 start();

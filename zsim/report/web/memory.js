@@ -118,7 +118,7 @@ function memoryWidget() {
       svg.append("text").attr("x", 78).attr("y", line + 14).text("the device's capacity");
     }
     svg.append("g").attr("class", "axis").attr("transform", "translate(72,0)")
-      .call(d3.axisLeft(y).ticks(5).tickFormat(formatBytes));
+      .call(axisOf(y, d3.axisLeft, BYTES, 5));
     svg.append("text").attr("class", "faint").attr("x", 72).attr("y", 254)
       .text("first op issued → last op issued");
     cursor = svg.append("line").attr("y1", 6).attr("y2", 240).style("stroke", "var(--ink)")

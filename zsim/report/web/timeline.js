@@ -50,9 +50,10 @@ function timelineWidget() {
     const [from, to] = state.view;
     context.fillStyle = colour("faint");
     context.strokeStyle = colour("line");
-    for (const tick of scale.ticks(Math.max(2, width / 140))) {
+    const axis = axisOf(scale, d3.axisTop, TIMES, Math.max(2, width / 140));
+    for (const tick of axis.tickValues()) {
       const x = scale(tick);
-      context.fillText(formatTime(tick), x + 3, 10);
+      context.fillText(axis.tickFormat()(tick), x + 3, 10);
       context.beginPath(); context.moveTo(x, 4); context.lineTo(x, height); context.stroke();
     }
     context.save();
@@ -160,7 +161,7 @@ function timelineWidget() {
 
   const pan = part => { const [a, b] = state.view, by = (b - a) * part; move(a + by, b + by); };
   const whole = () => { state.view = [0, data.end_ns]; draw(); };
-  button(controls, "＋", "Zoom in", () => zoom(0.5));
+  button(controls, "+", "Zoom in", () => zoom(0.5));
   button(controls, "−", "Zoom out", () => zoom(2));
   button(controls, "◀", "Earlier", () => pan(-0.3));
   button(controls, "▶", "Later", () => pan(0.3));

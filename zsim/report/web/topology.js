@@ -5,7 +5,7 @@ function topologyWidget() {
     "Bytes of one step over each link in its busier direction, as rings carry them. Choose a link " +
     "or a device; a device shows with whom it communicates.");
   const controls = element(box, "div", "", { class: "controls" });
-  const label = element(controls, "label", "Colour devices by ");
+  const label = element(controls, "label", "Same colour: one group of ");
   const axes = element(label, "select", "", { id: "axis" });
   const drawing = element(box, "div", "", { class: "draw" });
   const output = element(box, "div", "Choose a link or a device.",
@@ -17,6 +17,10 @@ function topologyWidget() {
   // The devices of the same group: all coordinates equal but that of the axis.
   const peers = (part, axis) => data.parts.filter(other => other.coordinate &&
     other.coordinate.every((c, i) => i === axis || c === part.coordinate[i]));
+
+  // The number of a device's group along the axis: its coordinates on the others.
+  const groupOf = (part, axis) => part.coordinate.reduce((sum, c, i) =>
+    i === axis ? sum : sum * data.axes[i][1] + c, 0);
 
   function tellLink(link) {
     const groups = Object.entries(link.by_group).map(([name, n]) => `${formatBytes(n)} over ${name}`);
@@ -40,7 +44,7 @@ function topologyWidget() {
       axes.replaceChildren();
       (data ? data.axes : []).forEach(([name, size], i) =>
         element(axes, "option", `${name} (${size})`, { value: i }));
-      if (data) axes.value = data.axes[1][1] > 1 && data.axes[0][1] > 1 ? 0 : 1;
+      if (data) axes.value = data.axes[1][1] > 1 ? 1 : 0;
     }
     below.replaceChildren();
     if (!data) {
@@ -50,7 +54,7 @@ function topologyWidget() {
     }
     const [svg, width] = fresh(drawing, 330, "Devices and links with their traffic");
     const x = d3.scaleLinear().domain([0, d3.max(data.parts, part => part.x) +
-      d3.min(data.parts, part => part.x)]).range([0, width]);
+      d3.min(data.parts, part => part.x)]).range([46, width]);
     const y = d3.scaleLinear().domain([-6, 114]).range([8, 300]);
     const thick = d3.scaleSqrt().domain([0, d3.max(data.links, link => link.bytes) || 1])
       .range([0.8, 9]);
@@ -78,7 +82,7 @@ function topologyWidget() {
       const spot = svg.append("g").attr("transform", `translate(${x(part.x)},${y(part.y)})`);
       if ("rank" in part) {
         spot.append("circle").attr("r", size)
-          .style("fill", palette[part.coordinate[axis] % palette.length])
+          .style("fill", palette[groupOf(part, axis) % palette.length])
           .style("stroke", near && near.has(part) ? "var(--critical)" : "var(--paper)")
           .style("stroke-width", near && near.has(part) ? 3 : 1);
         if (size > 7) spot.append("text").attr("text-anchor", "middle").attr("dy", "0.35em")
@@ -91,10 +95,10 @@ function topologyWidget() {
         spot.append("title").text(part.name);
       }
     }
-    for (const [kind, text] of [["switch", "switches"], ["device", "devices"], ["pcie", "PCIe"],
+    for (const [kind, text] of [["switch", "switch"], ["device", "devices"], ["pcie", "PCIe"], ["host", "host"],
       ["nic", "NICs"], ["rail", "rails"]]) {
       const row = data.parts.find(part => part.kind === kind);
-      if (row) svg.append("text").attr("class", "faint").attr("x", 2).attr("y", y(row.y) - 9).text(text);
+      if (row) svg.append("text").attr("class", "faint").attr("x", 0).attr("y", y(row.y) + 4).text(text);
     }
     tables();
   }

@@ -17,7 +17,7 @@ function waterfallWidget() {
     }
     const rows = 26, height = 28 + data.stages.length * rows;
     const [svg, width] = fresh(drawing, height, "Waterfall from the formula to the needed bytes");
-    const left = width < 600 ? 110 : 170;
+    const left = width < 600 ? 146 : 170;
     let sum = 0;
     const bars = data.stages.map(stage => {
       const from = stage.total ? 0 : sum;
@@ -41,7 +41,8 @@ function waterfallWidget() {
         .attr("width", Math.max(1, x(bar.to) - x(bar.from))).style("fill", stage.total
           ? "var(--accent)" : stage.nbytes < 0 ? "var(--good)" : "var(--forward)")
         .append("title").text(stage.reason);
-      svg.append("text").attr("x", x(bar.to) + 5).attr("y", y + 15)
+      const last = i === bars.length - 1 ? data.needed[2] : 0;
+      svg.append("text").attr("x", x(Math.max(bar.to, last)) + 6).attr("y", y + 15)
         .text((stage.nbytes < 0 ? "− " : "") + formatBytes(Math.abs(stage.nbytes)));
     });
     const y = 4 + (bars.length - 1) * rows + 5, [, low, high] = data.needed;
@@ -51,7 +52,7 @@ function waterfallWidget() {
     svg.append("rect").attr("x", x(low)).attr("y", y).attr("height", rows - 12)
       .attr("width", Math.max(1, x(high) - x(low))).attr("fill", "url(#band)");
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 22})`)
-      .call(d3.axisBottom(x).ticks(Math.max(2, width / 170)).tickFormat(formatBytes));
+      .call(axisOf(x, d3.axisBottom, BYTES, Math.max(2, width / 130)));
     table(below, ["step", "bytes", "why"], data.stages.map(stage => [
       (stage.total ? "= " : "") + words(stage.name), formatBytes(stage.nbytes), stage.reason]), [1]);
     element(below, "p", `${data.verdict}: needs ${formatBytes(data.needed[0])} ` +
