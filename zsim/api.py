@@ -5,7 +5,7 @@ The command line calls these functions, and so can a notebook or a test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -265,8 +265,9 @@ def _record(run: Run | RunRecord | str | PathLike[str], *, where: str) -> RunRec
     return load_run(path_of(run, where=where, expected=expected, remedy=MAKES_A_RUN))
 
 
-def fit(scenario: Scenario) -> Fit:
-    """Every strategy and way of checkpointing on the scenario's cluster, and which to take.
+def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
+    """Every strategy and way of checkpointing on the scenario's cluster, and which to take. `say`
+    is told of the progress.
 
     ScenarioError where so many simulations would take minutes.
 
@@ -279,7 +280,7 @@ def fit(scenario: Scenario) -> Fit:
     fault_support.require_none(scenario, purpose="a choice of strategies")
     if problem := scenario.work.problem(part=MANY_TIMES):
         raise ScenarioError((f"{scenario.name}: too much to simulate for each stage: {problem}",))
-    return fitting.fit(scenario)
+    return fitting.fit(scenario, say=say)
 
 
 def why(run: Run) -> Why:

@@ -36,7 +36,7 @@ SIGNATURES = {
     "Plan": None, "Run": "record, scenario, warnings, device_memory",
     "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems",
     "Sweep": None, "Why": None,
-    "compare": "predicted, measured, require", "fit": "scenario",
+    "compare": "predicted, measured, require", "fit": "scenario, say",
     "jitter": "scenario, seeds", "lint": "scenario, ignore",
     "load": "path", "load_run": "path", "ms": "number",
     "plan_for": "scenario, nodes, micro_batches, global_batch, tokens, days, price, goal, say",

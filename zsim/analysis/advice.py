@@ -9,7 +9,7 @@ Runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -133,12 +133,13 @@ def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Wa
 
 def ways_of(
     cases: Sequence[tuple[tuple[str, ...], Scenario]], *, timed: bool = True,
-    before: Way | None = None,
+    before: Way | None = None, say: Callable[[int], None] | None = None,
 ) -> list[Way]:
     """Scenarios planned and assessed as `way_of` does, on all cores; `before`: a way with the
-    Program of some, or none."""
+    Program of some, or none. `say` is told how many are done."""
     figures = mapped(
-        partial(_figures, timed=timed, before=before), [scenario for _, scenario in cases]
+        partial(_figures, timed=timed, before=before), [scenario for _, scenario in cases],
+        say=say,
     )
     return [
         Way(changes=changes, scenario=scenario, memory=memory, step=step)

@@ -6,7 +6,8 @@ Each candidate is planned and simulated; the recommendation is read off their fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import monotonic
 
 from zsim.analysis.advice import REMEDY, Way, together, ways_of
 from zsim.analysis.alternatives import assignment, can_checkpoint, dropped, moved
@@ -29,8 +30,9 @@ MOST_STARTS = 6
 """Candidates with the least needed memory that are changed further where nothing fits."""
 
 
-def fit(scenario: Scenario) -> Fit:
+def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     """Every candidate assessed, with further changes where none of them fits, and a recommendation.
+    `say` is told of the progress.
     """
     able: list[tuple[str, Scenario]] = []
     refused: list[tuple[str, str]] = []
@@ -39,7 +41,14 @@ def fit(scenario: Scenario) -> Fit:
             refused.append((name, problems[0]))
         else:
             able.append((name, other))
-    tried = ways_of([((name,), other) for name, other in able])
+    begin = monotonic()
+
+    def counted_down(done: int) -> None:
+        left = (monotonic() - begin) / done * (len(able) - done)
+        if say:
+            say(f"{done} of {len(able)} candidates, {left:,.0f} s left")
+
+    tried = ways_of([((name,), other) for name, other in able], say=counted_down)
     if all(way.memory.verdict != "FITS" for way in tried):
         tried += together(
             sorted(tried, key=lambda way: way.memory.needed.nbytes)[:MOST_STARTS], stages=False

@@ -36,7 +36,14 @@ _OF_AN_ARGUMENT = re.compile(
 
 
 class ArgumentsError(ZsimError):
-    """Arguments that cannot be read."""
+    """Arguments that cannot be read. Where nothing was expected, what is there says it all."""
+
+    @property
+    def complaint(self) -> str:
+        """The error without its place."""
+        if self.expected:
+            return super().complaint
+        return f"{self.found}; {self.remedy}" if self.remedy else self.found
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,14 +64,14 @@ class Parser(argparse.ArgumentParser):
             raise ArgumentsError(
                 where=where, expected=refused["expected"], found=refused["found"] or "none"
             )
-        self.refuse(message.replace("the following arguments are required: ", "no "))
+        self.refuse(message.replace("the following arguments are required: ", "missing "))
 
     def refuse(self, problem: str, *, remedy: str = "") -> NoReturn:
         """ArgumentsError for arguments of this command that cannot be read."""
         where = self.prog.partition(" ")[2] or "command line"
         raise ArgumentsError(
-            where=where, expected=f"arguments as in `{self.prog} --help`", found=problem,
-            remedy=remedy,
+            where=where, expected="", found=problem,
+            remedy=remedy or f"`{self.prog} --help` names what there is",
         )
 
     def commands(self) -> dict[str, Parser]:
@@ -95,7 +102,8 @@ def read(top: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
             else _meant(option, command.names())
         )
         command.print_usage(sys.stderr)
-        command.refuse(f"unrecognized arguments: {' '.join(unknown)}", remedy=remedy)
+        kind = "option" if option.startswith("-") else "argument"
+        command.refuse(f"unknown {kind} {' '.join(unknown)}", remedy=remedy)
     return options
 
 

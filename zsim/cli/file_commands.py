@@ -1,4 +1,5 @@
-"""Arguments of the commands that read files of other tools and write them."""
+"""Arguments of the commands that make scenarios of other tools' files or of answers. So are those
+of diff, doctor and completion."""
 
 from __future__ import annotations
 
@@ -9,11 +10,58 @@ from zsim.cli import arguments
 
 CONFIGS = ("accelerate", "deepspeed", "megatron", "nanotron", "torchtitan", "transformers")
 """Kinds of configs that `zsim import` reads, besides traces."""
+SHELLS = ("bash", "zsh", "fish")
 
 
 def add(commands: Any) -> None:
     """Add each command to the parsers of `commands`."""
     _import(commands)
+    _new(commands)
+    _diff(commands)
+    doctor = commands.add_parser(
+        "doctor", help="what is installed, what can run here, and how to get the rest",
+        allow_abbrev=False,
+    )
+    arguments.json_option(doctor)
+    completion = commands.add_parser(
+        "completion", help="a script that completes zsim's commands in a shell",
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", choices=SHELLS, help='eval "$(zsim completion bash)"')
+    completion.set_defaults(json=False)
+
+
+def _new(commands: Any) -> None:
+    new = commands.add_parser(
+        "new", help="a scenario to begin with: asks what no option says", allow_abbrev=False
+    )
+    new.add_argument(
+        "-o", "--out", metavar="FILE.toml", type=arguments.path, default="scenario.toml",
+        help="the file to write (default scenario.toml)",
+    )
+    _answers(new)
+    new.add_argument(
+        "--strategy", metavar="NAME", default=None, help="a strategy of `zsim list strategies`"
+    )
+    arguments.json_option(new)
+
+
+def _diff(commands: Any) -> None:
+    diff = commands.add_parser(
+        "diff", help="two scenarios simulated, figure by figure, for a pull request",
+        allow_abbrev=False,
+    )
+    diff.add_argument("base", type=arguments.path, metavar="BASE.toml")
+    diff.add_argument("head", type=arguments.path, metavar="HEAD.toml")
+    diff.add_argument(
+        "--markdown", metavar="FILE.md", type=arguments.path, default=None,
+        help="write the table for a comment",
+    )
+    diff.add_argument(
+        "--junit", metavar="FILE.xml", type=arguments.path, default=None,
+        help="write what is broken as JUnit's XML, for CI",
+    )
+    arguments.json_option(diff)
 
 
 def _import(commands: Any) -> None:

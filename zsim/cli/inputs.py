@@ -30,13 +30,37 @@ def scenario_files(arguments: list[str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(paths))
 
 
+def load_one(argument: str) -> Scenario:
+    """The scenario in a file; ScenarioError, with the way to import it, for another tool's config.
+    """
+    try:
+        return load(argument)
+    except ScenarioError as error:
+        if kind := _kind(Path(argument)):
+            raise ScenarioError((
+                f"{argument}: expected a scenario, found a config of {kind}; `zsim import {kind} "
+                f"{argument}` makes one of it",
+            )) from None
+        raise error
+
+
+def _kind(path: Path) -> str | None:
+    """The tool whose config a file is, by its content; None for a scenario with mistakes."""
+    from zsim.configs.reading import kind_of  # start-up: only where something is wrong
+
+    try:
+        return kind_of(path) if path.is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
 def load_all(arguments: list[str]) -> tuple[Scenario, ...]:
     """Every scenario; one ScenarioError with the problems of all files that have some."""
     scenarios: list[Scenario] = []
     problems: list[str] = []
     for path in scenario_files(arguments):
         try:
-            scenarios.append(load(path))
+            scenarios.append(load_one(str(path)))
         except ScenarioError as error:
             problems += error.problems
     if problems:

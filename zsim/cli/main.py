@@ -148,7 +148,7 @@ def parser() -> arguments.Parser:
     _module(show)
     _allocator(show)
     arguments.json_option(show)
-    fit = commands.add_parser("fit", help="the least sharding that fits, of all strategies and "
+    fit = commands.add_parser("fit", help="compare every strategy, with and without activation "
                                           "checkpointing", allow_abbrev=False)
     fit.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     _module(fit)
@@ -360,10 +360,10 @@ def _how(command: argparse.ArgumentParser) -> None:
         "--ranks", type=arguments.ranks, metavar="0,7",
         help="the ranks to observe (default: first and last)",
     )
-    command.add_argument("--all-ranks", action="store_true", help="every rank, also those that "
-                                                                  "are alike")
+    command.add_argument("--all-ranks", action="store_true", help="every rank, even identical ones")
     command.add_argument(
-        "--interpreter", choices=("executor", "observer"), help="how a real backend runs it"
+        "--interpreter", choices=("executor", "observer"),
+        help="executor: zsim's own Program is run; observer: torch's is run and recorded",
     )
     command.add_argument(
         "--device", choices=("cpu", "cuda"), default=None,
@@ -397,6 +397,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    if not (sys.argv[1:] if argv is None else argv):
+        parser().print_help()
+        return 0
     try:
         options = arguments.read(parser(), argv)
     except SystemExit as error:  # --help

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import process_time
 from typing import Any, TypeVar
 
@@ -21,8 +21,12 @@ _inherited: list[Callable[[int], Any]] = []
 """The function of a case by its number, in a forked worker."""
 
 
-def mapped(function: Callable[[Case], Result], cases: Sequence[Case]) -> list[Result]:
-    """`function` of each case, in order; the error of the first case that has one is raised.
+def mapped(
+    function: Callable[[Case], Result], cases: Sequence[Case], *,
+    say: Callable[[int], None] | None = None,
+) -> list[Result]:
+    """`function` of each case, in order; the error of the first case that has one is raised. `say`
+    is told how many are done.
 
     The first cases show how long the rest takes. Forked processes share the models already lowered.
     A fork copies one thread alone, so a process that has others, or torch's, goes through the cases
@@ -34,14 +38,20 @@ def mapped(function: Callable[[Case], Result], cases: Sequence[Case]) -> list[Re
         if done and (process_time() - begin) / done * (len(cases) - done) > WORTH_S:
             workers = min(_cores(), len(cases) - done)
             if workers > 1 and _may_fork():
-                return results + _forked(function, cases[done:], workers=workers)
+                for result in _forked(function, cases[done:], workers=workers):
+                    results.append(result)
+                    if say:
+                        say(len(results))
+                return results
         results.append(function(case))
+        if say:
+            say(len(results))
     return results
 
 
 def _forked(
     function: Callable[[Case], Result], cases: Sequence[Case], *, workers: int
-) -> list[Result]:
+) -> Iterator[Result]:
     # multiprocessing takes 20 ms to import, which few commands need
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
@@ -51,7 +61,7 @@ def _forked(
         workers, get_context("fork"), initializer=_start,
         initargs=(lambda number: function(cases[number]),),
     ) as pool:
-        return list(pool.map(_numbered, range(len(cases))))
+        yield from pool.map(_numbered, range(len(cases)))
 
 
 def _start(function: Callable[[int], Any]) -> None:

@@ -232,6 +232,11 @@ class RunRecord:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
+def both_simulated(predicted: RunRecord, measured: RunRecord) -> bool:
+    """True where neither of two Runs was measured."""
+    return {predicted.interpreter, measured.interpreter} == {"simulator"}
+
+
 def sees(run: RunRecord, what: str) -> bool:
     """True if the Run's backend declares that it sees `what` (memory, numerics, time); a Run
     without a declaration sees all."""

@@ -25,6 +25,7 @@ from zsim.ir.run import (
     RunRecord,
     Span,
     band_of,
+    both_simulated,
     sees,
 )
 from zsim.models.torch_versions import SUPPORTED
@@ -374,11 +375,20 @@ class Comparison:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
+    def _sides(self, real: str) -> str:
+        """The names of both sides; of two simulations those of their scenarios and strategies."""
+        if not both_simulated(self.predicted, self.measured):
+            return f"{self.measured.scenario}: {self.predicted.backend} against {real}"
+        first, second = (
+            f"{run.scenario} ({run.provenance.get('strategy', 'unknown strategy')})"
+            for run in (self.predicted, self.measured)
+        )
+        return f"{first} against {second}, both simulated"
+
     def __str__(self) -> str:
         """The report of `zsim validate`: a line for each check, and the verdict."""
         real = f"{self.measured.backend} ({self.measured.interpreter})"
-        lines = [f"{self.measured.scenario}: {self.predicted.backend} against {real}, "
-                 f"{counted(self.measured.world_size, 'rank')}"]
+        lines = [f"{self._sides(real)}, {counted(self.measured.world_size, 'rank')}"]
         lines += [f"  {self.replaced}"] if self.replaced else []
         torch = self.measured.provenance.get("torch", "")
         if torch and not f"{torch}.".startswith(tuple(f"{version}." for version in SUPPORTED)):

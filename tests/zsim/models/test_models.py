@@ -209,15 +209,15 @@ def test_a_model_that_a_preset_of_another_name_has_the_sizes_of_is_refused_with_
 ) -> None:
     with pytest.raises(ScenarioError) as caught:
         load_preset(name)
-    assert caught.value.problems == (f'model.preset: unknown model "{name}", did you mean {same}, '
-                                     f'which has its sizes?',)
+    assert caught.value.problems == (f'model.preset: unknown model "{name}", did you mean {same} '
+                                     f'(same sizes)?',)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-9b", "mpt-8b"])
 def test_a_model_of_sizes_that_no_preset_has_is_only_near_one(name: str) -> None:
     with pytest.raises(ScenarioError, match="did you mean") as caught:
         load_preset(name)
-    assert "its sizes" not in str(caught.value)
+    assert "same sizes" not in str(caught.value)
 
 
 def test_an_unknown_preset_like_no_other_is_answered_with_where_to_look() -> None:

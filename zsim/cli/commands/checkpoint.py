@@ -13,11 +13,10 @@ from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
 from zsim.analysis.checkpoints.file_reads import FileRead
 from zsim.analysis.checkpoints.phase import CheckpointPhase
 from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
-from zsim.cli.inputs import warned
+from zsim.cli.inputs import load_one, warned
 from zsim.cli.reports import report
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.scenario.scenario import load
 
 MOST_ROWS = 8
 """Most files, and most ranks that read, that a table has."""
@@ -27,7 +26,7 @@ LEAST_PART = 1000
 
 def shown(options: argparse.Namespace) -> int:
     """`zsim checkpoint`: 0."""
-    scenario = load(options.scenario)
+    scenario = load_one(options.scenario)
     warned(scenario)
     with report.progress(f"{scenario.name}: saved and loaded"):
         made = checkpoint(scenario, to_ranks=options.to_ranks)

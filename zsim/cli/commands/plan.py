@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from zsim.analysis.planner import plan_for
+from zsim.cli.inputs import load_one
 from zsim.cli.reports import report
 from zsim.io import files
-from zsim.scenario.scenario import load
 
 
 def planned(options: argparse.Namespace) -> int:
     """`zsim plan`: 0 where a way fits, 1 where none does."""
-    scenario = load(options.scenario)
+    scenario = load_one(options.scenario)
     out = Path(options.out) if options.out else None
     if out:
         files.require(out, option="-o", apart_from=[Path(options.scenario)])

@@ -15,7 +15,13 @@ from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.cli.reports import report
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.ir.run import IncompleteRunError, InterruptedRunError, RunRecord, UnendedRunError
+from zsim.ir.run import (
+    IncompleteRunError,
+    InterruptedRunError,
+    RunRecord,
+    UnendedRunError,
+    both_simulated,
+)
 from zsim.runs import chrome_trace, registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run
@@ -53,9 +59,11 @@ def run(options: argparse.Namespace) -> int:
     _require_results(scenarios, options, several=several)
     runs: list[Run | UnendedRun] = []
     failures: list[Failure] = []
-    for scenario in scenarios:
+    for count, scenario in report.countdown(scenarios):
         try:
-            runs.append(_run(scenario, backend, capabilities, options, how=how, several=several))
+            runs.append(_run(
+                scenario, backend, capabilities, options, how=how, several=several, count=count
+            ))
         except ZsimError as error:
             if step := unended.expected(scenario, error, backend=backend.name):
                 runs.append(step)
@@ -122,11 +130,14 @@ def _run(
     *,
     how: RunOptions,
     several: bool,
+    count: str,
 ) -> Run:
     target, trace = _results(scenario, options, several=several)
     scenario = api.of_module(backend, scenario, how)
     warnings = warned(scenario)
-    with report.progress(f"{scenario.name} on {backend.name}"), keeping_what_there_is(target):
+    with (
+        report.progress(f"{count}{scenario.name} on {backend.name}"), keeping_what_there_is(target)
+    ):
         record = api.observed(backend, capabilities, scenario, how)
     _note_whole(scenario, record)
     if target:
@@ -189,10 +200,12 @@ def validate(options: argparse.Namespace) -> int:
             chrome_trace.require(path)
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
-    for scenario in scenarios:
+    for count, scenario in report.countdown(scenarios):
         try:
             scenario = api.of_module(backend, scenario, how)
-            comparisons.append(_validated(scenario, backend, capabilities, options, how=how))
+            comparisons.append(
+                _validated(scenario, backend, capabilities, options, how=how, count=count)
+            )
             if not options.json:
                 report.print_checks(comparisons[-1])
             _save_sides(comparisons[-1], scenario, options)
@@ -256,7 +269,7 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
 
 def _validated(
     scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace,
-    *, how: RunOptions,
+    *, how: RunOptions, count: str,
 ) -> Comparison:
     targets = _sides(scenario, options)
     warned(scenario)
@@ -272,7 +285,7 @@ def _validated(
             backend, scenario, cluster, how, testbed=options.testbed, compute=options.compute
         )
     with (
-        report.progress(f"{scenario.name}: for real on {backend.name}"),
+        report.progress(f"{count}{scenario.name}: for real on {backend.name}"),
         keeping_what_there_is(targets[-1] if targets else None),
     ):
         measured = api.measured(backend, capabilities, scenario, how)
@@ -403,4 +416,10 @@ def compare_saved(options: argparse.Namespace) -> int:
         report.write_checks([comparison], [], several=False)
     else:
         report.print_checks(comparison)
+        sides = comparison.predicted, comparison.measured
+        if both_simulated(*sides) and not comparison.ok:
+            from zsim.analysis.difference import record_changes  # start-up: few Runs are such
+            from zsim.cli.commands.diff import say_figures
+
+            say_figures(tuple(record_changes(*sides)))
     return 0 if comparison.ok else 1

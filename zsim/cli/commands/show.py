@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from zsim import api
 from zsim.analysis import advice
-from zsim.cli.inputs import UsageError, read, warned
+from zsim.cli.inputs import UsageError, load_one, read, warned
 from zsim.cli.reports import memory_report, report
 from zsim.engine.simulate import LostLinkError
 from zsim.errors import ScenarioError
@@ -136,7 +136,7 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
 def _loaded(options: argparse.Namespace) -> Scenario:
     """The scenario with what the command line says of its model and of the allocator."""
     simulated = RunOptions(module=options.module)
-    scenario = api.of_module(registry.SimBackend(), load(options.scenario), simulated)
+    scenario = api.of_module(registry.SimBackend(), load_one(options.scenario), simulated)
     return scenario.with_parts(
         expandable_segments=scenario.expandable_segments or options.expandable_segments
     )
@@ -154,7 +154,7 @@ def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
     scenario = _loaded(options)
     with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
-        fitted = api.fit(scenario)
+        fitted = api.fit(scenario, say=lambda text: report.tell(f"{scenario.name}: {text}"))
     memory_report.print_fit(fitted, as_json=options.json)
     return 0 if fitted.recommended is not None else 1
 

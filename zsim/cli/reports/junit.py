@@ -35,6 +35,23 @@ def write(
     files.write(path, f"{text}\n")
 
 
+def write_cases(path: Path, suite_name: str, cases: Sequence[tuple[str, str]]) -> None:
+    """Write a report of `cases`: the name of each, and the reason for which it failed, or ""."""
+    suite = Xml.Element(
+        "testsuite", name=suite_name, tests=str(len(cases)),
+        failures=str(sum(bool(reason) for _, reason in cases)), errors="0",
+    )
+    for name, reason in cases:
+        case = Xml.SubElement(
+            suite, "testcase", classname=suite_name.replace(" ", "."), name=_clean(name)
+        )
+        if reason:
+            Xml.SubElement(case, "failure", message=_clean(reason))
+    Xml.indent(suite)
+    text = Xml.tostring(suite, encoding="unicode", xml_declaration=True)
+    files.write(path, f"{text}\n")
+
+
 def _case(suite: Xml.Element, name: str) -> Xml.Element:
     return Xml.SubElement(suite, "testcase", classname="zsim.validate", name=_clean(name))
 

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zsim.cli.arguments import with_options
 from zsim.errors import ZsimError, visible
@@ -25,6 +26,8 @@ from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from zsim.cluster.routes import GroupRoutes
+
+Thing = TypeVar("Thing")
 
 MOST_LATE = 4
 """Most ranks that a table names of those that come late."""
@@ -51,6 +54,15 @@ def tell(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\033[K{_line(text)}\r")
         sys.stderr.flush()
+
+
+def countdown(things: Sequence[Thing]) -> Iterator[tuple[str, Thing]]:
+    """Each of many things, with the words before its progress: its number, and the time left."""
+    begin = monotonic()
+    for number, thing in enumerate(things):
+        left = (monotonic() - begin) / number * (len(things) - number) if number else 0.0
+        time_left = f", {left:,.0f} s left" if number else ""
+        yield (f"{number + 1} of {len(things)}{time_left}: " if len(things) > 1 else ""), thing
 
 
 def warn(name: str, warnings: Sequence[str]) -> None:

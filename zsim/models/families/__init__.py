@@ -72,7 +72,7 @@ def preset(name: str) -> Preset:
         same = aliases.llama(name) or aliases.mpt(name)
         if same in presets():
             raise ScenarioError((f'model.preset: unknown model "{name[:60]}", did you mean '
-                                 f'{same}, which has its sizes?',))
+                                 f'{same} (same sizes)?',))
         near = difflib.get_close_matches(name, presets(), n=1)
         hint = f", did you mean {near[0]}?" if near else "; `zsim list models` names them"
         raise ScenarioError((f'model.preset: unknown model "{name[:60]}"{hint}',))

@@ -19,6 +19,7 @@ from zsim.ir.run import (
     PhaseRecord,
     RankRun,
     RunRecord,
+    both_simulated,
     ranks_at_fault,
     sees,
 )
@@ -143,9 +144,12 @@ def _other_experiment(predicted: RunRecord, measured: RunRecord) -> str:
     for key in ("strategy", "fingerprint"):
         left, right = predicted.provenance.get(key), measured.provenance.get(key)
         pairs += [(key, left, right)] if left is not None and right is not None else []
+    sides = ("predicted", "measured")
+    if both_simulated(predicted, measured):
+        sides = ("in the first", "in the second")
     return next(
         (
-            f"{what}: {left} predicted, {right} measured"
+            f"{what}: {left} {sides[0]}, {right} {sides[1]}"
             for what, left, right in pairs
             if left != right
         ),

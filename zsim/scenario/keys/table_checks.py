@@ -19,6 +19,17 @@ from zsim.scenario.keys.schema import ScenarioTable, strategy_table
 from zsim.scenario.keys.table import Table
 from zsim.strategies import STRATEGIES
 
+OTHER_TOOLS = {
+    "param_dtype": "parameters", "reduce_dtype": "reduce", "lr": "learning_rate",
+    "batch_size": "micro_batch", "seq_len": "sequence_length", "max_grad_norm": "clip_norm",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""Keys of scenarios by the names that other tools have for them."""
+EXAMPLES = {
+    "model": '{ preset = "llama-3-8b" }', "cluster": '{ preset = "dgx-h100" }',
+    "strategy": '{ name = "fsdp2" }', "activation_checkpointing": '{ mode = "full" }',
+}
+"""A table in place of the text or the flag that people write there first."""
 FILES = ("model.huggingface", "model.traced", "cluster.file")
 """The keys that name files, which have keys of their own."""
 
@@ -100,6 +111,8 @@ def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) ->
         return cause.complaint
     expected = pydantic_words.expected_text(item, table="a table, { key = value }")
     remedy = pydantic_words.remedy_text(item)
+    if item["type"] in ("model_type", "dict_type") and path and path[-1] in EXAMPLES:
+        remedy = f"write {path[-1]} = {EXAMPLES[str(path[-1])]}"
     complaint = f"expected {expected}, found {pydantic_words.found_text(item)}"
     return f"{complaint}; {remedy}" if remedy else complaint
 
@@ -146,9 +159,10 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a complaint about `word`: the nearest of the `known` words, or all of them."""
-    near = difflib.get_close_matches(word, known, n=1)
+    alike = {str(name).lower(): name for name in known}
+    near = difflib.get_close_matches(OTHER_TOOLS.get(word, word).lower(), alike, n=1)
     if near:
-        return f", did you mean {near[0]}?"
+        return f", did you mean {alike[near[0]]}?"
     return f"; known are {', '.join(known)}" if known else ""
 
 
@@ -168,7 +182,7 @@ def strategy_of(table: object, problems: list[str]) -> Any:
         return None
     reserved = [axis for axis in RESERVED_AXES if axis in table]
     problems += [
-        f"strategy.{axis}: tensor and pipeline parallelism are reserved words for now"
+        f"strategy.{axis}: tensor and pipeline parallelism are not modelled yet"
         for axis in reserved
     ]
     name = table.get("name")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from zsim.cli.inputs import load_one
 from zsim.cli.reports import report
 from zsim.io import files
 from zsim.io.units import format_time
@@ -16,14 +17,13 @@ from zsim.runs import metrics, saved
 from zsim.runs.kineto import trace_file
 from zsim.runs.kineto.to_run import to_run
 from zsim.runs.unit_times import time_by_unit
-from zsim.scenario.scenario import load
 
 MOST = 12
 
 
 def imported(options: argparse.Namespace) -> int:
     """`zsim import kineto FILE…`: the Run of the traces, saved, and where its time went."""
-    scenario = load(options.scenario) if options.scenario else None
+    scenario = load_one(options.scenario) if options.scenario else None
     paths = [Path(file) for file in options.files]
     if options.save:
         files.require(Path(options.save), option="--save", apart_from=paths, kind="a Run")

@@ -1,0 +1,166 @@
+"""A first scenario, the state of the machine, a shell's completion, and two scenarios compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from zsim import load
+from zsim.cli import main as command_line
+from zsim.cli.main import main
+
+NEW = ["new", "--model", "gpt-tiny", "--cluster", "cpu-gloo", "--ranks", "2",
+       "--sequence-length", "64"]
+SCENARIO = """\
+model = { preset = "mlp-tiny" }
+batch = { micro_batch = MICRO }
+cluster = { preset = "dgx-h100" }
+strategy = { name = "STRATEGY" }
+EXPECT
+"""
+
+
+def written(folder, name, *, micro=4, strategy="fsdp2", expect=""):
+    """The path of a small scenario."""
+    text = SCENARIO.replace("MICRO", str(micro)).replace("STRATEGY", strategy)
+    (folder / name).write_text(text.replace("EXPECT", expect))
+    return str(folder / name)
+
+
+def test_without_a_command_help_is_printed(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: zsim ")
+
+
+def test_new_writes_a_scenario_that_runs(tmp_path, capsys):
+    out = str(tmp_path / "mine.toml")
+    assert main([*NEW, "--strategy", "zero2", "-o", out]) == 0
+    assert main(["run", out]) == 0
+    scenario = load(out)
+    assert (scenario.strategy, scenario.world_size, scenario.batch.micro_batch) == ("zero2", 2, 1)
+    assert main([*NEW, "--strategy", "zero2", "-o", out]) == 2
+    assert "expected a new file" in capsys.readouterr().err
+
+
+def test_new_asks_five_questions_and_takes_enter_for_the_default(tmp_path, monkeypatch, capsys):
+    answers = iter(["llama-tiny\n", "cpu-gloo\n", "4\n", "32\n", "\n"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(answers), raising=False)
+    out = tmp_path / "mine.toml"
+    assert main(["new", "-o", str(out)]) == 0
+    assert capsys.readouterr().err.count("?") == 5
+    assert load(out).tables["strategy"] == {"name": "fsdp2"}
+    assert load(out).world_size == 4
+
+
+def test_new_without_a_terminal_names_the_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert main(["new", "-o", str(tmp_path / "x.toml"), "--model", "gpt-tiny"]) == 2
+    assert "--cluster, --nodes, --sequence-length, --strategy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (["--strategy", "fsdp9"], "zsim new: strategy.name: expected one of"),
+    (["--strategy", "ddp", "--model", "gpt-tyni"], "did you mean gpt-tiny?"),
+    (["--strategy", "ddp", "--ranks", "many"], "cluster.ranks: expected a whole number"),
+])
+def test_answers_that_do_not_do_are_named_and_nothing_is_written(tmp_path, change, said, capsys):
+    out = tmp_path / "x.toml"
+    assert main([*NEW, "-o", str(out), *change]) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_doctor_tells_what_runs_and_how_to_get_the_rest(capsys):
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    able = {each["name"]: each for each in told["backends"]}
+    assert able["sim"]["able"] is True
+    assert all(each["able"] == (not each["reason"]) for each in told["backends"])
+    installed = {each["name"]: each for each in told["extras"]}
+    assert installed["test"]["packages"]["hypothesis"]["installed"]
+    assert main(["doctor"]) == 0
+    assert "what can run here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("typed", "completed"), [
+    (("zsim", "va"), "validate"), (("zsim", "run", "--js"), "--json"),
+    (("zsim", "list", "sche"), "schema"), (("zsim", "import", "--sequence"), "--sequence-length"),
+])
+def test_bash_completes_commands_options_and_choices(typed, completed, capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    line = " ".join(f"'{part}'" for part in typed)
+    asked = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(typed) - 1}; _zsim; " \
+            'echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [completed]
+
+
+def test_fish_knows_every_command_and_its_options(capsys):
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    commands = command_line.parser().commands()
+    assert [name for name in commands if f"-a {name}\n" not in script] == []
+    assert "-n '__fish_seen_subcommand_from run' -l backend" in script
+
+
+def test_diff_tells_each_figure_with_its_band(tmp_path, capsys):
+    base, head = written(tmp_path, "a.toml"), written(tmp_path, "b.toml", strategy="zero2")
+    assert main(["diff", base, head]) == 0
+    assert "a (fsdp2) → b (zero2)" in capsys.readouterr().out
+    assert main(["diff", base, head, "--json"]) == 0
+    told = {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+    assert told["peak of torch"]["change"] in ("less", "more")
+    assert told["step time"]["base_band"][0] < told["step time"]["base"]
+    assert told["reduce_scatters"]["change"] == "same"
+
+
+def test_a_change_within_the_bands_is_not_distinguishable(tmp_path, capsys):
+    fused = 'optimizer = { name = "adamw", implementation = "fused" }'
+    base, head = written(tmp_path, "a.toml"), written(tmp_path, "b.toml", expect=fused)
+    assert main(["diff", base, head, "--json"]) == 0
+    told = {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+    assert told["step time"]["change"] == "not distinguishable"
+
+
+def test_diff_fails_where_the_head_breaks_its_expectations_and_says_so_in_both_formats(tmp_path):
+    base = written(tmp_path, "a.toml")
+    head = written(tmp_path, "b.toml", expect="[expect]\nall_gathers = 1\nfits = true")
+    markdown, junit = tmp_path / "d.md", tmp_path / "d.xml"
+    done = main(["diff", base, head, "--markdown", str(markdown), "--junit", str(junit)])
+    assert done == 1
+    assert "**Broken:** all\\_gathers: expected 1, found 7" in markdown.read_text()
+    assert "| memory verdict | FITS | FITS | same |" in markdown.read_text()
+    suite = Xml.parse(junit).getroot()
+    failed = [case.get("name") for case in suite if len(case)]
+    assert (suite.get("tests"), failed) == ("3", ["b: all_gathers"])
+
+
+def test_compare_of_two_simulations_names_them_by_strategy_and_compares(tmp_path, capsys):
+    runs = []
+    for name, strategy in (("a", "fsdp2"), ("b", "zero2")):
+        file = written(tmp_path, f"{name}.toml", strategy=strategy)
+        runs.append(str(tmp_path / f"{name}.json"))
+        assert main(["run", file, "--save", runs[-1]]) == 0
+    capsys.readouterr()
+    assert main(["compare", *runs]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("a (fsdp2) against b (zero2), both simulated, 8 ranks\n")
+    assert "strategy: fsdp2 in the first, zero2 in the second" in printed
+    assert "peak of torch" in printed
+
+
+@pytest.mark.parametrize("command", [
+    ["run"], ["show"], ["fit"], ["plan"], ["lint"], ["checkpoint"], ["validate"],
+])
+def test_a_config_of_another_tool_is_known_by_every_command(tmp_path, command, capsys):
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"zero_optimization": {"stage": 2}}')
+    assert main([*command, str(config)]) == 2
+    assert f"found a config of deepspeed; `zsim import deepspeed {config}`" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,68 @@
+"""`zsim diff`: two scenarios simulated, figure by figure, for a pull request."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from zsim import api
+from zsim.analysis.difference import FigureChange, ScenarioDiff, diff, titled
+from zsim.cli.inputs import load_one
+from zsim.cli.reports import junit, report
+from zsim.io import files
+from zsim.ir.run import SCHEMA_VERSION
+
+
+def shown(options: argparse.Namespace) -> int:
+    """`zsim diff`: 0, or 1 where the second scenario no longer fits, or breaks its own
+    expectations."""
+    outs = [Path(name) for name in (options.markdown, options.junit) if name]
+    taken = [Path(options.base), Path(options.head)]
+    for name, option in ((options.markdown, "--markdown"), (options.junit, "--junit")):
+        if name:
+            files.require(Path(name), option=option, apart_from=taken)
+    base, head = load_one(options.base), load_one(options.head)
+    with report.progress(f"{base.name} and {head.name}: simulated"):
+        result = diff(api.simulate(base), api.simulate(head))
+    if options.json:
+        report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
+    else:
+        _say(result)
+    if options.markdown:
+        files.write(Path(options.markdown), result.to_markdown())
+    if options.junit:
+        _write_junit(result, Path(options.junit))
+    for out in outs:
+        report.wrote(out)
+    return 0 if result.ok else 1
+
+
+def _say(result: ScenarioDiff) -> None:
+    report.say(f"{titled(result.base)} → {titled(result.head)}")
+    say_figures(result.figures)
+    for reason in result.broken:
+        report.say(f"  BROKEN {reason}")
+
+
+def say_figures(figures: Sequence[FigureChange]) -> None:
+    """A line for each figure that is the same, and two for each that is not."""
+    width = max(len(each.name) for each in figures)
+    for each in figures:
+        change = f"{each.change} {each.share}".strip()
+        if each.change == "same":
+            report.say(f"  {each.name:{width}}  {each.text('base')}, the same")
+        else:
+            report.say(f"  {each.name:{width}}  {each.text('base')}")
+            report.say(f"  {'':{width}}  → {each.text('head')}: {change}")
+
+
+def _write_junit(result: ScenarioDiff, path: Path) -> None:
+    """A test case for the memory's verdict, and for each expectation of the second scenario."""
+    cases = {"memory": ""} | {item.name: "" for item in result.head.expectations}
+    for reason in result.broken:
+        cases[reason.partition(":")[0]] = reason
+    junit.write_cases(
+        path, "zsim diff", [(f"{result.head.record.scenario}: {name}", reason)
+                            for name, reason in cases.items()]
+    )

@@ -1,0 +1,106 @@
+"""`zsim new`: five questions, and a scenario that runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from zsim.cli.commands.files.imports import settings
+from zsim.cli.inputs import UsageError
+from zsim.cli.reports import report
+from zsim.configs.draft import Answers, Draft
+from zsim.configs.notes import Notes
+from zsim.errors import ScenarioError
+from zsim.io import files
+from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
+
+QUESTIONS = {
+    "model": ("Model? A preset of `zsim list models`, or a config.json", "llama-3-8b"),
+    "cluster": ("Cluster? A preset of `zsim list clusters`, or a file", "dgx-h100"),
+    "size": ("Nodes, or ranks of a CPU host?", "1"),
+    "sequence_length": ("Tokens of a sequence?", "4096"),
+    "strategy": (f"Strategy? One of {', '.join(STRATEGIES)}", "fsdp2"),
+}
+"""Each question, and the answer that Enter gives."""
+
+
+def made(options: argparse.Namespace) -> int:
+    """`zsim new`: asks for what no option says, and writes the scenario."""
+    out = Path(options.out)
+    if out.exists():
+        raise UsageError(
+            where="-o", expected="a new file", found=f"{out}, which is there already",
+            remedy="name another",
+        )
+    files.require(out, option="-o")
+    answers = _answers(options)
+    scenario = _scenario(answers, options, folder=out.parent)
+    files.write(out, scenario.to_toml())
+    if options.json:
+        report.write_json({"file": str(out), "scenario": scenario.tables})
+    else:
+        report.say(repr(scenario))
+    report.wrote(out, f"; zsim run {out} simulates it, zsim plan {out} looks for a better one")
+    return 0
+
+
+def _answers(options: argparse.Namespace) -> dict[str, str]:
+    """The answer to each question, from an option or from the terminal."""
+    given = {
+        "model": options.model, "cluster": options.cluster,
+        "size": options.ranks if options.nodes is None else options.nodes,
+        "sequence_length": options.sequence_length, "strategy": options.strategy,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if missing and not sys.stdin.isatty():
+        names = {"size": "--nodes"}
+        flags = ", ".join(names.get(name, f"--{name.replace('_', '-')}") for name in missing)
+        raise UsageError(
+            where="zsim new", expected=f"a terminal to ask on, or {flags}", found="neither"
+        )
+    return {
+        name: _asked(*QUESTIONS[name]) if value is None else str(value)
+        for name, value in given.items()
+    }
+
+
+def _asked(question: str, default: str) -> str:
+    sys.stderr.write(f"{question} [{default}] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() or default
+
+
+def _scenario(
+    answers: dict[str, str], options: argparse.Namespace, *, folder: Path
+) -> Scenario:
+    """The scenario of the answers; ScenarioError with every answer that does not do."""
+    told: dict[str, Any] = {
+        "batch.sequence_length": _whole(answers["sequence_length"]),
+        "batch.micro_batch": 1, "strategy.name": answers["strategy"],
+    } | settings(options)
+    told.pop("cluster.ranks", None)
+    told.pop("cluster.nodes", None)
+    notes = Notes(where="zsim new")
+    draft = Draft(notes, Answers(
+        model=answers["model"], cluster=answers["cluster"], settings=told, folder=folder,
+    ))
+    cluster = draft.cluster
+    on_gpus = cluster is not None and cluster.kind != "cpu"
+    draft.put(f"cluster.{'nodes' if on_gpus else 'ranks'}", _whole(answers["size"]))
+    if on_gpus:
+        draft.put("precision", {"parameters": "bf16", "reduce": "fp32"})
+    draft.put("optimizer", {"name": "adamw", "implementation": "fused" if on_gpus else "foreach"})
+    draft.put("batch.accumulation", told.get("batch.accumulation", 1))
+    try:
+        return draft.finish(name="new")
+    except ScenarioError as error:
+        lines = (line.replace("zsim new: as a scenario: ", "zsim new: ") for line in error.problems)
+        raise ScenarioError(tuple(lines)) from None
+
+
+def _whole(text: str) -> int | str:
+    """The number in `text`, or the text, which the scenario refuses."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else text
